@@ -1,0 +1,40 @@
+# The two commands of the README, and the check that guards every commit.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+export PATH := $(abspath $(BIN)):$(PATH)
+
+.PHONY: demo test test-fast check format setup clean
+
+demo: setup           ## the main job, end to end, on this machine
+	penstock demo
+
+test: setup           ## every test
+	pytest -n 2
+
+test-fast: setup      ## what a developer runs between edits
+	pytest -n 2 tests/unit tests/property src/penstock
+
+check: setup          ## format, lint, types, layers, sizes
+	ruff format --check .
+	ruff check .
+	lint-imports --no-logo
+	python tools/size.py
+	python tools/code_map.py --check
+	mypy
+
+format: setup
+	ruff format .
+	ruff check --fix .
+	python tools/code_map.py
+
+setup: $(BIN)/.installed
+
+$(BIN)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

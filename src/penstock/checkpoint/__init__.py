@@ -1,0 +1,1 @@
+"""Checkpoints: runs written, read and kept, and Hugging Face folders both ways."""

@@ -1,0 +1,115 @@
+"""Talk to a trained model.
+
+PATH is a run, one of its checkpoints, or a Hugging Face folder; the folder's chat template is used if
+it has one. A model that was never tuned on conversations will ramble.
+
+/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer.
+
+example:
+  penstock chat ./Llama-3.2-1B-Instruct --system "Answer in one sentence."
+"""
+
+import argparse
+import contextlib
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.cli.generate import add_sampling_arguments, sampling_of, stream_to_stdout, utf8_text
+from penstock.core.errors import UsageError
+from penstock.engine.sampling import Sampling
+
+if TYPE_CHECKING:
+    from penstock.engine.llm import LLM, Piece
+    from penstock.text.chat import Message
+
+with contextlib.suppress(ImportError):  # not on Windows
+    import readline  # noqa: F401, because importing it gives `input` arrow keys and history
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
+    parser.add_argument("--system", metavar="TEXT", help="instruction before the conversation")
+    add_sampling_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Converse until the user leaves; return the exit code."""
+    from penstock.engine.llm import LLM  # torch, which a help text does without
+
+    sampling = sampling_of(arguments)
+    if isinstance(sys.stdin, io.TextIOWrapper):  # not where a test or notebook has replaced it
+        sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
+    system = utf8_text(arguments.system or "", name="--system")
+    llm = LLM.open(arguments.path)
+    start: list[Message] = [{"role": "system", "content": system}] if system else []
+    history = list(start)
+    while (line := _read_line()) is not None:
+        if line == "/quit":
+            return 0
+        if line == "/reset":
+            history = list(start)
+            print("(the conversation is forgotten)")
+        elif line.startswith("/"):
+            print(f"(no command {line!r}; there are /reset and /quit)")
+        elif line:
+            history = _turn(llm, history, line, sampling=sampling, max_tokens=arguments.max_tokens)
+    return 0
+
+
+def _turn(
+    llm: "LLM", history: list["Message"], line: str, *, sampling: Sampling, max_tokens: int | None
+) -> list["Message"]:
+    """Answer one line; return the history, unchanged if there could be no answer."""
+    asked: list[Message] = [*history, {"role": "user", "content": line}]
+    try:
+        pieces = llm.stream(
+            llm.encode_chat(asked),
+            sampling=sampling,
+            max_tokens=max_tokens,
+            stop_texts=llm.template.stop_texts,
+        )
+    except UsageError as error:  # the context is full, or the template refuses: not the end of the program
+        print(f"({error} /reset starts afresh.)", file=sys.stderr)
+        return history
+    return [*asked, {"role": "assistant", "content": _answer(pieces)}]
+
+
+def _answer(pieces: Iterator["Piece"]) -> str:
+    heard: list[Piece] = []
+
+    def noted() -> Iterator["Piece"]:
+        for piece in pieces:
+            heard.append(piece)
+            yield piece
+
+    try:
+        stream_to_stdout(noted())
+    except KeyboardInterrupt:
+        print(" (stopped)", end="")
+    print()
+    return "".join(piece.text for piece in heard)
+
+
+def _read_line() -> str | None:
+    """Return the next line, or None at the end of input; Ctrl-C drops what was typed.
+
+    Raises:
+        UsageError: a line that is not UTF-8 came through a pipe; on a terminal it is dropped.
+    """
+    while True:
+        try:
+            return utf8_text(input("> " if sys.stdin.isatty() else ""), name="The line").strip()
+        except EOFError:
+            if sys.stdin.isatty():
+                print()
+            return None
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D leaves)")
+        except UsageError as error:
+            if not sys.stdin.isatty():
+                raise
+            print(f"({error})", file=sys.stderr)

@@ -1,0 +1,40 @@
+"""Prepare, describe and verify token corpora.
+
+example:
+  penstock data prepare docs/ --train-tokenizer 4096 --out corpus
+  penstock data describe corpus
+  penstock data verify corpus
+"""
+
+import argparse
+from importlib import import_module
+
+COMMANDS = {
+    "prepare": "turn text, JSON lines and Parquet into token shards",
+    "describe": "show what is in a corpus: sizes, document lengths, samples",
+    "verify": "check every byte of a corpus against its manifest",
+    "audit": "prove that a run trained on every sample of its order, once",
+}
+"""Subcommand -> what it does. Each is a module `penstock.cli.data_<name>` with `EPILOG`,
+`add_arguments(parser)` and `run(arguments) -> int`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommands."""
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        module = import_module(f"penstock.cli.data_{name}")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=module.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the chosen subcommand."""
+    code: int = import_module(f"penstock.cli.data_{arguments.command}").run(arguments)
+    return code

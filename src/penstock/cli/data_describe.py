@@ -1,0 +1,113 @@
+"""`penstock data describe`: a corpus on one screen."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.core.units import mib
+from penstock.data.inspect import Description, describe
+
+_BAR_WIDTH = 40
+
+EPILOG = """\
+Lengths are exact, over all documents, in tokens with the end token counted; memory stays bounded.
+
+example:
+  penstock data describe corpus
+
+exit codes: 0 done, 1 no corpus there or a damaged one, 2 wrong usage
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the corpus")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Describe a corpus."""
+    found = describe(arguments.folder)
+    print(json.dumps(as_json(found)) if arguments.json else "\n".join(as_text(found)))
+    return 0
+
+
+def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
+    """Return a description as plain values."""
+    manifest, lengths = found.manifest, found.lengths
+    return {
+        "corpus": str(found.folder),
+        "tokens": manifest.num_tokens,
+        "documents": manifest.num_documents,
+        "shards": len(manifest.shards),
+        "bytes": found.num_bytes,
+        "text_bytes": manifest.text_bytes,
+        "tokens_per_byte": _tokens_per_byte(found),
+        "dtype": manifest.dtype,
+        "vocab_size": manifest.vocab_size,
+        "eos_id": manifest.eos_id,
+        "tokenizer": manifest.tokenizer,
+        "rejected": manifest.rejected,
+        "fingerprint": manifest.fingerprint,
+        "unigram_entropy": found.unigram_entropy,
+        "document_tokens": {
+            "min": lengths.min,
+            "median": lengths.median,
+            "mean": lengths.mean,
+            "max": lengths.max,
+            "histogram": [{"from": low, "below": high, "documents": n} for low, high, n in lengths.histogram],
+        },
+        "samples": [{"position": s.position, "text": s.text, "whole": s.whole} for s in found.samples],
+    }
+
+
+def as_text(found: Description) -> Iterator[str]:
+    """Yield a description as lines for a person."""
+    manifest, lengths = found.manifest, found.lengths
+    yield f"corpus {found.folder}"
+    yield f"  tokens       {manifest.num_tokens:,} ({manifest.dtype}, {mib(found.num_bytes)})"
+    yield f"  documents    {manifest.num_documents:,}"
+    yield f"  shards       {len(manifest.shards):,}"
+    if rate := _tokens_per_byte(found):
+        yield f"  text         {mib(manifest.text_bytes)}, {rate:.3f} tokens per byte"
+    end = "no end token" if manifest.eos_id is None else f"end token {manifest.eos_id}"
+    name = f"tokenizer {manifest.tokenizer[:16]}" if manifest.tokenizer else "no tokenizer"
+    yield f"  vocabulary   {manifest.vocab_size:,}, {end}, {name}"
+    yield f"  rejected     {manifest.rejected:,}{' (rejected.jsonl)' if manifest.rejected else ''}"
+    yield f"  fingerprint  {manifest.fingerprint}"
+    yield f"  entropy      {found.unigram_entropy:.3f} nats per token, of token frequencies alone"
+    yield ""
+    yield (
+        f"tokens per document: min {lengths.min:,}, median {lengths.median:,}, "
+        f"mean {lengths.mean:,.1f}, max {lengths.max:,}"
+    )
+    yield from _chart(lengths.histogram)
+    for sample in found.samples:
+        yield ""
+        yield f"document at token {sample.position:,}:"
+        yield f"  {printable(sample.text)}{'' if sample.whole else ' ...'}"
+
+
+def printable(text: str) -> str:
+    """Return text that cannot steer a terminal: controls, newlines too, as escapes.
+
+    >>> printable("a\\n\\x1b[2J")
+    'a\\\\n\\\\x1b[2J'
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _chart(histogram: tuple[tuple[int, int, int], ...]) -> Iterator[str]:
+    most = max(count for _, _, count in histogram)
+    for low, high, count in histogram:
+        # A bin that is not empty never looks empty.
+        bar = "█" * max(round(_BAR_WIDTH * count / most), 1 if count else 0)
+        label = str(low) if high == low + 1 else f"{low:,} to {high - 1:,}"
+        yield f"  {label:>22} {bar:<{_BAR_WIDTH}} {count:,}"
+
+
+def _tokens_per_byte(found: Description) -> float | None:
+    text_bytes = found.manifest.text_bytes
+    return found.manifest.num_tokens / text_bytes if text_bytes else None

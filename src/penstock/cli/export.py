@@ -1,0 +1,95 @@
+"""Write a checkpoint as a Hugging Face folder, which transformers and vLLM open.
+
+CHECKPOINT is a run (its newest checkpoint is taken), one checkpoint, or a Hugging Face folder, which is
+then rewritten in the other type.
+
+example:
+  penstock export runs/first --out exported --dtype bf16
+  python -c "from transformers import pipeline; print(pipeline('text-generation', 'exported')('Water'))"
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from penstock.core.units import mib, si
+
+_DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
+"""Option -> its name in torch."""
+_COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run, checkpoint or folder")
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="DIR", help="new folder; never overwritten"
+    )
+    parser.add_argument(
+        "--dtype", choices=_DTYPES, default="bf16", help="of the written weights; default: %(default)s"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Export; return the exit code."""
+    import torch  # here and below: a help text does without
+
+    from penstock.checkpoint.hf import save_pretrained
+    from penstock.engine.open import open_model
+    from penstock.text.tokenizer import Tokenizer
+
+    model, tokenizer_path = open_model(arguments.checkpoint)
+    files, eos_id = {}, None
+    if tokenizer_path is None:
+        print(
+            f"{arguments.checkpoint} has no tokenizer.json: the folder will hold weights only",
+            file=sys.stderr,
+        )
+    else:
+        files = tokenizer_files(tokenizer_path, context=model.config.max_position_embeddings)
+        eos_id = Tokenizer.load(tokenizer_path).eos_id
+    save_pretrained(
+        model.state_dict(),
+        model.config,
+        arguments.out,
+        dtype=getattr(torch, _DTYPES[arguments.dtype]),
+        eos_id=eos_id,
+        extra_files=files,
+    )
+    size = sum(file.stat().st_size for file in arguments.out.iterdir())
+    print(f"{arguments.out}: {si(model.config.num_parameters)} parameters in {arguments.dtype}, {mib(size)}")
+    return 0
+
+
+def tokenizer_files(tokenizer_path: Path, *, context: int) -> dict[str, str]:
+    """Return the files, by name, from which `AutoTokenizer` makes the same tokenizer.
+
+    Those beside the tokenizer are taken as they are. Where there are none, a configuration is written that
+    names the end token, so that text ends where the model was taught it ends.
+
+    Args:
+        context: tokens the model can attend to.
+    """
+    from penstock.text.tokenizer import Tokenizer
+
+    files = {"tokenizer.json": tokenizer_path.read_text(encoding="utf-8")}
+    for name in _COMPANIONS:
+        if (beside := tokenizer_path.parent / name).is_file():
+            files[name] = beside.read_text(encoding="utf-8")
+    if "tokenizer_config.json" not in files:
+        tokenizer = Tokenizer.load(tokenizer_path)
+        end = None if tokenizer.eos_id is None else tokenizer.decode([tokenizer.eos_id], special=True)
+        config = {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": context,
+            "clean_up_tokenization_spaces": False,  # it would drop spaces before punctuation
+            **({} if end is None else {"eos_token": end}),
+        }
+        files["tokenizer_config.json"] = json.dumps(config, indent=1) + "\n"
+    return files

@@ -1,0 +1,118 @@
+"""Find the verb, import it, run it; turn errors into one paragraph and an exit code.
+
+A verb is a module with `add_arguments(parser)` and `run(arguments) -> int`. Only the verb that was
+asked for is imported, so `penstock --help` loads neither torch nor numpy.
+"""
+
+import argparse
+import errno
+import io
+import os
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from penstock import __version__
+from penstock.core.errors import PenstockError, nearest
+from penstock.core.table import Table
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+VERBS = {
+    "data": "prepare, describe, verify and audit token corpora",
+    "train": "train a model from a recipe, on one process or many",
+    "export": "write a checkpoint as a Hugging Face folder",
+    "generate": "continue a prompt with a trained model",
+    "chat": "talk to a trained model",
+    "report": "draw a run as one HTML page",
+    "demo": "the whole story on this machine, in under eight minutes",
+}
+
+_MODULES = Table("command", {verb: f"penstock.cli.{verb}:__name__" for verb in VERBS})
+
+_EPILOG = """\
+example:
+  penstock data prepare docs/ --train-tokenizer 4096 --out corpus
+  penstock train recipe.toml --set data.corpora.docs.path=corpus --processes 2
+  penstock generate runs/first --prompt "Once upon"
+
+exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped after saving (run again to resume)
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in words
+    _write_utf8()
+    try:
+        try:
+            return _dispatch([word for word in words if word != "--debug"], debug=debug)
+        finally:
+            sys.stdout.flush()  # here, where a reader that left is forgiven
+    except BrokenPipeError:  # the reader of our output left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (PenstockError, KeyboardInterrupt, OSError) as error:
+        if debug:
+            raise
+        message, code = explain(error)
+        complain(message)
+        return code
+
+
+def _write_utf8() -> None:
+    """Let both outputs carry any character, whatever the locale says; what is no character is escaped."""
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        # only a stream of the system: a test or notebook may have put its own in place
+        if isinstance(stream, io.TextIOWrapper) and (stream.encoding, stream.errors) != ("utf-8", errors):
+            stream.reconfigure(encoding="utf-8", errors=errors)
+
+
+def complain(message: str) -> None:
+    """Print a message on standard error, as one paragraph."""
+    print(textwrap.fill(f"penstock: {message}", 100, break_long_words=False), file=sys.stderr)
+
+
+def explain(error: BaseException) -> tuple[str, int]:
+    """Return one paragraph for a person and the exit code for a script."""
+    if isinstance(error, PenstockError):
+        return str(error), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "Interrupted.", EXIT_INTERRUPTED
+    if isinstance(error, OSError):
+        where = f": {error.filename}" if error.filename else ""
+        remedy = " Free some space and run the same command again." if error.errno == errno.ENOSPC else ""
+        return f"{error.strerror or error}{where}.{remedy}", EXIT_FAILED
+    raise error
+
+
+def _dispatch(words: list[str], *, debug: bool) -> int:
+    top = argparse.ArgumentParser(
+        prog="penstock",
+        usage="penstock COMMAND [options]",
+        description="Train, tune and serve foundation models on ordinary machines joined by Ethernet.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog="commands:\n" + "".join(f"  {v:<10}{text}\n" for v, text in VERBS.items()) + "\n" + _EPILOG,
+    )
+    top.add_argument("--version", action="version", version=f"penstock {__version__}")
+    top.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    if not words or words[0].startswith("-"):
+        top.parse_args(words)
+        top.print_help()
+        return 0 if words else EXIT_USAGE
+    verb = words[0]
+    if verb not in _MODULES:
+        top.error(f"unknown command {verb!r}. {nearest(verb, list(VERBS))}")
+    __import__(_MODULES[verb])
+    module = sys.modules[f"penstock.cli.{verb}"]
+    parser = argparse.ArgumentParser(
+        prog=f"penstock {verb}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    arguments = parser.parse_args(words[1:])
+    arguments.debug = debug
+    code: int = module.run(arguments)
+    return code

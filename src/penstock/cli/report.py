@@ -1,0 +1,91 @@
+"""Draw a run as one HTML page: loss, speed, learning rate, restarts, the recipe.
+
+The page is one file that fetches nothing: mail it, keep it, open it offline. It can be drawn while
+the run goes on, and again later. For a run on one corpus, the loss chart has a line at the entropy of
+the corpus's token frequencies: what a model would reach that knows nothing else.
+
+example:
+  penstock report runs/first
+  penstock report runs/first --out first.html --reference "unigram entropy=6.31"
+
+exit codes: 0 done, 1 the run has no step yet or its records are broken, 2 wrong usage
+"""
+
+import argparse
+import math
+from pathlib import Path
+
+from penstock.cli.main import complain
+from penstock.core.config import load_json
+from penstock.core.errors import PenstockError, UsageError
+from penstock.core.files import write_atomic
+from penstock.data.corpus import open_corpus
+from penstock.data.inspect import unigram_entropy
+from penstock.obs.figures import Config, setting
+from penstock.obs.history import read_lines
+from penstock.obs.names import METRICS_FILE, RECIPE_FILE
+from penstock.obs.report import render
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run (run.dir of its recipe)")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="the page to write; default: report.html in RUN"
+    )
+    parser.add_argument(
+        "--reference",
+        action="append",
+        default=[],
+        metavar="NAME=LOSS",
+        help="horizontal line of the loss chart, in nats per token, in place of the unigram entropy; "
+        "may be repeated",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page and print its path."""
+    given = dict(_reference(text) for text in arguments.reference)
+    folder: Path = arguments.run
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is not a folder", fix="Give the folder of a run (run.dir of its recipe).")
+    for name in (METRICS_FILE, RECIPE_FILE):
+        if not (folder / name).is_file():
+            raise UsageError(
+                f"{folder} holds no {name}", fix="Give the folder of a run; `penstock train` writes one."
+            )
+    config = load_json(folder / RECIPE_FILE)
+    page = render(
+        read_lines(folder / METRICS_FILE),
+        config,
+        name=folder.resolve().name,
+        references=given or _unigram_entropy(config),
+    )
+    out: Path = arguments.out or folder / "report.html"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, page)
+    print(out)
+    return 0
+
+
+def _unigram_entropy(config: Config) -> dict[str, float]:
+    corpora = setting(config, "data.corpora")
+    if not isinstance(corpora, dict) or len(corpora) != 1:  # of a mixture, it depends on the weights
+        return {}
+    path = setting(next(iter(corpora.values())), "path")
+    try:
+        return {"unigram entropy": unigram_entropy(open_corpus(Path(str(path))))}
+    except (PenstockError, OSError) as error:
+        complain(f"The loss chart has no line for the unigram entropy: {error}")
+        return {}
+
+
+def _reference(text: str) -> tuple[str, float]:
+    name, _, value = text.rpartition("=")
+    try:
+        loss = float(value)
+    except ValueError:
+        loss = math.nan
+    if not name or not math.isfinite(loss):
+        raise UsageError("--reference takes NAME=LOSS", got=text, fix='Example: --reference "unigram=6.31".')
+    return name.strip(), loss

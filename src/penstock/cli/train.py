@@ -1,0 +1,69 @@
+"""Train a model from a recipe, on one process or many; run the same command again to resume.
+
+example:
+  penstock train recipe.toml
+  penstock train recipe.toml --set run.steps=2000 --set optim.learning_rate=1e-3 --processes 2
+  penstock train recipe.toml --dry-run
+  torchrun --nproc-per-node 8 -m penstock train recipe.toml
+
+The run's folder (run.dir) holds checkpoints/, metrics.jsonl, config.json and, with
+run.log_samples, samples/. A run resumes from its newest complete checkpoint, on any number
+of processes, with no sample lost or repeated.
+
+exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped by SIGTERM or Ctrl-C
+after saving a checkpoint
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from penstock.cli.main import complain, explain
+from penstock.core.signals import StopFlag
+from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.local import run as run_processes
+from penstock.train.config import load_recipe
+from penstock.train.derived import derive
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("recipe", type=Path, help="TOML file; examples are in recipes/")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
+    )
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved recipe and what follows from it, then stop"
+    )
+    parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train."""
+    flag = StopFlag().install()  # before torch is imported: a scheduler may ask only once
+    config = load_recipe(arguments.recipe, arguments.set)
+    if arguments.dry_run:
+        derived = derive(config, world_size=arguments.processes)
+        print(json.dumps(derived.as_json(), indent=1) if arguments.json else derived.as_text())
+        return 0
+    from penstock.train.run import run as train_here  # torch; imported once, before processes fork
+
+    if arguments.processes == 1:
+        return _ended(train_here(config, flag))
+    outcome = run_processes(
+        lambda: _ended(train_here(config, flag)),
+        _with_traceback if arguments.debug else explain,
+        processes=arguments.processes,
+    )
+    for message in outcome.messages:
+        complain(message)
+    return outcome.code
+
+
+def _with_traceback(error: BaseException) -> tuple[str, int]:
+    raise error
+
+
+def _ended(finished: bool) -> int:
+    return 0 if finished else EXIT_STOPPED

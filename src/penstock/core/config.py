@@ -1,0 +1,254 @@
+"""Frozen dataclasses as configuration: read TOML, override by dotted path, check, dump, fingerprint.
+
+One rule for every recipe: a key is a dataclass field, a section is a nested dataclass, and a table
+of sections is a `dict[str, Section]`. Unknown keys and wrong types are errors that name the key,
+the value and the nearest known key; nothing is coerced except an int where a float is asked for.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import re
+import tomllib
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from penstock.core.errors import ConfigError, UsageError, nearest
+
+T = TypeVar("T")
+Raw = dict[str, Any]  # Any: what TOML holds before it is checked
+
+INFINITE = {"infinite": True}
+"""Metadata of a float field that may be infinite; all others must be finite, and none may be nan."""
+
+_LARGEST = 2**62  # steps and samples are counted in int64
+_SEGMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^.="']*?)\s*([.=]|$)""")
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+def load_toml(path: Path) -> Raw:
+    """Read a TOML file.
+
+    Raises:
+        UsageError: the file is missing or a folder.
+        ConfigError: it is not TOML; the message has the line.
+    """
+    if path.is_dir():
+        raise UsageError(f"Recipe {path} is a folder", fix="Give the path of a .toml file.")
+    if not path.is_file():
+        raise UsageError(f"Recipe {path} does not exist", fix="Give the path of a .toml file.")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:  # bad TOML, bytes that are no text, an int of 5,000 digits
+        raise ConfigError(f"{path} is not valid TOML: {error}", fix="Correct that line.") from None
+
+
+def load_json(path: Path) -> Raw:
+    """Read a JSON object from a file.
+
+    Raises:
+        ConfigError: the file does not hold a JSON object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object", got=type(value).__name__)
+    return value
+
+
+def override(raw: Raw, settings: Sequence[str]) -> Raw:
+    """Return `raw` with `a.b=value` settings laid over it; a value is TOML, or else a plain string.
+
+    >>> override({"optim": {"lr": 0.1}}, ["optim.lr=0.2", "run.dir=runs/x"])
+    {'optim': {'lr': 0.2}, 'run': {'dir': 'runs/x'}}
+    """
+    result: Raw = json.loads(json.dumps(raw, default=str))
+    for setting in settings:
+        (*sections, last), text = _split(setting)
+        node = result
+        for section in sections:
+            node = node.setdefault(section, {})
+            if not isinstance(node, dict):
+                raise ConfigError(f"{section} in --set {setting} is a value, not a section", got=node)
+        node[last] = _toml_value(text)
+    return result
+
+
+def _split(setting: str) -> tuple[list[str], str]:
+    """Split `a."b.c"=value` into the segments of its key, read the TOML way, and the value's text.
+
+    >>> _split('data."my.web".path=c=1')
+    (['data', 'my.web', 'path'], 'c=1')
+    """
+    segments, at, separator = [], 0, "."
+    while separator == ".":
+        match = _SEGMENT.match(setting, at)
+        if match is None or match[2] == "":
+            raise UsageError(
+                "--set takes section.key=value", got=setting, fix="Example: --set run.steps=100."
+            )
+        segments.append(match[1])
+        at, separator = match.end(), match[2]
+    if segments == [""]:
+        raise UsageError("--set takes section.key=value", got=setting, fix="Example: --set run.steps=100.")
+    if "" in segments:
+        raise UsageError(
+            "A key in --set has an empty segment between its dots",
+            got=setting,
+            fix="Example: --set run.steps=100.",
+        )
+    text = setting[at:].strip()
+    if "\n" in text or "\r" in text:
+        raise UsageError(
+            "A value in --set must be one line", got=setting, fix="Give each setting a --set of its own."
+        )
+    return [_unquoted(segment, setting=setting) for segment in segments], text
+
+
+def _unquoted(segment: str, *, setting: str) -> str:
+    if segment[0] not in "\"'":
+        return segment
+    try:
+        return str(tomllib.loads(f"value = {segment}")["value"])
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"A quoted key in --set is not valid TOML: {error}", got=setting) from None
+
+
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except ValueError:
+        return text
+
+
+def build(cls: type[T], raw: Mapping[str, Any], *, where: str = "") -> T:
+    """Build a config dataclass from plain values, checking every key and type.
+
+    Args:
+        where: dotted path of this section, for messages.
+
+    Raises:
+        ConfigError: an unknown or missing key, a wrong type, or a value the class refuses.
+    """
+    hints = get_type_hints(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    prefix = f"{where}." if where else ""
+    for name in raw:
+        if name not in fields:
+            raise ConfigError(f"Unknown key {prefix}{name}", fix=nearest(name, list(fields)))
+    missing = [n for n, f in fields.items() if n not in raw and _required(f)]
+    if missing:
+        raise ConfigError(
+            f"Missing key {prefix}{missing[0]}", fix=f"Add {missing[0]} to [{where or 'the recipe'}]."
+        )
+    return cls(
+        **{
+            name: _check(
+                value,
+                hints[name],
+                where=f"{prefix}{name}",
+                infinite=fields[name].metadata.get("infinite", False),
+            )
+            for name, value in raw.items()
+        }
+    )
+
+
+def _required(field: "dataclasses.Field[Any]") -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _check(value: Any, hint: Any, *, where: str, infinite: bool = False) -> Any:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in args:
+            return None
+        options = [arg for arg in args if arg is not type(None)]
+        fitting = [arg for arg in options if _fits(value, arg)]
+        return _check(value, (fitting or options)[0], where=where, infinite=infinite)
+    if dataclasses.is_dataclass(hint) and isinstance(value, Mapping):
+        return build(typing.cast(type[Any], hint), value, where=where)
+    if origin is dict and isinstance(value, Mapping):
+        return {k: _check(v, args[1], where=f"{where}.{k}") for k, v in value.items()}
+    if origin is tuple and isinstance(value, list | tuple):
+        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
+        if len(kinds) == len(value):
+            return tuple(
+                _check(v, k, where=f"{where}[{i}]") for i, (v, k) in enumerate(zip(value, kinds, strict=True))
+            )
+    if origin is typing.Literal:
+        if value in args:
+            return value
+        raise ConfigError(
+            f"{where} has no such choice", got=value, fix=nearest(str(value), [str(a) for a in args])
+        )
+    return _check_plain(value, hint, where=where, infinite=infinite)
+
+
+def _check_plain(value: Any, hint: Any, *, where: str, infinite: bool) -> Any:
+    if not _fits(value, hint):
+        quotable = hint is str and isinstance(value, int | float)
+        fix = "Write it in quotes." if quotable else "Correct its type."
+        raise ConfigError(f"{where} must be {_in_words(hint)}", got=value, fix=fix)
+    return _number(value, hint, where=where, infinite=infinite) if hint in (int, float) else value
+
+
+def _number(value: Any, hint: Any, *, where: str, infinite: bool) -> Any:
+    """Refuse what no later arithmetic could bear."""
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise ConfigError(f"{where} must be from -2**62 to 2**62", got=_shortened(value))
+    if hint is float and not (math.isfinite(value) or (infinite and not math.isnan(value))):
+        raise ConfigError(f"{where} must be a {'' if infinite else 'finite '}number", got=value)
+    return float(value) if hint is float else value
+
+
+def _shortened(value: int) -> str:
+    return f"{value:.3e}" if abs(value) < 10**300 else f"a number of {value.bit_length()} bits"
+
+
+def _in_words(hint: Any) -> str:
+    """Return what a user calls a type; a class's name would say nothing.
+
+    >>> _in_words(tuple[int, ...])
+    'a list (each a whole number)'
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return "a section"
+    if origin is dict:
+        return "a table of sections" if dataclasses.is_dataclass(args[1]) else "a table"
+    if origin is tuple and args[-1] is Ellipsis:
+        return f"a list (each {_in_words(args[0])})"
+    if origin is tuple:
+        return f"a list of {len(args)} ({', '.join(map(_in_words, args))})"
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if hint is Any:
+        return True
+    if dataclasses.is_dataclass(hint):
+        return isinstance(value, Mapping)
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(hint, type) and isinstance(value, hint)
+
+
+def dump(config: Any) -> Raw:
+    """Return a config as plain values that `build` reads back to an equal config."""
+    values: Raw = json.loads(json.dumps(dataclasses.asdict(config)))
+    return values
+
+
+def fingerprint(values: Any) -> str:
+    """Return 16 hex digits that identify plain values, whatever the order of their keys."""
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -1,0 +1,99 @@
+"""Durable files: a reader sees the whole of a file or folder, or none of it.
+
+Everything is written beside its final name, flushed to disk, then renamed, so a kill at any
+instant leaves the old content or the new. Names that start with a dot and end in `.tmp` are
+leftovers of a killed writer and may be deleted.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.core.errors import RunLocked
+
+
+def temporary_beside(path: Path) -> Path:
+    """Return the name under which `path` is built before it is renamed into place."""
+    return path.with_name(f".{path.name}.tmp")
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a folder's entries, so that a rename inside it survives a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a whole file durably; OSError (a full disk, say) leaves the old one in place."""
+    temporary = temporary_beside(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        commit(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:  # Any: whatever json can write
+    """Write JSON durably, keys in the given order, ending in a newline."""
+    write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def commit(temporary: Path, final: Path) -> None:
+    """Rename a finished file or folder into place and flush the parent folder."""
+    temporary.rename(final)
+    sync_directory(final.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder; a reader that lists the parent never sees half of it."""
+    if path.exists():
+        doomed = temporary_beside(path.with_name(f"{path.name}.removed"))
+        shutil.rmtree(doomed, ignore_errors=True)
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+
+
+def checksum(path: Path) -> str:
+    """Return the BLAKE2b-256 of a file's bytes as hex, read in 1 MiB pieces."""
+    digest = hashlib.blake2b(digest_size=32)
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+@contextmanager
+def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
+    """Hold a folder for one writer; the kernel lets go when the process ends, however it ends.
+
+    Raises:
+        RunLocked: another live process holds it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise RunLocked(
+                f"{folder} is being written by another process ({file.read().strip() or 'unknown'})",
+                fix="Wait for it, stop it, or choose another folder.",
+            ) from error
+        file.truncate(0)
+        file.write(f"{purpose}, pid {os.getpid()}\n")
+        file.flush()
+        yield

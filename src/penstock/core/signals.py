@@ -1,0 +1,28 @@
+"""Turn SIGTERM and Ctrl-C into a flag that long work looks at between steps.
+
+Install it before anything slow is imported: a signal that lands while libraries load must not kill
+the process, because it may come from a scheduler that asks only once.
+"""
+
+import signal
+from types import FrameType
+
+
+class StopFlag:
+    """Whether somebody asked this process to stop; a second Ctrl-C interrupts at once."""
+
+    def __init__(self) -> None:
+        self.requested_by: str | None = None
+        """Name of the signal, or None."""
+
+    def install(self) -> "StopFlag":
+        """Take over SIGTERM and SIGINT; main thread only."""
+        signal.signal(signal.SIGTERM, self._on_signal)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a launcher forwards it as SIGTERM
+            signal.signal(signal.SIGINT, self._on_signal)
+        return self
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.requested_by == "SIGINT" and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested_by = signal.Signals(number).name

@@ -1,0 +1,72 @@
+"""Numbers as people read them, and sizes as people write them."""
+
+import re
+from fractions import Fraction
+
+from penstock.core.errors import UsageError
+
+_SIZE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SI = tuple((10.0 ** (3 * power), "kMGTPEZY"[power - 1]) for power in range(8, 0, -1))
+_SIZE |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
+
+
+def parse_count(text: str) -> int:
+    """Read a count or size such as '64MiB', '10M' or '4096'.
+
+    Raises:
+        UsageError: the text is not a whole number, or one with a known suffix.
+
+    >>> parse_count("64MiB"), parse_count("10M"), parse_count("4096")
+    (67108864, 10000000, 4096)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    if not match or match[2] not in _SIZE or ("." in match[1] and not match[2]):
+        raise UsageError("Not a count or size", got=text, fix="Write a number such as 4096, 10M or 64MiB.")
+    return int(Fraction(match[1]) * _SIZE[match[2]])  # exact: a float would round beyond 2**53
+
+
+def si(value: float) -> str:
+    """Format a count with three significant digits and an SI letter.
+
+    >>> si(1_234_567), si(999), si(0.25)
+    ('1.23M', '999', '0.25')
+    """
+    for power, letter in _SI:
+        if abs(value) >= 0.9995 * power:  # from where three digits round up to it
+            return f"{value / power:.3g}{letter}"
+    return f"{value:.3g}"
+
+
+def plural(count: int, noun: str) -> str:
+    """Say how many there are of something whose plural ends in s.
+
+    >>> plural(1, "fault"), plural(1200, "fault")
+    ('1 fault', '1,200 faults')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def mib(num_bytes: float) -> str:
+    """Format bytes in binary units.
+
+    >>> mib(5 * 2**20), mib(100)
+    ('5.0 MiB', '100 B')
+    """
+    for power, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if num_bytes >= power:
+            return f"{num_bytes / power:.1f} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as a person would say them.
+
+    >>> duration(3.2), duration(75), duration(7260)
+    ('3.2 s', '1m15s', '2h01m')
+    """
+    if seconds < 59.95:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"

@@ -1,0 +1,102 @@
+"""Rows to arrays: one gather per batch, then labels and document fields by arithmetic on it.
+
+Cost is memory traffic: tokens are gathered in their stored type, which stays in the processor's cache,
+and widened into the batch once; labels are the same tokens shifted by one, mended where documents end.
+"""
+
+from collections.abc import Sequence
+from operator import getitem
+
+import numpy as np
+
+from penstock.data.buffers import Buffers
+from penstock.data.corpus import Corpus
+from penstock.data.formats import Slices, Tokens
+from penstock.data.pool import PADDING
+from penstock.data.types import IGNORED_LABEL, Int32, Int64
+
+FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids", "document_ids")
+
+
+Parts = Sequence[tuple[Corpus, list[Int64]]]
+
+
+def collate(
+    parts: Parts, *, length: int, fields: Sequence[str], buffers: Buffers
+) -> dict[str, Int64 | Int32]:
+    """Build the requested fields of a batch of B rows.
+
+    Labels are the next token inside the document; where a piece ends it is the stored successor if
+    that belongs to the same document, else -100. Padding is token 0, label -100, in a document of its
+    own.
+
+    Args:
+        parts: corpora and the piece tables (see PackedPool) of the rows to read from each, in the
+            order of the batch.
+        length: tokens per row, L.
+        buffers: where the fields' memory comes from.
+
+    Returns:
+        `input_ids`, `labels`, `position_ids` (restarting in each document) and `document_ids`
+        (counting from 0 in each row): [B, L] int64; `cu_seqlens`: [documents + 1] int32, cumulative
+        lengths over the flattened batch, with a break at every row's end.
+    """
+    tables = [table for _, rows in parts for table in rows]
+    pieces = np.concatenate(tables)
+    lengths = pieces[:, 2] - pieces[:, 1]
+    ends = np.cumsum(lengths)
+    out: dict[str, Int64 | Int32] = {}
+    stored = _gather(parts, length=length, buffers=buffers)
+    for name in fields:
+        if name == "cu_seqlens":
+            out[name] = np.concatenate((np.zeros(1), ends)).astype(np.int32)
+            continue
+        flat = buffers.take(len(tables) * length, np.int64)
+        out[name] = flat.reshape(len(tables), length)
+        if name == "input_ids":
+            flat[:] = stored
+        elif name == "labels":
+            flat[:-1] = stored[1:]
+            _end_labels(flat, parts, pieces, ends=ends)
+        elif name == "position_ids":
+            count = np.arange(length)
+            np.concatenate([count[:n] for n in lengths.tolist()], out=flat)
+        elif name == "document_ids":
+            ordinals = [ordinal for table in tables for ordinal in range(len(table))]
+            start = 0
+            for ordinal, stop in zip(ordinals, ends.tolist(), strict=True):
+                flat[start:stop] = ordinal
+                start = stop
+    return out
+
+
+def _gather(parts: Parts, *, length: int, buffers: Buffers) -> Tokens:
+    """Return the tokens of all rows, end to end, in the stored type: [B * L]."""
+    padding = np.zeros(length, dtype=np.uint16)
+    views: list[Tokens] = []
+    for corpus, rows in parts:
+        if not rows:
+            continue
+        shards, starts, stops, _ = np.concatenate(rows).T.tolist()
+        tokens: dict[int, Slices] = {shard: corpus.shard(shard).tokens for shard in set(shards) - {PADDING}}
+        tokens[PADDING] = padding
+        # map and not a loop: a piece costs a microsecond, and half of it would be the interpreter's
+        views += map(getitem, map(tokens.__getitem__, shards), map(slice, starts, stops))
+    dtype = np.result_type(*(corpus.manifest.dtype for corpus, rows in parts if rows))
+    count = length * sum(len(rows) for _, rows in parts)
+    gathered: Tokens = np.concatenate(views, out=buffers.take(count, dtype))
+    return gathered
+
+
+def _end_labels(labels: Int64, parts: Parts, pieces: Int64, *, ends: Int64) -> None:
+    """Mend flat labels [B * L] where pieces end, and blank the padding."""
+    labels[ends - 1] = IGNORED_LABEL
+    first = 0
+    for corpus, rows in parts:
+        past = first + sum(map(len, rows))
+        for index in (np.flatnonzero(pieces[first:past, 3]) + first).tolist():
+            shard, _, stop, _ = pieces[index].tolist()
+            labels[ends[index] - 1] = corpus.shard(shard).tokens[stop : stop + 1][0]
+        first = past
+    for index in np.flatnonzero(pieces[:, 0] == PADDING).tolist():
+        labels[ends[index] - pieces[index, 2] : ends[index]] = IGNORED_LABEL

@@ -1,0 +1,135 @@
+"""A corpus: its shards as one token index space, in manifest order.
+
+Opening reads the manifest only; a shard is mapped when one of its tokens is first needed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.errors import CorpusError
+from penstock.data.formats import FORMATS, Tokens, TokenShard
+from penstock.data.manifest import TOKENIZER_FILE, Manifest, load_manifest
+from penstock.data.types import Fragments, Int64
+
+_OPEN_SHARDS = 1024  # memory maps kept; below the common limit of 1,024 x 64 per process
+
+
+class Corpus:
+    """Tokens [0, num_tokens) over all shards. Thread-safe: nothing in it changes but caches."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder = folder
+        self.manifest = manifest
+        self.num_tokens = manifest.num_tokens
+        self.fingerprint = manifest.fingerprint
+        self._starts = [0, *accumulate(shard.tokens for shard in manifest.shards)]
+        self._starts_array = np.array(self._starts, dtype=np.int64)
+        self.shard = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """Path of the tokenizer the corpus was made with, if it came with one."""
+        path = self.folder / TOKENIZER_FILE
+        return path if self.manifest.tokenizer and path.is_file() else None
+
+    def _open_shard(self, index: int) -> TokenShard:
+        entry = self.manifest.shards[index]
+        path = self.folder / entry.name
+        if path.is_file() and path.stat().st_size != entry.bytes:
+            raise CorpusError(
+                f"Shard {path} has {path.stat().st_size} bytes, its manifest says {entry.bytes}",
+                fix="It is truncated or altered: restore it or prepare the corpus again.",
+            )
+        shard: TokenShard = FORMATS[self.manifest.format](path)
+        if (shard.num_tokens, shard.num_documents) != (entry.tokens, entry.documents):
+            raise CorpusError(
+                f"Shard {path} holds {shard.num_tokens} tokens in {shard.num_documents} documents, "
+                f"its manifest says {entry.tokens} in {entry.documents}",
+                fix="Restore it or prepare the corpus again.",
+            )
+        return shard
+
+    def locate(self, positions: Int64) -> tuple[Int64, Int64]:
+        """Return the shard index and the position inside that shard of corpus positions [n]."""
+        shards = np.searchsorted(self._starts_array, positions, side="right") - 1
+        return shards, positions - self._starts_array[shards]
+
+    def tokens(self, start: int, stop: int) -> Tokens:
+        """Return the tokens of corpus positions [start, stop): a copy where they span shards."""
+        parts = [self.shard(index).tokens[low:high] for index, _, low, high in self._spans(start, stop)]
+        if len(parts) == 1:
+            return parts[0]
+        joined: Tokens = np.concatenate(parts)  # type: ignore[assignment]
+        return joined
+
+    def fragments(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
+        """Cut ranges [start, stop) of corpus positions at document ends, range by range."""
+        stops: list[Int64] = []
+        range_starts: list[int] = []
+        first_of_range: list[int] = []
+        unfinished: list[int] = []
+        count = 0
+        for start, stop in ranges:
+            for index, base, low, high in self._spans(start, stop):
+                range_starts.append(base + low)
+                first_of_range.append(count)
+                ends = self.shard(index).document_ends(low, high)
+                stops.append(ends + base)
+                count += len(ends)
+                if not len(ends) or ends[-1] != high:
+                    stops.append(np.array((base + high,)))
+                    unfinished.append(count)
+                    count += 1
+        past = np.concatenate(stops)
+        first = np.empty_like(past)
+        first[1:] = past[:-1]
+        first[first_of_range] = range_starts
+        lengths = past - first
+        if lengths.min() < 0:
+            raise CorpusError(
+                f"Document offsets of corpus {self.folder} do not rise",
+                fix="Run `penstock data verify` on it.",
+            )
+        continued = np.zeros(count, dtype=np.bool_)
+        continued[unfinished] = True
+        held = lengths > 0  # an empty document ends where it starts
+        if held.all():
+            return Fragments(first, lengths, continued)
+        return Fragments(first[held], lengths[held], continued[held])
+
+    def next_document(self, position: int) -> int:
+        """Return the smallest document start that is >= position, or num_tokens."""
+        while position < self.num_tokens:
+            index = bisect_right(self._starts, position) - 1
+            base, end = self._starts[index], self._starts[index + 1]
+            if position == base:
+                return position
+            # A document that ends at p means one that starts at p: ask for ends in [position, end).
+            ends = self.shard(index).document_ends(position - base - 1, end - base)
+            return base + int(ends[0])
+        return self.num_tokens
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Split positions [start, stop) at shards: (shard, its first position, local start, local stop)."""
+        index = bisect_right(self._starts, start) - 1
+        while start < stop:
+            base, end = self._starts[index], self._starts[index + 1]
+            if start < end:
+                yield index, base, start - base, min(stop, end) - base
+                start = min(stop, end)
+            index += 1
+
+
+def open_corpus(path: str | Path) -> Corpus:
+    """Open a corpus folder; reads its manifest and nothing else.
+
+    Raises:
+        CorpusError: no corpus there, or its manifest is damaged.
+    """
+    folder = Path(path)
+    return Corpus(folder, load_manifest(folder))

@@ -1,0 +1,98 @@
+"""Split a corpus into a training part and a held-out part that share no document.
+
+The corpus is cut into up to 4,096 equal blocks; a keyed permutation of them picks the held-out ones,
+and the documents that *start* in a picked block are held out whole. The choice depends on the
+corpus's name and size only: not on the seed, the sequence length or the ranks, so runs that differ
+in those are validated on the same text. At most 4,096 intervals describe a part of any size.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+
+from penstock.core.errors import ConfigError, nearest
+from penstock.core.rng import key_of
+from penstock.core.units import plural
+from penstock.data.corpus import Corpus
+from penstock.data.permutation import Permutation
+from penstock.data.types import Fragments, Int64
+
+_MAX_BLOCKS = 4096
+_MIN_BLOCK_TOKENS = 256
+
+Split = Literal["train", "heldout"]
+
+
+class TokenSpace:
+    """A part of a corpus as tokens [0, num_tokens): some of its intervals, end to end.
+
+    Args:
+        intervals: [n, 2] int64 corpus positions, ascending, each a whole number of documents.
+    """
+
+    def __init__(self, corpus: Corpus, intervals: Int64) -> None:
+        self.corpus = corpus
+        self._interval_stops: list[int] = intervals[:, 1].tolist()
+        self._ends: list[int] = np.cumsum(intervals[:, 1] - intervals[:, 0]).tolist()
+        self.num_tokens = self._ends[-1] if self._ends else 0
+
+    def fragments(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
+        """Cut ranges of this space at document ends; the fragments' starts are *corpus* positions."""
+        return self.corpus.fragments(
+            [part for start, stop in ranges for part in self._in_corpus(start, stop)]
+        )
+
+    def _in_corpus(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        index = bisect_right(self._ends, start)
+        while start < stop:
+            shift = self._interval_stops[index] - self._ends[index]  # from this space to the corpus
+            until = min(stop, self._ends[index])
+            yield start + shift, until + shift
+            start = until
+            index += 1
+
+
+def part_of(corpus: Corpus, *, name: str, split: Split, holdout: float) -> TokenSpace:
+    """Return the training or held-out part of a corpus.
+
+    Args:
+        name: the corpus's name in the mixture; keys the choice.
+        holdout: share of the tokens to hold out, in [0, 0.5]; what is held out is whole documents,
+            so the share is met as nearly as documents allow.
+
+    Raises:
+        ConfigError: the share is out of range, or it leaves a part without a document; or no such split.
+    """
+    if split not in get_args(Split):
+        raise ConfigError("A corpus has no such split", got=split, fix=nearest(split, list(get_args(Split))))
+    if not 0 <= holdout <= 0.5:
+        raise ConfigError("holdout must be a share between 0 and 0.5", got=holdout)
+    heldout = _heldout_intervals(corpus, name=name, holdout=holdout)
+    if split == "heldout":
+        space = TokenSpace(corpus, heldout)
+    else:
+        edges = np.concatenate(([0], heldout.reshape(-1), [corpus.num_tokens])).reshape(-1, 2)
+        space = TokenSpace(corpus, edges[edges[:, 0] < edges[:, 1]])
+    if not space.num_tokens:
+        count = corpus.manifest.num_documents
+        raise ConfigError(
+            f"A holdout of {holdout} leaves the {split} part of corpus {name!r} empty",
+            fix=f"Its {plural(count, 'document')} cannot be split so: change data.holdout.",
+        )
+    return space
+
+
+def _heldout_intervals(corpus: Corpus, *, name: str, holdout: float) -> Int64:
+    total = corpus.num_tokens
+    num_blocks = max(1, min(_MAX_BLOCKS, total // _MIN_BLOCK_TOKENS))
+    count = round(holdout * num_blocks)
+    picked = Permutation(num_blocks, key=key_of(0, "holdout", name))(np.arange(count))
+    edges = []
+    for block in np.sort(picked).tolist():
+        start = corpus.next_document(block * total // num_blocks)
+        stop = corpus.next_document((block + 1) * total // num_blocks)
+        if start < stop:
+            edges.append((start, stop))
+    return np.array(edges, dtype=np.int64).reshape(-1, 2)

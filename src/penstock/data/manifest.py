@@ -1,0 +1,101 @@
+"""The manifest of a corpus: what its shards are, and the fingerprint that identifies it.
+
+A corpus is a folder with `manifest.json`, its shards, and `tokenizer.json`. The manifest is written
+last, so a folder that has one is complete. Shard order is the order of names sorted by bytes; the
+fingerprint covers contents and order, not the path, so a corpus may be moved but not altered.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.core import config
+from penstock.core.errors import CorpusError, PenstockError
+from penstock.core.files import write_json
+
+FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardEntry:
+    """One shard file."""
+
+    name: str
+    """File name inside the corpus folder."""
+    tokens: int
+    """Tokens in it, end-of-document tokens counted."""
+    documents: int
+    """Documents in it."""
+    bytes: int
+    """File size; a cheap check at opening."""
+    checksum: str
+    """BLAKE2b-256 of the file, hex; checked by `penstock data verify`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """Everything a reader must know before it opens a shard."""
+
+    format: str
+    """Name of the reader in FORMATS."""
+    version: int = 1
+    """Layout of this file."""
+    dtype: Literal["uint16", "uint32"]
+    """Type of a stored token."""
+    vocab_size: int
+    """Every token id is below it."""
+    eos_id: int | None = None
+    """Token stored after each document, or None."""
+    tokenizer: str | None = None
+    """BLAKE2b-256 of tokenizer.json, hex, or None when the corpus came without one."""
+    text_bytes: int = 0
+    """UTF-8 bytes of the text the tokens came from; 0 when unknown. For bits per byte."""
+    rejected: int = 0
+    """Inputs left out when the corpus was prepared; listed in rejected.jsonl."""
+    shards: tuple[ShardEntry, ...]
+    """In token order."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in all shards."""
+        return sum(shard.tokens for shard in self.shards)
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in all shards."""
+        return sum(shard.documents for shard in self.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """16 hex digits over the contents and their order."""
+        shards = [(s.tokens, s.documents, s.checksum) for s in self.shards]
+        return config.fingerprint([self.format, self.dtype, self.vocab_size, shards])
+
+
+def load_manifest(folder: Path) -> Manifest:
+    """Read a corpus's manifest.
+
+    Raises:
+        CorpusError: the folder is missing, is not a finished corpus, or its manifest is damaged.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        state = "has no manifest.json" if folder.is_dir() else "does not exist"
+        raise CorpusError(
+            f"Corpus {folder} {state}", fix="Make it with `penstock data prepare INPUT --out DIR`."
+        )
+    try:
+        manifest = config.build(Manifest, config.load_json(path))
+    except PenstockError as error:
+        raise CorpusError(
+            f"{path} is damaged: {error}", fix="Restore it or prepare the corpus again."
+        ) from None
+    if not manifest.num_tokens:
+        raise CorpusError(f"Corpus {folder} has no tokens", fix="Prepare it from inputs that hold text.")
+    return manifest
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a corpus's manifest, which declares the corpus complete."""
+    write_json(folder / FILE, config.dump(manifest))

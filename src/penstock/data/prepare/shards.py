@@ -1,0 +1,98 @@
+"""Collect documents into shards and put each finished shard on disk, whole or not at all."""
+
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from penstock.core.errors import InputError
+from penstock.core.files import checksum, commit, temporary_beside
+from penstock.data.formats import Tokens
+from penstock.data.formats.arrow import write_shard
+from penstock.data.manifest import ShardEntry
+
+MAX_SHARDS = 100_000
+"""Five digits: with more, the byte order of names would not be the order of shards."""
+
+
+class ShardBuilder:
+    """The shard being filled, in memory: 2 or 4 bytes a token and 8 a document."""
+
+    def __init__(self, dtype: type[np.uint16 | np.uint32], *, shard_tokens: int) -> None:
+        self._limit = shard_tokens
+        self._tokens = _empty(min(shard_tokens, 2**20), dtype)
+        self._offsets = array("q", [0])
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens collected since the last shard."""
+        return self._offsets[-1]
+
+    @property
+    def num_documents(self) -> int:
+        """Documents collected since the last shard."""
+        return len(self._offsets) - 1
+
+    def fits(self, tokens: Tokens) -> bool:
+        """Whether a document may still be added; an empty shard takes any."""
+        return not self.num_documents or self.num_tokens + len(tokens) <= self._limit
+
+    def add(self, tokens: Tokens) -> None:
+        """Append one document, a copy."""
+        start, stop = self.num_tokens, self.num_tokens + len(tokens)
+        if stop > len(self._tokens):
+            grown = _empty(max(stop, min(2 * len(self._tokens), self._limit)), self._tokens.dtype.type)
+            grown[:start] = self._tokens[:start]
+            self._tokens = grown
+        self._tokens[start:stop] = tokens
+        self._offsets.append(stop)
+
+    def finish(self, folder: Path, number: int) -> ShardEntry:
+        """Write the collected documents as shard `number`, durably, and start the next.
+
+        Raises:
+            OSError: the disk is full; no half shard is left behind.
+        """
+        path = folder / shard_name(number)
+        temporary = temporary_beside(path)
+        try:
+            write_shard(temporary, self._tokens[: self.num_tokens], np.frombuffer(self._offsets, np.int64))
+            with temporary.open("rb") as written:
+                os.fsync(written.fileno())
+            entry = ShardEntry(
+                name=path.name,
+                tokens=self.num_tokens,
+                documents=self.num_documents,
+                bytes=temporary.stat().st_size,
+                checksum=checksum(temporary),
+            )
+            commit(temporary, path)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise
+        self._offsets = array("q", [0])
+        return entry
+
+
+def _empty(size: int, dtype: type[np.uint16 | np.uint32]) -> Tokens:
+    return np.empty(size, np.uint16) if dtype is np.uint16 else np.empty(size, np.uint32)
+
+
+def shard_name(number: int) -> str:
+    """Return the file name of a shard.
+
+    >>> shard_name(7)
+    'shard-00007.arrow'
+    """
+    if number >= MAX_SHARDS:
+        fix = f"Choose a larger --shard-tokens; a corpus has at most {MAX_SHARDS:,} shards."
+        raise InputError("Too many shards", got=number + 1, fix=fix)
+    return f"shard-{number:05d}.arrow"
+
+
+def shard_files(folder: Path) -> Iterator[Path]:
+    """Return the shard files in a folder, finished and half-written."""
+    yield from folder.glob("shard-[0-9][0-9][0-9][0-9][0-9].arrow")
+    yield from folder.glob(".shard-[0-9][0-9][0-9][0-9][0-9].arrow.tmp")

@@ -1,0 +1,126 @@
+"""Documents to token ids, in order, on all cores, a bounded number of bytes at a time.
+
+While one batch is encoded (in native threads that leave Python free) the next one is read. A
+document above PIECE_CHARS is encoded in pieces, because the library needs some 25 times a text's
+size in memory and uses one core per text. Pieces end where a single newline or space stands between
+two visible characters, if they can: the splitting rules in use (GPT-2's and its heirs) always split
+there, so the ids are those of the whole document.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.data.formats import Tokens
+from penstock.data.prepare.documents import Document, Record, Rejection
+
+PIECE_CHARS = 2**18
+_BATCH_BYTES = 2 * 2**20
+_BATCH_RECORDS = 8192
+
+_GOOD_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)")
+
+Place = tuple[int, Record]
+"""A record and the number of its input file."""
+Encode = Callable[[list[str]], list[list[int]]]
+
+
+def tokenised(
+    places: Iterable[Place], encode: Encode, *, dtype: type[np.uint16 | np.uint32], eos_id: int | None
+) -> Iterator[list[tuple[Place, Tokens | None]]]:
+    """Yield batches of records with their tokens (None for a rejection), in the given order.
+
+    Args:
+        encode: texts -> ids; called in one other thread, for one batch at a time.
+        eos_id: appended to every document, unless None.
+    """
+    pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
+    ahead: Future[list[Tokens]] | None = None
+    before: list[Place] = []
+    try:
+        for batch in _batches(places):
+            texts = [r.content.text for _, r in batch if isinstance(r.content, Document)]
+            following = pool.submit(_encode_all, texts, encode, dtype, eos_id)
+            if ahead is not None:
+                yield _joined(before, ahead.result())
+            ahead, before = following, batch
+        if ahead is not None:
+            yield _joined(before, ahead.result())
+    finally:  # after Ctrl-C, what has not begun need not be done
+        pool.shutdown(cancel_futures=True)
+
+
+def pieces_of(text: str, *, size: int) -> Iterator[str]:
+    """Cut a text into pieces of at most `size` characters, at line ends where possible.
+
+    >>> list(pieces_of("one\\ntwo\\nthree", size=9))
+    ['one\\ntwo\\n', 'three']
+    """
+    start = 0
+    while len(text) - start > size:
+        stop = _cut(text, start, start + size)
+        yield text[start:stop]
+        start = stop
+    yield text[start:]
+
+
+def _cut(text: str, start: int, limit: int) -> int:
+    """Return the last good place to cut in (start, limit]; the search looks back 4,096 characters."""
+    low = max(start + 1, limit - 4096)
+    # Two characters after the cut must be seen, so the window reaches beyond the limit.
+    window = text[low - 1 : limit + 2]
+    cuts = [found.start() for found in _GOOD_CUT.finditer(window)]
+    cuts = [low - 1 + cut for cut in cuts if start < low - 1 + cut <= limit]
+    if cuts:
+        return cuts[-1]
+    newline = text.rfind("\n", low, limit)
+    return newline + 1 if newline > 0 else limit
+
+
+def _batches(places: Iterable[Place]) -> Iterator[list[Place]]:
+    batch: list[Place] = []
+    size = 0
+    for place in places:
+        batch.append(place)
+        content = place[1].content
+        size += content.num_bytes if isinstance(content, Document) else 0
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_RECORDS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _encode_all(
+    texts: list[str], encode: Encode, dtype: type[np.uint16 | np.uint32], eos_id: int | None
+) -> list[Tokens]:
+    """Return the tokens of each text; only one group of pieces is in the library's form at a time."""
+    parts: list[list[npt.NDArray[np.uint16 | np.uint32]]] = [[] for _ in texts]
+    for group in _groups(texts):
+        for (owner, _), ids in zip(group, encode([piece for _, piece in group]), strict=True):
+            parts[owner].append(np.array(ids, dtype))
+    end = [np.array([eos_id], dtype)] if eos_id is not None else []
+    return [cast("Tokens", np.concatenate([*part, *end])) for part in parts]
+
+
+def _groups(texts: list[str]) -> Iterator[list[tuple[int, str]]]:
+    group: list[tuple[int, str]] = []
+    size = 0
+    for owner, text in enumerate(texts):
+        for piece in pieces_of(text, size=PIECE_CHARS):
+            group.append((owner, piece))
+            size += len(piece)
+            if size >= _BATCH_BYTES:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
+
+
+def _joined(batch: list[Place], tokens: list[Tokens]) -> list[tuple[Place, Tokens | None]]:
+    remaining = iter(tokens)
+    return [(p, None if isinstance(p[1].content, Rejection) else next(remaining)) for p in batch]

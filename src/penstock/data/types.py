@@ -1,0 +1,58 @@
+"""What flows through the loader: fragments of documents, packed pools, batches.
+
+    token range --fragments--> Fragments --packing--> Pieces --pool--> rows --loader--> Batch
+
+Positions are int64 everywhere: a corpus may hold 10^14 tokens.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+Bool = npt.NDArray[np.bool_]
+
+IGNORED_LABEL = -100
+"""Label of a position that is not trained on; torch's cross entropy ignores it by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fragments:
+    """Runs of tokens that each lie in one document, in corpus order; all arrays are [n]."""
+
+    starts: Int64
+    """First token, as a position in the corpus."""
+    lengths: Int64
+    """Tokens, at least 1."""
+    continued: Bool
+    """Whether the document goes on after the fragment."""
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Where a packing rule put the fragments: pieces in row order; piece arrays are [p]."""
+
+    fragment: Int64
+    """Index of the fragment a piece is cut from."""
+    offset: Int64
+    """First token of the piece, counted from the start of its fragment."""
+    length: Int64
+    """Tokens, at least 1."""
+    row_ends: Int64
+    """[num_rows] number of pieces in rows up to and including each row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One rank's share of one step; B rows of L tokens."""
+
+    step: int
+    """Step the batch belongs to."""
+    fields: dict[str, Int64 | Int32]
+    """`sample_ids` [B] int64 always; by request `input_ids`, `labels`, `position_ids`, `document_ids`
+    [B, L] int64 and `cu_seqlens` [documents + 1] int32 over the flattened batch."""

@@ -1,0 +1,1 @@
+"""Generation: a model, a cache, a sampler, and a stream of text."""

@@ -1,0 +1,1 @@
+"""Start the processes of a run; imports no torch."""

@@ -1,0 +1,179 @@
+"""Run a function in several processes of this machine, as one job that fails or stops as a whole.
+
+The processes are forked, so what the parent has imported is not imported again (importing torch takes
+seconds). The parent must not have started threads or touched a GPU. Signals: the parent passes SIGTERM
+and Ctrl-C on as SIGTERM, once; a second Ctrl-C kills. If one process fails the others are stopped, and
+if the parent dies, however it dies, the kernel kills them all.
+"""
+
+import ctypes
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import FrameType
+
+from penstock.core.env import RENDEZVOUS
+from penstock.core.errors import PeerLost, UsageError
+
+_PR_SET_PDEATHSIG = 1
+_GRACE_S = 20.0
+_MESSAGE_CHARS = 10_000  # fits a pipe, so that saying it never waits for the parent, who reads at the end
+_FORWARDED = (signal.SIGTERM, signal.SIGINT)
+
+EXIT_INTERRUPTED = 130
+"""A second Ctrl-C ended the job at once."""
+EXIT_STOPPED = 75
+"""A process that stopped on request, after saving; not a failure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended."""
+
+    code: int
+    """0 if every process returned 0, else the code of the first that failed, else EXIT_STOPPED."""
+    messages: list[str]
+    """What failed processes said, each message once."""
+
+
+def run(
+    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], *, processes: int
+) -> Outcome:
+    """Run `work` in each process, with RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE set.
+
+    Args:
+        work: returns an exit code.
+        explain: turns an error into a paragraph and an exit code.
+
+    Raises:
+        UsageError: fewer than one process.
+    """
+    if processes < 1:
+        raise UsageError("--processes must be at least 1", got=processes)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is someone to forward to
+    try:
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            children = _start(work, explain, processes=processes, rendezvous=Path(folder) / "rendezvous")
+            with _Forwarding(children) as forwarding:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                outcome = _wait(children)
+        return Outcome(EXIT_INTERRUPTED, ["Interrupted."]) if forwarding.has_killed else outcome
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _start(
+    work: Callable[[], int],
+    explain: Callable[[BaseException], tuple[str, int]],
+    *,
+    processes: int,
+    rendezvous: Path,
+) -> dict[BaseProcess, Connection]:
+    """Fork the processes; return them by rank, each with the end of a pipe it may say one message into."""
+    context = multiprocessing.get_context("fork")
+    children: dict[BaseProcess, Connection] = {}
+    for rank in range(processes):
+        environment = {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            RENDEZVOUS: f"file://{rendezvous}",
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+        }
+        receiver, sender = context.Pipe(duplex=False)
+        child = context.Process(target=_child, args=(work, explain, sender, environment, os.getpid()))
+        child.start()
+        sender.close()
+        children[child] = receiver
+    return children
+
+
+def _child(
+    work: Callable[[], int],
+    explain: Callable[[BaseException], tuple[str, int]],
+    sender: Connection,
+    environment: dict[str, str],
+    parent: int,
+) -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    os.environ.update(environment)
+    try:
+        code = work()
+    except BaseException as error:
+        try:
+            message, code = explain(error)
+        except BaseException:
+            sys.excepthook(type(error), error, error.__traceback__)
+            message, code = "", 1
+        sender.send(message[:_MESSAGE_CHARS])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # no interpreter shutdown: peers' sockets may already be gone
+
+
+class _Forwarding:
+    """Pass SIGTERM and SIGINT on to the children."""
+
+    def __init__(self, children: dict[BaseProcess, Connection]) -> None:
+        self._children = children
+        self._interrupts = 0
+
+    @property
+    def has_killed(self) -> bool:
+        """Whether a second Ctrl-C ended the processes."""
+        return self._interrupts > 1
+
+    def __enter__(self) -> "_Forwarding":
+        self._before = {s: signal.signal(s, self._forward) for s in _FORWARDED}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self._interrupts += number == signal.SIGINT
+        for child in self._children:
+            if child.is_alive():
+                child.kill() if self.has_killed else child.terminate()
+
+
+def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
+    messages: list[str] = []
+    code, running = 0, list(children)
+    while running:
+        failed = code not in (0, EXIT_STOPPED)
+        ready = wait([child.sentinel for child in running], timeout=_GRACE_S if failed else None)
+        if not ready:  # the others had their time to stop
+            for child in running:
+                child.kill()
+        ended = [child for child in running if child.sentinel in ready]
+        for child in ended:
+            child.join()  # the kernel closes the sentinel a moment before it gives out the exit code
+            exit_code = child.exitcode or 0
+            try:
+                messages.append(children[child].recv())
+            except EOFError:  # it ended without a word
+                if exit_code < 0 and not failed:
+                    messages.append(f"A process of the run was killed by {signal.Signals(-exit_code).name}.")
+            if exit_code and code in (0, EXIT_STOPPED):  # a failure outranks a stop
+                code = exit_code if exit_code > 0 else 1
+            children[child].close()
+        running = [child for child in running if child not in ended]
+        if code not in (0, EXIT_STOPPED) and not failed:
+            for child in running:
+                child.terminate()
+    said = [message for message in dict.fromkeys(messages) if message]
+    return Outcome(code, [message for message in said if message != str(PeerLost())] or said)

@@ -1,0 +1,1 @@
+"""The Llama decoder, which with other numbers is Granite and Mistral."""

@@ -1,0 +1,205 @@
+"""The shape of a Llama, Granite or Mistral decoder, with the field names of Hugging Face; no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from penstock.core.errors import ConfigError, ModelError, nearest
+from penstock.nn.rope_scaling import RopeScaling, read_rope, write_rope
+
+ModelType = Literal["llama", "granite", "mistral"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """One decoder; the defaults are those of Llama, and every multiplier of Granite is neutral."""
+
+    model_type: ModelType = "llama"
+    """What `config.json` calls the network; decides which fields below may be set."""
+    vocab_size: int
+    """Rows of the embedding."""
+    hidden_size: int
+    """Width of the residual stream."""
+    intermediate_size: int
+    """Width of the feed-forward layer."""
+    num_hidden_layers: int
+    """Blocks."""
+    num_attention_heads: int
+    """Query heads."""
+    num_key_value_heads: int | None = None
+    """Key-value heads, a divisor of the query heads; None: as many. Fewer: a smaller cache."""
+    head_dim: int | None = None
+    """Size of a head, even; None: hidden_size / num_attention_heads."""
+    max_position_embeddings: int = 2048
+    """Context length in tokens."""
+    rope_theta: float = 10_000.0
+    """Base of the rotary wavelengths."""
+    rope_scaling: RopeScaling | None = None
+    """How the rotary frequencies are stretched for long contexts."""
+    rms_norm_eps: float = 1e-6
+    """Added to the mean square before its root."""
+    tie_word_embeddings: bool = False
+    """Use the embedding as the output matrix too."""
+    attention_bias: bool = False
+    """Biases in the four attention projections; not in Mistral."""
+    mlp_bias: bool = False
+    """Biases in the feed-forward projections; not in Mistral."""
+    sliding_window: int | None = None
+    """Mistral: a token sees itself and the `sliding_window - 1` tokens before it; None: all."""
+    embedding_multiplier: float = 1.0
+    """Granite: factor on the embeddings."""
+    attention_multiplier: float | None = None
+    """Granite: factor on the attention scores; None: 1 / sqrt(head_dim)."""
+    residual_multiplier: float = 1.0
+    """Granite: factor on what a layer adds to the residual stream."""
+    logits_scaling: float = 1.0
+    """Granite: the logits are divided by this."""
+
+    def __post_init__(self) -> None:
+        """Refuse shapes that cannot be built and fields of another family."""
+        if self.model_type not in get_args(ModelType):
+            known = nearest(self.model_type, list(get_args(ModelType)))
+            raise ConfigError("Unknown model_type", got=self.model_type, fix=known)
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be positive", got=value)
+        self._check_heads()
+        self._check_family()
+
+    def _check_heads(self) -> None:
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ConfigError(
+                f"num_attention_heads must divide hidden_size {self.hidden_size}",
+                got=self.num_attention_heads,
+                fix="Change one of them, or set head_dim.",
+            )
+        if self.num_attention_heads % self.key_value_heads:
+            raise ConfigError(
+                f"num_key_value_heads must divide num_attention_heads {self.num_attention_heads}",
+                got=self.num_key_value_heads,
+            )
+        if self.size_of_head % 2:
+            raise ConfigError("head_dim must be even, because positions rotate pairs", got=self.size_of_head)
+
+    def _check_family(self) -> None:
+        for name, (families, neutral) in _FAMILY_FIELDS.items():
+            if getattr(self, name) != neutral and self.model_type not in families:
+                raise ConfigError(
+                    f"{name} has no meaning in a {self.model_type} model",
+                    got=getattr(self, name),
+                    fix=f"Set model_type to {' or '.join(families)}, or leave it out.",
+                )
+
+    @property
+    def key_value_heads(self) -> int:
+        """Key-value heads, with the default applied."""
+        return self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
+
+    @property
+    def size_of_head(self) -> int:
+        """`head_dim`, with the default applied."""
+        return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
+
+    @property
+    def attention_scale(self) -> float:
+        """Factor on the attention scores."""
+        return self.size_of_head**-0.5 if self.attention_multiplier is None else self.attention_multiplier
+
+    @property
+    def num_parameters(self) -> int:
+        """Trainable numbers; a tied embedding counts once."""
+        query = self.num_attention_heads * self.size_of_head
+        key_value = self.key_value_heads * self.size_of_head
+        attention = 2 * self.hidden_size * (query + key_value)
+        feed_forward = 3 * self.hidden_size * self.intermediate_size
+        if self.attention_bias:
+            attention += query + 2 * key_value + self.hidden_size
+        if self.mlp_bias:
+            feed_forward += 2 * self.intermediate_size + self.hidden_size
+        block = attention + feed_forward + 2 * self.hidden_size
+        matrices = 1 if self.tie_word_embeddings else 2
+        embeddings = matrices * self.vocab_size * self.hidden_size
+        return self.num_hidden_layers * block + embeddings + self.hidden_size
+
+    def flops_per_token(self, seq_len: int) -> float:
+        """Floating-point operations of training per token, forward and backward.
+
+        The convention of model FLOPs utilisation: 6 per multiplied parameter and 12 x layers x
+        width x keys for attention, without the causal half (Chowdhery et al., PaLM,
+        arXiv:2204.02311, appendix B). The input embedding is looked up, not multiplied.
+
+        Args:
+            seq_len: keys a query could see in a full row, in tokens.
+        """
+        keys = seq_len if self.sliding_window is None else min(seq_len, self.sliding_window)
+        looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        width = self.num_attention_heads * self.size_of_head
+        return 6.0 * (self.num_parameters - looked_up) + 12.0 * self.num_hidden_layers * width * keys
+
+    @classmethod
+    def from_hugging_face(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON
+        """Read the content of a `config.json` written by transformers 4 or 5, or by Penstock.
+
+        Dropout is not read: Penstock has none, and inference never did.
+
+        Raises:
+            ModelError: another kind of model, a missing size, or a feature Penstock does not have.
+        """
+        model_type = str(raw.get("model_type"))
+        if model_type not in get_args(ModelType):
+            known = nearest(model_type, list(get_args(ModelType)))
+            raise ModelError("Models of this type cannot be opened", got=model_type, fix=known)
+        if raw.get("quantization_config"):
+            raise ModelError("Quantised weights cannot be opened", fix="Use the model's bf16 or fp32 folder.")
+        if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+            raise ModelError("hidden_act must be silu", got=raw["hidden_act"])
+        theta, scaling = read_rope(raw)
+        known_names = {field.name for field in fields(cls)} - {"rope_theta", "rope_scaling"}
+        read = {name: value for name, value in raw.items() if name in known_names}
+        values = {**_DEFAULTS[model_type], **read, "rope_theta": theta, "rope_scaling": scaling}
+        try:
+            return cls(**values)
+        except (ConfigError, TypeError) as error:
+            raise ModelError(f"config.json describes no model that can be built: {error}") from error
+
+    def to_hugging_face(self) -> dict[str, Any]:
+        """Return the content of a `config.json` that transformers 4 and 5 open."""
+        values: dict[str, Any] = {
+            "architectures": [f"{self.model_type.capitalize()}ForCausalLM"],
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "num_key_value_heads": self.key_value_heads,
+            "head_dim": self.size_of_head,
+            "hidden_act": "silu",
+            **write_rope(self.rope_theta, self.rope_scaling),
+        }
+        for name, (families, _) in _FAMILY_FIELDS.items():
+            if self.model_type not in families:
+                del values[name]
+        if self.model_type == "granite":
+            values["attention_multiplier"] = self.attention_scale
+        return values
+
+
+_POSITIVE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rope_theta", "rms_norm_eps",
+    "sliding_window", "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
+)  # fmt: skip
+
+_FAMILY_FIELDS: dict[str, tuple[tuple[str, ...], object]] = {
+    "attention_bias": (("llama", "granite"), False),
+    "mlp_bias": (("llama", "granite"), False),
+    "sliding_window": (("mistral",), None),
+    "embedding_multiplier": (("granite",), 1.0),
+    "attention_multiplier": (("granite",), None),
+    "residual_multiplier": (("granite",), 1.0),
+    "logits_scaling": (("granite",), 1.0),
+}
+
+# what transformers takes for an absent key, where that differs from the defaults above
+_DEFAULTS: dict[str, dict[str, object]] = {
+    "llama": {},
+    "granite": {"attention_multiplier": 1.0},
+    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
+}

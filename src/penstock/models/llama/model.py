@@ -1,0 +1,197 @@
+"""The decoder of Llama, Granite and Mistral.
+
+One forward pass: look the tokens up, prepare positions and attention once, run the blocks, normalise,
+project. The blocks are the units that `fully_shard`, recomputation and `torch.compile` wrap; the
+embedding, last norm and output matrix belong to the root. A tied output matrix is no second
+parameter: the embedding is used again, so there is no pair to keep equal when sharding or saving.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Float, Int, Int32
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.weights import hugging_face_names
+from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
+from penstock.nn.kernels.choose import choose_kernel
+from penstock.nn.kernels.layout import Layout, starts_of
+from penstock.nn.mlp import SwiGLU
+from penstock.nn.norm import RMSNorm
+from penstock.nn.rope import rope_tables
+
+Project = Callable[[Tensor], Tensor]
+"""[..., hidden] -> logits [..., vocab]."""
+
+
+class Cache(Protocol):
+    """Keys and values of the positions a model has seen."""
+
+    @property
+    def length(self) -> int:
+        """Positions held."""
+        ...
+
+    @property
+    def layers(self) -> Sequence[LayerCache]:
+        """One per block."""
+        ...
+
+    def advance(self, num_positions: int) -> None:
+        """Count positions that every layer has appended."""
+        ...
+
+
+class ChooseKernel(Protocol):
+    """Prepares attention for one forward pass."""
+
+    def __call__(self, layout: Layout, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
+        """Return the kernel with the layout bound to it."""
+        ...
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each normalised before and added to the residual stream."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.residual_multiplier = config.residual_multiplier
+        self.attention_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = GroupedQueryAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            num_key_value_heads=config.key_value_heads,
+            head_dim=config.size_of_head,
+            scale=config.attention_scale,
+            bias=config.attention_bias,
+        )
+        self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "batch seq hidden"],
+        rope: Rope,
+        attend: Attend,
+        cache: LayerCache | None = None,
+    ) -> Float[Tensor, "batch seq hidden"]:
+        """Apply the block."""
+        x = x + _scaled(self.attention(self.attention_norm(x), rope, attend, cache), self.residual_multiplier)
+        return x + _scaled(self.mlp(self.mlp_norm(x)), self.residual_multiplier)
+
+
+class Llama(nn.Module):
+    """A causal language model.
+
+    Args:
+        choose: picks the attention kernel of each forward pass; the default suits training and
+            plain generation.
+    """
+
+    config_class = LlamaConfig
+    hugging_face_names = staticmethod(hugging_face_names)
+
+    def __init__(self, config: LlamaConfig, *, choose: ChooseKernel = choose_kernel) -> None:
+        super().__init__()
+        self.config = config
+        self.choose = choose
+        self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.unembed = (
+            None
+            if config.tie_word_embeddings
+            else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        )
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        *,
+        position_ids: Int[Tensor, "batch seq"] | None = None,
+        cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None,
+        cache: Cache | None = None,
+        finish: Callable[[Tensor, Project], Tensor] | None = None,
+    ) -> Tensor:
+        """Return logits [batch, seq, vocab] in the dtype of the weights.
+
+        Args:
+            position_ids: index within the document; None: counted from each document's start, or
+                from the cache's end.
+            cu_seqlens: ends of documents over the flattened batch, from 0; a row's end is always
+                among them. None: each row is one document.
+            cache: holds the positions before `input_ids` and receives theirs.
+            finish: called as `finish(hidden, lm_head)` with hidden [batch, seq, hidden]; its result
+                is returned instead of logits. A loss that projects a chunk at a time belongs here:
+                under `fully_shard` the output matrix is whole only inside this call.
+        """
+        hidden = self.hidden(input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache)
+        return self.lm_head(hidden) if finish is None else finish(hidden, self.lm_head)
+
+    def hidden(
+        self,
+        input_ids: Int[Tensor, "batch seq"],
+        *,
+        position_ids: Int[Tensor, "batch seq"] | None = None,
+        cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None,
+        cache: Cache | None = None,
+    ) -> Float[Tensor, "batch seq hidden"]:
+        """Return the normalised residual stream; arguments as in `forward`."""
+        batch, seq_len = input_ids.shape
+        layout = Layout(
+            batch=batch,
+            seq_len=seq_len,
+            num_cached=0 if cache is None else cache.length,
+            window=self.config.sliding_window,
+            cu_seqlens=cu_seqlens,
+        )
+        x = _scaled(self.embed(input_ids), self.config.embedding_multiplier)
+        rope = self._rope(_positions(layout, input_ids.device) if position_ids is None else position_ids, x)
+        attend = self.choose(layout, device=x.device, dtype=x.dtype, head_dim=self.config.size_of_head)
+        for index, block in enumerate(self.layers):
+            x = block(x, rope, attend, None if cache is None else cache.layers[index])
+        if cache is not None:
+            cache.advance(seq_len)
+        out: Tensor = self.norm(x)
+        return out
+
+    def lm_head(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+        """Project the normalised residual stream to logits."""
+        logits: Tensor
+        if self.unembed is None:
+            logits = functional.linear(hidden, self.embed.weight)
+        else:
+            logits = self.unembed(hidden)
+        return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling
+
+    def initial_std(self, name: str) -> float:
+        """Return the standard deviation with which a weight matrix starts; see `nn.init`."""
+        writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
+        return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
+
+    def _rope(self, positions: Tensor, like: Tensor) -> Rope:
+        return rope_tables(
+            positions,
+            head_dim=self.config.size_of_head,
+            theta=self.config.rope_theta,
+            scaling=self.config.rope_scaling,
+            max_positions=self.config.max_position_embeddings,
+            dtype=like.dtype,
+        )
+
+
+def _scaled(x: Tensor, multiplier: float) -> Tensor:
+    return x if multiplier == 1.0 else x * multiplier  # Llama should not pay for Granite
+
+
+def _positions(layout: Layout, device: torch.device) -> Tensor:
+    if layout.cu_seqlens is None:
+        first = layout.num_cached
+        return torch.arange(first, first + layout.seq_len, device=device)[None]
+    index = torch.arange(layout.batch * layout.seq_len, device=device)
+    start = starts_of(layout.cu_seqlens.to(device), index.numel())
+    return (index - start).view(layout.batch, layout.seq_len)

@@ -1,0 +1,1 @@
+"""Layers: plain PyTorch modules whose attention kernel is handed to them."""

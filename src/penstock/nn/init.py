@@ -1,0 +1,126 @@
+"""Initial weights as a function of (seed, parameter name, element index), however they are sharded.
+
+A generator walks through one tensor in one order, so what a rank draws depends on how many ranks
+there are. Here each element is hashed from its own index: a rank fills the rows it owns and nobody
+ever holds, sends or draws the whole. The hash is `core.rng.mix64` in torch's int64 arithmetic; its
+halves are two uniforms, the Box-Muller transform makes them normal, and what falls beyond three
+standard deviations (0.27%) is folded back. Angles and logarithms are float64, so that a library's
+last bit is gone after rounding to float32.
+
+Scale: 0.02 everywhere, divided by sqrt(2 x layers) for the projections that write to the residual
+stream (Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3).
+"""
+
+import math
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int64
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from penstock.core.rng import key_of
+
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+_CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
+_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and compilation rename
+
+
+@runtime_checkable
+class HasInitialStd(Protocol):
+    """A model that says how large its weights start."""
+
+    def initial_std(self, name: str) -> float:
+        """Return the standard deviation of a weight matrix by its fully qualified name."""
+        ...
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, *, seed: int) -> None:
+    """Fill every parameter in place: matrices normal, norms one, biases zero.
+
+    Works on plain and on sharded (DTensor) parameters of any device; on each rank only its shard
+    is computed. Sharded and whole models get the same values, bit for bit.
+
+    Args:
+        model: has `initial_std`; built anywhere, materialised (`to_empty`) before the call.
+    """
+    assert isinstance(model, HasInitialStd), type(model)
+    for name, parameter in model.named_parameters():
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        if parameter.ndim == 1:
+            _local(parameter).fill_(0.0 if name.endswith("bias") else 1.0)
+        else:
+            fill_normal(parameter, key_of(seed, "init", name), std=model.initial_std(name))
+
+
+@torch.no_grad()
+def fill_normal(parameter: Tensor, key: int, *, std: float) -> None:
+    """Fill a tensor, or this rank's shard of it, with normal values truncated at 3 `std`."""
+    local = _local(parameter)
+    shape, offset = _place(parameter)
+    assert local.is_contiguous() and tuple(local.shape) == shape, (local.stride(), local.shape, shape)  # noqa: PT018
+    flat = local.view(-1)
+    for start in range(0, flat.numel(), _CHUNK):
+        stop = min(start + _CHUNK, flat.numel())
+        counter = torch.arange(start, stop, device=flat.device)
+        index = _global_index(counter, shape, offset=offset, full=tuple(parameter.shape))
+        flat[start:stop] = normal(index, key) * std
+
+
+def normal(index: Int64[Tensor, "n"], key: int) -> Tensor:
+    """Return standard normal values folded into [-3, 3], [n] float64, one per index.
+
+    >>> normal(torch.tensor([0, 1]), 7).equal(normal(torch.tensor([1, 0]), 7).flip(0))
+    True
+    """
+    bits = mix64(index ^ _signed(key))
+    first = (_shift(bits, 32).double() + 0.5) / 2**32  # never 0, whose logarithm is infinite
+    second = (bits & 0xFFFFFFFF).double() / 2**32
+    values = torch.sqrt(-2 * torch.log(first)) * torch.cos(2 * math.pi * second)
+    excess = (values.abs() - 3).clamp(min=0)
+    return values - 2 * excess * values.sign()
+
+
+def mix64(values: Int64[Tensor, "n"]) -> Int64[Tensor, "n"]:
+    """Scramble 64-bit integers; the same bits as `core.rng.mix64`, whose source is there."""
+    z = values + _signed(_GOLDEN)
+    z = (z ^ _shift(z, 30)) * _signed(_MIX_1)
+    z = (z ^ _shift(z, 27)) * _signed(_MIX_2)
+    return z ^ _shift(z, 31)
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    # torch shifts signed integers arithmetically; the mask removes the copies of the sign
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def _local(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def _place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shape of what this rank holds and the index of its first element, per dim."""
+    if not isinstance(parameter, DTensor):
+        return tuple(parameter.shape), (0,) * parameter.ndim
+    for placement in parameter.placements:
+        if not isinstance(placement, Shard | Replicate):
+            raise TypeError(f"cannot initialise a parameter placed as {placement}: a shard must be a block")
+    return compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+
+
+def _global_index(
+    counter: Tensor, shape: tuple[int, ...], *, offset: tuple[int, ...], full: tuple[int, ...]
+) -> Tensor:
+    index, stride = torch.zeros_like(counter), 1
+    for size, first, whole in zip(reversed(shape), reversed(offset), reversed(full), strict=True):
+        index += (counter % size + first) * stride
+        counter = counter // size
+        stride *= whole
+    return index

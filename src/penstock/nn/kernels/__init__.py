@@ -1,0 +1,1 @@
+"""Attention kernels: one file each, all answering to the same call."""

@@ -1,0 +1,27 @@
+"""Choose the attention kernel for one forward pass."""
+
+import torch
+
+from penstock.nn.attention import Attend
+from penstock.nn.kernels.dense import Causal, Latest, Masked
+from penstock.nn.kernels.documents import per_document
+from penstock.nn.kernels.layout import Layout, visibility_mask
+from penstock.nn.kernels.varlen import is_available, var_len
+
+
+def choose_kernel(layout: Layout, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
+    """Return the fastest kernel here that is exact for this layout; called once per forward pass.
+
+    Args:
+        device: where queries and keys are.
+        dtype: of queries and keys.
+    """
+    if layout.cu_seqlens is None and not layout.num_cached and not layout.is_windowed:
+        return Causal()
+    if layout.seq_len == 1 and layout.cu_seqlens is None:
+        return Latest(layout.window if layout.is_windowed else None)
+    if not layout.num_cached and is_available(device=device, dtype=dtype, head_dim=head_dim):
+        return var_len(layout, device=device)
+    if layout.cu_seqlens is not None and device.type == "cpu":
+        return per_document(layout, device=device)
+    return Masked(visibility_mask(layout, device=device))

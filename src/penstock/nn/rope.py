@@ -1,0 +1,124 @@
+"""Rotary position embeddings: frequencies, their published scalings, and the rotation.
+
+Source: Su et al., "RoFormer", arXiv:2104.09864, in the half-split layout of Llama checkpoints
+(dimension i pairs with i + head_dim / 2). Nothing is kept between calls: the frequencies are
+head_dim / 2 numbers, so they are computed anew in each forward. A buffer would have to be rebuilt
+after construction on the meta device, and `model.to(bfloat16)` would silently round it.
+"""
+
+import math
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from penstock.nn.rope_scaling import RopeScaling
+
+
+def rope_tables(
+    positions: Int[Tensor, "batch seq"],
+    *,
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None,
+    max_positions: int,
+    dtype: torch.dtype,
+) -> tuple[Float[Tensor, "batch 1 seq head_dim"], Float[Tensor, "batch 1 seq head_dim"]]:
+    """Return cosines and sines for each position, ready to broadcast over heads.
+
+    Args:
+        positions: index of each token within its document, from 0.
+        theta: base of the wavelengths.
+        max_positions: the context length, which the dynamic rule compares positions with.
+        dtype: of the result; the angles themselves are always float32.
+    """
+    with torch.no_grad():
+        frequencies, factor = rope_frequencies(
+            positions, head_dim=head_dim, theta=theta, scaling=scaling, max_positions=max_positions
+        )
+        angles = positions[:, None, :, None].float() * frequencies
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+def rotate(
+    x_bhld: Float[Tensor, "batch heads seq head_dim"],
+    cosines: Float[Tensor, "batch 1 seq head_dim"],
+    sines: Float[Tensor, "batch 1 seq head_dim"],
+) -> Float[Tensor, "batch heads seq head_dim"]:
+    """Rotate queries or keys by the angles of their positions."""
+    first, second = x_bhld.chunk(2, dim=-1)
+    return x_bhld * cosines + torch.cat((-second, first), dim=-1) * sines
+
+
+def rope_frequencies(
+    positions: Int[Tensor, "batch seq"],
+    *,
+    head_dim: int,
+    theta: float,
+    scaling: RopeScaling | None,
+    max_positions: int,
+) -> tuple[Float[Tensor, "half"], float]:
+    """Return radians per position, [head_dim / 2] float32, and the factor on cosines and sines."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    if scaling is None:
+        return 1.0 / (theta**exponents), 1.0
+    if scaling.rope_type == "linear":
+        return 1.0 / (theta**exponents) / scaling.factor, 1.0
+    if scaling.rope_type == "dynamic":
+        base = _dynamic_base(positions, head_dim, theta=theta, scaling=scaling, max_positions=max_positions)
+        return 1.0 / (base**exponents), 1.0
+    if scaling.rope_type == "llama3":
+        return _llama3(1.0 / (theta**exponents), scaling), 1.0
+    return _yarn(theta**exponents, head_dim, theta=theta, scaling=scaling), _yarn_factor(scaling)
+
+
+def _dynamic_base(
+    positions: Tensor, head_dim: int, *, theta: float, scaling: RopeScaling, max_positions: int
+) -> Tensor:
+    # a tensor, not a number: reading the longest position would wait for the device
+    length = (positions.max() + 1).clamp(min=max_positions)
+    growth = scaling.factor * length / max_positions - (scaling.factor - 1)
+    return theta * growth ** (head_dim / (head_dim - 2))
+
+
+def _llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    context = scaling.original_max_position_embeddings
+    assert low is not None and high is not None and context is not None, scaling  # noqa: PT018
+    wavelengths = 2 * math.pi / frequencies
+    scaled = torch.where(wavelengths > context / low, frequencies / scaling.factor, frequencies)
+    smooth = (context / wavelengths - low) / (high - low)
+    mixed = (1 - smooth) * scaled / scaling.factor + smooth * scaled
+    is_between = (wavelengths >= context / high) & (wavelengths <= context / low)
+    return torch.where(is_between, mixed, scaled)
+
+
+def _yarn(periods: Tensor, head_dim: int, *, theta: float, scaling: RopeScaling) -> Tensor:
+    context = scaling.original_max_position_embeddings
+    assert context is not None, scaling
+
+    def dimension_of(rotations: float) -> float:
+        return head_dim * math.log(context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = dimension_of(scaling.beta_fast or 32), dimension_of(scaling.beta_slow or 1)
+    if scaling.truncate is not False:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:
+        high += 0.001  # no division by zero below
+    index = torch.arange(head_dim // 2, dtype=torch.float32, device=periods.device)
+    keep = 1 - ((index - low) / (high - low)).clamp(0, 1)
+    return 1.0 / (scaling.factor * periods) * (1 - keep) + 1.0 / periods * keep
+
+
+def _yarn_factor(scaling: RopeScaling) -> float:
+    if scaling.attention_factor is not None:
+        return scaling.attention_factor
+
+    def temperature(weight: float) -> float:
+        return 0.1 * weight * math.log(scaling.factor) + 1.0
+
+    if scaling.mscale and scaling.mscale_all_dim:
+        return temperature(scaling.mscale) / temperature(scaling.mscale_all_dim)
+    return temperature(1.0)

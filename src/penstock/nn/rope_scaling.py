@@ -1,0 +1,112 @@
+"""The numbers that stretch rotary position embeddings beyond the trained context; no torch.
+
+Four published rules, with the field names of Hugging Face's `rope_parameters`:
+
+- linear: positions divided by `factor` (Chen et al., "Extending context window of large language
+  models via positional interpolation", arXiv:2306.15595);
+- dynamic: the base grows with the longest position once it passes the context ("NTK-aware", 2023);
+- yarn: per-frequency mix of the two and a temperature (Peng et al., arXiv:2309.00071);
+- llama3: the rule of Llama 3.1, which leaves high frequencies alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from penstock.core.errors import ConfigError, ModelError, nearest
+
+RopeType = Literal["linear", "dynamic", "yarn", "llama3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are scaled; fields a rule does not use must stay unset."""
+
+    rope_type: RopeType
+    """Which rule."""
+    factor: float
+    """Context after scaling divided by context before, at least 1."""
+    original_max_position_embeddings: int | None = None
+    """Tokens of context before scaling; needed by yarn and llama3."""
+    low_freq_factor: float | None = None
+    """llama3: wavelengths above original context / this are divided by `factor`."""
+    high_freq_factor: float | None = None
+    """llama3: wavelengths below original context / this are left alone."""
+    attention_factor: float | None = None
+    """yarn: factor on cosines and sines; unset: 0.1 ln(factor) + 1, as the paper recommends."""
+    beta_fast: float | None = None
+    """yarn: rotations over the original context above which a frequency is left alone; unset: 32."""
+    beta_slow: float | None = None
+    """yarn: rotations below which a frequency is divided by `factor`; unset: 1."""
+    mscale: float | None = None
+    """yarn as in DeepSeek: numerator of the attention factor, together with `mscale_all_dim`."""
+    mscale_all_dim: float | None = None
+    """yarn as in DeepSeek: denominator of the attention factor."""
+    truncate: bool | None = None
+    """yarn: round the mixing range to whole frequencies; unset: yes."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number out of range, a missing field and a field of another rule."""
+        if self.factor < 1:
+            raise ConfigError("rope_scaling.factor must be at least 1", got=self.factor)
+        needed, optional = _FIELDS[self.rope_type]
+        for name in needed:
+            if getattr(self, name) is None:
+                raise ConfigError(f"rope_scaling.{name} is needed by {self.rope_type}", fix=f"Set {name}.")
+        for name in set(self.__dataclass_fields__) - {"rope_type", "factor", *needed, *optional}:
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"rope_scaling.{name} has no meaning for {self.rope_type}", got=getattr(self, name)
+                )
+        low, high = self.low_freq_factor, self.high_freq_factor
+        if low is not None and high is not None and high <= low:
+            raise ConfigError("rope_scaling.high_freq_factor must exceed low_freq_factor", got=(low, high))
+
+
+_YARN = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate")
+_ORIGINAL = "original_max_position_embeddings"
+_FIELDS: dict[RopeType, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": ((), ()),
+    "dynamic": ((), ()),
+    "yarn": ((_ORIGINAL,), _YARN),
+    "llama3": ((_ORIGINAL, "low_freq_factor", "high_freq_factor"), ()),
+}
+
+
+def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # Any: JSON
+    """Read the base and the scaling from a `config.json`, as transformers 4 or 5 writes them.
+
+    Raises:
+        ModelError: a rule or a number that Penstock does not have.
+    """
+    scaling = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
+    theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0)
+    if (scaling.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0) != 1.0:
+        raise ModelError("Rotating a part of each head is not supported")
+    older_name = scaling.pop("type", None)
+    rule = scaling.pop("rope_type", None) or older_name or "default"
+    if rule == "default":
+        return theta, None
+    if rule not in _FIELDS:
+        raise ModelError("Unknown rope_type", got=rule, fix=nearest(str(rule), ["default", *_FIELDS]))
+    if rule in ("linear", "dynamic"):
+        scaling.pop(_ORIGINAL, None)  # transformers writes it for every rule and reads it for two
+    else:
+        scaling.setdefault(_ORIGINAL, raw.get("max_position_embeddings"))
+    given = {name: value for name, value in scaling.items() if value is not None}
+    unknown = sorted(set(given) - {"factor", *_FIELDS[rule][0], *_FIELDS[rule][1]})
+    if unknown or "factor" not in given:
+        raise ModelError(f"rope_parameters of {rule} are not understood", got=unknown or "no factor")
+    return theta, RopeScaling(rope_type=rule, **given)
+
+
+def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
+    """Return the keys of `config.json`: both spellings, so that transformers 4 and 5 open it."""
+    rule: dict[str, Any] = {"rope_type": "default"}
+    if scaling is not None:
+        rule = {name: value for name, value in asdict(scaling).items() if value is not None}
+    return {
+        "rope_theta": theta,
+        "rope_scaling": None if scaling is None else rule,
+        "rope_parameters": {"rope_theta": theta, **rule},
+    }

@@ -1,0 +1,25 @@
+"""Every metric, its unit and its meaning, and the files of a run; nothing is named anywhere else."""
+
+from typing import Final
+
+METRICS_FILE = "metrics.jsonl"
+"""Rank 0's records, one a step, and one a start of the run."""
+SAMPLES_FOLDER = "samples"
+"""Each rank's log of sample ids and checksums."""
+RECIPE_FILE = "config.json"
+"""The resolved recipe."""
+
+METRICS: Final[dict[str, tuple[str, str]]] = {
+    "step": ("steps", "optimizer steps taken, this one counted"),
+    "tokens": ("tokens", "tokens trained on since the start of the run"),
+    "loss": ("nats/token", "training loss of the step, mean over the labels of all ranks"),
+    "grad_norm": ("", "norm of the whole gradient before clipping"),
+    "learning_rate": ("", "of the step"),
+    "tokens_per_s": ("tokens/s", "tokens of the step over its wall time, all ranks"),
+    "mfu": ("share", "model FLOPs utilisation: useful FLOP/s over the devices' peak"),
+    "step_s": ("s", "wall time of the step, waiting for data included"),
+    "data_wait_share": ("share", "share of the step spent waiting for its batch"),
+    "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
+    "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, by name"),
+    "validation_loss": ("nats/token", "mean loss on held-out documents"),
+}

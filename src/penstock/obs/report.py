@@ -1,0 +1,131 @@
+"""Render a run as one HTML page that needs nothing else: records in, text out.
+
+Text from files reaches the page escaped only, and the page's own policy lets no other script run
+and nothing be fetched.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from penstock.obs.charts import charts
+from penstock.obs.figures import Config, Figure, key_figures, outcome, setting, starts
+from penstock.obs.history import History, gather
+from penstock.obs.names import METRICS
+from penstock.obs.sinks import Record
+from penstock.obs.svg import draw
+from penstock.obs.toml import toml_text
+
+_STARTS = ("at step", "processes", "time, UTC", "steps taken", "median tokens/s")
+_MAX_STARTS = 200
+
+
+def render(
+    records: Iterable[Record], config: Config, *, name: str, references: Mapping[str, float] | None = None
+) -> str:
+    """Return the page.
+
+    Args:
+        records: of metrics.jsonl, in order; read once.
+        config: the resolved recipe, as config.json holds it.
+        name: of the run.
+        references: name -> loss in nats per token, drawn as horizontal lines.
+
+    Raises:
+        PenstockError: a record is broken, or there is no step.
+    """
+    history = gather(records)
+    kind, words = outcome(history, config)
+    script = _page_file("report.js")
+    return Template(_page_file("report.html")).substitute(
+        name=escape(name),
+        outcome=f'<span class="outcome {kind}">{escape(words)}</span>',
+        summary=escape(_summary(history, config)),
+        figures="".join(_tile(figure) for figure in key_figures(history, config)),
+        charts="".join(draw(chart) for chart in charts(history, references or {})),
+        corpora=_corpora(history.corpus_tokens),
+        starts=_starts(history),
+        recipe=escape(toml_text(config)),
+        glossary="".join(_entry(metric) for metric in METRICS),
+        ignored=f"{history.num_ignored:,} records of other kinds are not drawn."
+        if history.num_ignored
+        else "",
+        style=_page_file("report.css"),
+        script=script,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _page_file(name: str) -> str:
+    return files("penstock.obs").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _summary(history: History, config: Config) -> str:
+    parts = [
+        ("started {} UTC", history.starts[0].time[:16].replace("T", " ") if history.starts else None),
+        ("{}", setting(config, "model.model_type")),
+        ("{} layers", setting(config, "model.num_hidden_layers")),
+        ("hidden size {}", setting(config, "model.hidden_size")),
+        ("vocabulary {}", setting(config, "model.vocab_size")),
+        ("rows of {} tokens", setting(config, "data.sequence_length")),
+        ("{} rows a step", setting(config, "data.global_batch_size")),
+        ("{}", setting(config, "compute")),
+    ]
+    return " · ".join(form.format(_grouped(value)) for form, value in parts if value is not None)
+
+
+def _grouped(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _tile(figure: Figure) -> str:
+    unit, meaning = METRICS[figure.metric]
+    hint = escape(f"{meaning}{f' ({unit})' if unit else ''}")
+    return (
+        f'<div class="tile"><dt><abbr title="{hint}">{escape(figure.title)}</abbr></dt>'
+        f"<dd>{escape(figure.value)}<small>{escape(figure.note)}</small></dd></div>"
+    )
+
+
+def _corpora(tokens: Mapping[str, int]) -> str:
+    if len(tokens) < 2:
+        return ""
+    total = max(sum(tokens.values()), 1)
+    most_first = sorted(tokens.items(), key=lambda item: -item[1])
+    rows = "".join(_corpus(name, number, number / total) for name, number in most_first)
+    head = _head(("corpus", "tokens", "share", ""))
+    return f'<section><h2>Tokens by corpus</h2><div class="table"><table>{head}{rows}</table></div></section>'
+
+
+def _corpus(name: str, tokens: int, share: float) -> str:
+    bar = f'<svg aria-hidden="true"><rect width="{share:.2%}" height="100%"/></svg>'
+    return (
+        f'<tr><th scope="row">{escape(name)}</th><td>{tokens:,}</td><td>{share:.1%}</td>'
+        f'<td class="bar">{bar}</td></tr>'
+    )
+
+
+def _starts(history: History) -> str:
+    rows = starts(history)
+    if not rows:
+        return ""
+    shown = rows[-_MAX_STARTS:]
+    body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in shown)
+    left_out = len(rows) - len(shown)
+    note = f"<p>The {left_out:,} starts before these are left out.</p>" if left_out else ""
+    table = f'<div class="table"><table>{_head(_STARTS)}{body}</table></div>'
+    return f"<section><h2>Starts</h2>{note}{table}</section>"
+
+
+def _head(titles: Sequence[str]) -> str:
+    cells = "".join(f'<th scope="col">{escape(title)}</th>' if title else "<td></td>" for title in titles)
+    return f"<thead><tr>{cells}</tr></thead>"
+
+
+def _entry(metric: str) -> str:
+    unit, meaning = METRICS[metric]
+    kind = f" <small>{escape(unit)}</small>" if unit else ""
+    return f"<dt><code>{escape(metric)}</code>{kind}</dt><dd>{escape(meaning)}</dd>"

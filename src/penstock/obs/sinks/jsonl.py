@@ -1,0 +1,69 @@
+"""Records as JSON lines in a file that always tells one history.
+
+A run that resumes from step N has forgotten what came after N, so its log forgets it too: `rewind`
+drops later records, and a line that a kill cut short.
+"""
+
+import json
+from pathlib import Path
+from typing import IO
+
+from penstock.core.errors import InputError
+from penstock.core.files import write_atomic
+from penstock.obs.sinks import Record
+
+
+def read_records(path: Path) -> list[Record]:
+    """Return the records of a file, without a last line that was cut short; [] if there is no file.
+
+    Raises:
+        InputError: a line before the last is not JSON: the file was altered, not cut short.
+    """
+    if not path.is_file():
+        return []
+    lines = path.read_text(encoding="utf-8").splitlines()
+    records = []
+    for number, line in enumerate(lines, start=1):
+        record = _parsed(line)
+        if record is not None:
+            records.append(record)
+        elif number < len(lines):
+            fix = "Restore the file, or move it away to go on without its past."
+            raise InputError(f"Line {number} of {path} is not a record", got=line[:80], fix=fix)
+    return records
+
+
+def _parsed(line: str) -> Record | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("step"), int) else None
+
+
+def rewind(path: Path, *, step: int) -> None:
+    """Drop the records of steps beyond `step`."""
+    if path.is_file():
+        kept = [json.dumps(record) for record in read_records(path) if record["step"] <= step]
+        write_atomic(path, "".join(f"{line}\n" for line in kept))
+
+
+class JsonLines:
+    """A sink that appends to a file, a line at a time; each line reaches the system at once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def __call__(self, record: Record) -> None:
+        """Write one record."""
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", buffering=1, encoding="utf-8")
+        self._file.write(json.dumps(record) + "\n")
+
+    def close(self) -> None:
+        """Close the file; a later record opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None

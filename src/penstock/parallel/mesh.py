@@ -1,0 +1,73 @@
+"""Join the ranks of a run: process group, device and device mesh, the same for one rank or many."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from penstock.core.env import Ranks, local_world_size, num_cores, ranks, rendezvous
+from penstock.core.errors import PeerLost
+
+log = logging.getLogger(__name__)
+
+_PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+_TIMEOUT = timedelta(minutes=10)  # a rank that waits longer has lost its peers
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The ranks of a run, as one of them sees it."""
+
+    ranks: Ranks
+    device: torch.device
+    mesh: DeviceMesh
+    """One axis, "data": every rank holds a shard and computes its own rows."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank speaks for all."""
+        return self.ranks.rank == 0
+
+    def sum(self, *values: float) -> list[float]:
+        """Return the sums over ranks, in float64; every rank must call it with as many values."""
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        sums: list[float] = total.tolist()
+        return sums
+
+
+@contextmanager
+def join() -> Iterator[World]:
+    """Join the process group; one process alone forms a group of one, so all code is the same.
+
+    Uses NCCL and one GPU a rank where there are GPUs, else gloo with the cores shared evenly. The ranks
+    meet where torchrun (MASTER_ADDR) or Penstock's launcher says.
+    """
+    who = ranks()
+    if torch.cuda.is_available():
+        device = torch.device("cuda", who.local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+        torch.set_num_threads(max(1, num_cores() // local_world_size()))
+    alone = who.world_size == 1
+    store = dist.HashStore() if alone else None  # type: ignore[attr-defined]
+    where = None if alone else rendezvous()
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, where, timeout=_TIMEOUT, world_size=who.world_size, rank=who.rank, store=store
+    )
+    try:
+        yield World(who, device, init_device_mesh(device.type, (who.world_size,), mesh_dim_names=("data",)))
+    except RuntimeError as error:  # what gloo and NCCL raise when a peer is gone
+        if isinstance(error, dist.DistError) or any(said in str(error) for said in _PEER_GONE):
+            log.debug("lost a peer", exc_info=True)
+            raise PeerLost from None
+        raise
+    finally:
+        dist.destroy_process_group()

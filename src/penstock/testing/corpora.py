@@ -1,0 +1,51 @@
+"""Tiny corpora on disk, made from documents given as token lists."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from penstock.core.files import checksum
+from penstock.data.formats.arrow import write_shard
+from penstock.data.manifest import Manifest, ShardEntry, save_manifest
+
+
+def write_corpus(
+    folder: Path,
+    documents: Sequence[Sequence[int]],
+    *,
+    vocab_size: int = 65_536,
+    documents_per_shard: int = 100,
+) -> Path:
+    """Write documents, each a sequence of token ids and possibly empty, as a corpus; return its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    dtype: Literal["uint16", "uint32"] = "uint16" if vocab_size <= 65_536 else "uint32"
+    entries: list[ShardEntry] = []
+    for first in range(0, len(documents), documents_per_shard):
+        group = documents[first : first + documents_per_shard]
+        offsets = np.cumsum([0, *map(len, group)], dtype=np.int64)
+        tokens = np.array([token for document in group for token in document], dtype=dtype)
+        path = folder / f"shard-{len(entries):05d}.arrow"
+        write_shard(path, tokens, offsets)
+        entries.append(
+            ShardEntry(
+                name=path.name,
+                tokens=len(tokens),
+                documents=len(group),
+                bytes=path.stat().st_size,
+                checksum=checksum(path),
+            )
+        )
+    save_manifest(folder, Manifest(format="arrow", dtype=dtype, vocab_size=vocab_size, shards=tuple(entries)))
+    return folder
+
+
+def numbered_corpus(folder: Path, lengths: Sequence[int], *, documents_per_shard: int = 100) -> Path:
+    """Write documents of given lengths in which the token at position p of the corpus is p + 1.
+
+    Every token is then its own identity, and none is 0: what a loader serves says where it came from.
+    """
+    starts = np.cumsum([1, *lengths]).tolist()
+    documents = [range(start, start + length) for start, length in zip(starts, lengths, strict=False)]
+    return write_corpus(folder, documents, vocab_size=2**32, documents_per_shard=documents_per_shard)

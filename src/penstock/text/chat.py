@@ -1,0 +1,143 @@
+"""Messages to the text a model was trained to continue: its chat template, or a plain transcript.
+
+Templates are Jinja programs written by whoever published the model, so they run in the sandbox of
+jinja2 that cannot change what it is given. A model without a template gets this transcript, in
+which every message but the last ends in an empty line:
+
+    System: Answer briefly.
+
+    User: What is a penstock?
+
+    Assistant:
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypedDict
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.core.clock import utc_now
+from penstock.core.config import load_json
+from penstock.core.errors import ConfigError, ModelError, UsageError
+
+
+class Message(TypedDict):
+    """One turn."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplate:
+    """How a model's conversations are written."""
+
+    source: str | None = None
+    """Jinja text; None: the plain transcript."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Names of special tokens the template may use, such as `bos_token`."""
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Texts that mark the end of an answer; a template's model ends with a token instead."""
+        return () if self.source is not None else ("\nUser:", "\nSystem:")
+
+
+def load_template(folder: Path) -> ChatTemplate:
+    """Read `chat_template.jinja` or the template in `tokenizer_config.json`; plain if neither is there.
+
+    Raises:
+        ModelError: the file is not readable JSON.
+    """
+    path, config = folder / "tokenizer_config.json", {}
+    if path.is_file():
+        try:
+            config = load_json(path)
+        except ConfigError as error:
+            raise ModelError(str(error).removesuffix(".")) from None
+    source = _pick(config.get("chat_template"))
+    if (jinja := folder / "chat_template.jinja").is_file():
+        source = jinja.read_text(encoding="utf-8")
+    tokens = {name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return ChatTemplate(source=source, variables={n: text for n, text in tokens.items() if text is not None})
+
+
+def render(messages: Sequence[Message], template: ChatTemplate) -> str:
+    """Return the text after which the model's next answer follows.
+
+    Raises:
+        UsageError: the template refuses these messages, or there are none.
+        ModelError: the template is not valid.
+
+    >>> render([{"role": "user", "content": "Hi"}], ChatTemplate())
+    'User: Hi\\n\\nAssistant:'
+    """
+    if not messages:
+        raise UsageError("There is no message to answer", fix="Give at least one.")
+    if template.source is None:
+        turns = [f"{message['role'].capitalize()}: {message['content'].strip()}" for message in messages]
+        return "\n\n".join([*turns, "Assistant:"])
+    try:
+        compiled = _environment().from_string(template.source)
+        return compiled.render(messages=messages, add_generation_prompt=True, **template.variables)
+    except _RefusedMessages as refusal:
+        raise UsageError(f"The model's chat template refuses these messages: {refusal}") from None
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"The model's chat template fails: {error}") from error
+
+
+def _pick(stored: Any) -> str | None:  # Any: JSON; a text, or a list of named texts
+    if isinstance(stored, list):
+        named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}
+        stored = named.get("default")
+    return stored if isinstance(stored, str) else None
+
+
+def _token(stored: Any) -> str | None:  # Any: JSON; a text, or an object with the text
+    if isinstance(stored, dict):
+        stored = stored.get("content")
+    return stored if isinstance(stored, str) else None
+
+
+class _RefusedMessages(Exception):
+    """Raised from inside a template."""
+
+
+class _Generation(Extension):
+    """Accept `{% generation %}`, with which templates mark answers for training, and do nothing."""
+
+    tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    # the settings, names and filters that templates on the Hub are written for
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:  # Any: what the template holds
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise _RefusedMessages(reason)
+
+
+def _now(form: str) -> str:
+    return datetime.fromisoformat(utc_now()).strftime(form)

@@ -1,0 +1,109 @@
+"""Prove from its logs that a run trained on exactly the samples of an uninterrupted one.
+
+Every rank logged the ids and checksums of its samples. The order is a function, so one process can
+compute what each step should have held and compare: nothing missing, nothing repeated, no token
+changed, whatever kills and rescales lie between.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from penstock.checkpoint.layout import find, read_meta
+from penstock.core import config
+from penstock.core.errors import UsageError
+from penstock.data import Loader
+from penstock.obs.names import METRICS_FILE, RECIPE_FILE, SAMPLES_FOLDER
+from penstock.obs.sinks import Record
+from penstock.obs.sinks.jsonl import read_records
+from penstock.train.config import TrainConfig
+from penstock.train.record import checksums
+from penstock.train.supply import train_loader
+
+_SHOWN_FAULTS = 20
+
+
+@dataclass(slots=True, kw_only=True)
+class Audit:
+    """What the logs of a run show."""
+
+    steps: int
+    """Steps of the newest checkpoint; what was logged after it is not part of the run."""
+    samples: int = 0
+    """Samples found in the logs, in place and unchanged."""
+    tokens: int = 0
+    """Tokens in them."""
+    ranks: list[int] = field(default_factory=list)
+    """Number of ranks after each start of the run."""
+    faults: list[str] = field(default_factory=list)
+    """What is missing, repeated or changed, one line a step; the first ones."""
+    num_faults: int = 0
+    """Steps with a fault."""
+
+
+def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
+    """Compare the sample logs of a run with the order of an uninterrupted one.
+
+    Args:
+        progress: called with steps done and steps in all.
+
+    Raises:
+        UsageError: the run logged no samples.
+        CheckpointError: the run has no checkpoint.
+    """
+    logs = sorted((run / SAMPLES_FOLDER).glob("rank-*.jsonl"))
+    if not logs:
+        raise UsageError(f"{run} has no sample logs", fix="Train with --set run.log_samples=true.")
+    meta = read_meta(find(run))
+    recipe = config.build(TrainConfig, config.load_json(run / RECIPE_FILE))
+    loader = train_loader(recipe, rank=0, world_size=1, fields=("input_ids",), num_workers=0)
+    loader.load_state_dict(meta.loader)
+    starts = [record for record in read_records(run / METRICS_FILE) if record.get("event") == "start"]
+    result = Audit(steps=meta.step, ranks=[record["ranks"] for record in starts])
+    by_step = groupby(heapq.merge(*map(_records, logs), key=_step), key=_step)
+    logged = next(by_step, None)
+    for step in range(1, meta.step + 1):
+        records: list[Record] = []
+        if logged is not None and logged[0] == step:
+            records = list(logged[1])
+            logged = next(by_step, None)
+        _compare(result, loader, step, records, length=recipe.data.sequence_length)
+        progress(step, meta.step)
+    return result
+
+
+def _step(record: Record) -> int:
+    step: int = record["step"]
+    return step
+
+
+def _records(path: Path) -> Iterator[Record]:
+    return iter(read_records(path))
+
+
+def _compare(result: Audit, loader: Loader, step: int, records: list[Record], *, length: int) -> None:
+    expected = loader.samples_of(step - 1)
+    ids = [sample for record in records for sample in record["sample_ids"]]
+    sums = dict(zip(ids, (crc for record in records for crc in record["crc32"]), strict=True))
+    counts = Counter(ids)
+    tokens = loader.gather(np.arange(expected.start, expected.stop))["input_ids"]
+    changed = [s for s, crc in zip(expected, checksums(tokens), strict=True) if sums.get(s, crc) != crc]
+    found = {
+        "missing": [sample for sample in expected if sample not in counts],
+        "repeated": [sample for sample, count in counts.items() if count > 1],
+        "of another step": [sample for sample in counts if sample not in expected],
+        "changed": changed,
+    }
+    if any(found.values()):
+        result.num_faults += 1
+        if len(result.faults) < _SHOWN_FAULTS:
+            said = "; ".join(f"{what}: {samples[:5]}" for what, samples in found.items() if samples)
+            result.faults.append(f"step {step}: {said}")
+    good = len(expected) - len(set(found["missing"]) | set(changed))
+    result.samples += good
+    result.tokens += good * length

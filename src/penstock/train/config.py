@@ -1,0 +1,240 @@
+"""The recipe: every knob of a training run, its meaning, unit and default; imports no torch."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.core import config
+from penstock.core.config import Raw
+from penstock.core.errors import ConfigError
+from penstock.data.manifest import load_manifest
+from penstock.models.llama.config import LlamaConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """What the run is."""
+
+    dir: str
+    """Folder of the run: checkpoints, metrics, the resolved recipe. Run again on it to resume."""
+    steps: int
+    """Optimizer steps in the whole run."""
+    seed: int = 0
+    """Keys the initial weights and the data order."""
+    log_samples: bool = False
+    """Log the ids and a checksum of every sample, for `penstock data audit`; about 20 bytes a sample."""
+
+    def __post_init__(self) -> None:
+        if not self.dir.strip():
+            raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
+        _at_least("run.steps", self.steps, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CorpusConfig:
+    """One corpus of the mixture."""
+
+    path: str
+    """Folder made by `penstock data prepare`."""
+    weight: float | None = None
+    """Share of samples, relative to the others; absent for all corpora: in proportion to tokens."""
+    epochs: int | None = None
+    """Most passes over it; the run is refused before it starts if it needs more. Absent: no cap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """What is trained on."""
+
+    corpora: dict[str, CorpusConfig]
+    """By name; the name keys the order, so renaming a corpus reshuffles it."""
+    sequence_length: int
+    """Tokens per row."""
+    global_batch_size: int
+    """Rows per step over all ranks."""
+    micro_batch_size: int | None = None
+    """Rows per forward pass on one rank; absent: the rank's whole share. Smaller: less memory."""
+    packing: str = "best_fit"
+    """How documents are placed into rows."""
+    holdout: float = 0.0
+    """Share of each corpus kept for validation, whole documents."""
+    num_workers: int = 1
+    """Threads that prepare batches."""
+    prefetch: int = 2
+    """Batches prepared ahead."""
+
+    def __post_init__(self) -> None:
+        if not self.corpora:
+            raise ConfigError("data.corpora is empty", fix="Add [data.corpora.NAME] with a path.")
+        _at_least("data.sequence_length", self.sequence_length, 2)
+        _at_least("data.global_batch_size", self.global_batch_size, 1)
+        _at_least("data.micro_batch_size", 1 if self.micro_batch_size is None else self.micro_batch_size, 1)
+        _at_least("data.num_workers", self.num_workers, 0)
+        _at_least("data.prefetch", self.prefetch, 0)
+        weights = [corpus.weight for corpus in self.corpora.values()]
+        if None in weights and any(weight is not None for weight in weights):
+            raise ConfigError(
+                "Some corpora have a weight and some have none", fix="Give all of them one, or none."
+            )
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """Weights by name, or None for proportional ones."""
+        known = {name: corpus.weight for name, corpus in self.corpora.items() if corpus.weight is not None}
+        return known or None
+
+    @property
+    def epochs(self) -> dict[str, int]:
+        """Caps on epochs by name, of the corpora that have one."""
+        return {name: corpus.epochs for name, corpus in self.corpora.items() if corpus.epochs is not None}
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Corpus folders by name."""
+        return {name: corpus.path for name, corpus in self.corpora.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimConfig:
+    """AdamW (Loshchilov and Hutter, ICLR 2019)."""
+
+    learning_rate: float = 3e-4
+    """Peak."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    """On matrices; norms and biases have none."""
+    clip_norm: float = field(default=1.0, metadata=config.INFINITE)
+    """Largest norm of the whole gradient; larger ones are scaled down to it."""
+
+    def __post_init__(self) -> None:
+        for name in ("learning_rate", "eps"):
+            if not 0 < getattr(self, name) < math.inf:  # TOML has nan and inf
+                raise ConfigError(f"optim.{name} must be a number above 0", got=getattr(self, name))
+        if not self.clip_norm > 0:
+            raise ConfigError("optim.clip_norm must be above 0; inf: never clip", got=self.clip_norm)
+        if not 0 <= self.weight_decay < math.inf:
+            raise ConfigError("optim.weight_decay must be a number, zero or more", got=self.weight_decay)
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"optim.{name} must be in [0, 1)", got=getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """The learning rate over the run."""
+
+    rule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """wsd: warm up, stay, decay linearly (Hu et al., "MiniCPM", 2024)."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up."""
+    decay_steps: int = 0
+    """wsd only: steps of the final decay."""
+    final_share: float = 0.1
+    """Last learning rate, as a share of the peak."""
+
+    def __post_init__(self) -> None:
+        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        _at_least("schedule.decay_steps", self.decay_steps, 0)
+        if not 0 <= self.final_share <= 1:
+            raise ConfigError("schedule.final_share must be between 0 and 1", got=self.final_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateConfig:
+    """Loss on held-out documents; needs data.holdout."""
+
+    every: int = 0
+    """Steps between validations; also after the last step. 0: never."""
+    samples: int = 64
+    """Rows to validate on, the same ones each time, in the mixture of training; where the held-out part of
+    a corpus has too few of its share, as many as until that part is used up."""
+
+    def __post_init__(self) -> None:
+        _at_least("validate.every", self.every, 0)
+        _at_least("validate.samples", self.samples, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """What is saved and kept."""
+
+    every: int = 1000
+    """Steps between checkpoints; also after the last step and before a requested stop."""
+    keep: int = 2
+    """Newest checkpoints kept."""
+
+    def __post_init__(self) -> None:
+        _at_least("checkpoint.every", self.every, 1)
+        _at_least("checkpoint.keep", self.keep, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A whole recipe."""
+
+    run: RunConfig
+    model: LlamaConfig
+    data: DataConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    validate: ValidateConfig = field(default_factory=ValidateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    compute: Literal["float32", "bfloat16"] = "bfloat16"
+    """Type of gathered weights and activations; sharded weights and reductions are float32."""
+
+    def __post_init__(self) -> None:
+        length, context = self.data.sequence_length, self.model.max_position_embeddings
+        if length > context:
+            raise ConfigError(
+                f"data.sequence_length {length} is beyond model.max_position_embeddings {context}",
+                fix="Lower the first or raise the second.",
+            )
+        if self.schedule.warmup_steps + self.schedule.decay_steps > self.run.steps:
+            raise ConfigError("schedule.warmup_steps and decay_steps exceed run.steps", got=self.run.steps)
+        if self.validate.every and not self.data.holdout:
+            raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
+
+
+def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:
+    """Read a recipe with `--set` values over it, and fill in what follows from the data.
+
+    `model.vocab_size` follows from the corpora and `model.max_position_embeddings` from the sequence
+    length where the recipe leaves them out.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or a value out of range.
+        CorpusError: a corpus is missing or damaged.
+    """
+    return build_recipe(config.override(config.load_toml(path), overrides))
+
+
+def build_recipe(raw: Raw) -> TrainConfig:
+    """Build a recipe from plain values; see `load_recipe`."""
+    data, model = raw.get("data"), raw.get("model")
+    for name, section in (("data", data), ("model", model)):
+        if name in raw and not isinstance(section, dict):
+            raise ConfigError(f"{name} must be a section", got=section, fix=f"Write its keys under [{name}].")
+    if isinstance(data, dict) and isinstance(model, dict):
+        built = config.build(DataConfig, data, where="data")
+        vocab_sizes = {name: load_manifest(Path(path)).vocab_size for name, path in built.paths.items()}
+        derived = {"vocab_size": max(vocab_sizes.values()), "max_position_embeddings": built.sequence_length}
+        raw = {**raw, "model": {**derived, **model}}
+        _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"])
+    return config.build(TrainConfig, raw)
+
+
+def _check_vocabulary(corpora: dict[str, int], vocab_size: object) -> None:
+    for name, needed in corpora.items():
+        if isinstance(vocab_size, int) and needed > vocab_size:
+            raise ConfigError(
+                f"Corpus {name!r} has token ids up to {needed - 1}, model.vocab_size is {vocab_size}",
+                fix=f"Set model.vocab_size to at least {needed}, or leave it out.",
+            )
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigError(f"{name} must be at least {least}", got=value)

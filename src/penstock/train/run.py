@@ -1,0 +1,103 @@
+"""One process's part of a run: join the ranks, hold the folder, set up, loop, leave."""
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from penstock.core import clock, log
+from penstock.core.files import exclusive
+from penstock.core.signals import StopFlag
+from penstock.obs.meter import StepMeter
+from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER
+from penstock.obs.peak import peak_flops
+from penstock.obs.sinks import Sink
+from penstock.obs.sinks.console import ProgressLine
+from penstock.obs.sinks.jsonl import JsonLines, rewind
+from penstock.parallel.mesh import World, join
+from penstock.train.config import TrainConfig
+from penstock.train.loop import train
+from penstock.train.record import sample_log
+from penstock.train.setup import open_state, write_identity
+from penstock.train.state import TrainState
+
+logger = logging.getLogger(__name__)
+
+_EMULATED = 2.0  # times slower than float32: the processor has no instructions for the type
+
+
+def run(recipe: TrainConfig, flag: StopFlag) -> bool:
+    """Train on this rank; return whether the run is finished (else it was asked to stop, and saved).
+
+    Raises:
+        RunLocked: another process writes the run's folder.
+        PenstockError: see `open_state` and `train`.
+    """
+    folder = Path(recipe.run.dir)
+    with ExitStack() as stack:
+        world = stack.enter_context(join())
+        log.set_up(rank=world.ranks.rank)
+        if world.is_first:
+            stack.enter_context(exclusive(folder, purpose="penstock train"))
+        dist.barrier()  # the others go on when the folder is held
+        state = open_state(recipe, world)
+        if world.is_first:
+            write_identity(recipe, state.loader)
+        if state.step >= recipe.run.steps:
+            logger.info("finished steps=%d; raise run.steps to go on", state.step)
+            return True
+        sinks, samples = _open_logs(recipe, state, world, stack)
+        finished = train(
+            state,
+            recipe,
+            world,
+            meter=_meter(recipe, world),
+            stop_requested=lambda: flag.requested_by is not None,
+            sinks=sinks,
+            on_batch=sample_log(samples),
+        )
+    if world.is_first and not finished:
+        logger.info("stopped on request step=%d; run the same command to resume", state.step)
+    return finished
+
+
+def _open_logs(
+    recipe: TrainConfig, state: TrainState, world: World, stack: ExitStack
+) -> tuple[list[Sink], JsonLines | None]:
+    """Open rank 0's sinks and this rank's sample log, rewound to the step the run resumes from."""
+    folder = Path(recipe.run.dir)
+    sinks: list[Sink] = []
+    if world.is_first:
+        metrics = folder / METRICS_FILE
+        for path in (metrics, *(folder / SAMPLES_FOLDER).glob("*.jsonl")):
+            rewind(path, step=state.step)
+        file = JsonLines(metrics)
+        stack.callback(file.close)
+        file({"event": "start", "step": state.step, "ranks": world.ranks.world_size, "time": clock.utc_now()})
+        sinks = [file, stack.enter_context(ProgressLine(steps=recipe.run.steps, done=state.step))]
+    dist.barrier()
+    if not recipe.run.log_samples:
+        return sinks, None
+    samples = JsonLines(folder / SAMPLES_FOLDER / f"rank-{world.ranks.rank:05d}.jsonl")
+    stack.callback(samples.close)
+    return sinks, samples
+
+
+def _meter(recipe: TrainConfig, world: World) -> StepMeter:
+    data = recipe.data
+    peak = peak_flops(world.device, getattr(torch, recipe.compute))
+    if recipe.compute != "float32" and world.device.type == "cpu" and world.is_first:
+        slower = peak_flops(world.device, torch.float32) / peak
+        if slower > _EMULATED:
+            logger.warning(
+                "compute=%s is emulated here, %.0f times slower than float32; use --set compute=float32",
+                recipe.compute,
+                slower,
+            )
+    return StepMeter(
+        tokens_per_step=data.global_batch_size * data.sequence_length,
+        flops_per_token=recipe.model.flops_per_token(data.sequence_length),
+        peak_flops=peak * world.ranks.world_size,
+    )

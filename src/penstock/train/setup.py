@@ -1,0 +1,67 @@
+"""Recipe to live objects, in one visible order: loaders, model, shards, weights, optimizer, resume."""
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from penstock.checkpoint.load import load_into
+from penstock.checkpoint.tensors import training_tensors
+from penstock.core import config as configs
+from penstock.core.files import write_atomic, write_json
+from penstock.data import Loader
+from penstock.data.manifest import TOKENIZER_FILE
+from penstock.models import FAMILIES
+from penstock.nn.init import init_weights
+from penstock.obs.names import RECIPE_FILE
+from penstock.parallel.fsdp import shard
+from penstock.parallel.mesh import World
+from penstock.train.config import TrainConfig
+from penstock.train.optim import adamw
+from penstock.train.state import TrainState
+from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_loader, train_loader
+
+log = logging.getLogger(__name__)
+
+
+def build_model(config: TrainConfig, world: World) -> nn.Module:
+    """Build, shard and initialise the model; no rank ever holds more than its shards."""
+    with torch.device("meta"):
+        model: nn.Module = FAMILIES[config.model.model_type](config.model)
+    shard(model, world.mesh, compute_dtype=getattr(torch, config.compute))
+    model.to_empty(device=world.device)
+    init_weights(model, seed=config.run.seed)
+    return model
+
+
+def open_state(config: TrainConfig, world: World) -> TrainState:
+    """Make the training state, resumed from the newest complete checkpoint if there is one."""
+    ranks = world.ranks
+    deliver = "pinned" if world.device.type == "cuda" else "torch"
+    loader = train_loader(config, rank=ranks.rank, world_size=ranks.world_size, deliver=deliver)
+    checkpoint = continue_from(config, loader)
+    check_supply(config, loader)
+    check_tokenizers(loader)
+    model = build_model(config, world)
+    state = TrainState(model, adamw(model, config.optim), loader, heldout_loader(config))
+    if checkpoint is not None:
+        load_into(checkpoint, training_tensors(state.model, state.optimizer))
+        log.info("resumed step=%d from=%s", state.step, checkpoint)
+    return state
+
+
+def write_identity(config: TrainConfig, loader: Loader) -> None:
+    """Write down what the run is, once nothing speaks against it: the recipe and the tokenizer.
+
+    Paths in the recipe become absolute, so that the run can be audited and drawn from anywhere.
+    """
+    folder = Path(config.run.dir)
+    recipe = configs.dump(config)
+    recipe["run"]["dir"] = str(folder.resolve())
+    for corpus in recipe["data"]["corpora"].values():
+        corpus["path"] = str(Path(corpus["path"]).resolve())
+    write_json(folder / RECIPE_FILE, recipe)
+    tokenizer = next(iter(loader.corpora.values())).tokenizer_path
+    if tokenizer is not None:
+        write_atomic(folder / TOKENIZER_FILE, tokenizer.read_bytes())

@@ -1,0 +1,30 @@
+"""The live objects of a training run: what a step changes and a checkpoint saves."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from penstock.data import Loader
+
+
+@dataclass(slots=True)
+class TrainState:
+    """Model, optimizer and loader; the loader's step is the run's step."""
+
+    model: nn.Module
+    """Sharded; parameters float32."""
+    optimizer: torch.optim.Optimizer
+    loader: Loader
+    """Its batches are this rank's."""
+    heldout: Loader | None
+    """Rows of the held-out documents, the same on every rank."""
+
+    @property
+    def step(self) -> int:
+        """Steps taken."""
+        return self.loader.step
+
+
+Batch = dict[str, Any]  # Any: tensors; what the loader delivers

@@ -1,0 +1,117 @@
+"""One optimizer step: forward and backward over micro-batches, clip, update.
+
+The loss is the mean over the labels of *all* ranks and micro-batches: each sum is divided by the
+global count before its backward, so the gradient does not depend on how rows are spread. FSDP
+averages gradients over ranks, hence the factor `world_size`.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_norm_
+
+from penstock.core.errors import CorpusError, PenstockError
+from penstock.data.types import IGNORED_LABEL
+from penstock.parallel.mesh import World
+from penstock.train.loss import next_token_loss
+from penstock.train.state import Batch, TrainState
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step found, equal on all ranks."""
+
+    loss: float
+    """Mean over all labels, nats."""
+    grad_norm: float
+    """Before clipping."""
+    stop: bool
+    """Whether any rank was asked to stop."""
+
+
+def micro_batches(batch: Batch, *, rows: int, device: torch.device) -> Iterator[Batch]:
+    """Split a batch into runs of `rows` rows on a device; `cu_seqlens` is cut at their edges."""
+    total, length = batch["input_ids"].shape
+    for first in range(0, total, rows):
+        past = min(first + rows, total)
+        ends = batch["cu_seqlens"]
+        inside = ends[(ends >= first * length) & (ends <= past * length)] - first * length
+        part = {name: batch[name][first:past] for name in ("input_ids", "labels", "position_ids")}
+        yield {name: t.to(device, non_blocking=True) for name, t in {**part, "cu_seqlens": inside}.items()}
+
+
+def loss_sum(model: torch.nn.Module, part: Batch) -> Tensor:
+    """Return the summed loss of a micro-batch, a float32 scalar with a graph."""
+    loss: Tensor = model(
+        part["input_ids"],
+        position_ids=part["position_ids"],
+        cu_seqlens=part["cu_seqlens"],
+        finish=next_token_loss(part["labels"]),
+    )
+    return loss
+
+
+def train_step(
+    state: TrainState, batch: Batch, world: World, *, micro_batch_size: int, clip_norm: float, stop: bool
+) -> StepResult:
+    """Take one step with this rank's share of the batch; every rank must call it.
+
+    Args:
+        micro_batch_size: rows per forward pass.
+        stop: whether this rank was asked to stop; the ranks agree on it here, so all stop after the
+            same step.
+
+    Raises:
+        CorpusError: the batch holds a token beyond the model's vocabulary.
+        PenstockError: the loss or the gradient is not finite; nothing was updated.
+    """
+    check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    labels = int((batch["labels"] != IGNORED_LABEL).sum())
+    global_labels, stops = world.sum(labels, stop)
+    scale = world.ranks.world_size / max(global_labels, 1.0)
+    local_loss = torch.zeros((), device=world.device)
+    for part in micro_batches(batch, rows=micro_batch_size, device=world.device):
+        loss = loss_sum(state.model, part) * scale
+        loss.backward()  # type: ignore[no-untyped-call]
+        local_loss += loss.detach()
+    total_norm = clip_grad_norm_(state.model.parameters(), clip_norm)
+    grad_norm = (total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm).item()
+    (summed,) = world.sum(local_loss.item())
+    mean_loss = summed / world.ranks.world_size
+    check_finite(mean_loss, grad_norm, step=state.step)
+    state.optimizer.step()
+    state.optimizer.zero_grad()
+    return StepResult(mean_loss, grad_norm, stops > 0)
+
+
+def check_finite(loss: float, grad_norm: float, *, step: int) -> None:
+    """Stop a run before an update that would destroy its weights.
+
+    Raises:
+        PenstockError: the loss or the gradient is not a finite number.
+    """
+    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+        raise PenstockError(
+            f"The loss of step {step} is {loss}, its gradient norm {grad_norm}; the weights were not changed",
+            fix="Lower optim.learning_rate, lengthen schedule.warmup_steps, or set compute to 'float32', "
+            "and run again: it resumes from the last checkpoint. If that one fails too, remove it to resume "
+            "from the one before.",
+        )
+
+
+def check_vocabulary(batch: Batch, vocab_size: int) -> None:
+    """Refuse token ids that the embedding has no row for.
+
+    Raises:
+        CorpusError: with the id.
+    """
+    largest = int(batch["input_ids"].max())
+    if largest >= vocab_size:
+        raise CorpusError(
+            f"A batch holds token id {largest}, beyond the model's vocabulary of {vocab_size}",
+            fix="Find the shard with `penstock data verify`, or raise model.vocab_size.",
+        )

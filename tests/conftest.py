@@ -1,0 +1,129 @@
+"""For every test: `--update-golden`, and a failure where a test leaves a thread, a process or a file open."""
+
+import gc
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell that starts this in the background ignores Ctrl-C for it and for all that it starts; the
+    # tests press Ctrl-C. A handler, unlike "ignore", is not inherited by a program that is started.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+GOLDEN = Path(__file__).parent / "golden"
+_PATIENCE_S = 5.0  # for what is ending already
+_MANY_DESCRIPTORS = 24  # of no file of the test: what libraries open once and keep
+
+# Threads and processes that libraries keep for the rest of this process.
+_LIBRARY_THREADS = ("TMonitor",)  # the class of tqdm's one thread, behind others' progress bars
+_LIBRARY_PROCESSES = (
+    "multiprocessing.resource_tracker",  # one for ever once shared memory or a semaphore was used
+    "multiprocessing.forkserver",  # likewise
+    "torch/_inductor/compile_worker",  # torch.compile's pool
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="rewrite tests/golden; review the change as code"
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, Any], None]:
+    """A function that compares a value with the JSON file of that name in tests/golden."""
+
+    def compare(name: str, value: Any) -> None:
+        path = GOLDEN / name
+        if request.config.getoption("--update-golden"):
+            path.write_text(json.dumps(value, indent=1) + "\n")
+        assert json.loads(path.read_text()) == value
+
+    return compare
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_thread() -> Iterator[None]:
+    before = set(threading.enumerate())
+    yield
+    left = [
+        thread
+        for thread in threading.enumerate()
+        if thread not in before and type(thread).__name__ not in _LIBRARY_THREADS
+    ]
+    if left:
+        gc.collect()  # an iterator that was dropped ends its threads
+    deadline = time.monotonic() + _PATIENCE_S
+    for thread in left:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    assert not [thread.name for thread in left if thread.is_alive()], "the test left threads running"
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_process() -> Iterator[None]:
+    before = _children()
+    yield
+    deadline = time.monotonic() + _PATIENCE_S
+    while (left := [_command(pid) for pid in _children() - before]) and time.monotonic() < deadline:
+        if all(_is_of_a_library(command) for command in left):
+            return
+        gc.collect()
+        time.sleep(0.01)
+    assert not left, "the test left processes running"
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_descriptor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No open file of the test's own, and no other in numbers that would add up over a suite."""
+    before = _descriptors()
+    yield
+    if _leaked(before, tmp_path_factory.getbasetemp()):
+        gc.collect()
+    assert not _leaked(before, tmp_path_factory.getbasetemp()), "the test left descriptors open"
+
+
+def _children() -> set[int]:
+    """Return the direct children of this process; none on systems where /proc does not say."""
+    found: set[int] = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        try:
+            found.update(map(int, path.read_text().split()))
+        except OSError:  # the thread has just ended
+            continue
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode() or f"ended, pid {pid}"
+    except OSError:
+        return f"ended, pid {pid}"
+
+
+def _is_of_a_library(command: str) -> bool:
+    return any(name in command for name in _LIBRARY_PROCESSES)
+
+
+def _descriptors() -> dict[int, str]:
+    """Return what each open descriptor is; nothing on systems without /proc."""
+    found: dict[int, str] = {}
+    folder = Path("/proc/self/fd")
+    for name in os.listdir(folder) if folder.is_dir() else []:  # noqa: PTH208 - names, not paths
+        try:
+            found[int(name)] = os.readlink(folder / name)  # noqa: PTH115 - it need not be a path
+        except OSError:  # the listing's own
+            continue
+    return found
+
+
+def _leaked(before: dict[int, str], own_folder: Path) -> list[str]:
+    new = [what for number, what in _descriptors().items() if before.get(number) != what]
+    own = [what for what in new if what.startswith(str(own_folder))]
+    return own or (new if len(new) > _MANY_DESCRIPTORS else [])

@@ -1,0 +1,63 @@
+"""The command line as a user types it: real processes, a real corpus, tiny models."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def penstock(*words, **options):
+    """Run a command to its end; returns the finished process with its output as text."""
+    return subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, words)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        **options,
+    )
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A corpus made by `penstock data prepare` from Python sources that every machine has."""
+    out = tmp_path_factory.mktemp("corpus") / "python"
+    source = Path(__import__("json").__file__).parent
+    done = penstock("data", "prepare", source, "--train-tokenizer", 400, "--max-errors", 9, "--out", out)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def recipe(corpus, tmp_path):
+    """A recipe file for a model that takes milliseconds a step."""
+    path = tmp_path / "recipe.toml"
+    path.write_text(f"""
+compute = "float32"
+[run]
+dir = "{tmp_path / "run"}"
+steps = 40
+log_samples = true
+[model]
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+[data]
+sequence_length = 32
+global_batch_size = 12
+holdout = 0.1
+[data.corpora.python]
+path = "{corpus}"
+[optim]
+learning_rate = 0.01
+[schedule]
+warmup_steps = 2
+[validate]
+every = 20
+samples = 8
+[checkpoint]
+every = 10
+""")
+    return path

@@ -1,0 +1,30 @@
+"""The demo, in its short form, from the first command to the report."""
+
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from tests.e2e.conftest import penstock
+
+
+def test_the_demo_tells_the_whole_story_and_can_be_repeated(tmp_path):
+    folder = tmp_path / "a demo"
+    done = penstock("demo", "--quick", "--dir", folder)
+    assert done.returncode == 0, done.stderr
+    assert "PASS: nothing lost, nothing repeated" in done.stdout
+    assert "2 from step 0, 1 from step" in done.stdout
+    assert done.stdout.count("$ kill -TERM") == 2
+    summary = done.stdout[done.stdout.index("== Done in") :].splitlines()
+    assert len(summary) <= 11, "ten lines and what to try next"
+    page = (folder / "report.html").read_text()
+    assert "2 \u2192 1 processes at step" in page
+    assert "unigram entropy" in page
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert model.config.vocab_size == len(tokenizer) == 2048
+
+
+def test_the_demo_does_not_touch_a_folder_it_did_not_make(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    done = penstock("demo", "--dir", tmp_path)
+    assert done.returncode == 2
+    assert "was not made by the demo" in " ".join(done.stderr.split())
+    assert (tmp_path / "thesis.tex").exists()

@@ -1,0 +1,201 @@
+"""`penstock train` as a user runs it: stopped, killed, rescaled, and still the same run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.e2e.conftest import penstock
+
+
+def records_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses_of(run):
+    return {r["step"]: (r["loss"], r["grad_norm"]) for r in records_of(run) if "loss" in r}
+
+
+def interrupt(recipe, run, number, *, processes, at_step):
+    """Start a run, send it a signal once it has logged `at_step`, return its exit code."""
+    words = ["train", str(recipe), "--set", f"run.dir={run}", "--processes", str(processes)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline:
+            if (run / "metrics.jsonl").is_file() and at_step in losses_of(run):
+                break
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        os.kill(process.pid, number)
+        process.communicate(timeout=60)
+        return process.returncode
+
+
+def test_a_run_stopped_resumed_and_rescaled_trains_on_every_sample_once(recipe, tmp_path):
+    run = tmp_path / "run"
+    assert interrupt(recipe, run, signal.SIGTERM, processes=2, at_step=7) == 75
+    stopped = max(losses_of(run))
+    assert stopped < 40
+    assert interrupt(recipe, run, signal.SIGINT, processes=1, at_step=stopped + 4) == 75
+    done = penstock("train", recipe, "--processes", 3)
+    assert done.returncode == 0, done.stderr
+    assert f"step={max(losses_of(run))}" in done.stderr
+
+    audit = penstock("data", "audit", run, "--json")
+    result = json.loads(audit.stdout)
+    assert audit.returncode == 0
+    assert result["steps"] == 40
+    assert result["samples"] == 480
+    assert result["ranks"] == [2, 1, 3]
+    assert not result["faults"]
+
+    whole = tmp_path / "whole"
+    assert penstock("train", recipe, "--set", f"run.dir={whole}").returncode == 0
+    assert sorted(losses_of(run)) == sorted(losses_of(whole)) == list(range(1, 41))
+    for step, (loss, _) in losses_of(whole).items():
+        assert losses_of(run)[step][0] == pytest.approx(loss, abs=1e-4), step
+
+
+def test_a_killed_run_resumes_from_its_last_checkpoint_bit_for_bit(recipe, tmp_path):
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    for at_step in (3, 14, 25):  # before the first checkpoint, and between two
+        assert interrupt(recipe, killed, signal.SIGKILL, processes=2, at_step=at_step) == -signal.SIGKILL
+    for run in (killed, whole):
+        done = penstock("train", recipe, "--set", f"run.dir={run}", "--processes", 2)
+        assert done.returncode == 0, done.stderr
+    assert losses_of(killed) == losses_of(whole), "every digit of every step"
+    assert penstock("data", "audit", killed).returncode == 0
+
+
+def test_a_run_killed_while_it_saves_keeps_the_last_complete_checkpoint(recipe, tmp_path):
+    run, words = tmp_path / "run", ["--set", "checkpoint.every=1", "--set", "run.steps=12"]
+    command = [sys.executable, "-m", "penstock", "train", str(recipe), *words]
+    kills = 0
+    for _ in range(3):
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+            before = len(list((run / "checkpoints").glob("step-*")))
+            while process.poll() is None:
+                saving = list((run / "checkpoints").glob(".step-*.tmp"))
+                if saving and (before or list((run / "checkpoints").glob("step-*"))):
+                    process.kill()
+                    kills += 1
+                    break
+        for folder in (run / "checkpoints").glob("step-*"):
+            assert (folder / "checkpoint.json").is_file(), "a folder with its final name is complete"
+    assert kills == 3
+    assert penstock("train", recipe, *words).returncode == 0
+    whole = tmp_path / "whole"
+    assert penstock("train", recipe, *words, "--set", f"run.dir={whole}").returncode == 0
+    assert losses_of(run) == losses_of(whole), "every digit of every step"
+    assert penstock("data", "audit", run).returncode == 0
+    assert not list((run / "checkpoints").glob(".*")), "what a killed writer left is gone"
+
+
+def test_a_stop_that_arrives_while_processes_start_is_not_lost(recipe, tmp_path):
+    words = ["train", str(recipe), "--set", "run.steps=100000", "--processes", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        time.sleep(1.0)  # torch is being imported: there is nothing to wait for yet
+        process.terminate()
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == 75, said
+    assert len(losses_of(tmp_path / "run")) == 1, "one step, to have something to save"
+
+
+def test_a_killed_rank_ends_the_run_with_one_sentence(recipe, tmp_path):
+    words = ["train", str(recipe), "--set", "run.steps=100000", "--processes", "2"]
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
+    ) as process:
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and not (tmp_path / "run" / "metrics.jsonl").is_file():
+            time.sleep(0.02)
+        ranks = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True, check=True)
+        os.kill(int(ranks.stdout.split()[-1]), signal.SIGKILL)
+        said = process.communicate(timeout=120)[1]
+    assert process.returncode == 1
+    assert "A process of the run was killed by SIGKILL" in said
+    assert "Traceback" not in said
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(recipe, tmp_path):
+    assert penstock("train", recipe, "--set", "run.steps=4").returncode == 0
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    refused = penstock("train", recipe, "--set", "data.sequence_length=16")
+    assert refused.returncode == 1
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert penstock("data", "audit", tmp_path / "run", cwd="/").returncode == 0
+
+
+def test_a_batch_size_changed_on_the_way_is_audited_and_supplied_right(recipe, tmp_path):
+    settings = ("--set", "data.corpora.python.epochs=1")
+    assert penstock("train", recipe, *settings, "--set", "run.steps=6").returncode == 0
+    smaller = (*settings, "--set", "data.global_batch_size=4")
+    assert penstock("train", recipe, *smaller, "--set", "run.steps=12", "--processes", 2).returncode == 0
+    audit = json.loads(penstock("data", "audit", tmp_path / "run", "--json").stdout)
+    assert audit["samples"] == 6 * 12 + 6 * 4
+    assert not audit["faults"]
+
+
+def test_the_audit_finds_a_lost_a_repeated_and_an_altered_sample(recipe, tmp_path):
+    run = tmp_path / "run"
+    assert penstock("train", recipe, "--set", "run.steps=10").returncode == 0
+    path = run / "samples" / "rank-00000.jsonl"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    records[1]["sample_ids"].pop()
+    records[1]["crc32"].pop()
+    records[3]["sample_ids"][0] = records[3]["sample_ids"][1]
+    records[5]["crc32"][2] ^= 1
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    audit = penstock("data", "audit", run)
+    assert audit.returncode == 1
+    assert "step 2: missing" in audit.stdout
+    assert "step 4: missing" in audit.stdout
+    assert "repeated" in audit.stdout
+    assert "step 6: changed" in audit.stdout
+
+
+def test_a_finished_run_says_so_and_can_be_extended(recipe):
+    assert penstock("train", recipe, "--set", "run.steps=10").returncode == 0
+    again = penstock("train", recipe, "--set", "run.steps=10")
+    assert again.returncode == 0
+    assert "finished steps=10" in again.stderr
+    longer = penstock("train", recipe, "--set", "run.steps=12")
+    assert longer.returncode == 0
+    assert "resumed step=10" in longer.stderr
+
+
+def test_torchrun_trains_too(recipe, tmp_path):
+    words = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "penstock",
+        "train",
+        str(recipe),
+        "--set",
+        "run.steps=4",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(losses_of(tmp_path / "run")) == [1, 2, 3, 4]
+
+
+def test_a_dry_run_prints_the_recipe_and_what_follows_from_it(recipe, tmp_path):
+    done = penstock("train", recipe, "--dry-run", "--json", "--processes", 3)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert plan["recipe"]["model"]["vocab_size"] == 400
+    assert plan["derived"]["rows per rank and step"] == 4
+    assert plan["derived"]["tokens in the run"] == 40 * 12 * 32
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,227 @@
+"""Logits and folders against transformers, on small random models of every family."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig
+
+from penstock.checkpoint.hf import load_pretrained, read_config, save_pretrained
+from penstock.core.errors import ModelError, UsageError
+
+SMALL = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # logits of size 1, so that a wrong mask or position is far outside 1e-5
+}
+
+
+def rope(rope_type, **fields):
+    return {"rope_type": rope_type, "rope_theta": 10_000.0, **fields}
+
+
+LLAMA3 = rope(
+    "llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+YARN = rope("yarn", factor=4.0, original_max_position_embeddings=4096)  # long: the mixing range is inside
+CONFIGS = {
+    "llama2": LlamaConfig(**{**SMALL, "num_key_value_heads": 6}),
+    "llama2-biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "llama3": LlamaConfig(**SMALL, rope_parameters=LLAMA3),
+    "llama3-tied": LlamaConfig(**SMALL, rope_parameters=LLAMA3, tie_word_embeddings=True),
+    "llama-head-dim": LlamaConfig(**SMALL, head_dim=16),
+    "llama-linear": LlamaConfig(**SMALL, rope_parameters=rope("linear", factor=2.0)),
+    "llama-yarn": LlamaConfig(**SMALL, rope_parameters=YARN),
+    "llama-yarn-exact": LlamaConfig(**SMALL, rope_parameters={**YARN, "truncate": False, "beta_fast": 16.0}),
+    "llama-yarn-mscale": LlamaConfig(**SMALL, rope_parameters={**YARN, "mscale": 0.7, "mscale_all_dim": 0.5}),
+    "llama-dynamic": LlamaConfig(
+        **{**SMALL, "max_position_embeddings": 16}, rope_parameters=rope("dynamic", factor=2.0)
+    ),
+    "granite": GraniteConfig(
+        **SMALL,
+        embedding_multiplier=12.0,
+        attention_multiplier=0.1,
+        residual_multiplier=0.22,
+        logits_scaling=8.0,
+        tie_word_embeddings=True,
+    ),
+    "granite-neutral": GraniteConfig(**SMALL),
+    "mistral": MistralConfig(**SMALL, sliding_window=9),
+    "mistral-no-window": MistralConfig(**SMALL, sliding_window=None),
+}
+IDS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(params=CONFIGS, scope="module")
+def reference(request, tmp_path_factory):
+    """Return a transformers model, its folder and its logits."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(CONFIGS[request.param]).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)  # they start equal and hide a mix-up
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    with torch.no_grad():
+        return folder, model(IDS).logits
+
+
+def test_logits_equal_those_of_transformers(reference):
+    folder, expected = reference
+    with torch.no_grad():
+        logits = load_pretrained(folder)(IDS)
+    assert expected.std() > 0.05
+    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-5)
+
+
+def test_a_folder_written_here_is_opened_by_transformers(reference, tmp_path):
+    folder, expected = reference
+    save_pretrained(load_pretrained(folder).state_dict(), read_config(folder), tmp_path / "out", eos_id=5)
+    model, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", output_loading_info=True)
+    assert not any(info.values()), info
+    assert model.generation_config.eos_token_id == 5
+    with torch.no_grad():
+        torch.testing.assert_close(model(IDS).logits, expected, rtol=0, atol=1e-5)
+
+
+def test_a_config_survives_the_round_trip(reference, tmp_path):
+    folder, _ = reference
+    config = read_config(folder)
+    (tmp_path / "config.json").write_text(json.dumps(config.to_hugging_face()))
+    assert read_config(tmp_path).to_hugging_face() == config.to_hugging_face()
+
+
+def test_num_parameters_counts_the_parameters_of_transformers(reference):
+    folder, _ = reference
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert read_config(folder).num_parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.fixture
+def llama(tmp_path) -> tuple[Path, torch.nn.Module]:
+    torch.manual_seed(2)
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama3"]).eval()
+    model.save_pretrained(tmp_path / "hf")
+    return tmp_path / "hf", model
+
+
+def test_a_folder_sharded_by_transformers_is_opened(llama, tmp_path):
+    _, model = llama
+    model.save_pretrained(tmp_path / "sharded", max_shard_size="50KB")
+    assert (tmp_path / "sharded" / "model.safetensors.index.json").is_file()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            load_pretrained(tmp_path / "sharded")(IDS), model(IDS).logits, rtol=0, atol=1e-5
+        )
+
+
+def test_a_folder_sharded_here_is_opened_by_transformers(llama, tmp_path):
+    folder, model = llama
+    save_pretrained(
+        load_pretrained(folder).state_dict(), read_config(folder), tmp_path / "out", max_shard_bytes=50_000
+    )
+    assert len(list((tmp_path / "out").glob("model-*-of-*.safetensors"))) > 2
+    with torch.no_grad():
+        reopened = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(IDS).logits
+    torch.testing.assert_close(reopened, model(IDS).logits, rtol=0, atol=1e-5)
+
+
+def test_bfloat16_export_is_read_as_bfloat16(llama, tmp_path):
+    folder, _ = llama
+    state = load_pretrained(folder).state_dict()
+    save_pretrained(state, read_config(folder), tmp_path / "out", dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert model.dtype == torch.bfloat16
+    assert load_pretrained(tmp_path / "out").embed.weight.dtype == torch.bfloat16
+    assert load_pretrained(tmp_path / "out", dtype=torch.float32).embed.weight.dtype == torch.float32
+
+
+def test_configs_in_the_spelling_of_transformers_4_are_read(llama):
+    folder, _ = llama
+    expected = read_config(folder)
+    raw = json.loads((folder / "config.json").read_text())
+    scaling = raw.pop("rope_parameters")
+    raw["rope_theta"] = scaling.pop("rope_theta")
+    scaling["type"] = scaling.pop("rope_type")
+    (folder / "config.json").write_text(json.dumps({**raw, "rope_scaling": scaling}))
+    assert read_config(folder) == expected
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    raw = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**raw, **changes}))
+
+
+def test_a_missing_layer_is_named(llama):
+    rewrite(llama[0], num_hidden_layers=4)
+    with pytest.raises(
+        ModelError, match=r"missing: model\.layers\.3\.input_layernorm\.weight, .* and 6 more"
+    ):
+        load_pretrained(llama[0])
+
+
+def test_a_surplus_layer_is_named(llama):
+    rewrite(llama[0], num_hidden_layers=2)
+    with pytest.raises(ModelError, match=r"unexpected: model\.layers\.2\.input_layernorm\.weight"):
+        load_pretrained(llama[0])
+
+
+def test_a_wrong_shape_is_named_with_both_shapes(llama):
+    rewrite(llama[0], vocab_size=98)
+    with pytest.raises(ModelError, match=r"has shape \(97, 48\), but config.json makes it \(98, 48\)"):
+        load_pretrained(llama[0])
+
+
+def test_an_unknown_model_type_names_the_nearest(llama):
+    rewrite(llama[0], model_type="mixtral")
+    with pytest.raises(ModelError, match=r"got 'mixtral'.*Did you mean 'mistral'"):
+        load_pretrained(llama[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act must be silu"),
+        ({"quantization_config": {"bits": 4}}, "Quantised"),
+        ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type.*longrope"),
+        ({"partial_rotary_factor": 0.5}, "part of each head"),
+        ({"num_attention_heads": 7}, "num_attention_heads|num_key_value_heads"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_its_name(llama, change, message):
+    rewrite(llama[0], **change)
+    with pytest.raises(ModelError, match=message):
+        load_pretrained(llama[0])
+
+
+def test_a_truncated_file_is_refused(llama):
+    path = llama[0] / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match="damaged"):
+        load_pretrained(llama[0])
+
+
+def test_pickled_weights_are_refused(llama):
+    (llama[0] / "model.safetensors").unlink()
+    torch.save({}, llama[0] / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="opening a pickle can run code"):
+        load_pretrained(llama[0])
+
+
+def test_an_index_that_points_outside_its_folder_is_refused(llama):
+    (llama[0] / "model.safetensors.index.json").write_text('{"weight_map": {"x": "../x.safetensors"}}')
+    with pytest.raises(ModelError, match="not beside it"):
+        load_pretrained(llama[0])
+
+
+def test_a_folder_with_files_in_it_is_never_overwritten(llama):
+    folder, _ = llama
+    with pytest.raises(UsageError, match="not empty"):
+        save_pretrained(load_pretrained(folder).state_dict(), read_config(folder), folder)

@@ -1,0 +1,12 @@
+"""Configs and chat templates are read by programs that must start without torch."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["penstock.models", "penstock.models.llama.config", "penstock.text.chat"])
+def test_the_module_imports_no_torch(module):
+    code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,225 @@
+"""Checkpoints across numbers of ranks: every bit comes back, every damage is named, nothing is left over."""
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from penstock.checkpoint.layout import Meta, complete, find, folder_of, read_meta
+from penstock.checkpoint.load import load_into, open_model
+from penstock.checkpoint.save import save
+from penstock.checkpoint.tensors import training_tensors
+from penstock.core.errors import CheckpointError
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.nn.init import init_weights
+from penstock.parallel.fsdp import shard
+from penstock.parallel.mesh import World
+from penstock.testing.ranks import on_ranks
+from penstock.train.config import OptimConfig
+from penstock.train.optim import adamw
+
+# No dimension divides by 2, 3 or 4, and a norm of 10 leaves some of 4 ranks less than others.
+MODEL = LlamaConfig(
+    vocab_size=37,
+    hidden_size=10,
+    intermediate_size=7,
+    num_hidden_layers=2,
+    num_attention_heads=5,
+    num_key_value_heads=1,
+    max_position_embeddings=16,
+)
+
+
+def meta_of(step: int) -> Meta:
+    return Meta(step=step, tokens=step * 100, model=MODEL, loader={"v": 1}, seed=5, world_size=2)
+
+
+def sharded_tensors(world: World, *, seed: int, stepped: bool) -> dict[str, Tensor]:
+    """Return the live training tensors of a sharded model, after one optimizer step where asked for."""
+    with torch.device("meta"):
+        model = Llama(MODEL)
+    shard(model, world.mesh, compute_dtype=torch.float32)
+    model.to_empty(device=world.device)
+    init_weights(model, seed=seed)
+    optimizer = adamw(model, OptimConfig(learning_rate=0.1))
+    if stepped:
+        ids = (torch.arange(32).view(2, 16) * 7) % 37
+        model(ids).square().mean().backward()
+        optimizer.step()
+    return training_tensors(model, optimizer)
+
+
+def whole(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        name: (t.full_tensor() if isinstance(t, DTensor) else t).detach().clone()
+        for name, t in tensors.items()
+    }
+
+
+def save_steps(run: Path, *steps: int, keep: int = 9) -> Callable[[World], dict[str, Tensor]]:
+    """Return work for a rank: save checkpoints of these steps; what was saved, whole, is its result."""
+
+    def work(world: World) -> dict[str, Tensor]:
+        tensors = sharded_tensors(world, seed=5, stepped=True)
+        for step in steps:
+            save(run, tensors, meta_of(step), keep=keep)
+        return whole(tensors)
+
+    return work
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Tensor]]:
+    """A run with one checkpoint written by two ranks, and what is in it; not to be written to."""
+    run = tmp_path_factory.mktemp("run")
+    first, second = on_ranks(save_steps(run, 3), ranks=2)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    return run, first
+
+
+@pytest.fixture
+def copy(saved: tuple[Path, dict[str, Tensor]], tmp_path: Path) -> Path:
+    """A copy of that run, to be damaged."""
+    shutil.copytree(saved[0], tmp_path / "run")
+    return tmp_path / "run"
+
+
+def loading(run: Path) -> Callable[[World], tuple[str, dict[str, Tensor]]]:
+    """Return work for a rank: load into other weights; its result is what was refused, or what it has now."""
+
+    def work(world: World) -> tuple[str, dict[str, Tensor]]:
+        tensors = sharded_tensors(world, seed=6, stepped=False)
+        try:
+            load_into(find(run), tensors)
+        except CheckpointError as error:
+            return str(error), {}
+        return "", whole(tensors)
+
+    return work
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_weights_and_moments_written_by_two_ranks_are_read_by_any_number_bit_for_bit(
+    saved: tuple[Path, dict[str, Tensor]], ranks: int
+) -> None:
+    run, expected = saved
+    kinds = {name.split(".")[-1] for name in expected if name.startswith("optimizer.")}
+    assert kinds == {"exp_avg", "exp_avg_sq", "step"}
+    for refused, found in on_ranks(loading(run), ranks=ranks):
+        assert not refused
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(found[name], tensor), name
+
+
+def test_one_process_opens_the_model_without_a_process_group(
+    saved: tuple[Path, dict[str, Tensor]],
+) -> None:
+    run, expected = saved
+    model, tokenizer = open_model(run)
+    assert tokenizer is None
+    assert not model.training
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[f"model.{name}"]), name
+
+
+def test_a_checkpoint_says_what_it_is(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    assert read_meta(find(saved[0])) == meta_of(3)
+
+
+def test_no_file_of_a_checkpoint_is_a_pickle(saved: tuple[Path, dict[str, Tensor]]) -> None:
+    files = sorted(find(saved[0]).iterdir())
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    for path in files:
+        with path.open("rb") as file, pytest.raises((pickle.UnpicklingError, ValueError, EOFError, KeyError)):
+            pickle.load(file)
+
+
+def shards_of(run: Path) -> list[Path]:
+    return sorted(find(run).glob("*.safetensors"))
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def garble_header(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[8:40] = b"\xff" * 32
+    path.write_bytes(content)
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize("damage", [cut, garble_header, empty, Path.unlink])
+@pytest.mark.parametrize("which", [0, -1], ids=["first file", "last file"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_damaged_or_missing_file_is_refused_with_the_checkpoints_name(
+    copy: Path, damage: Callable[[Path], None], which: int, ranks: int
+) -> None:
+    damage(shards_of(copy)[which])
+    for refused, _ in on_ranks(loading(copy), ranks=ranks):
+        assert f"Checkpoint {folder_of(copy, 3)} cannot be read: " in refused
+        assert "remove it to use the one before" in refused
+
+
+@pytest.mark.parametrize("damage", [cut, Path.unlink])
+def test_a_damaged_checkpoint_is_not_opened_as_a_model(copy: Path, damage: Callable[[Path], None]) -> None:
+    damage(shards_of(copy)[0])
+    with pytest.raises(CheckpointError, match=r"Checkpoint .*step-00000003 cannot be read"):
+        open_model(copy)
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"step": 3}', '{"stepp": 3}'])
+def test_a_damaged_description_is_refused_with_its_path(copy: Path, content: str) -> None:
+    (folder_of(copy, 3) / "checkpoint.json").write_text(content)
+    with pytest.raises(CheckpointError, match=r"step-00000003/checkpoint\.json is damaged: "):
+        read_meta(folder_of(copy, 3))
+
+
+def test_a_run_without_a_complete_checkpoint_has_none(copy: Path, tmp_path: Path) -> None:
+    (folder_of(copy, 3) / "checkpoint.json").unlink()
+    assert complete(copy) == []
+    with pytest.raises(CheckpointError, match=r"run has no complete checkpoint\. Give the folder of a run"):
+        find(copy)
+    with pytest.raises(CheckpointError, match="nowhere does not exist"):
+        find(tmp_path / "nowhere")
+
+
+def test_only_the_newest_checkpoints_are_kept_and_leftovers_of_a_kill_are_cleared(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    for leftover in (".step-00000002.tmp", ".step-00000009.tmp"):
+        (root / leftover).mkdir(parents=True)
+        (root / leftover / "half.safetensors").write_bytes(b"half")
+    on_ranks(save_steps(tmp_path, 8, 9, 10, 100_000_000, keep=2), ranks=2)
+    assert sorted(path.name for path in root.iterdir()) == ["step-00000010", "step-100000000"]
+    assert find(tmp_path) == root / "step-100000000"
+
+
+def test_a_step_saved_again_replaces_its_checkpoint(copy: Path) -> None:
+    (folder_of(copy, 3) / "stale").write_text("")
+    on_ranks(save_steps(copy, 3), ranks=1)
+    assert not (folder_of(copy, 3) / "stale").exists()
+    assert [path.name for path in (copy / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_a_folder_that_cannot_be_written_is_refused_on_every_rank(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("a file where a folder should be")
+
+    def work(world: World) -> str:
+        tensors = sharded_tensors(world, seed=5, stepped=False)
+        with pytest.raises(CheckpointError) as refusal:
+            save(tmp_path, tensors, meta_of(3), keep=2)
+        return str(refusal.value)
+
+    for message in on_ranks(work, ranks=2):
+        assert f"Checkpoint {folder_of(tmp_path, 3)} could not be written: " in message
+        assert "it resumes from the start" in message

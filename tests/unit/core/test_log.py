@@ -1,0 +1,52 @@
+"""The log on standard error: one line an event, rank 0 for all, warnings from any."""
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.core.log import set_up
+
+log = logging.getLogger("penstock.somewhere")
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    logger = logging.getLogger("penstock")
+    before = (logger.handlers[:], logger.propagate, logger.level)
+    yield
+    logger.handlers[:], logger.propagate, logger.level = before
+    logger.setLevel(before[2])
+
+
+def say_everything() -> None:
+    log.debug("detail n=1")
+    log.info("event n=2")
+    log.warning("odd n=3")
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({}, "I penstock.somewhere event n=2\nW penstock.somewhere odd n=3\n"),
+        ({"rank": 1}, "W penstock.somewhere odd n=3\n"),
+        (
+            {"verbose": True, "rank": 1},
+            "D penstock.somewhere detail n=1\nI penstock.somewhere event n=2\nW penstock.somewhere odd n=3\n",
+        ),
+    ],
+    ids=str,
+)
+def test_each_rank_says_what_is_its_to_say(
+    capsys: pytest.CaptureFixture[str], options: dict[str, int], shown: str
+) -> None:
+    set_up(**options)  # type: ignore[arg-type]
+    say_everything()
+    assert capsys.readouterr().err == shown
+
+
+def test_setting_up_twice_does_not_say_things_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up()
+    set_up()
+    log.warning("once")
+    assert capsys.readouterr().err == "W penstock.somewhere once\n"

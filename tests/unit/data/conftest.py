@@ -1,0 +1,53 @@
+"""A small input folder, a tokenizer, and a preparation in this process."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.data.prepare import PrepareConfig, Selection, Summary, prepare
+from penstock.text.tokenizer import train_tokenizer
+
+WORDS = "the cat sat on the mat and looked at the dog "
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    train_tokenizer([WORDS] * 4, vocab_size=300).save(path)
+    return path
+
+
+@pytest.fixture
+def inputs(tmp_path: Path) -> Path:
+    """Twelve documents and two rejected inputs in three files."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "a.txt").write_text(WORDS)
+    (folder / "b.txt").write_text("")
+    lines = [json.dumps({"text": WORDS[: 5 + i]}) for i in range(10)]
+    (folder / "c.jsonl").write_text("\n".join([*lines[:4], "{broken", *lines[4:]]))
+    (folder / "d.txt").write_text("last")
+    return folder
+
+
+@pytest.fixture
+def run() -> Callable[..., Summary]:
+    """A function that prepares `folder` into `out`, in small shards, with two rejections allowed."""
+
+    def prepared(
+        folder: Path, out: Path, tokenizer: Path | None, *, restart: bool = False, **options: Any
+    ) -> Summary:
+        selection = Selection(suffixes=(".txt", ".jsonl"))
+        config = PrepareConfig(tokenizer=tokenizer, **{"shard_tokens": 40, "max_errors": 2, **options})
+        return prepare([str(folder)], out, config=config, selection=selection, restart=restart)
+
+    return prepared
+
+
+@pytest.fixture
+def content() -> Callable[[Path], dict[str, bytes]]:
+    """A function that returns every file of a corpus folder but the lock."""
+    return lambda out: {path.name: path.read_bytes() for path in out.iterdir() if path.name != ".lock"}

@@ -1,0 +1,72 @@
+"""The manifest: round trip, identity by content, clear errors."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import CorpusError
+from penstock.data.manifest import Manifest, ShardEntry, load_manifest, save_manifest
+
+SHARDS = tuple(
+    ShardEntry(name=f"shard-{i:05d}.arrow", tokens=10 + i, documents=2, bytes=100, checksum=f"{i}")
+    for i in range(3)
+)
+MANIFEST = Manifest(format="arrow", dtype="uint16", vocab_size=300, eos_id=0, text_bytes=99, shards=SHARDS)
+
+
+def test_loading_what_was_saved_gives_an_equal_manifest(tmp_path: Path) -> None:
+    save_manifest(tmp_path, MANIFEST)
+    assert load_manifest(tmp_path) == MANIFEST
+
+
+def test_totals_are_sums_over_shards() -> None:
+    assert (MANIFEST.num_tokens, MANIFEST.num_documents) == (33, 6)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(MANIFEST, shards=SHARDS[::-1]),
+        replace(MANIFEST, shards=SHARDS[:2]),
+        replace(MANIFEST, shards=(replace(SHARDS[0], checksum="x"), *SHARDS[1:])),
+        replace(MANIFEST, vocab_size=301),
+        replace(MANIFEST, dtype="uint32"),
+    ],
+)
+def test_the_fingerprint_changes_with_content_and_order(other: Manifest) -> None:
+    assert other.fingerprint != MANIFEST.fingerprint
+
+
+def test_the_fingerprint_ignores_names_of_files() -> None:
+    renamed = tuple(replace(shard, name=f"x{shard.name}") for shard in SHARDS)
+    assert replace(MANIFEST, shards=renamed).fingerprint == MANIFEST.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "not valid JSON"),
+        ("[]", "must hold a JSON object"),
+        (json.dumps({"format": "arrow"}), "Missing key dtype"),
+        (json.dumps({"formats": "arrow"}), "Unknown key formats.*Did you mean 'format'"),
+    ],
+)
+def test_a_damaged_manifest_is_an_error_that_says_how(tmp_path: Path, content: str, message: str) -> None:
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(CorpusError, match=rf"manifest\.json is damaged: .*{message}"):
+        load_manifest(tmp_path)
+
+
+def test_a_missing_corpus_and_an_unfinished_one_are_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(CorpusError, match="does not exist"):
+        load_manifest(tmp_path / "absent")
+    with pytest.raises(CorpusError, match=r"has no manifest\.json"):
+        load_manifest(tmp_path)
+
+
+def test_a_corpus_without_tokens_is_an_error(tmp_path: Path) -> None:
+    save_manifest(tmp_path, replace(MANIFEST, shards=()))
+    with pytest.raises(CorpusError, match="has no tokens"):
+        load_manifest(tmp_path)

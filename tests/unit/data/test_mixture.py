@@ -1,0 +1,69 @@
+"""Weights to slots, samples to corpora: exact at any size (shares at each sample: property tests)."""
+
+import math
+
+import numpy as np
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.data.mixture import PATTERN_SLOTS, Mixture, slots_of, tijdeman
+
+
+def test_slots_are_the_largest_remainders_and_the_first_name_breaks_ties() -> None:
+    assert slots_of({"b": 1, "a": 1, "c": 1}) == {"b": 21_845, "a": 21_846, "c": 21_845}
+
+
+def test_only_the_proportions_of_weights_matter() -> None:
+    assert slots_of({"a": 7, "b": 3}) == slots_of({"a": 0.7, "b": 0.3}) == slots_of({"a": 7e12, "b": 3e12})
+    assert slots_of({"a": 5}) == {"a": 1}
+    assert slots_of({"a": 6, "b": 2}) == {"a": 3, "b": 1}
+
+
+def test_a_weight_of_zero_gives_no_slot_and_any_other_at_least_one() -> None:
+    slots = slots_of({"huge": 1e12, "tiny": 1e-9, "none": 0})
+    assert slots == {"huge": PATTERN_SLOTS - 1, "tiny": 1, "none": 0}
+
+
+def test_many_tiny_weights_are_paid_for_by_the_largest() -> None:
+    slots = slots_of({"huge": 1e12} | {f"tiny-{i}": 1e-9 for i in range(1000)})
+    assert slots["huge"] == PATTERN_SLOTS - 1000
+    assert sum(slots.values()) == PATTERN_SLOTS
+
+
+@pytest.mark.parametrize("weight", [-1, -0.5, math.nan, math.inf, -math.inf])
+def test_a_weight_that_is_no_share_is_refused_with_its_corpus(weight: float) -> None:
+    with pytest.raises(ConfigError, match=r"Weight of corpus 'b' must be zero or more \(got "):
+        slots_of({"a": 1, "b": weight})
+
+
+def test_weights_that_are_all_zero_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"weights sum to zero .*Give one corpus a weight above 0"):
+        slots_of({"a": 0, "b": 0.0})
+
+
+def test_the_pattern_is_fixed_for_ever_because_running_jobs_hang_on_it() -> None:
+    assert tijdeman((3, 2, 1)).tolist() == [0, 1, 0, 2, 1, 0]
+    assert tijdeman((1, 0, 1)).tolist() == [0, 2]
+    assert tijdeman((4,)).tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("start", [0, 65_530, 10**13 - 3, 2 * 10**15])
+def test_samples_and_turns_are_inverse_at_any_size(start: int) -> None:
+    mixture = Mixture({"a": 70, "b": 0, "c": 29, "d": 1})
+    samples = np.arange(start, start + 1000)
+    corpora, turns = mixture.locate(samples)
+    back = [mixture.sample_of(c, t) for c, t in zip(corpora.tolist(), turns.tolist(), strict=True)]
+    assert back == samples.tolist()
+    assert 1 not in corpora
+
+
+@pytest.mark.parametrize("start", [0, 99, 10**13 + 1])
+def test_counts_are_how_many_samples_each_corpus_has_had(start: int) -> None:
+    mixture = Mixture({"a": 70, "b": 0, "c": 29, "d": 1})
+    before, after = mixture.counts(start), mixture.counts(start + 250)
+    corpora, turns = mixture.locate(np.arange(start, start + 250))
+    assert sum(before) == start
+    assert np.subtract(after, before).tolist() == np.bincount(corpora, minlength=4).tolist()
+    for corpus in (0, 2, 3):
+        mine = turns[corpora == corpus]
+        assert mine.tolist() == list(range(before[corpus], after[corpus]))

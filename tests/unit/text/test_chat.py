@@ -1,0 +1,113 @@
+"""Chat prompts: templates against transformers, refusals, and the plain transcript."""
+
+import json
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from penstock.core.errors import ModelError, UsageError
+from penstock.text.chat import ChatTemplate, load_template, render
+
+CHATML = """\
+{%- if messages[0].role != 'system' %}
+    {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {% generation %}
+        {{- '<|im_start|>assistant\\n' + message.content | trim + '<|im_end|>\\n' }}
+        {% endgeneration %}
+    {%- else %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+LLAMA2 = (
+    "{% for m in messages %}{% if m['role'] == 'user' %}"
+    "{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% elif m['role'] == 'system' %}{% continue %}"
+    "{% else %}{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
+)
+JSON = "{{ messages | tojson(indent=2) }}{{ messages[0].content | upper }}"
+TALK = [
+    {"role": "system", "content": "Answer <briefly> & in \u00fcbung."},
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": " Hello. "},
+    {"role": "user", "content": "What is {{ this }}?"},
+]
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+
+@pytest.mark.parametrize("messages", [TALK, TALK[1:]], ids=["system", "no system"])
+@pytest.mark.parametrize("source", [CHATML, LLAMA2, JSON], ids=["chatml", "llama2", "json"])
+def test_a_template_renders_as_in_transformers(source, messages):
+    expected, _ = render_jinja_template(
+        [messages], chat_template=source, add_generation_prompt=True, **TOKENS
+    )
+    assert render(messages, ChatTemplate(source=source, variables=TOKENS)) == expected[0]
+
+
+def test_a_template_may_ask_for_the_date():
+    assert render(TALK, ChatTemplate(source="{{ strftime_now('%Y') }}")).startswith("20")
+
+
+def test_the_plain_transcript_ends_where_the_answer_begins():
+    assert (
+        render(TALK[1:], ChatTemplate())
+        == "User: Hi\n\nAssistant: Hello.\n\nUser: What is {{ this }}?\n\nAssistant:"
+    )
+
+
+def test_the_file_wins_over_the_config_and_special_tokens_are_read(tmp_path):
+    config = {"chat_template": "old", "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert load_template(tmp_path) == ChatTemplate(source="old", variables=TOKENS)
+    (tmp_path / "chat_template.jinja").write_text("new")
+    assert load_template(tmp_path).source == "new"
+
+
+def test_of_several_named_templates_the_default_is_taken(tmp_path):
+    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+    assert load_template(tmp_path).source == "yes"
+
+
+def test_a_folder_without_a_template_has_the_plain_transcript(tmp_path):
+    assert load_template(tmp_path) == ChatTemplate()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update({'content': 'x'}) }}",
+        "{% for i in range(10 ** 9) %}x{% endfor %}",
+        "{% if %}",
+        "{{ messages[0].content / 0 }}",
+        "{{ missing.field }}",
+    ],
+)
+def test_a_template_that_breaks_out_or_breaks_down_is_an_error(source):
+    with pytest.raises(ModelError, match="chat template fails"):
+        render(TALK, ChatTemplate(source=source))
+
+
+def test_messages_that_a_template_refuses_are_the_users_error():
+    source = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(UsageError, match="refuses these messages: roles must alternate"):
+        render(TALK, ChatTemplate(source=source))
+
+
+def test_no_message_is_refused():
+    with pytest.raises(UsageError, match="no message"):
+        render([], ChatTemplate())
+
+
+def test_a_broken_tokenizer_config_is_a_model_error(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ModelError, match="not valid JSON"):
+        load_template(tmp_path)

@@ -1,0 +1,103 @@
+"""What follows from a recipe before anything runs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.core import config
+from penstock.core.errors import ConfigError
+from penstock.testing.corpora import write_corpus
+from penstock.train.config import TrainConfig, build_recipe
+from penstock.train.derived import derive, micro_rows
+
+ROWS = 75  # of 16 tokens in the corpus
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> dict[str, Any]:
+    corpus = write_corpus(tmp_path / "c", [[1] * 6] * 200, vocab_size=50)
+    return {
+        "run": {"dir": str(tmp_path / "run"), "steps": 25},
+        "model": {
+            "hidden_size": 8,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+        },
+        "data": {
+            "corpora": {"c": {"path": str(corpus)}},
+            "sequence_length": 16,
+            "global_batch_size": 6,
+            "micro_batch_size": 1,
+        },
+    }
+
+
+def recipe_of(raw: dict[str, Any], *settings: str) -> TrainConfig:
+    return build_recipe(config.override(raw, list(settings)))
+
+
+def test_the_numbers_of_a_run_are_products_of_its_recipe(raw: dict[str, Any], tmp_path: Path) -> None:
+    derived = derive(recipe_of(raw), world_size=3)
+    parameters = 2 * 50 * 8 + (4 * 8 * 8 + 3 * 8 * 16 + 2 * 8) + 8
+    expected = {
+        "parameters": parameters,
+        "ranks": 3,
+        "rows per rank and step": 2,
+        "micro-batches per step": 2,
+        "tokens per step": 96,
+        "tokens in the run": 2400,
+        "epochs of c": 2.0,
+    }
+    assert expected.items() <= derived.numbers.items()
+    assert not (tmp_path / "run").exists(), "nothing was started"
+
+
+def test_what_is_shown_can_be_given_back_as_settings(raw: dict[str, Any]) -> None:
+    recipe = recipe_of(raw, "validate.every=5", "data.holdout=0.2", "optim.clip_norm=inf")
+    text = derive(recipe, world_size=1).as_text()
+    again = config.build(TrainConfig, config.override({}, text.split("\n\n")[0].splitlines()))
+    assert again == recipe
+    assert "validation rows: " in text
+
+
+def test_the_json_holds_the_whole_recipe(raw: dict[str, Any]) -> None:
+    recipe = recipe_of(raw)
+    assert config.build(TrainConfig, derive(recipe, world_size=1).as_json()["recipe"]) == recipe
+
+
+@pytest.mark.parametrize(("world_size", "rows"), [(1, 6), (2, 3), (6, 1)])
+def test_without_a_micro_batch_size_a_rank_takes_its_share_at_once(
+    raw: dict[str, Any], world_size: int, rows: int
+) -> None:
+    del raw["data"]["micro_batch_size"]
+    assert micro_rows(recipe_of(raw), world_size=world_size) == rows
+
+
+def test_a_micro_batch_that_does_not_divide_a_ranks_rows_is_refused(raw: dict[str, Any]) -> None:
+    recipe = recipe_of(raw, "data.micro_batch_size=2")
+    assert micro_rows(recipe, world_size=1) == 2
+    message = r"micro_batch_size 2 does not divide a rank's 3 rows \(batch 6 over 2 ranks\)"
+    with pytest.raises(ConfigError, match=message):
+        derive(recipe, world_size=2)
+
+
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_no_ranks_are_refused(raw: dict[str, Any], world_size: int) -> None:
+    with pytest.raises(ConfigError, match=rf"number of ranks must be at least 1 \(got {world_size}\)"):
+        derive(recipe_of(raw), world_size=world_size)
+
+
+def test_a_capped_corpus_that_suffices_to_the_last_sample_is_accepted_and_one_step_more_is_not(
+    raw: dict[str, Any],
+) -> None:
+    raw["data"] |= {"global_batch_size": 5}
+    capped = ("data.corpora.c.epochs=2",)
+    steps = 2 * ROWS // 5
+    derive(recipe_of(raw, *capped, f"run.steps={steps}"), world_size=1)
+    message = (
+        rf"run\.steps {steps + 1} needs {5 * (steps + 1)} sequences; .*\(c: 2\) .* at step {steps}\. Lower"
+    )
+    with pytest.raises(ConfigError, match=message):
+        derive(recipe_of(raw, *capped, f"run.steps={steps + 1}"), world_size=1)

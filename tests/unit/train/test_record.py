@@ -1,0 +1,105 @@
+"""What a run writes down: counts of whole steps, checksums that find one changed token."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from penstock.data import Loader
+from penstock.obs.meter import Rates
+from penstock.obs.sinks.jsonl import JsonLines
+from penstock.testing.corpora import write_corpus
+from penstock.train.config import build_recipe
+from penstock.train.record import checksums, sample_log, step_record
+from penstock.train.state import TrainState
+from penstock.train.step import StepResult
+from penstock.train.supply import train_loader
+
+RATES = Rates(step_s=0.5, tokens_per_s=192.0, data_wait_share=0.25, mfu=0.125)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path):  # type: ignore[no-untyped-def]
+    corpora = {name: write_corpus(tmp_path / name, [[1] * 6] * 200, vocab_size=50) for name in ("a", "b")}
+    model = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    data = {
+        "corpora": {
+            "a": {"path": str(corpora["a"]), "weight": 3},
+            "b": {"path": str(corpora["b"]), "weight": 1},
+        },
+        "sequence_length": 16,
+        "global_batch_size": 8,
+        "num_workers": 0,
+    }
+    return build_recipe({"run": {"dir": "x", "steps": 9}, "model": model, "data": data})
+
+
+def state_after(loader: Loader, steps: int) -> TrainState:
+    batches = iter(loader)
+    for _ in range(steps):
+        next(batches)
+    batches.close()
+    model = nn.Linear(1, 1)
+    return TrainState(model, torch.optim.AdamW(model.parameters()), loader, None)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_a_record_counts_the_tokens_of_all_ranks(recipe, world_size: int) -> None:  # type: ignore[no-untyped-def]
+    state = state_after(train_loader(recipe, rank=0, world_size=world_size), 3)
+    result = StepResult(loss=2.5, grad_norm=0.75, stop=False)
+    record = step_record(state, recipe, result, RATES, learning_rate=0.1)
+    assert record.pop("memory_bytes") > 2**20
+    assert record == {
+        "step": 3,
+        "tokens": 3 * 8 * 16,
+        "loss": 2.5,
+        "grad_norm": 0.75,
+        "learning_rate": 0.1,
+        "step_s": 0.5,
+        "tokens_per_s": 192.0,
+        "data_wait_share": 0.25,
+        "mfu": 0.125,
+        "corpus_tokens": {"a": 18 * 16, "b": 6 * 16},
+    }
+    json.dumps(record)
+
+
+def test_a_checksum_is_the_crc_32_of_a_rows_64_bit_tokens() -> None:
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    expected = [zlib.crc32(np.array(row, dtype="<i8").tobytes()) for row in tokens.tolist()]
+    assert checksums(tokens) == expected
+
+
+def test_one_changed_token_changes_its_rows_checksum_and_no_other() -> None:
+    tokens = torch.arange(60).view(5, 12)
+    before = checksums(tokens)
+    tokens[3, 7] += 1
+    after = checksums(tokens)
+    assert [a != b for a, b in zip(before, after, strict=True)] == [False, False, False, True, False]
+
+
+def test_a_checksum_does_not_depend_on_how_a_row_lies_in_memory() -> None:
+    tokens = torch.arange(60).view(5, 12)
+    assert checksums(tokens.T.contiguous().T) == checksums(tokens)
+
+
+def test_each_batch_is_logged_as_one_line_of_ids_and_checksums(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "samples" / "rank-00000.jsonl")
+    log = sample_log(sink)
+    batch = {"sample_ids": torch.tensor([4, 9]), "input_ids": torch.tensor([[1, 2], [3, 4]])}
+    log(batch, 7)
+    log(batch, 8)
+    sink.close()
+    lines = (tmp_path / "samples" / "rank-00000.jsonl").read_text().splitlines()
+    sums = checksums(batch["input_ids"])
+    assert [json.loads(line) for line in lines] == [
+        {"step": step, "sample_ids": [4, 9], "crc32": sums} for step in (7, 8)
+    ]
+
+
+def test_without_a_sink_nothing_is_read_from_the_batch() -> None:
+    sample_log(None)({}, 1)

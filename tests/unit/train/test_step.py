@@ -1,0 +1,54 @@
+"""Micro-batches and the guard on token ids (steps on several ranks: tests/ranks)."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from penstock.core.errors import CorpusError
+from penstock.data import Loader
+from penstock.testing.corpora import numbered_corpus
+from penstock.train.step import check_vocabulary, micro_batches
+
+CPU = torch.device("cpu")
+
+
+def test_document_boundaries_are_cut_at_the_edges_of_micro_batches() -> None:
+    """Two rows of five tokens each way; every row's end is a boundary."""
+    batch = {
+        "input_ids": torch.arange(20).view(4, 5),
+        "labels": torch.arange(20).view(4, 5) + 1,
+        "position_ids": torch.zeros(4, 5, dtype=torch.int64),
+        "cu_seqlens": torch.tensor([0, 2, 5, 10, 11, 12, 15, 20], dtype=torch.int32),
+    }
+    one, two = micro_batches(batch, rows=2, device=CPU)
+    assert one["cu_seqlens"].tolist() == [0, 2, 5, 10]
+    assert two["cu_seqlens"].tolist() == [0, 1, 2, 5, 10]
+    assert two["cu_seqlens"].dtype == torch.int32
+    assert one["input_ids"].tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert two["labels"].tolist() == [[11, 12, 13, 14, 15], [16, 17, 18, 19, 20]]
+
+
+@pytest.mark.parametrize(("rows", "sizes"), [(1, [1] * 6), (2, [2, 2, 2]), (4, [4, 2]), (6, [6]), (9, [6])])
+def test_micro_batches_together_are_the_batch(tmp_path: Path, rows: int, sizes: list[int]) -> None:
+    corpus = numbered_corpus(tmp_path, [1 + (5 * i) % 23 for i in range(60)])
+    fields = ("input_ids", "labels", "position_ids", "cu_seqlens", "document_ids")
+    loader = Loader({"c": corpus}, sequence_length=16, global_batch_size=6, fields=fields, num_workers=0)
+    batch = loader.batch_at(0)
+    parts = list(micro_batches(batch, rows=rows, device=CPU))
+    assert [len(part["input_ids"]) for part in parts] == sizes
+    for name in ("input_ids", "labels", "position_ids"):
+        assert torch.equal(torch.cat([part[name] for part in parts]), batch[name])
+    for part in parts:  # positions restart exactly where documents do
+        starts = torch.zeros(part["position_ids"].numel(), dtype=torch.bool)
+        starts[part["cu_seqlens"][:-1].long()] = True
+        assert torch.equal(part["position_ids"].flatten() == 0, starts)
+        assert part["cu_seqlens"][-1] == part["input_ids"].numel()
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_with_its_id() -> None:
+    batch = {"input_ids": torch.tensor([[1, 49], [50, 2]])}
+    check_vocabulary(batch, 51)
+    message = r"A batch holds token id 50, beyond the model's vocabulary of 50\. .*data verify"
+    with pytest.raises(CorpusError, match=message):
+        check_vocabulary(batch, 50)
