@@ -19,8 +19,8 @@ from penstock.cli.main import complain
 from penstock.core.config import load_json
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import write_atomic
-from penstock.data.corpus import open_corpus
 from penstock.data.inspect import unigram_entropy
+from penstock.data.opening import open_corpus
 from penstock.obs.figures import Config, setting
 from penstock.obs.history import read_lines
 from penstock.obs.names import METRICS_FILE, RECIPE_FILE

@@ -4,7 +4,8 @@ Public names: `open_corpus(path)` and `Loader(...)`. Torch is imported only when
 tensors.
 """
 
-from penstock.data.corpus import Corpus, open_corpus
+from penstock.data.corpus import Corpus
 from penstock.data.loader import Loader
+from penstock.data.opening import open_corpus
 
 __all__ = ["Corpus", "Loader", "open_corpus"]

@@ -11,8 +11,9 @@ import numpy as np
 
 from penstock.data.buffers import Buffers
 from penstock.data.corpus import Corpus
-from penstock.data.formats import Slices, Tokens
+from penstock.data.formats import Tokens
 from penstock.data.pool import PADDING
+from penstock.data.storage import Slices
 from penstock.data.types import IGNORED_LABEL, Int32, Int64
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids", "document_ids")

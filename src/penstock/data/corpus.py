@@ -4,55 +4,48 @@ Opening reads the manifest only; a shard is mapped when one of its tokens is fir
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
 
 from penstock.core.errors import CorpusError
-from penstock.data.formats import FORMATS, Tokens, TokenShard
-from penstock.data.manifest import TOKENIZER_FILE, Manifest, load_manifest
+from penstock.data.formats import Tokens, TokenShard
+from penstock.data.manifest import Manifest
 from penstock.data.types import Fragments, Int64
 
 _OPEN_SHARDS = 1024  # memory maps kept; below the common limit of 1,024 x 64 per process
 
 
 class Corpus:
-    """Tokens [0, num_tokens) over all shards. Thread-safe: nothing in it changes but caches."""
+    """Tokens [0, num_tokens) over all shards. Thread-safe: nothing in it changes but caches.
 
-    def __init__(self, folder: Path, manifest: Manifest) -> None:
-        self.folder = folder
+    Args:
+        location: where it lies, for messages.
+        manifest: what it is; its shards may be left out where `starts` says where they are.
+        starts: [shards + 1] int64, the first token of each shard, then the number of tokens.
+        open_shard: opens the shard of an index.
+        tokenizer_path: the tokenizer it was made with, as a file of this machine, if it came with one.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        manifest: Manifest,
+        *,
+        starts: Int64,
+        open_shard: Callable[[int], TokenShard],
+        tokenizer_path: Path | None = None,
+    ) -> None:
+        self.location = location
         self.manifest = manifest
-        self.num_tokens = manifest.num_tokens
+        self.num_tokens = int(starts[-1])
         self.fingerprint = manifest.fingerprint
-        self._starts = [0, *accumulate(shard.tokens for shard in manifest.shards)]
-        self._starts_array = np.array(self._starts, dtype=np.int64)
-        self.shard = lru_cache(maxsize=_OPEN_SHARDS)(self._open_shard)
-
-    @property
-    def tokenizer_path(self) -> Path | None:
-        """Path of the tokenizer the corpus was made with, if it came with one."""
-        path = self.folder / TOKENIZER_FILE
-        return path if self.manifest.tokenizer and path.is_file() else None
-
-    def _open_shard(self, index: int) -> TokenShard:
-        entry = self.manifest.shards[index]
-        path = self.folder / entry.name
-        if path.is_file() and path.stat().st_size != entry.bytes:
-            raise CorpusError(
-                f"Shard {path} has {path.stat().st_size} bytes, its manifest says {entry.bytes}",
-                fix="It is truncated or altered: restore it or prepare the corpus again.",
-            )
-        shard: TokenShard = FORMATS[self.manifest.format](path)
-        if (shard.num_tokens, shard.num_documents) != (entry.tokens, entry.documents):
-            raise CorpusError(
-                f"Shard {path} holds {shard.num_tokens} tokens in {shard.num_documents} documents, "
-                f"its manifest says {entry.tokens} in {entry.documents}",
-                fix="Restore it or prepare the corpus again.",
-            )
-        return shard
+        self.tokenizer_path = tokenizer_path
+        self._starts_array = starts
+        self._starts: list[int] = starts.tolist()  # a list, which bisect searches faster than an array
+        self.shard = lru_cache(maxsize=_OPEN_SHARDS)(open_shard)
 
     def locate(self, positions: Int64) -> tuple[Int64, Int64]:
         """Return the shard index and the position inside that shard of corpus positions [n]."""
@@ -64,7 +57,7 @@ class Corpus:
         parts = [self.shard(index).tokens[low:high] for index, _, low, high in self._spans(start, stop)]
         if len(parts) == 1:
             return parts[0]
-        joined: Tokens = np.concatenate(parts)  # type: ignore[assignment]
+        joined: Tokens = np.concatenate(parts)
         return joined
 
     def fragments(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
@@ -92,7 +85,7 @@ class Corpus:
         lengths = past - first
         if lengths.min() < 0:
             raise CorpusError(
-                f"Document offsets of corpus {self.folder} do not rise",
+                f"Document offsets of corpus {self.location} do not rise",
                 fix="Run `penstock data verify` on it.",
             )
         continued = np.zeros(count, dtype=np.bool_)
@@ -123,13 +116,3 @@ class Corpus:
                 yield index, base, start - base, min(stop, end) - base
                 start = min(stop, end)
             index += 1
-
-
-def open_corpus(path: str | Path) -> Corpus:
-    """Open a corpus folder; reads its manifest and nothing else.
-
-    Raises:
-        CorpusError: no corpus there, or its manifest is damaged.
-    """
-    folder = Path(path)
-    return Corpus(folder, load_manifest(folder))

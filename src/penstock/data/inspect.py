@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from penstock.data.corpus import Corpus, open_corpus
+from penstock.data.corpus import Corpus
 from penstock.data.formats import TokenShard
 from penstock.data.manifest import Manifest
+from penstock.data.opening import open_corpus
 from penstock.data.types import Int64
 from penstock.text.tokenizer import Tokenizer
 

@@ -18,9 +18,10 @@ from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.assign import check_divisible, share
 from penstock.data.buffers import Buffers
 from penstock.data.collate import FIELDS, collate
-from penstock.data.corpus import Corpus, open_corpus
+from penstock.data.corpus import Corpus
 from penstock.data.holdout import Split, part_of
 from penstock.data.mixture import Mixture, slots_of
+from penstock.data.opening import open_corpus
 from penstock.data.order import Places, choose_geometry
 from penstock.data.packing import PACKERS
 from penstock.data.prefetch import ahead

@@ -10,6 +10,7 @@ from penstock.core.errors import CorpusError, InputError
 from penstock.core.files import checksum
 from penstock.data.formats import FORMATS, TokenShard
 from penstock.data.manifest import TOKENIZER_FILE, Manifest, ShardEntry, load_manifest
+from penstock.data.storage import LocalStorage
 from penstock.data.types import Int64
 from penstock.text.tokenizer import Tokenizer
 
@@ -89,7 +90,7 @@ def _shard_faults(path: Path, entry: ShardEntry, manifest: Manifest, owners: dic
         owner = owners.get(found)
         yield f"holds the content of {owner}" if owner else "altered: its checksum is not the manifest's"
     try:
-        shard: TokenShard = FORMATS[manifest.format](path)
+        shard: TokenShard = FORMATS[manifest.format](LocalStorage(path.parent), path.name, {})
     except CorpusError as error:
         yield f"cannot be opened: {error}"
         return

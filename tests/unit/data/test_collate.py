@@ -8,7 +8,8 @@ import pytest
 
 from penstock.data.buffers import Buffers
 from penstock.data.collate import FIELDS, collate
-from penstock.data.corpus import Corpus, open_corpus
+from penstock.data.corpus import Corpus
+from penstock.data.opening import open_corpus
 from penstock.data.pool import PADDING
 from penstock.testing.corpora import write_corpus
 

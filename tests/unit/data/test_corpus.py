@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import CorpusError
-from penstock.data.corpus import Corpus, open_corpus
+from penstock.data.corpus import Corpus
 from penstock.data.formats.arrow import write_shard
+from penstock.data.opening import open_corpus
 from penstock.testing.corpora import numbered_corpus, write_corpus
 
 LENGTHS = [3, 0, 5, 0, 0, 4, 1, 7]  # shards of two: [3, 0] [5, 0] [0, 4] [1, 7]
@@ -63,14 +64,14 @@ def test_opening_a_corpus_reads_its_manifest_and_no_shard(tmp_path: Path) -> Non
 
 
 def test_a_shard_that_is_missing_when_it_is_needed_is_named(corpus: Corpus) -> None:
-    (corpus.folder / "shard-00002.arrow").unlink()
+    (Path(corpus.location) / "shard-00002.arrow").unlink()
     assert corpus.tokens(0, 8).tolist() == list(range(1, 9)), "the others can be read"
     with pytest.raises(CorpusError, match=r"shard-00002\.arrow is missing\. Restore it"):
         corpus.tokens(7, 9)
 
 
 def test_a_truncated_shard_is_named_with_its_sizes(corpus: Corpus) -> None:
-    shard = corpus.folder / "shard-00001.arrow"
+    shard = Path(corpus.location) / "shard-00001.arrow"
     content = shard.read_bytes()
     shard.write_bytes(content[:-8])
     message = (
@@ -83,14 +84,14 @@ def test_a_truncated_shard_is_named_with_its_sizes(corpus: Corpus) -> None:
 def test_a_shard_of_another_corpus_in_its_place_is_named_with_what_it_holds(tmp_path: Path) -> None:
     corpus = open_corpus(write_corpus(tmp_path / "one", [[1] * 8, [2] * 8]))
     other = write_corpus(tmp_path / "two", [[1] * 9, [2] * 7, []])
-    swapped = corpus.folder / "shard-00000.arrow"
+    swapped = Path(corpus.location) / "shard-00000.arrow"
     shutil.copy(other / "shard-00000.arrow", swapped)
-    manifest = json.loads((corpus.folder / "manifest.json").read_text())
+    manifest = json.loads((Path(corpus.location) / "manifest.json").read_text())
     manifest["shards"][0]["bytes"] = swapped.stat().st_size  # even where the sizes agree
-    (corpus.folder / "manifest.json").write_text(json.dumps(manifest))
+    (Path(corpus.location) / "manifest.json").write_text(json.dumps(manifest))
     message = "holds 16 tokens in 3 documents, its manifest says 16 in 2"
     with pytest.raises(CorpusError, match=message):
-        open_corpus(corpus.folder).tokens(0, 1)
+        open_corpus(Path(corpus.location)).tokens(0, 1)
 
 
 def test_document_offsets_that_do_not_rise_are_refused(tmp_path: Path) -> None:
@@ -103,8 +104,8 @@ def test_document_offsets_that_do_not_rise_are_refused(tmp_path: Path) -> None:
 
 def test_a_tokenizer_is_known_only_if_the_corpus_was_made_with_it(corpus: Corpus) -> None:
     assert corpus.tokenizer_path is None
-    (corpus.folder / "tokenizer.json").write_text("{}")
+    (Path(corpus.location) / "tokenizer.json").write_text("{}")
     assert corpus.tokenizer_path is None
-    manifest = json.loads((corpus.folder / "manifest.json").read_text())
-    (corpus.folder / "manifest.json").write_text(json.dumps({**manifest, "tokenizer": "aa"}))
-    assert open_corpus(corpus.folder).tokenizer_path == corpus.folder / "tokenizer.json"
+    manifest = json.loads((Path(corpus.location) / "manifest.json").read_text())
+    (Path(corpus.location) / "manifest.json").write_text(json.dumps({**manifest, "tokenizer": "aa"}))
+    assert open_corpus(Path(corpus.location)).tokenizer_path == Path(corpus.location) / "tokenizer.json"

@@ -7,8 +7,9 @@ import pytest
 
 from penstock.core.errors import ConfigError
 from penstock.data import Loader
-from penstock.data.corpus import Corpus, open_corpus
+from penstock.data.corpus import Corpus
 from penstock.data.holdout import part_of
+from penstock.data.opening import open_corpus
 from penstock.testing.corpora import numbered_corpus
 
 LENGTHS = [1 + (37 * i) % 60 for i in range(600)]
@@ -22,7 +23,12 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
 def heldout_tokens(corpus: Corpus, **options: object) -> set[int]:
     settings = {"sequence_length": 16, "seed": 0, "packing": "best_fit", "holdout": 0.1, **options}
     loader = Loader(
-        {"c": corpus.folder}, split="heldout", global_batch_size=1, num_workers=0, deliver="numpy", **settings
+        {"c": Path(corpus.location)},
+        split="heldout",
+        global_batch_size=1,
+        num_workers=0,
+        deliver="numpy",
+        **settings,
     )  # type: ignore[arg-type]
     rows = loader.gather(np.arange(loader.samples_per_epoch["c"]))["input_ids"]
     return set(rows.ravel().tolist()) - {0}

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from penstock.data.corpus import open_corpus
 from penstock.data.holdout import TokenSpace, part_of
+from penstock.data.opening import open_corpus
 from penstock.data.order import Order, choose_geometry
 from penstock.data.packing import PACKERS
 from penstock.data.pool import PADDING, PackedPool, pack_pool

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import CorpusExhausted
-from penstock.data.corpus import open_corpus
 from penstock.data.holdout import part_of
+from penstock.data.opening import open_corpus
 from penstock.data.order import choose_geometry
 from penstock.data.source import Source
 from penstock.testing.corpora import numbered_corpus

@@ -2,29 +2,27 @@
 
 A shard answers three questions: how many tokens and documents it holds, which documents end
 inside a range of its tokens, and what the tokens of a range are: an attribute to slice, so that a memory
-map is read without a call in between. To add a format, write a module
-with `open_shard(path) -> TokenShard` and a row in FORMATS.
+map is read without a call in between. To add a format, write a module with
+`open_shard(storage, name, options) -> TokenShard` and a row in FORMATS.
 """
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.table import Table
+from penstock.data.storage import Slices, Storage
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
 
-
-class Slices(Protocol):
-    """What can be sliced like an array: a memory map, or a reader that fetches."""
-
-    def __getitem__(self, part: slice, /) -> Tokens:
-        """Return tokens [start, stop); the array lives as long as anyone holds it."""
+Options = Mapping[str, str]
+"""What a format leaves open and its user says, as in `olmo:/data/part,dtype=uint32`; kept in the manifest."""
 
 
 class TokenShard(Protocol):
-    """One file of tokens; positions count from the shard's first token."""
+    """One run of tokens, usually one file; positions count from the shard's first token."""
 
     num_tokens: int
     num_documents: int
@@ -34,7 +32,18 @@ class TokenShard(Protocol):
 
     @property
     def tokens(self) -> Slices:
-        """The shard's tokens, to be sliced: `shard.tokens[start:stop]` is a read-only array."""
+        """The tokens, to be sliced: `shard.tokens[start:stop]` is a read-only uint16 or uint32 array."""
+
+
+class OpenShard(Protocol):
+    """What a format's module offers."""
+
+    def __call__(self, storage: Storage, name: str, options: Options) -> TokenShard:
+        """Open a shard; reads its header and nothing else.
+
+        Raises:
+            CorpusError: the file is missing, truncated, or not of this format.
+        """
 
 
 FORMATS = Table("shard format", {"arrow": "penstock.data.formats.arrow:open_shard"})

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.errors import CorpusError
-from penstock.data.formats import Tokens
+from penstock.data.formats import Options, Tokens
+from penstock.data.storage import Storage
 
 COLUMN = "tokens"
 
@@ -32,12 +33,13 @@ class ArrowShard:
         return self._offsets[first:past]
 
 
-def open_shard(path: Path) -> ArrowShard:
+def open_shard(storage: Storage, name: str, options: Options) -> ArrowShard:  # noqa: ARG001
     """Map a shard into memory.
 
     Raises:
         CorpusError: the file is missing, truncated, or not a Penstock shard.
     """
+    path = storage.open(name).path()
     try:
         with pa.memory_map(str(path)) as source:
             reader = pa.ipc.open_file(source)
@@ -46,10 +48,6 @@ def open_shard(path: Path) -> ArrowShard:
             column = reader.get_batch(0).column(0)
             offsets = column.offsets.to_numpy(zero_copy_only=True)
             values = column.values.to_numpy(zero_copy_only=True)
-    except FileNotFoundError:
-        raise CorpusError(
-            f"Shard {path} is missing", fix="Restore it, or prepare the corpus again."
-        ) from None
     except (pa.ArrowException, OSError, ValueError) as error:
         raise CorpusError(
             f"Shard {path} cannot be read: {error}",
