@@ -5,7 +5,7 @@ last, so a folder that has one is complete. Shard order is the order of names so
 fingerprint covers contents and order, not the path, so a corpus may be moved but not altered.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -29,8 +29,10 @@ class ShardEntry:
     """Documents in it."""
     bytes: int
     """File size; a cheap check at opening."""
-    checksum: str
-    """BLAKE2b-256 of the file, hex; checked by `penstock data verify`."""
+    checksum: str = ""
+    """BLAKE2b-256 of the file, hex; checked by `penstock data verify`. Empty for foreign shards."""
+    probe: str = ""
+    """Hash of the sizes and ends of its files (see probe.py), checked when it is opened; empty: it is not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +55,25 @@ class Manifest:
     """UTF-8 bytes of the text the tokens came from; 0 when unknown. For bits per byte."""
     rejected: int = 0
     """Inputs left out when the corpus was prepared; listed in rejected.jsonl."""
+    options: dict[str, str] = field(default_factory=dict)
+    """What the format's files leave open, as the user said it; handed to its reader."""
     shards: tuple[ShardEntry, ...]
     """In token order."""
+    parts: tuple[int, ...] = ()
+    """Number of shards at the end of each part, for a corpus that grew; absent: all are one part. Parts are
+    only ever appended."""
+    growing: bool = False
+    """Whether more parts are on their way."""
+
+    @property
+    def part_ends(self) -> tuple[int, ...]:
+        """Number of shards at the end of each part."""
+        return self.parts or (len(self.shards),)
+
+    def first_parts(self, count: int) -> "Manifest":
+        """Return the manifest as it was when the corpus had so many parts."""
+        ends = self.part_ends[:count]
+        return replace(self, shards=self.shards[: ends[-1]], parts=ends)
 
     @property
     def num_tokens(self) -> int:
@@ -69,8 +88,9 @@ class Manifest:
     @property
     def fingerprint(self) -> str:
         """16 hex digits over the contents and their order."""
-        shards = [(s.tokens, s.documents, s.checksum) for s in self.shards]
-        return config.fingerprint([self.format, self.dtype, self.vocab_size, shards])
+        shards = [(s.tokens, s.documents, s.checksum or s.probe) for s in self.shards]
+        options = [self.options] if self.options else []
+        return config.fingerprint([self.format, self.dtype, self.vocab_size, shards, *options])
 
 
 def load_manifest(folder: Path) -> Manifest:

@@ -2,8 +2,14 @@
 
 A shard answers three questions: how many tokens and documents it holds, which documents end
 inside a range of its tokens, and what the tokens of a range are: an attribute to slice, so that a memory
-map is read without a call in between. To add a format, write a module with
-`open_shard(storage, name, options) -> TokenShard` and a row in FORMATS.
+map is read without a call in between. To add a format, write a module with these, and a row below:
+
+- `open_shard(storage, name, options) -> TokenShard`
+- `find(sizes) -> list[str]`: the shards among files of these names and sizes, in token order; none where
+  the files are of another format. It looks at names alone.
+- `companions(name) -> tuple[str, ...]`: files that belong to a shard beside the one it is named for,
+  whether or not they are there.
+- `OPTIONS`: option -> what it says, for messages.
 """
 
 from collections.abc import Mapping
@@ -46,4 +52,27 @@ class OpenShard(Protocol):
         """
 
 
-FORMATS = Table("shard format", {"arrow": "penstock.data.formats.arrow:open_shard"})
+class Find(Protocol):
+    """Tells the shards of a format among the files of a folder."""
+
+    def __call__(self, sizes: Mapping[str, int]) -> list[str]:
+        """Return the names of the shards, in token order; empty where there are none."""
+
+
+class Companions(Protocol):
+    """Names the further files of a shard."""
+
+    def __call__(self, name: str) -> tuple[str, ...]:
+        """Return the names of the files that belong to a shard beside its own."""
+
+
+_MODULES = {
+    "arrow": "penstock.data.formats.arrow",
+}
+_FOREIGN = {name: module for name, module in _MODULES.items() if name != "arrow"}  # which has a manifest
+
+FORMATS = Table("shard format", {name: f"{module}:open_shard" for name, module in _MODULES.items()})
+FINDERS = Table("shard format", {name: f"{module}:find" for name, module in _FOREIGN.items()})
+COMPANIONS = Table("shard format", {name: f"{module}:companions" for name, module in _FOREIGN.items()})
+OPTIONS = Table("shard format", {name: f"{module}:OPTIONS" for name, module in _FOREIGN.items()})
+"""Of each foreign format: option -> what it says."""
