@@ -8,6 +8,7 @@ PenstockError                 exit code 1: the work failed
 │   ├── CorpusChanged         not the corpus the run was started with
 │   └── CorpusExhausted       a capped corpus has no samples left
 ├── StateMismatch             a saved state that belongs to another run
+├── TransformError            a user's transform of samples failed
 ├── CheckpointError           a checkpoint that cannot be written, read or used
 ├── ModelError                a model folder that cannot be opened
 ├── RunLocked                 another process is writing the same folder
@@ -65,6 +66,10 @@ class CorpusExhausted(CorpusError):
 
 class StateMismatch(PenstockError):
     """A saved state belongs to another run."""
+
+
+class TransformError(PenstockError):
+    """A user's transform of samples failed, or returned what is no sample."""
 
 
 class CheckpointError(PenstockError):

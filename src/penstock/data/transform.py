@@ -1,0 +1,157 @@
+"""Apply a user's transform to a batch: a function of (sample, rng keyed by its id), checked and blamed.
+
+A transform sees one row at a time and a generator that depends on the seed of the run and the id of the
+sample, never on what ran before: the result is the same on any number of ranks, threads or processes, in
+any batch, and when a step is computed again. numpy keeps the raw stream of a bit generator for ever but
+may change what `Generator` makes of it (NEP 19); a run whose transforms draw keeps its numpy.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import TransformError
+from penstock.core.rng import key_of
+from penstock.data.types import IGNORED_LABEL, Int32, Int64
+
+NEEDED_FIELDS = ("input_ids", "labels", "cu_seqlens")
+"""What a batch must hold for `apply`, besides `sample_ids`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One row as a transform sees it; the arrays are read-only, a transform returns others."""
+
+    sample_id: int
+    """Global sample of the run."""
+    input_ids: Int64
+    """[L] tokens."""
+    labels: Int64
+    """[L] the next token inside the document, -100 where there is none and on padding."""
+    document_ends: Int64
+    """[documents] past-the-last position in the row of each of its documents, ascending; the last is L."""
+
+    def documents(self) -> list[slice]:
+        """Return where each document of the row lies."""
+        starts = [0, *self.document_ends[:-1].tolist()]
+        return [slice(*span) for span in zip(starts, self.document_ends.tolist(), strict=True)]
+
+
+Transform = Callable[[Sample, np.random.Generator], Sample]
+"""Returns a sample of the same id and length; in worker processes it must be picklable as well."""
+
+
+def rng_of(seed: int, sample_id: int) -> np.random.Generator:
+    """Return the generator a transform gets with a sample."""
+    return np.random.Generator(np.random.Philox(key=key_of(seed, "transform", sample_id)))
+
+
+def apply(
+    batch: Mapping[str, Int64 | Int32],
+    transform: Transform,
+    *,
+    seed: int,
+    fields: Sequence[str],
+    on_sample: Callable[[int], None] = lambda _sample_id: None,
+) -> dict[str, Int64 | Int32]:
+    """Return a batch with its rows transformed.
+
+    Args:
+        batch: `sample_ids` and NEEDED_FIELDS, shaped as collate makes them. Its `input_ids` and `labels`
+            are overwritten and returned.
+        fields: which fields to return, besides `sample_ids`, names in collate.FIELDS; those that describe
+            documents follow from what the transform returned.
+        on_sample: called with each sample id before it is transformed.
+
+    Raises:
+        TransformError: the transform failed, or what it returned is no sample of that length.
+    """
+    input_ids, labels = batch["input_ids"], batch["labels"]
+    length = input_ids.shape[1]
+    row_ends = np.arange(1, len(input_ids) + 1) * length
+    all_ends = batch["cu_seqlens"][1:].astype(np.int64)
+    by_row = np.split(all_ends, np.searchsorted(all_ends, row_ends[:-1], side="right"))
+    ends: list[Int64] = []
+    for row, sample_id in enumerate(batch["sample_ids"].tolist()):
+        on_sample(sample_id)
+        views = (_read_only(input_ids[row]), _read_only(labels[row]), _read_only(by_row[row] - row * length))
+        given = Sample(sample_id, *views)
+        made = _call(transform, given, rng_of(seed, sample_id))
+        if made.input_ids is not given.input_ids:
+            input_ids[row] = made.input_ids
+        if made.labels is not given.labels:
+            labels[row] = made.labels
+        ends.append(made.document_ends)
+    return {
+        "sample_ids": batch["sample_ids"],
+        **{name: _field(name, batch, ends, length=length) for name in fields},
+    }
+
+
+def name_of(transform: Transform) -> str:
+    """Return how messages call a transform."""
+    return getattr(transform, "__qualname__", type(transform).__qualname__)
+
+
+def _read_only(array: Int64 | Int32) -> Int64:
+    view: Int64 = array.view()  # type: ignore[assignment]  # positions and tokens are int64
+    view.flags.writeable = False
+    return view
+
+
+def _call(transform: Transform, given: Sample, rng: np.random.Generator) -> Sample:
+    where = f"Transform {name_of(transform)!r} of sample {given.sample_id}"
+    try:
+        made = transform(given, rng)
+    except Exception as error:
+        raise TransformError(f"{where} failed with {type(error).__name__}: {error}") from error
+    if made is not given:
+        problem = _problem(made, given)
+        if problem:
+            raise TransformError(
+                f"{where} returned {problem}",
+                fix="Return a Sample of the same id and length; blank out with label -100, do not cut.",
+            )
+    return made
+
+
+def _problem(made: Any, given: Sample) -> str | None:  # Any: a user may return anything
+    """Return what is wrong with a returned sample, or None."""
+    if not isinstance(made, Sample):
+        return f"a {type(made).__name__}, not a Sample"
+    if made.sample_id != given.sample_id:
+        return f"the id {made.sample_id}"
+    length = len(given.input_ids)
+    for name in ("input_ids", "labels", "document_ends"):
+        array = getattr(made, name)
+        if not (isinstance(array, np.ndarray) and array.ndim == 1 and array.dtype.kind in "iu"):
+            return f"{name} that are not a 1-d array of integers"
+        if name != "document_ends" and len(array) != length:
+            return f"{len(array)} {name}, the row has {length}"
+    if int(made.input_ids.min()) < 0:
+        return f"the token id {int(made.input_ids.min())}"
+    if ((made.labels < 0) & (made.labels != IGNORED_LABEL)).any():
+        return f"the label {int(made.labels[made.labels != IGNORED_LABEL].min())}"
+    steps = np.diff(made.document_ends, prepend=0)
+    if not len(steps) or steps.min() < 1 or made.document_ends[-1] != length:
+        return f"document_ends that do not ascend to {length}: {made.document_ends[-4:].tolist()}"
+    return None
+
+
+def _field(name: str, batch: Mapping[str, Int64 | Int32], ends: list[Int64], *, length: int) -> Int64 | Int32:
+    """Return one field of the transformed batch; `ends` are the document ends of each row."""
+    if name in ("input_ids", "labels"):
+        return batch[name]
+    if name == "cu_seqlens":
+        flat = [row_ends + row * length for row, row_ends in enumerate(ends)]
+        return np.concatenate((np.zeros(1), *flat)).astype(np.int32)
+    out = np.empty((len(ends), length), dtype=np.int64)
+    for row, row_ends in enumerate(ends):
+        lengths = np.diff(row_ends, prepend=0)
+        if name == "document_ids":
+            out[row] = np.repeat(np.arange(len(lengths)), lengths)
+        else:
+            out[row] = np.arange(length) - np.repeat(row_ends - lengths, lengths)
+    return out

@@ -1,0 +1,6 @@
+"""Transforms that are shipped, each an example of how to write one; a recipe names any callable."""
+
+from penstock.data.transforms.drop_documents import DropDocuments
+from penstock.data.transforms.fill_in_the_middle import FillInTheMiddle
+
+__all__ = ["DropDocuments", "FillInTheMiddle"]
