@@ -12,6 +12,7 @@ from typing import Literal
 from penstock.core import config
 from penstock.core.errors import CorpusError, PenstockError
 from penstock.core.files import write_json
+from penstock.data.storage import LocalStorage, Storage
 
 FILE = "manifest.json"
 TOKENIZER_FILE = "tokenizer.json"
@@ -62,8 +63,8 @@ class Manifest:
     parts: tuple[int, ...] = ()
     """Number of shards at the end of each part, for a corpus that grew; absent: all are one part. Parts are
     only ever appended."""
-    growing: bool = False
-    """Whether more parts are on their way."""
+    streamed_parts: int | None = None
+    """For a corpus that may be read while it is prepared: its parts when that ended, 0 until then."""
 
     @property
     def part_ends(self) -> tuple[int, ...]:
@@ -105,14 +106,26 @@ def load_manifest(folder: Path) -> Manifest:
         raise CorpusError(
             f"Corpus {folder} {state}", fix="Make it with `penstock data prepare INPUT --out DIR`."
         )
+    return read_manifest(LocalStorage(folder))
+
+
+def read_manifest(storage: Storage) -> Manifest:
+    """Read the manifest of a corpus, wherever it lies.
+
+    Raises:
+        CorpusError: there is none, it is damaged, or the corpus has no tokens.
+    """
+    blob = storage.open(FILE)
     try:
-        manifest = config.build(Manifest, config.load_json(path))
+        manifest = config.build(Manifest, config.load_json(blob.path()))
     except PenstockError as error:
         raise CorpusError(
-            f"{path} is damaged: {error}", fix="Restore it or prepare the corpus again."
+            f"{blob.name} is damaged: {error}", fix="Restore it or prepare the corpus again."
         ) from None
     if not manifest.num_tokens:
-        raise CorpusError(f"Corpus {folder} has no tokens", fix="Prepare it from inputs that hold text.")
+        raise CorpusError(
+            f"Corpus {storage.location} has no tokens", fix="Prepare it from inputs that hold text."
+        )
     return manifest
 
 

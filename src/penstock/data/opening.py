@@ -1,31 +1,74 @@
-"""Open a corpus wherever it lies: a folder with a manifest."""
+"""Open a corpus wherever it lies and whoever made it: with a manifest of its own, foreign, or computed."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
-from penstock.core.errors import CorpusError
+from penstock.core.errors import CorpusError, UsageError
 from penstock.data.corpus import Corpus
-from penstock.data.formats import FORMATS, TokenShard
-from penstock.data.manifest import TOKENIZER_FILE, Manifest, load_manifest
+from penstock.data.foreign import OnProgress, foreign_manifest, probe_of
+from penstock.data.formats import FORMATS, Options, TokenShard, synthetic
+from penstock.data.manifest import FILE, TOKENIZER_FILE, Manifest, ShardEntry, load_manifest, read_manifest
+from penstock.data.spec import SYNTHETIC, Spec, parse_spec
 from penstock.data.storage import LocalStorage, Storage
+
+_LISTED_SHARDS = 1024
+"""A synthetic corpus of more shards is opened without a list of them."""
 
 
 def open_corpus(path: str | Path) -> Corpus:
-    """Open a corpus folder; reads its manifest and nothing else.
+    """Open a corpus: a folder, an address, or a spec such as `megatron:/data/web` (see spec.py).
+
+    Reads its manifest and nothing else. The manifest of files that another tool made is made when they are
+    first opened, and kept.
 
     Raises:
         CorpusError: no corpus there, or its manifest is damaged.
+        UsageError: an unknown format or option.
     """
-    folder = Path(path)
-    manifest = load_manifest(folder)
-    tokenizer = folder / TOKENIZER_FILE
-    return from_manifest(
-        LocalStorage(folder),
-        manifest,
-        tokenizer_path=tokenizer if manifest.tokenizer and tokenizer.is_file() else None,
+    spec = parse_spec(str(path))
+    if spec.format == SYNTHETIC:
+        return _synthetic(spec.options)
+    storage, manifest = described(spec)
+    return from_manifest(storage, manifest, tokenizer_path=tokenizer_path(storage, manifest))
+
+
+def described(spec: Spec, *, on_progress: OnProgress = lambda _done, _all: None) -> tuple[Storage, Manifest]:
+    """Return where the files of a corpus lie and what they are.
+
+    Args:
+        on_progress: called while the manifest of foreign files is made.
+
+    Raises:
+        CorpusError: no corpus there, or it is damaged.
+        UsageError: it has no files, or an option is missing or out of range.
+    """
+    if spec.format == SYNTHETIC:
+        raise UsageError("A synthetic corpus has no files", got=f"{SYNTHETIC}:")
+    storage = storage_of(spec.location)
+    if spec.format == "arrow" or (spec.format is None and _has_manifest(storage)):
+        if isinstance(storage, LocalStorage):
+            return storage, load_manifest(storage.folder)
+        return storage, read_manifest(storage)
+    storage, sizes, prefix = _files(spec.location, storage)
+    return storage, foreign_manifest(
+        storage, sizes, prefix=prefix, format=spec.format, options=spec.options, on_progress=on_progress
     )
+
+
+def storage_of(location: str) -> Storage:
+    """Return the folder at a path or address; nothing is read."""
+    return LocalStorage(Path(location))
+
+
+def tokenizer_path(storage: Storage, manifest: Manifest) -> Path | None:
+    """Return the tokenizer that a corpus was made with, as a file of this machine; None if it has none."""
+    if not (manifest.tokenizer and isinstance(storage, LocalStorage)):
+        return None
+    path = storage.folder / TOKENIZER_FILE
+    return path if path.is_file() else None
 
 
 def from_manifest(storage: Storage, manifest: Manifest, *, tokenizer_path: Path | None) -> Corpus:
@@ -49,11 +92,89 @@ def _open_shard(storage: Storage, manifest: Manifest, index: int) -> TokenShard:
             f"Shard {blob.name} has {blob.size} bytes, its manifest says {entry.bytes}",
             fix="It is truncated or altered: restore it or prepare the corpus again.",
         )
-    shard: TokenShard = FORMATS[manifest.format](storage, entry.name, {})
+    if entry.probe and probe_of(manifest.format, storage, entry.name) != entry.probe:
+        raise CorpusError(
+            f"Shard {blob.name} is not the one that its manifest describes, though of the same size",
+            fix="Restore it, or prepare or index the corpus again.",
+        )
+    shard: TokenShard = FORMATS[manifest.format](storage, entry.name, manifest.options)
     if (shard.num_tokens, shard.num_documents) != (entry.tokens, entry.documents):
         raise CorpusError(
             f"Shard {blob.name} holds {shard.num_tokens} tokens in {shard.num_documents} documents, "
             f"its manifest says {entry.tokens} in {entry.documents}",
             fix="Restore it or prepare the corpus again.",
         )
+    if not np.can_cast(dtype := shard.tokens[0:0].dtype, manifest.dtype):
+        raise CorpusError(
+            f"Shard {blob.name} holds {dtype} tokens, its manifest says {manifest.dtype}",
+            fix="Restore it or prepare the corpus again.",
+        )
     return shard
+
+
+def _has_manifest(storage: Storage) -> bool:
+    if isinstance(storage, LocalStorage):
+        return (storage.folder / FILE).is_file()
+    try:
+        storage.open(FILE)
+    except CorpusError:
+        return False
+    return True
+
+
+def _files(location: str, storage: Storage) -> tuple[Storage, dict[str, int], str]:
+    """Return the files to look at: those of a folder, or those whose names begin as a path ends.
+
+    Returns:
+        their folder, their sizes by name, and what the shards' names begin with.
+
+    Raises:
+        CorpusError: there is nothing.
+    """
+    if isinstance(storage, LocalStorage):
+        if storage.folder.is_dir():
+            return storage, _visible(storage.sizes()), ""
+        parent, leaf = storage.folder.parent, storage.folder.name
+        beside = parent.iterdir() if parent.is_dir() else iter(())
+        sizes = {path.name: path.stat().st_size for path in beside if path.is_file()}
+        storage = LocalStorage(parent)
+    else:
+        if sizes := _visible(storage.sizes()):
+            return storage, sizes, ""
+        above, _, leaf = location.rstrip("/").rpartition("/")
+        storage = storage_of(above)
+        sizes = storage.sizes()
+    stem = leaf.rsplit(".", 1)[0]  # a file that belongs to the one that is named has its stem
+    near = {name: size for name, size in sizes.items() if name == leaf or name.startswith(f"{stem}.")}
+    if not near:
+        raise CorpusError(
+            f"Corpus {location} does not exist", fix="Make it with `penstock data prepare INPUT --out DIR`."
+        )
+    return storage, dict(sorted(near.items(), key=lambda item: item[0].encode())), leaf
+
+
+def _visible(sizes: Mapping[str, int]) -> dict[str, int]:
+    """Leave out hidden files and folders, the index folder among them."""
+    return {n: size for n, size in sizes.items() if not any(part.startswith(".") for part in n.split("/"))}
+
+
+def _synthetic(options: Options) -> Corpus:
+    made = synthetic.parse(options)
+    starts, options = made.starts, made.as_options()
+
+    def opened(index: int) -> TokenShard:
+        return synthetic.open_shard(LocalStorage(Path()), str(index), options)
+
+    entries: list[ShardEntry] = []
+    if made.shards <= _LISTED_SHARDS:
+        for index, tokens in enumerate(np.diff(starts).tolist()):
+            documents = opened(index).num_documents
+            entries.append(ShardEntry(name=str(index), tokens=tokens, documents=documents, bytes=0))
+    manifest = Manifest(
+        format=SYNTHETIC,
+        dtype="uint16" if made.vocab_size <= 2**16 else "uint32",
+        vocab_size=made.vocab_size,
+        options=options,
+        shards=tuple(entries),
+    )
+    return Corpus(f"{SYNTHETIC}:", manifest, starts=starts, open_shard=opened)

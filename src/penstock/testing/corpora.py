@@ -9,6 +9,8 @@ import numpy as np
 from penstock.core.files import checksum
 from penstock.data.formats.arrow import write_shard
 from penstock.data.manifest import Manifest, ShardEntry, save_manifest
+from penstock.data.probe import probe
+from penstock.data.storage import LocalStorage
 
 
 def write_corpus(
@@ -35,6 +37,7 @@ def write_corpus(
                 documents=len(group),
                 bytes=path.stat().st_size,
                 checksum=checksum(path),
+                probe=probe(LocalStorage(folder), path.name),
             )
         )
     save_manifest(folder, Manifest(format="arrow", dtype=dtype, vocab_size=vocab_size, shards=tuple(entries)))

@@ -88,16 +88,30 @@ def test_a_shard_of_another_corpus_in_its_place_is_named_with_what_it_holds(tmp_
     shutil.copy(other / "shard-00000.arrow", swapped)
     manifest = json.loads((Path(corpus.location) / "manifest.json").read_text())
     manifest["shards"][0]["bytes"] = swapped.stat().st_size  # even where the sizes agree
+    manifest["shards"][0]["probe"] = ""  # and it was never probed
     (Path(corpus.location) / "manifest.json").write_text(json.dumps(manifest))
     message = "holds 16 tokens in 3 documents, its manifest says 16 in 2"
     with pytest.raises(CorpusError, match=message):
         open_corpus(Path(corpus.location)).tokens(0, 1)
 
 
+def test_a_shard_swapped_for_another_of_equal_size_and_counts_is_noticed_when_it_is_opened(
+    tmp_path: Path,
+) -> None:
+    corpus = open_corpus(write_corpus(tmp_path / "one", [[1] * 8, [2] * 8]))
+    other = write_corpus(tmp_path / "two", [[1] * 8, [3] * 8])
+    shutil.copy(other / "shard-00000.arrow", Path(corpus.location) / "shard-00000.arrow")
+    with pytest.raises(CorpusError, match=r"is not the one that its manifest describes, though of the same"):
+        corpus.tokens(0, 1)
+
+
 def test_document_offsets_that_do_not_rise_are_refused(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path, [[1, 2, 3], [4, 5, 6], [7, 8, 9]])
     shard = folder / "shard-00000.arrow"
     write_shard(shard, np.arange(1, 10, dtype=np.uint16), np.array([0, 6, 3, 9]))
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["shards"][0]["probe"] = ""
+    (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CorpusError, match=r"Document offsets of corpus .* do not rise\. .*data verify"):
         open_corpus(folder).fragments([(0, 9)])
 

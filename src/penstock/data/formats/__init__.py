@@ -68,8 +68,13 @@ class Companions(Protocol):
 
 _MODULES = {
     "arrow": "penstock.data.formats.arrow",
+    "datatrove": "penstock.data.formats.datatrove",
+    "megatron": "penstock.data.formats.megatron",
+    "nanogpt": "penstock.data.formats.nanogpt",
+    "olmo": "penstock.data.formats.olmo",
+    "synthetic": "penstock.data.formats.synthetic",
 }
-_FOREIGN = {name: module for name, module in _MODULES.items() if name != "arrow"}  # which has a manifest
+_FOREIGN = {name: module for name, module in _MODULES.items() if name != "arrow"}  # that has a manifest
 
 FORMATS = Table("shard format", {name: f"{module}:open_shard" for name, module in _MODULES.items()})
 FINDERS = Table("shard format", {name: f"{module}:find" for name, module in _FOREIGN.items()})

@@ -12,6 +12,8 @@ from penstock.core.files import checksum, commit, temporary_beside
 from penstock.data.formats import Tokens
 from penstock.data.formats.arrow import write_shard
 from penstock.data.manifest import ShardEntry
+from penstock.data.probe import probe
+from penstock.data.storage import LocalStorage
 
 MAX_SHARDS = 100_000
 """Five digits: with more, the byte order of names would not be the order of shards."""
@@ -67,6 +69,7 @@ class ShardBuilder:
                 documents=self.num_documents,
                 bytes=temporary.stat().st_size,
                 checksum=checksum(temporary),
+                probe=probe(LocalStorage(folder), temporary.name),
             )
             commit(temporary, path)
         except OSError:

@@ -1,0 +1,91 @@
+"""Tokens stored in any integer type, served as uint16 or uint32; what is no token id is refused."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.core.errors import CorpusError, UsageError, nearest
+from penstock.data.formats import Tokens
+from penstock.data.storage import Array, Slices
+
+INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
+
+
+def served(stored: Slices, dtype: str, *, name: str) -> Slices:
+    """Return tokens of a stored type as uint16 where that type fits, else as uint32.
+
+    uint16 and uint32 are served in place. The others are copied slice by slice, and checked.
+
+    Args:
+        stored: tokens as one of INTEGERS.
+        name: the file they come from, for messages.
+    """
+    return stored if dtype in ("uint16", "uint32") else _Converted(stored, np.dtype(dtype), name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Converted:
+    stored: Slices
+    dtype: np.dtype[np.integer]
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.stored)
+
+    def __getitem__(self, part: slice, /) -> Tokens:
+        values: Array = self.stored[part].view(f"u{self.dtype.itemsize}")  # a negative id is then a huge one
+        limit = min(np.iinfo(self.dtype).max, 2**32 - 1)
+        if values.size and int(values.max()) > limit:
+            self._refuse(values, part, limit)
+        if self.dtype.itemsize <= 2:
+            return values.astype(np.uint16, copy=False)
+        return values.astype(np.uint32, copy=False)
+
+    def _refuse(self, values: Array, part: slice, limit: int) -> None:
+        place = int((values > limit).argmax())
+        start, found = part.indices(len(self))[0], int(values[place : place + 1].view(self.dtype)[0])
+        raise CorpusError(
+            f"{self.name} has token {found} at position {start + place:,}, which is no token id",
+            fix=f"Ids are from 0 to {limit:,}: make the file again.",
+        )
+
+
+def dtype_option(options: Mapping[str, str], *, default: str | None, name: str) -> str:
+    """Return the `dtype` that a user gives for files that do not say theirs.
+
+    Raises:
+        UsageError: it is no integer type, or there is none and no default.
+    """
+    dtype = options.get("dtype", default)
+    if dtype is None:
+        raise UsageError(
+            f"{name} does not say the type of its tokens", fix="Add it: ',dtype=uint16' or ',dtype=uint32'."
+        )
+    if dtype not in INTEGERS:
+        raise UsageError("dtype must be an integer type", got=dtype, fix=nearest(dtype, list(INTEGERS)))
+    return dtype
+
+
+def whole_items(size: int, dtype: str, *, name: str) -> int:
+    """Return how many items of a type so many bytes hold.
+
+    Raises:
+        CorpusError: the last one is cut off.
+    """
+    count, rest = divmod(size, np.dtype(dtype).itemsize)
+    if rest:
+        raise CorpusError(
+            f"{name} has {size:,} bytes of tokens, which is no whole number of {dtype}",
+            fix="It is truncated, or its tokens are of another type: give the right dtype.",
+        )
+    return count
+
+
+def little(dtype: str) -> str:
+    """Return a type as it lies in a file, whatever the machine.
+
+    >>> little("int32")
+    '<i4'
+    """
+    return np.dtype(dtype).newbyteorder("<").str

@@ -1,0 +1,202 @@
+"""Corpora of any size that lie nowhere: tokens and documents are computed from their positions.
+
+For tests and for runs that show how things scale. A document ends where arithmetic says so: each cell
+of 64 mean lengths is cut at 63 keyed places, so that lengths vary from nothing up as those of documents
+whose ends are independent do. A token is a hash of its position: a table of scrambled numbers, one page
+long, scrambled again with a key of the page; a slice costs four passes over memory that stays in cache.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import PenstockError, UsageError
+from penstock.core.rng import key_of, mix64
+from penstock.core.units import parse_count
+from penstock.data.formats import Options, Tokens
+from penstock.data.storage import Storage
+from penstock.data.types import Int64
+
+OPTIONS = {
+    "tokens": "how many in all, as 5000, 10M or 1e14",
+    "mean_document": "mean tokens of a document; 900 if not given",
+    "seed": "another number, another corpus; 0 if not given",
+    "shards": "shards it is cut into; one for each 10^9 tokens, at most 100,000, if not given",
+    "vocab_size": "token ids are below it; 65,536 if not given",
+}
+
+_CELL_DOCUMENTS = 64
+_PAGE_BITS = 16
+_PAGE = 2**_PAGE_BITS
+_ODD = np.uint32(0x9E3779B1)
+_MAX_SHARDS = 100_000
+_MAX_TOKENS = 2**60
+
+
+@dataclass(frozen=True, slots=True)
+class Synthetic:
+    """A corpus of computed tokens: the values of its options."""
+
+    tokens: int
+    mean_document: int
+    seed: int
+    shards: int
+    vocab_size: int
+
+    @property
+    def cell(self) -> int:
+        """Tokens of a cell, which has 64 documents."""
+        return _CELL_DOCUMENTS * self.mean_document
+
+    @property
+    def starts(self) -> Int64:
+        """The first token of each shard, then the number of tokens: [shards + 1], at edges of cells."""
+        whole, more = divmod(-(-self.tokens // self.cell), self.shards)
+        numbers = np.arange(self.shards + 1, dtype=np.int64)
+        return np.minimum((numbers * whole + np.minimum(numbers, more)) * self.cell, self.tokens)
+
+    def start(self, shard: int) -> int:
+        """Return one of `starts`."""
+        whole, more = divmod(-(-self.tokens // self.cell), self.shards)
+        return min((shard * whole + min(shard, more)) * self.cell, self.tokens)
+
+    def as_options(self) -> dict[str, str]:
+        """Return the options that mean this corpus."""
+        return {name: str(getattr(self, name)) for name in OPTIONS}
+
+
+def parse(options: Options) -> Synthetic:
+    """Read the options of a synthetic corpus.
+
+    Raises:
+        UsageError: one is missing or out of range.
+
+    >>> parse({"tokens": "1e14"}).shards
+    100000
+    """
+    if "tokens" not in options:
+        raise UsageError("A synthetic corpus needs its size", fix="Add tokens: 'synthetic:tokens=1e9'.")
+    tokens = _number(options, "tokens", 0, least=1, most=_MAX_TOKENS)
+    mean = _number(options, "mean_document", 900, least=1, most=2**40)
+    cells = -(-tokens // (mean * _CELL_DOCUMENTS))
+    shards = min(max(1, tokens // 10**9), _MAX_SHARDS, cells)
+    return Synthetic(
+        tokens=tokens,
+        mean_document=mean,
+        seed=_number(options, "seed", 0, least=0, most=2**63),
+        shards=_number(options, "shards", shards, least=1, most=min(_MAX_SHARDS, cells)),
+        vocab_size=_number(options, "vocab_size", 2**16, least=1, most=2**32),
+    )
+
+
+def _number(options: Options, name: str, default: int, *, least: int, most: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    try:
+        exact = Decimal(text) if "e" in text.lower() else Decimal(parse_count(text))
+        value = int(exact) if exact == exact.to_integral_value() else -1
+    except (InvalidOperation, ValueError, OverflowError, PenstockError):
+        value = -1
+    if not least <= value <= most:
+        raise UsageError(f"{name} of a synthetic corpus must be from {least:,} to {most:,}", got=text)
+    return value
+
+
+class SyntheticShard:
+    """Tokens [start, stop) of a synthetic corpus; `start` is an edge of a cell."""
+
+    def __init__(self, corpus: Synthetic, start: int, stop: int) -> None:
+        self.num_tokens = stop - start
+        self.tokens = _Tokens(corpus, start, stop)
+        self._corpus, self._start = corpus, start
+        self._key = np.uint64(key_of(corpus.seed, "synthetic documents"))
+        whole, rest = divmod(self.num_tokens, corpus.cell)
+        cut_short = len(self.document_ends(whole * corpus.cell, self.num_tokens)) if rest else 0
+        self.num_documents = whole * _CELL_DOCUMENTS + cut_short
+
+    def document_ends(self, start: int, stop: int) -> Int64:
+        """Return the ends e of documents with start < e <= stop; repeats are empty documents."""
+        cell = self._corpus.cell
+        first, past = start // cell, -(-stop // cell)
+        ends = self._cell_ends(first, past)
+        ends = ends[ends < self.num_tokens] if past * cell > self.num_tokens else ends
+        if past * cell >= self.num_tokens and (not len(ends) or ends[-1] != self.num_tokens):
+            ends = np.append(ends, self.num_tokens)
+        low, high = ends.searchsorted((start, stop), "right")
+        return ends[low:high]
+
+    def _cell_ends(self, first: int, past: int) -> Int64:
+        """Return the ends in cells [first, past) of the shard, flat, 64 a cell."""
+        cell = self._corpus.cell
+        cells = np.arange(first, past, dtype=np.int64)[:, None]
+        counters = (cells + self._start // cell) * _CELL_DOCUMENTS + np.arange(_CELL_DOCUMENTS)
+        ends = (mix64(counters.astype(np.uint64) ^ self._key) % np.uint64(cell)).astype(np.int64) + 1
+        ends[:, -1] = cell
+        ends.sort(axis=1)
+        flat: Int64 = (ends + cells * cell).reshape(-1)
+        return flat
+
+
+class _Tokens:
+    """Tokens [start, stop), computed as they are sliced."""
+
+    def __init__(self, corpus: Synthetic, start: int, stop: int) -> None:
+        self._corpus, self._start, self._count = corpus, start, stop - start
+        self._wide = corpus.vocab_size > 2**16
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: slice, /) -> Tokens:
+        first, past, _ = part.indices(self._count)
+        start, stop = self._start + first, self._start + max(first, past)
+        edges = [start, *range((start // _PAGE + 1) * _PAGE, stop, _PAGE), stop]
+        if len(edges) == 2:
+            return self._of_page(start, stop)
+        parts: list[Tokens] = [self._of_page(low, high) for low, high in pairwise(edges)]
+        return np.concatenate(parts, out=np.empty(stop - start, parts[0].dtype))
+
+    def _of_page(self, start: int, stop: int) -> Tokens:
+        page, first = divmod(start, _PAGE)
+        mixed = _table()[first : first + stop - start] ^ _page_key(self._corpus.seed, page)
+        mixed *= _ODD
+        vocab_size = self._corpus.vocab_size
+        if self._wide:
+            return ((mixed.astype(np.uint64) * np.uint64(vocab_size)) >> np.uint64(32)).astype(np.uint32)
+        mixed >>= np.uint32(16)
+        if vocab_size < 2**16:
+            mixed *= np.uint32(vocab_size)
+            mixed >>= np.uint32(16)
+        return mixed.astype(np.uint16)
+
+
+@lru_cache(maxsize=1)
+def _table() -> npt.NDArray[np.uint32]:
+    return (mix64(np.arange(_PAGE, dtype=np.uint64)) >> np.uint64(32)).astype(np.uint32)
+
+
+@lru_cache(maxsize=2**16)
+def _page_key(seed: int, page: int) -> np.uint32:
+    return np.uint32(key_of(seed, "synthetic page", page) & 0xFFFFFFFF)
+
+
+def open_shard(storage: Storage, name: str, options: Options) -> SyntheticShard:  # noqa: ARG001
+    """Return shard number `name` of the corpus that the options mean; nothing is read."""
+    corpus, index = parse(options), int(name)
+    return SyntheticShard(corpus, corpus.start(index), corpus.start(index + 1))
+
+
+def find(sizes: Mapping[str, int]) -> list[str]:  # noqa: ARG001
+    """Return nothing: no file is synthetic."""
+    return []
+
+
+def companions(name: str) -> tuple[str, ...]:  # noqa: ARG001
+    """Return nothing: a shard has no file."""
+    return ()

@@ -1,0 +1,72 @@
+"""Where what was found out about foreign files is kept: beside them, or else in the user's cache.
+
+Files are written under a name of their own and renamed, so several processes may make the same one at
+once: each writes it whole, and the last one stays.
+"""
+
+import errno
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+from penstock.core.env import cache_folder
+from penstock.core.files import commit
+from penstock.data.storage import LocalStorage, Storage
+
+FOLDER = ".penstock"
+_NO_PLACE = (
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EEXIST,
+    errno.ENOTDIR,
+)  # a full disk is no such error
+
+
+def index_folders(storage: Storage) -> tuple[Path, ...]:
+    """Return the folders that may hold the index of a storage's files, in the order they are tried."""
+    digest = hashlib.blake2b(storage.location.encode(), digest_size=8).hexdigest()
+    cached = cache_folder() / "index" / digest
+    return (storage.folder / FOLDER, cached) if isinstance(storage, LocalStorage) else (cached,)
+
+
+def kept(storage: Storage, name: str) -> Path | None:
+    """Return the file that was kept under a name, or None."""
+    paths = (folder / name for folder in index_folders(storage))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def keep(storage: Storage, name: str, write: Callable[[BinaryIO], object]) -> Path:
+    """Write a file into the first folder that takes one, and return its path.
+
+    Raises:
+        OSError: no folder takes it, or the disk is full; nothing half-written is left.
+    """
+    *preferred, last = index_folders(storage)
+    for folder in preferred:
+        try:
+            return _write(folder, name, write)
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
+    return _write(last, name, write)
+
+
+def _write(folder: Path, name: str, write: Callable[[BinaryIO], object]) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=folder, prefix=".", suffix=".tmp")
+    path = Path(temporary)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        path.chmod(0o644)  # others may read the data: they may read this
+        commit(path, folder / name)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return folder / name

@@ -1,0 +1,94 @@
+"""What a user writes to name a corpus: a folder, an address, or FORMAT:PATH with options.
+
+    corpora/web                                    a folder, Penstock's or one whose files tell
+    s3://bucket/web                                the same, far away
+    olmo:/data/dolma,dtype=uint32,eos_id=100257    files of another tool
+    synthetic:tokens=1e14,mean_document=900        no files at all
+
+What exists as a path is that path, whatever it looks like.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.errors import UsageError, nearest
+from penstock.data.formats import FORMATS, OPTIONS
+
+SYNTHETIC = "synthetic"
+
+COMMON_OPTIONS = {
+    "vocab_size": "every token id is below it",
+    "eos_id": "the token stored after each document",
+}
+"""Options of every format of files."""
+
+GRAMMAR = "FORMAT:PATH[,option=value,...]"
+
+_PREFIX = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
+_OPTION = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^/]*)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Where a corpus lies and how it is to be read."""
+
+    format: str | None
+    """Row of FORMATS; None: its files tell."""
+    location: str
+    """Path or address; empty for a synthetic corpus."""
+    options: Mapping[str, str]
+    """What the user says about the files."""
+
+
+def parse_spec(text: str) -> Spec:
+    """Take apart what a user wrote.
+
+    Raises:
+        UsageError: an unknown format or option, or an option twice.
+
+    >>> parse_spec("olmo:/data/dolma,dtype=uint32").options
+    {'dtype': 'uint32'}
+    """
+    match = _PREFIX.fullmatch(text)
+    if match is None or Path(text).exists():
+        return Spec(None, text, {})
+    name, rest = match.groups()
+    if name not in FORMATS:
+        fix = f"{nearest(name, list(FORMATS))} Write {GRAMMAR}, or a path that exists."
+        raise UsageError(f"Corpus {text} is of an unknown format", got=name, fix=fix)
+    location, pairs = ("", rest.split(",")) if name == SYNTHETIC else _split(rest)
+    return Spec(name, location, _options(name, [pair for pair in pairs if pair]))
+
+
+def _split(rest: str) -> tuple[str, list[str]]:
+    """Split a path from the options after it; a path may hold commas."""
+    if Path(rest).exists():
+        return rest, []
+    path, *pairs = rest.split(",")
+    while pairs and not all(_OPTION.fullmatch(pair) for pair in pairs):
+        path = f"{path},{pairs.pop(0)}"
+    if not path:
+        raise UsageError("A corpus has no path", got=rest, fix=f"Write {GRAMMAR}.")
+    return path, pairs
+
+
+def _options(name: str, pairs: list[str]) -> dict[str, str]:
+    if name == "arrow":
+        known: dict[str, str] = {}
+    else:
+        known = dict(OPTIONS[name]) | ({} if name == SYNTHETIC else COMMON_OPTIONS)
+    options: dict[str, str] = {}
+    for pair in pairs:
+        match = _OPTION.fullmatch(pair)
+        if match is None:
+            raise UsageError("An option of a corpus is written option=value", got=pair)
+        key, value = match[1], match[2].strip()
+        if key not in known:
+            hint = nearest(key, list(known)) if known else "It has none."
+            raise UsageError(f"Format {name} has no such option", got=key, fix=hint)
+        if key in options:
+            raise UsageError(f"Option {key} of a corpus is given twice", got=",".join(pairs))
+        options[key] = value
+    return dict(sorted(options.items()))
