@@ -5,7 +5,8 @@ Opening reads the manifest only; a shard is mapped when one of its tokens is fir
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -41,16 +42,46 @@ class Corpus:
         self.location = location
         self.manifest = manifest
         self.num_tokens = int(starts[-1])
+        self.num_documents = manifest.num_documents
         self.fingerprint = manifest.fingerprint
         self.tokenizer_path = tokenizer_path
-        self._starts_array = starts
+        self.starts = starts
         self._starts: list[int] = starts.tolist()  # a list, which bisect searches faster than an array
         self.shard = lru_cache(maxsize=_OPEN_SHARDS)(open_shard)
 
+    @property
+    def part_ends(self) -> list[int]:
+        """Tokens at the end of each part; a corpus that never grew is one part."""
+        ends = self.manifest.parts
+        return [self._starts[end] for end in ends] if ends else [self.num_tokens]
+
+    @cached_property
+    def _first_documents(self) -> list[int]:
+        return [0, *accumulate(shard.documents for shard in self.manifest.shards)]
+
+    def shard_name(self, shard: int) -> str:
+        """Return the file of a shard; of a computed corpus, its number."""
+        return self.manifest.shards[shard].name if self.manifest.shards else str(shard)
+
+    def first_document(self, shard: int) -> int:
+        """Return the number of a shard's first document; in a computed corpus each shard counts from 0."""
+        return self._first_documents[shard] if self.manifest.shards else 0
+
+    def shard_of_document(self, document: int) -> int:
+        """Return the shard that holds a document."""
+        return bisect_right(self._first_documents, document) - 1
+
+    def fingerprint_of(self, parts: int) -> str:
+        """Return the fingerprint of the first parts; of none, an empty one."""
+        if not parts:
+            return ""
+        whole = parts == len(self.manifest.part_ends)
+        return self.fingerprint if whole else self.manifest.first_parts(parts).fingerprint
+
     def locate(self, positions: Int64) -> tuple[Int64, Int64]:
         """Return the shard index and the position inside that shard of corpus positions [n]."""
-        shards = np.searchsorted(self._starts_array, positions, side="right") - 1
-        return shards, positions - self._starts_array[shards]
+        shards = np.searchsorted(self.starts, positions, side="right") - 1
+        return shards, positions - self.starts[shards]
 
     def tokens(self, start: int, stop: int) -> Tokens:
         """Return the tokens of corpus positions [start, stop): a copy where they span shards."""

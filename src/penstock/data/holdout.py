@@ -9,6 +9,7 @@ in those are validated on the same text. At most 4,096 intervals describe a part
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Literal, get_args
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -23,6 +24,9 @@ _MAX_BLOCKS = 4096
 _MIN_BLOCK_TOKENS = 256
 
 Split = Literal["train", "heldout"]
+
+# What is held out of each corpus, by span, share and key: finding it reads document offsets all over.
+_known: WeakKeyDictionary[Corpus, dict[tuple[int, int, float, int], Int64]] = WeakKeyDictionary()
 
 
 class TokenSpace:
@@ -44,6 +48,19 @@ class TokenSpace:
             [part for start, stop in ranges for part in self._in_corpus(start, stop)]
         )
 
+    def positions_of(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return which ranges of this space are corpus positions [start, stop); none where it lacks them."""
+        found = []
+        index = bisect_right(self._interval_stops, start)
+        while index < len(self._ends):
+            shift = self._interval_stops[index] - self._ends[index]
+            first = (self._ends[index - 1] if index else 0) + shift
+            if first >= stop:
+                break
+            found.append((max(start, first) - shift, min(stop, self._interval_stops[index]) - shift))
+            index += 1
+        return found
+
     def _in_corpus(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         index = bisect_right(self._ends, start)
         while start < stop:
@@ -54,13 +71,17 @@ class TokenSpace:
             index += 1
 
 
-def part_of(corpus: Corpus, *, name: str, split: Split, holdout: float) -> TokenSpace:
+def part_of(
+    corpus: Corpus, *, name: str, split: Split, holdout: float, parts: range | None = None
+) -> TokenSpace:
     """Return the training or held-out part of a corpus.
 
     Args:
         name: the corpus's name in the mixture; keys the choice.
         holdout: share of the tokens to hold out, in [0, 0.5]; what is held out is whole documents,
-            so the share is met as nearly as documents allow.
+            so the share is met as nearly as documents allow. Each part of a corpus that grows is split by
+            itself, so that what is held out stays so.
+        parts: which parts of the corpus; None: all.
 
     Raises:
         ConfigError: the share is out of range, or it leaves a part without a document; or no such split.
@@ -69,14 +90,15 @@ def part_of(corpus: Corpus, *, name: str, split: Split, holdout: float) -> Token
         raise ConfigError("A corpus has no such split", got=split, fix=nearest(split, list(get_args(Split))))
     if not 0 <= holdout <= 0.5:
         raise ConfigError("holdout must be a share between 0 and 0.5", got=holdout)
-    heldout = _heldout_intervals(corpus, name=name, holdout=holdout)
-    if split == "heldout":
-        space = TokenSpace(corpus, heldout)
-    else:
-        edges = np.concatenate(([0], heldout.reshape(-1), [corpus.num_tokens])).reshape(-1, 2)
-        space = TokenSpace(corpus, edges[edges[:, 0] < edges[:, 1]])
+    edges = [0, *corpus.part_ends]
+    chosen = range(len(edges) - 1) if parts is None else parts
+    intervals = [
+        _intervals(corpus, (edges[part], edges[part + 1]), split, holdout, key=_key(name, part))
+        for part in chosen
+    ]
+    space = TokenSpace(corpus, np.concatenate(intervals))
     if not space.num_tokens:
-        count = corpus.manifest.num_documents
+        count = corpus.num_documents
         raise ConfigError(
             f"A holdout of {holdout} leaves the {split} part of corpus {name!r} empty",
             fix=f"Its {plural(count, 'document')} cannot be split so: change data.holdout.",
@@ -84,15 +106,31 @@ def part_of(corpus: Corpus, *, name: str, split: Split, holdout: float) -> Token
     return space
 
 
-def _heldout_intervals(corpus: Corpus, *, name: str, holdout: float) -> Int64:
-    total = corpus.num_tokens
+def _key(name: str, part: int) -> int:
+    return key_of(0, "holdout", name, *([part] if part else []))
+
+
+def _intervals(corpus: Corpus, span: tuple[int, int], split: Split, holdout: float, *, key: int) -> Int64:
+    """Return the intervals [n, 2] of one side of the split inside a span of the corpus."""
+    known = _known.setdefault(corpus, {})
+    heldout = known.get((*span, holdout, key))
+    if heldout is None:
+        heldout = known[*span, holdout, key] = _heldout_intervals(corpus, span, holdout=holdout, key=key)
+    if split == "heldout":
+        return heldout
+    edges = np.concatenate(([span[0]], heldout.reshape(-1), [span[1]])).reshape(-1, 2)
+    return edges[edges[:, 0] < edges[:, 1]]
+
+
+def _heldout_intervals(corpus: Corpus, span: tuple[int, int], *, holdout: float, key: int) -> Int64:
+    first, total = span[0], span[1] - span[0]
     num_blocks = max(1, min(_MAX_BLOCKS, total // _MIN_BLOCK_TOKENS))
     count = round(holdout * num_blocks)
-    picked = Permutation(num_blocks, key=key_of(0, "holdout", name))(np.arange(count))
+    picked = Permutation(num_blocks, key=key)(np.arange(count))
     edges = []
     for block in np.sort(picked).tolist():
-        start = corpus.next_document(block * total // num_blocks)
-        stop = corpus.next_document((block + 1) * total // num_blocks)
+        start = corpus.next_document(first + block * total // num_blocks)
+        stop = corpus.next_document(first + (block + 1) * total // num_blocks)
         if start < stop:
             edges.append((start, stop))
     return np.array(edges, dtype=np.int64).reshape(-1, 2)

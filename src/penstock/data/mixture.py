@@ -88,7 +88,7 @@ def tijdeman(slots: tuple[int, ...]) -> Int64:
 
 
 class Mixture:
-    """A fixed mixture of corpora, numbered in the order of `slots`."""
+    """A fixed mixture of corpora, numbered in the order of `slots`, from its own sample 0 on."""
 
     def __init__(self, slots: Mapping[str, int]) -> None:
         self.slots = dict(slots)

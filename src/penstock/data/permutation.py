@@ -39,6 +39,18 @@ class Permutation:
             values[outside] = self._network(values[outside])
         return values.astype(np.int64)
 
+    def inverse(self, images: Int64) -> Int64:
+        """Map images in [0, n), any shape, back to their indices.
+
+        >>> permutation = Permutation(1000, key=7)
+        >>> permutation.inverse(permutation(np.arange(3))).tolist()
+        [0, 1, 2]
+        """
+        values = self._network_back(images.astype(np.uint64))
+        while (outside := values >= self._n).any():
+            values[outside] = self._network_back(values[outside])
+        return values.astype(np.int64)
+
     def _network(self, values: np.ndarray) -> np.ndarray:
         left, right = values >> np.uint64(self._right), values & _mask(self._right)
         left_bits, right_bits = self._left, self._right
@@ -46,6 +58,13 @@ class Permutation:
             left, right = right, left ^ (mix64(right ^ round_key) & _mask(left_bits))
             left_bits, right_bits = right_bits, left_bits
         return (left << np.uint64(right_bits)) | right
+
+    def _network_back(self, values: np.ndarray) -> np.ndarray:
+        left, right = values >> np.uint64(self._right), values & _mask(self._right)
+        for index, round_key in reversed(list(enumerate(self._round_keys))):
+            left_bits = self._right if index % 2 else self._left
+            left, right = right ^ (mix64(left ^ round_key) & _mask(left_bits)), left
+        return (left << np.uint64(self._right)) | right
 
 
 def _mask(bits: int) -> np.uint64:

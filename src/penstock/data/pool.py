@@ -1,5 +1,6 @@
 """One packed pool: the documents of 16 blocks, shuffled and placed into rows."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +9,7 @@ from penstock.core.rng import shuffled
 from penstock.data.holdout import TokenSpace
 from penstock.data.order import Order
 from penstock.data.packing import PACKERS
-from penstock.data.types import Int64
+from penstock.data.types import Fragments, Int64
 
 PADDING = -1
 """In place of a shard's index: a piece that is read from nowhere."""
@@ -27,17 +28,54 @@ class PackedPool:
     pasts: memoryview
     """Past-the-last piece of each row."""
 
+    def rows_with(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Yield the rows that hold some of a shard's tokens [start, stop), each with which of them."""
+        low, high = np.maximum(self.pieces[:, 1], start), np.minimum(self.pieces[:, 2], stop)
+        found = np.flatnonzero((self.pieces[:, 0] == shard) & (low < high))
+        by_first = np.argsort(self.firsts)
+        rows = by_first[np.searchsorted(np.asarray(self.firsts)[by_first], found, side="right") - 1]
+        for row, piece in zip(rows.tolist(), found.tolist(), strict=True):
+            yield row, (int(low[piece]), int(high[piece]))
 
-def pack_pool(space: TokenSpace, order: Order, *, epoch: int, pool: int, rule: str) -> PackedPool:
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A change of the sequence length in the middle of a pool."""
+
+    sequence_length: int
+    """Length of the rows before it."""
+    rows: int
+    """Rows of that length that were consumed."""
+
+
+def pack_pool(
+    space: TokenSpace, order: Order, *, epoch: int, pool: int, rule: str, cuts: Sequence[Cut] = ()
+) -> PackedPool:
     """Open a pool: find its fragments, shuffle them, pack them, shuffle the rows.
 
     Args:
         rule: packing rule, a name in PACKERS.
+        cuts: changes of the sequence length since the pool was begun. What one leaves over is joined
+            where it lies in one piece, shuffled and packed again at the next length: every token once.
     """
-    length, num_rows = order.geometry.sequence_length, order.rows_in_pool(pool)
-    found = space.fragments(order.pool_ranges(epoch, pool))
-    mix = shuffled(len(found), order.key("documents", epoch, pool))
+    if cuts:
+        *earlier, cut = cuts
+        longer = order.at_length(cut.sequence_length)
+        packed = pack_pool(space, longer, epoch=epoch, pool=pool, rule=rule, cuts=earlier)
+        found = _left_over(packed, space, after=cut.rows)
+    else:
+        found = space.fragments(order.pool_ranges(epoch, pool))
+    keys = [
+        order.key(purpose, epoch, pool, *([len(cuts)] if cuts else [])) for purpose in ("documents", "rows")
+    ]
+    return _pack(found, space, length=order.geometry.sequence_length, rule=rule, keys=keys)
+
+
+def _pack(found: Fragments, space: TokenSpace, *, length: int, rule: str, keys: Sequence[int]) -> PackedPool:
+    mix = shuffled(len(found), keys[0])
     starts, lengths, continued = found.starts[mix], found.lengths[mix], found.continued[mix]
+    num_tokens = int(lengths.sum())
+    num_rows = -(-num_tokens // length)
     packed = PACKERS[rule](lengths, num_rows=num_rows, sequence_length=length)
 
     cut_inside = packed.offset + packed.length < lengths[packed.fragment]
@@ -45,11 +83,25 @@ def pack_pool(space: TokenSpace, order: Order, *, epoch: int, pool: int, rule: s
     goes_on = cut_inside | continued[packed.fragment]
     pieces = np.stack((shard, start, start + packed.length, goes_on), axis=1)
     row_ends = packed.row_ends
-    if short := num_rows * length - int(lengths.sum()):
+    if short := num_rows * length - num_tokens:
         pieces = np.concatenate((pieces, np.array([[PADDING, 0, short, 0]])))
         row_ends = np.append(row_ends[:-1], len(pieces))
     # Rows are shuffled, so that the pieces of one long document do not arrive in a run; the last row
     # stays last, because it is the one that may be padded.
-    rows = np.append(shuffled(num_rows - 1, order.key("rows", epoch, pool)), num_rows - 1)
+    rows = np.append(shuffled(num_rows - 1, keys[1]), num_rows - 1)
     row_starts = np.concatenate((np.zeros(1, dtype=np.int64), row_ends[:-1]))
     return PackedPool(pieces, memoryview(row_starts[rows]), memoryview(row_ends[rows]))
+
+
+def _left_over(packed: PackedPool, space: TokenSpace, *, after: int) -> Fragments:
+    """Return what the rows from `after` on hold, in corpus order, as few fragments as possible."""
+    spans = zip(packed.firsts[after:], packed.pasts[after:], strict=True)
+    pieces = np.concatenate([packed.pieces[first:past] for first, past in spans])
+    shard, start, stop, goes_on = pieces[pieces[:, 0] != PADDING].T
+    starts = space.corpus.starts[shard] + start
+    order = np.argsort(starts)
+    starts, lengths, continued = starts[order], (stop - start)[order], goes_on[order].astype(np.bool_)
+    joined = continued[:-1] & (starts[:-1] + lengths[:-1] == starts[1:])
+    first = np.flatnonzero(np.concatenate(([True], ~joined)))
+    last = np.append(first[1:], len(starts)) - 1
+    return Fragments(starts[first], np.add.reduceat(lengths, first), continued[last])

@@ -1,77 +1,108 @@
-"""One corpus of a mixture as an endless sequence of rows, read through a cache of packed pools."""
+"""One corpus of a mixture: where its rows are, read through a cache of packed pools."""
 
+from pathlib import Path
 from threading import Lock
 
-from penstock.core.errors import CorpusExhausted
-from penstock.data.holdout import TokenSpace
-from penstock.data.order import Geometry, Order, Places
+from penstock.core import clock
+from penstock.core.errors import CorpusError, CorpusExhausted
+from penstock.data.opening import open_corpus
 from penstock.data.pool import PackedPool, pack_pool
 from penstock.data.types import Int64
+from penstock.data.way import Way
+
+_POLL_SECONDS = 0.2
 
 
 class Source:
-    """Rows of one corpus by its own sample index.
+    """Rows of one corpus by their place on its way.
 
     Args:
+        name: the corpus's name in the mixture.
+        path: where it is, as `open_corpus` takes it.
+        rule: packing rule, a name in PACKERS.
         max_epochs: samples beyond so many epochs are refused; None for no cap.
+        wait_seconds: how long to wait for the next part of a corpus that is still being prepared.
     """
 
     def __init__(
-        self,
-        name: str,
-        space: TokenSpace,
-        geometry: Geometry,
-        *,
-        seed: int,
-        rule: str,
-        max_epochs: int | None,
+        self, name: str, path: str | Path, *, rule: str, max_epochs: int | None, wait_seconds: float = 600.0
     ) -> None:
         self.name = name
-        self.space = space
-        self.order = Order(space.num_tokens, geometry, name=name, seed=seed)
-        self.max_samples = None if max_epochs is None else max_epochs * self.order.samples_per_epoch
+        self.path = path
+        self.corpus = open_corpus(path)
+        self.max_epochs = max_epochs
         self._rule = rule
-        self._pools: dict[tuple[int, int], PackedPool] = {}
+        self._wait_seconds = wait_seconds
+        self._pools: dict[tuple[int, int, int, int], PackedPool] = {}
         self._lock = Lock()
 
-    def identity(self) -> dict[str, int | str]:
-        """Return what makes this source's rows what they are: sizes and the corpus's fingerprint."""
-        return {
-            "T": self.space.num_tokens,
-            "B": self.order.geometry.block_tokens,
-            "K": self.order.geometry.blocks_per_pool,
-            "V": self.order.geometry.lanes,
-            "fingerprint": self.space.corpus.fingerprint,
-        }
+    def reopen(self) -> None:
+        """Read the corpus's manifest again."""
+        self.corpus = open_corpus(self.path)
 
-    def locate(self, samples: Int64) -> Places:
-        """Return the places of samples [n].
+    def check_supply(self, way: Way, last: int) -> None:
+        """Refuse a sample of a way that lies beyond the cap on epochs.
 
         Raises:
-            CorpusExhausted: one of them lies beyond the cap on epochs.
+            CorpusExhausted: with what the corpus has given.
         """
-        if self.max_samples is not None and len(samples) and int(samples.max()) >= self.max_samples:
-            epochs = self.max_samples // self.order.samples_per_epoch
+        supply = None if self.max_epochs is None else way.max_samples(self.max_epochs)
+        if supply is not None and last >= supply:
             raise CorpusExhausted(
-                f"Corpus {self.name!r} has given all {self.max_samples:,} sequences of its {epochs} epochs",
+                f"Corpus {self.name!r} has given all {supply:,} sequences of its {self.max_epochs} epochs",
                 fix="Train for fewer steps, raise its epochs, or give it a smaller weight.",
             )
-        return self.order.locate(samples)
 
-    def rows(self, epochs: Int64, pools: Int64, rows: Int64) -> list[Int64]:
-        """Return the piece tables of rows [n]: n arrays of pieces as in PackedPool."""
+    def reach(self, way: Way, sample: int) -> Way:
+        """Return a way that holds a sample: that of a corpus still being prepared grows, if need be in time.
+
+        Raises:
+            CorpusError: no further part came in time.
+        """
+        end = clock.monotonic() + self._wait_seconds
+        while way.ends is not None and sample >= way.ends:
+            finished = self.corpus.manifest.streamed_parts
+            known = finished or len(self.corpus.manifest.part_ends)
+            if way.parts < known:
+                way = way.streamed(self.corpus, known)
+            elif finished:
+                way = way.finished(self.corpus)
+            elif clock.monotonic() > end:
+                raise CorpusError(
+                    f"Corpus {self.name!r} is being prepared and gave no part in {self._wait_seconds:.0f} s",
+                    fix="Start its preparation again, or wait for it and resume.",
+                )
+            else:
+                clock.sleep(_POLL_SECONDS)
+                self.reopen()
+        return way
+
+    def rows(self, way: Way, phase: int, places: Int64) -> list[Int64]:
+        """Return the piece tables of rows: n arrays of pieces as in PackedPool.
+
+        Args:
+            phase: which of the run's sequence lengths the way is for.
+            places: [n, 4] leg, epoch, pool, row.
+        """
         tables = []
-        for epoch, pool, row in zip(epochs.tolist(), pools.tolist(), rows.tolist(), strict=True):
-            packed = self._pools.get((epoch, pool)) or self._open(epoch, pool)
+        for leg, epoch, pool, row in places.tolist():
+            packed = self._pools.get((phase, leg, epoch, pool)) or self.pool(way, (phase, leg, epoch, pool))
             tables.append(packed.pieces[packed.firsts[row] : packed.pasts[row]])
         return tables
 
-    def _open(self, epoch: int, pool: int) -> PackedPool:
-        """Pack a pool, once; as many are kept as there are lanes, the oldest goes first."""
+    def pool(self, way: Way, key: tuple[int, int, int, int]) -> PackedPool:
+        """Pack a pool, once; as many are kept as there are lanes, the oldest goes first.
+
+        Args:
+            key: phase, leg, epoch and number of the pool.
+        """
+        _, leg, epoch, pool = key
+        of = way.legs[leg]
         with self._lock:
-            if (epoch, pool) not in self._pools:
-                packed = pack_pool(self.space, self.order, epoch=epoch, pool=pool, rule=self._rule)
-                while len(self._pools) > self.order.geometry.lanes:
+            if key not in self._pools:
+                cuts = of.cuts(pool)
+                packed = pack_pool(of.space, of.order, epoch=epoch, pool=pool, rule=self._rule, cuts=cuts)
+                while len(self._pools) > of.order.geometry.lanes:
                     self._pools.pop(next(iter(self._pools)))
-                self._pools[epoch, pool] = packed
-            return self._pools[epoch, pool]
+                self._pools[key] = packed
+            return self._pools[key]

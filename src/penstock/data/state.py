@@ -1,130 +1,178 @@
 """The loader's whole state: a few integers, the same on every rank, under 4 KB.
 
-Positions, not payloads: nothing that was read is saved, because sample k can be computed again. The
-identity part (seed, sequence length, packing, mixture, corpora) must match when a state is loaded;
-the progress part (step, samples, batch sizes) is what loading restores.
+Positions, not payloads: nothing that was read is saved, because sample k can be computed again. The state
+holds how far the run is, what it was told on the way (see timeline.py), what the loader that saved it was
+asked for, and what must be the same for the order to be: seed, packing, split, corpora.
 """
 
-from bisect import bisect_right
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeGuard
 
-from penstock.core.errors import CorpusChanged, StateMismatch
+from penstock.core.errors import StateMismatch
+from penstock.data.timeline import MOST_SAMPLES, Skip, Timeline
 
-VERSION = 1
-_MOST = 2**62  # what sample arithmetic in int64 can hold
+VERSION = 2
 
 State = dict[str, Any]  # Any: JSON values
 
 
-@dataclass(slots=True)
-class Progress:
-    """Where a run is, and which batch sizes brought it there."""
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A state, checked and read."""
 
     step: int
     """Batches handed to the training loop."""
-    samples: int
-    """Samples in them, over all ranks."""
-    batch: list[tuple[int, int]]
-    """(first step, global batch size), ascending; the last holds for all steps to come."""
-
-    def samples_at(self, step: int) -> tuple[int, int]:
-        """Return the first sample of a step and the step's global batch size."""
-        first = 0
-        index = bisect_right(self.batch, step, key=lambda entry: entry[0]) - 1
-        for (start, size), (stop, _) in zip(self.batch[:index], self.batch[1 : index + 1], strict=True):
-            first += (stop - start) * size
-        start, size = self.batch[index]
-        return first + (step - start) * size, size
-
-    def with_batch_size(self, size: int) -> "Progress":
-        """Return the same progress with another batch size from the next step on."""
-        past = [entry for entry in self.batch if entry[0] < self.step]
-        last = past[-1][1] if past else None
-        batch = past if size == last else [*past, (self.step, size)]
-        return Progress(self.step, self.samples, batch)
+    timeline: Timeline
+    """What was in effect up to then."""
+    asked: Mapping[str, Any]
+    """Settings of the loader that saved it: one that asks for others changes them from here on."""
+    identity: Mapping[str, Any]
+    """Seed, packing, split, longest; what must match."""
+    corpora: Mapping[str, Mapping[str, Any]]
+    """By name, what each corpus was."""
 
 
-def encode(progress: Progress, identity: Mapping[str, Any]) -> State:
-    """Return the state as JSON values."""
+def encode(saved: Saved) -> State:
+    """Return a state as JSON values."""
+    timeline = saved.timeline.until(saved.step + 1)
     return {
         "v": VERSION,
-        "step": progress.step,
-        "samples": progress.samples,
-        "batch": [list(entry) for entry in progress.batch],
-        **deepcopy(dict(identity)),
+        "step": saved.step,
+        "samples": timeline.consumed_before(saved.step),
+        "batch": [list(entry) for entry in timeline.batch],
+        "length": [list(entry) for entry in timeline.length],
+        "mix": [[step, dict(slots), reason] for step, slots, reason in timeline.mix],
+        "skip": [[skip.start, skip.stop, skip.reason] for skip in timeline.skips],
+        "grown": [list(entry) for entry in timeline.grown],
+        "asked": deepcopy(dict(saved.asked)),
+        **deepcopy(dict(saved.identity)),
+        "corpora": {name: dict(corpus) for name, corpus in saved.corpora.items()},
     }
 
 
-def decode(state: State, identity: Mapping[str, Any]) -> Progress:
-    """Check that a state belongs to a loader of this identity; return its progress.
+def decode(state: State) -> Saved:
+    """Read a state; refuse one that no loader can have saved: it would serve other samples in silence.
 
     Raises:
-        StateMismatch: another version, seed, sequence length, packing, split or mixture; or no state.
-        CorpusChanged: a corpus's contents differ.
+        StateMismatch: another version, or no state.
     """
     if not isinstance(state, dict):
-        raise _damaged("it is not a dict", got=type(state).__name__)
+        raise damaged("it is not a dict", got=type(state).__name__)
     if state.get("v") != VERSION:
         raise StateMismatch(
             "The loader state has another version", got=state.get("v"), fix=f"Known: {VERSION}."
         )
-    progress = _read_progress(state)
-    try:
-        _check_corpora(state["corpora"], identity["corpora"])
-    except (KeyError, TypeError, AttributeError):
-        raise _damaged(
-            "corpora must name each corpus with its fingerprint", got=state.get("corpora")
-        ) from None
-    for key, ours in identity.items():
-        if state.get(key) != ours:
-            raise StateMismatch(
-                f"The loader state has {key} = {state.get(key)!r}, this loader has {ours!r}",
-                fix="Resume with the settings of the saved run, or start a new run.",
-            )
-    return progress
-
-
-def _read_progress(state: State) -> Progress:
-    """Refuse a position that no loader can have reached: it would serve other samples in silence."""
-    batch = state.get("batch")
-    if not (isinstance(batch, list | tuple) and batch and all(map(_is_batch_entry, batch))):
-        raise _damaged("batch must list pairs of a first step and a batch size of 1 or more", got=batch)
-    firsts = [first for first, _ in batch]
-    if firsts[0] != 0 or any(early >= late for early, late in pairwise(firsts)):
-        raise _damaged("the first steps in batch must ascend from 0", got=batch)
+    timeline = Timeline(
+        batch=_entries(state, "batch"),
+        length=_entries(state, "length"),
+        mix=_mix(state),
+        skips=_skips(state),
+        grown=_grown(state),
+    )
     step, samples = state.get("step"), state.get("samples")
     if not _is_count(step):
-        raise _damaged("step must be a whole number, zero or more", got=step)
-    progress = Progress(step, 0, [(first, size) for first, size in batch])
-    progress.samples = progress.samples_at(step)[0]
-    if not _is_count(samples) or samples != progress.samples:
-        raise _damaged(f"its step and batch sizes make {progress.samples} samples", got=samples)
-    return progress
+        raise damaged("step must be a whole number, zero or more", got=step)
+    made = timeline.consumed_before(step)
+    if not _is_count(samples) or samples != made:
+        raise damaged(f"its step and batch sizes make {made} samples", got=samples)
+    for key in ("asked", "corpora"):
+        if not isinstance(state.get(key), dict):
+            raise damaged(f"{key} must be a table", got=state.get(key))
+    corpora = state["corpora"]
+    if not all(isinstance(corpus, dict) and _is_corpus(corpus) for corpus in corpora.values()):
+        raise damaged("corpora must name each corpus with its parts and fingerprint", got=corpora)
+    known = {name for _, slots, _ in timeline.mix for name in slots} | {name for _, name, _ in timeline.grown}
+    if unknown := known - set(corpora):
+        raise damaged("its mixture names a corpus it does not describe", got=sorted(unknown))
+    taken = {"v", "step", "samples", "batch", "length", "mix", "skip", "grown", "asked", "corpora"}
+    identity = {key: value for key, value in state.items() if key not in taken}
+    return Saved(step, timeline, state["asked"], identity, corpora)
 
 
-def _is_batch_entry(entry: object) -> bool:
-    return isinstance(entry, list | tuple) and len(entry) == 2 and all(map(_is_count, entry)) and entry[1] > 0
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
-
-
-def _damaged(what: str, *, got: object) -> StateMismatch:
+def damaged(what: str, *, got: object) -> StateMismatch:
+    """Return the error of a state that cannot be one."""
     return StateMismatch(f"The loader state is damaged: {what}", got=got, fix="Use another checkpoint.")
 
 
-def _check_corpora(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Refuse other contents under the same name; sizes that follow from settings are not contents."""
-    for name in saved.keys() & ours.keys():
-        was, found = saved[name], ours[name]
-        if was["fingerprint"] != found["fingerprint"]:
-            changes = "; ".join(f"{k} was {was[k]}, is {found.get(k)}" for k in was if was[k] != found.get(k))
-            raise CorpusChanged(
-                f"Corpus {name!r} is not the one the state was saved with: {changes}",
-                fix="Restore the corpus, or start a new run.",
-            )
+def _entries(state: State, key: str) -> tuple[tuple[int, int], ...]:
+    entries = state.get(key)
+    if not (isinstance(entries, list | tuple) and entries and all(map(_is_entry, entries))):
+        raise damaged(f"{key} must list pairs of a first step and a size of 1 or more", got=entries)
+    _check_rising(key, [first for first, _ in entries])
+    return tuple((first, size) for first, size in entries)
+
+
+def _mix(state: State) -> tuple[tuple[int, dict[str, int], str], ...]:
+    entries = state.get("mix")
+    if not (isinstance(entries, list | tuple) and entries and all(map(_is_mix_entry, entries))):
+        raise damaged("mix must list a first step, the slots of each corpus and a reason", got=entries)
+    _check_rising("mix", [first for first, _, _ in entries])
+    return tuple((first, dict(slots), reason) for first, slots, reason in entries)
+
+
+def _skips(state: State) -> tuple[Skip, ...]:
+    entries = state.get("skip")
+    if not (isinstance(entries, list | tuple) and all(map(_is_skip, entries))):
+        raise damaged("skip must list a first sample, a last one and a reason", got=entries)
+    if any(early[1] > late[0] for early, late in pairwise(entries)):
+        raise damaged("the ranges in skip must ascend", got=entries)
+    return tuple(Skip(*entry) for entry in entries)
+
+
+def _grown(state: State) -> tuple[tuple[int, str, int], ...]:
+    entries = state.get("grown")
+    if not (isinstance(entries, list | tuple) and all(map(_is_growth, entries))):
+        raise damaged("grown must list a first step, a corpus and its parts", got=entries)
+    if any(early[0] > late[0] for early, late in pairwise(entries)):
+        raise damaged("the steps in grown must ascend", got=entries)
+    return tuple((step, name, parts) for step, name, parts in entries)
+
+
+def _check_rising(key: str, firsts: list[int]) -> None:
+    if firsts[0] != 0 or any(early >= late for early, late in pairwise(firsts)):
+        raise damaged(f"the first steps in {key} must ascend from 0", got=firsts)
+
+
+def _is_entry(entry: object) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) == 2 and all(map(_is_count, entry)) and entry[1] > 0
+
+
+def _is_mix_entry(entry: object) -> bool:
+    if not (isinstance(entry, list | tuple) and len(entry) == 3 and _is_count(entry[0])):
+        return False
+    slots, reason = entry[1], entry[2]
+    named = (
+        isinstance(slots, dict) and all(isinstance(name, str) for name in slots) and isinstance(reason, str)
+    )
+    return named and all(map(_is_count, slots.values())) and 0 < sum(slots.values()) <= 2**17
+
+
+def _is_skip(entry: object) -> bool:
+    return (
+        isinstance(entry, list | tuple)
+        and len(entry) == 3
+        and all(map(_is_count, entry[:2]))
+        and entry[0] < entry[1]
+        and isinstance(entry[2], str)
+    )
+
+
+def _is_growth(entry: object) -> bool:
+    return (
+        isinstance(entry, list | tuple)
+        and len(entry) == 3
+        and _is_count(entry[0])
+        and isinstance(entry[1], str)
+        and _is_count(entry[2])
+    )
+
+
+def _is_corpus(corpus: Mapping[str, object]) -> bool:
+    return _is_count(corpus.get("parts")) and isinstance(corpus.get("fingerprint"), str)
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_SAMPLES

@@ -49,10 +49,8 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One rank's share of one step; B rows of L tokens."""
+    """Rows for one rank; B rows of L tokens."""
 
-    step: int
-    """Step the batch belongs to."""
     fields: dict[str, Int64 | Int32]
     """`sample_ids` [B] int64 always; by request `input_ids`, `labels`, `position_ids`, `document_ids`
     [B, L] int64 and `cu_seqlens` [documents + 1] int32 over the flattened batch."""

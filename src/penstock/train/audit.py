@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-import numpy as np
-
 from penstock.checkpoint.layout import find, read_meta
 from penstock.core import config
 from penstock.core.errors import UsageError
@@ -72,7 +70,7 @@ def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
         if logged is not None and logged[0] == step:
             records = list(logged[1])
             logged = next(by_step, None)
-        _compare(result, loader, step, records, length=recipe.data.sequence_length)
+        _compare(result, loader, step, records)
         progress(step, meta.step)
     return result
 
@@ -86,17 +84,18 @@ def _records(path: Path) -> Iterator[Record]:
     return iter(read_records(path))
 
 
-def _compare(result: Audit, loader: Loader, step: int, records: list[Record], *, length: int) -> None:
+def _compare(result: Audit, loader: Loader, step: int, records: list[Record]) -> None:
     expected = loader.samples_of(step - 1)
     ids = [sample for record in records for sample in record["sample_ids"]]
     sums = dict(zip(ids, (crc for record in records for crc in record["crc32"]), strict=True))
     counts = Counter(ids)
-    tokens = loader.gather(np.arange(expected.start, expected.stop))["input_ids"]
-    changed = [s for s, crc in zip(expected, checksums(tokens), strict=True) if sums.get(s, crc) != crc]
+    tokens = loader.gather(expected)["input_ids"]
+    ours = dict(zip(expected.tolist(), checksums(tokens), strict=True))
+    changed = [sample for sample, crc in ours.items() if sums.get(sample, crc) != crc]
     found = {
-        "missing": [sample for sample in expected if sample not in counts],
+        "missing": [sample for sample in ours if sample not in counts],
         "repeated": [sample for sample, count in counts.items() if count > 1],
-        "of another step": [sample for sample in counts if sample not in expected],
+        "of another step": [sample for sample in counts if sample not in ours],
         "changed": changed,
     }
     if any(found.values()):
@@ -104,6 +103,6 @@ def _compare(result: Audit, loader: Loader, step: int, records: list[Record], *,
         if len(result.faults) < _SHOWN_FAULTS:
             said = "; ".join(f"{what}: {samples[:5]}" for what, samples in found.items() if samples)
             result.faults.append(f"step {step}: {said}")
-    good = len(expected) - len(set(found["missing"]) | set(changed))
+    good = len(ours) - len(set(found["missing"]) | set(changed))
     result.samples += good
-    result.tokens += good * length
+    result.tokens += good * tokens.shape[1]

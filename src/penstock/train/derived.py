@@ -49,22 +49,21 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     local = data.global_batch_size // world_size
     rows = micro_rows(config, world_size=world_size)
     tokens = data.global_batch_size * data.sequence_length
-    parameters, samples = model.num_parameters, loader.samples_of(config.run.steps - 1).stop
+    parameters, in_all = model.num_parameters, loader.tokens_before(config.run.steps)
     numbers: dict[str, int | float | str] = {
         "parameters": parameters,
         "ranks": world_size,
         "rows per rank and step": local,
         "micro-batches per step": -(-local // rows),
         "tokens per step": tokens,
-        "tokens in the run": samples * data.sequence_length,
+        "tokens in the run": in_all,
         "FLOP per token": model.flops_per_token(data.sequence_length),
-        "FLOP in the run": model.flops_per_token(data.sequence_length) * samples * data.sequence_length,
+        "FLOP in the run": model.flops_per_token(data.sequence_length) * in_all,
         "weights, gradients and optimizer per rank": mib(parameters * _STATE_BYTES / world_size),
         "checkpoint": mib(parameters * 12),
     }
-    drawn = loader.samples_by_corpus(samples)
-    for name, per_epoch in loader.samples_per_epoch.items():
-        numbers[f"epochs of {name}"] = round(drawn[name] / per_epoch, 3)
+    for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
+        numbers[f"epochs of {name}"] = round(epochs, 3)
     if heldout is not None:
         numbers["validation rows"] = min(config.validate.samples, heldout.num_samples or 0)
     return Derived(recipe=configs.dump(config), numbers=numbers)

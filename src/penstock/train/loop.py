@@ -60,7 +60,7 @@ def train(
                 stop=stop_requested(),
             )
             on_batch(batch, state.step)
-            record = step_record(state, config, result, meter.finish(), learning_rate=rate)
+            record = step_record(state, result, meter.finish(), learning_rate=rate)
             emit(record, sinks)
             last = state.step == config.run.steps
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
@@ -99,10 +99,9 @@ def validate(state: TrainState, config: TrainConfig, world: World, *, rows: int)
 
 def checkpoint(state: TrainState, config: TrainConfig, world: World) -> None:
     """Save everything a run needs to continue, in one commit."""
-    samples = state.loader.samples_of(state.step).start
     meta = Meta(
         step=state.step,
-        tokens=samples * config.data.sequence_length,
+        tokens=state.loader.tokens_before(state.step),
         model=config.model,
         loader=state.loader.state_dict(),
         seed=config.run.seed,

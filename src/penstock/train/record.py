@@ -9,27 +9,22 @@ import torch
 from penstock.obs.meter import Rates, peak_memory_bytes
 from penstock.obs.sinks import Record
 from penstock.obs.sinks.jsonl import JsonLines
-from penstock.train.config import TrainConfig
 from penstock.train.state import Batch, TrainState
 from penstock.train.step import StepResult
 
 
-def step_record(
-    state: TrainState, config: TrainConfig, result: StepResult, rates: Rates, *, learning_rate: float
-) -> Record:
+def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning_rate: float) -> Record:
     """Return the record of the step just taken; the names are those of obs/names.py."""
-    length = config.data.sequence_length
-    samples = state.loader.samples_of(state.step).start
     memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory_bytes()
     return {
         "step": state.step,
-        "tokens": samples * length,
+        "tokens": state.loader.tokens_before(state.step),
         "loss": result.loss,
         "grad_norm": result.grad_norm,
         "learning_rate": learning_rate,
         **asdict(rates),
         "memory_bytes": memory,
-        "corpus_tokens": {name: n * length for name, n in state.loader.samples_by_corpus(samples).items()},
+        "corpus_tokens": state.loader.tokens_by_corpus(state.step),
     }
 
 

@@ -84,9 +84,9 @@ def check_supply(config: TrainConfig, loader: Loader) -> None:
         ConfigError: with the step at which data would run out.
     """
     steps, supply = range(config.run.steps), loader.num_samples
-    needed = loader.samples_of(steps[-1]).stop
+    needed = int(loader.samples_of(steps[-1])[-1]) + 1
     if supply is not None and needed > supply:
-        last = bisect_right(steps, supply, key=lambda step: loader.samples_of(step).stop)
+        last = bisect_right(steps, supply, key=lambda step: int(loader.samples_of(step)[-1]) + 1)
         caps = ", ".join(f"{name}: {cap}" for name, cap in config.data.epochs.items())
         raise ConfigError(
             f"run.steps {config.run.steps} needs {needed:,} sequences; with epochs capped ({caps}) the first "

@@ -1,0 +1,138 @@
+"""The way of one corpus through its tokens, as a short list of legs.
+
+    Passes   epochs over a token space, each in an order of its own; the last leg of a way has no end
+    Rest     what is left of an epoch after a change of the sequence length
+
+A corpus that is only read is one endless leg. One that grows is read part by part and then over and
+over as a whole. A change of the sequence length turns the epoch under way into a Rest: pools that no
+row was taken from yet are cut into rows of the new length; of the pools under way, one a lane, what is
+left is packed anew (see pool.py). No token is lost or repeated; a pool whose rest the new length does not
+divide ends in a padded row.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from penstock.data.holdout import TokenSpace
+from penstock.data.order import Order, Places
+from penstock.data.pool import Cut
+from penstock.data.turns import Turns
+from penstock.data.types import Int64
+
+
+@dataclass(frozen=True, slots=True)
+class Passes:
+    """Epochs of one order.
+
+    Args:
+        first: number of the first epoch; it keys the order.
+        epochs: how many; None: without end.
+    """
+
+    space: TokenSpace
+    order: Order
+    first: int = 0
+    epochs: int | None = None
+
+    @property
+    def num_samples(self) -> int | None:
+        """Rows in all, or None when there is no end."""
+        return None if self.epochs is None else self.epochs * self.order.samples_per_epoch
+
+    def locate(self, samples: Int64) -> Places:
+        """Return the places of this leg's samples [n]."""
+        return self.order.locate(samples + self.first * self.order.samples_per_epoch)
+
+    def sample_of(self, epoch: int, pool: int, row: int) -> int:
+        """Return the sample of this leg at a place."""
+        return self.order.sample_of(epoch - self.first, pool, row)
+
+    def cuts(self, pool: int) -> Sequence[Cut]:  # noqa: ARG002
+        """Return the changes of length inside a pool: none."""
+        return ()
+
+    def rest(self, samples: int, *, sequence_length: int) -> "Rest | None":
+        """Return what is left of the epoch under way after so many samples; None between two epochs."""
+        epoch, inside = divmod(samples, self.order.samples_per_epoch)
+        if not inside:
+            return None
+        lanes, n = self.order.geometry.lanes, self.order.geometry.rows_per_pool
+        group, taken = divmod(inside, lanes * n)
+        rows = self.order.turns_of(group).taken(taken)
+        cuts = [(Cut(self.order.geometry.sequence_length, count),) for count in rows]
+        return Rest(self.space, self.order.at_length(sequence_length), self.first + epoch, group, cuts)
+
+
+class Rest:
+    """What is left of an epoch, from the pools under way on.
+
+    Args:
+        order: of the epoch, at the new sequence length.
+        group: number of the group of pools under way.
+        cuts: for each lane of the group, what was consumed of its pool, change by change.
+    """
+
+    def __init__(
+        self, space: TokenSpace, order: Order, epoch: int, group: int, cuts: Sequence[Sequence[Cut]]
+    ) -> None:
+        self.space = space
+        self.order = order
+        self.first = epoch
+        self.epochs = 1
+        self._group = group
+        self._cuts = cuts
+        length = order.geometry.sequence_length
+        begun = zip(order.pools_of(group), cuts, strict=True)
+        left = [_left(order.tokens_in_pool(pool), changes) for pool, changes in begun]
+        self._turns = Turns([-(-tokens // length) for tokens in left])
+        self._later = (group + 1) * order.geometry.lanes * order.geometry.rows_per_pool
+        self.num_samples = self._turns.num_samples + max(0, order.samples_per_epoch - self._later)
+
+    def locate(self, samples: Int64) -> Places:
+        """Return the places of this leg's samples [n]."""
+        begun = samples < self._turns.num_samples
+        places = self.order.locate(np.where(begun, 0, samples - self._turns.num_samples + self._later))
+        lane, row = self._turns.locate(samples[begun])
+        places.lane[begun], places.row[begun] = lane, row
+        places.pool[begun] = self._group * self.order.geometry.lanes + lane
+        places.epoch[:] = self.first
+        return places
+
+    def sample_of(self, epoch: int, pool: int, row: int) -> int:  # noqa: ARG002
+        """Return the sample of this leg at a place; a negative one for a pool that was used up before."""
+        group, lane = divmod(pool, self.order.geometry.lanes)
+        if group < self._group:
+            return -1
+        if group == self._group:
+            return self._turns.sample_of(lane, row)
+        return self.order.sample_of(0, pool, row) - self._later + self._turns.num_samples
+
+    def cuts(self, pool: int) -> Sequence[Cut]:
+        """Return the changes of length inside a pool."""
+        group, lane = divmod(pool, self.order.geometry.lanes)
+        return self._cuts[lane] if group == self._group else ()
+
+    def rest(self, samples: int, *, sequence_length: int) -> "Rest | None":
+        """Return what is left of this leg after so many samples, at another length."""
+        order = self.order.at_length(sequence_length)
+        if samples < self._turns.num_samples:
+            taken = self._turns.taken(samples)
+            cuts = [
+                (*cut, Cut(self.order.geometry.sequence_length, rows))
+                for cut, rows in zip(self._cuts, taken, strict=True)
+            ]
+            return Rest(self.space, order, self.first, self._group, cuts)
+        passed = Passes(self.space, self.order, self.first, 1)
+        return passed.rest(samples - self._turns.num_samples + self._later, sequence_length=sequence_length)
+
+
+Leg = Passes | Rest
+
+
+def _left(tokens: int, cuts: Sequence[Cut]) -> int:
+    """Return how many tokens of a pool are left; only its last row of a length may be short."""
+    for cut in cuts:
+        tokens -= min(tokens, cut.rows * cut.sequence_length)
+    return tokens

@@ -1,0 +1,168 @@
+"""What a run was told to read, and from which step on: batch sizes, lengths, mixtures, skips, growth.
+
+All entries take effect between two steps. A timeline is immutable: a change makes a new one, so what is
+computed ahead from the old one is never half right. Steps map to consumed samples by prefix sums;
+consumed samples to sample ids by stepping over what is skipped.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+
+from penstock.core.errors import UsageError
+from penstock.data.types import Int64
+
+T = TypeVar("T")
+
+MOST_SAMPLES = 2**62
+"""What sample arithmetic in int64 can hold."""
+
+Slots = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Samples that are never served."""
+
+    start: int
+    """First sample id."""
+    stop: int
+    """Past the last one."""
+    reason: str
+    """Why, for whoever reads the state later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Entries are (first step, value), ascending from step 0; each holds until the next."""
+
+    batch: tuple[tuple[int, int], ...]
+    """Global batch size."""
+    length: tuple[tuple[int, int], ...]
+    """Sequence length."""
+    mix: tuple[tuple[int, Slots, str], ...]
+    """Slots of each corpus (see mixture.py), and what asked for them."""
+    skips: tuple[Skip, ...] = ()
+    """Ascending and apart."""
+    grown: tuple[tuple[int, str, int], ...] = ()
+    """Corpus and its number of parts from that step on."""
+
+    def consumed_before(self, step: int) -> int:
+        """Return how many samples the steps before a step consume."""
+        index = bisect_right(self.batch, step, key=lambda entry: entry[0]) - 1
+        past = sum((late - early) * size for (early, size), (late, _) in pairwise(self.batch[: index + 1]))
+        start, size = self.batch[index]
+        return past + (step - start) * size
+
+    def tokens_before(self, step: int) -> int:
+        """Return how many tokens, padding counted, the steps before a step consume."""
+        edges = [start for start, _ in self.length if start < step] + [step]
+        consumed = [self.consumed_before(edge) for edge in edges]
+        lengths = [length for _, length in self.length]
+        return sum((b - a) * length for (a, b), length in zip(pairwise(consumed), lengths, strict=False))
+
+    def samples_of(self, step: int) -> Int64:
+        """Return the sample ids of a step [global batch size].
+
+        Raises:
+            UsageError: the step is negative, or beyond what samples can be counted to.
+        """
+        if not 0 <= step < MOST_SAMPLES or (stop := self.consumed_before(step + 1)) > MOST_SAMPLES:
+            raise UsageError("A step must be zero or more, and within 2^62 samples", got=step)
+        return self._ids(np.arange(self.consumed_before(step), stop, dtype=np.int64))
+
+    def first_sample(self, step: int) -> int:
+        """Return the smallest sample id of a step."""
+        return int(self._ids(np.array([self.consumed_before(step)], dtype=np.int64))[0])
+
+    def step_of(self, sample: int) -> int | None:
+        """Return the step that serves a sample id, or None where it is skipped."""
+        if any(skip.start <= sample < skip.stop for skip in self.skips):
+            return None
+        consumed = sample - sum(skip.stop - skip.start for skip in self.skips if skip.stop <= sample)
+        index = bisect_right(self.batch, consumed, key=lambda entry: self.consumed_before(entry[0])) - 1
+        start, size = self.batch[index]
+        return start + (consumed - self.consumed_before(start)) // size
+
+    def turns(self) -> list[int]:
+        """Return the steps, ascending, at which the mixture, the length or a corpus changes."""
+        steps = [
+            *(step for step, _, _ in self.mix),
+            *(step for step, _ in self.length),
+            *(step for step, _, _ in self.grown),
+        ]
+        return sorted(set(steps))
+
+    def batch_size_at(self, step: int) -> int:
+        """Return the global batch size of a step."""
+        return _at(self.batch, step)
+
+    def length_at(self, step: int) -> int:
+        """Return the sequence length of a step."""
+        return _at(self.length, step)
+
+    def slots_at(self, step: int) -> Slots:
+        """Return the mixture of a step."""
+        return self.mix[bisect_right(self.mix, step, key=lambda entry: entry[0]) - 1][1]
+
+    def with_batch_size(self, step: int, size: int) -> "Timeline":
+        """Return the timeline with another batch size from a step on, until the next planned one."""
+        return replace(self, batch=_changed(self.batch, step, size))
+
+    def with_length(self, step: int, length: int) -> "Timeline":
+        """Return the timeline with another sequence length from a step on, until the next planned one."""
+        return replace(self, length=_changed(self.length, step, length))
+
+    def with_slots(self, step: int, slots: Mapping[str, int], reason: str) -> "Timeline":
+        """Return the timeline with another mixture from a step on, until the next planned one."""
+        past = tuple(entry for entry in self.mix if entry[0] < step)
+        later = tuple(entry for entry in self.mix if entry[0] > step)
+        same = bool(past) and past[-1][1] == slots
+        return replace(self, mix=(*past, *([] if same else [(step, dict(slots), reason)]), *later))
+
+    def with_parts(self, step: int, name: str, parts: int) -> "Timeline":
+        """Return the timeline with more parts of a corpus from a step on."""
+        return replace(self, grown=(*self.grown, (step, name, parts)))
+
+    def with_skip(self, skip: Skip) -> "Timeline":
+        """Return the timeline with more samples left out; skips that touch become one."""
+        apart = [s for s in self.skips if s.stop < skip.start or s.start > skip.stop]
+        touching = [s for s in self.skips if s not in apart]
+        start = min([skip.start, *(s.start for s in touching)])
+        stop = max([skip.stop, *(s.stop for s in touching)])
+        reasons = dict.fromkeys([*(s.reason for s in touching), skip.reason])
+        joined = Skip(start, stop, "; ".join(reason for reason in reasons if reason))
+        return replace(self, skips=tuple(sorted([*apart, joined], key=lambda s: s.start)))
+
+    def until(self, step: int) -> "Timeline":
+        """Return what was in effect for the steps before a step."""
+        return replace(
+            self,
+            batch=self.batch[:1] + tuple(entry for entry in self.batch[1:] if entry[0] < step),
+            length=self.length[:1] + tuple(entry for entry in self.length[1:] if entry[0] < step),
+            mix=self.mix[:1] + tuple(entry for entry in self.mix[1:] if entry[0] < step),
+        )
+
+    def _ids(self, consumed: Int64) -> Int64:
+        if not self.skips:
+            return consumed
+        sizes = np.array([skip.stop - skip.start for skip in self.skips], dtype=np.int64)
+        before = np.concatenate(([0], np.cumsum(sizes)))
+        starts = np.array([skip.start for skip in self.skips], dtype=np.int64) - before[:-1]
+        ids: Int64 = consumed + before[np.searchsorted(starts, consumed, side="right")]
+        return ids
+
+
+def _at(entries: Sequence[tuple[int, T]], step: int) -> T:
+    return entries[bisect_right(entries, step, key=lambda entry: entry[0]) - 1][1]
+
+
+def _changed(entries: Sequence[tuple[int, T]], step: int, value: T) -> tuple[tuple[int, T], ...]:
+    past = tuple(entry for entry in entries if entry[0] < step)
+    later = tuple(entry for entry in entries if entry[0] > step)
+    same = bool(past) and past[-1][1] == value
+    return (*past, *([] if same else [(step, value)]), *later)

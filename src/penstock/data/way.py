@@ -1,0 +1,139 @@
+"""The way of one corpus: its legs in order, and how a change of length or a new part alters it.
+
+A way counts the corpus's own samples from 0 at the sequence length it was made for. A corpus is read as a
+whole, epoch after epoch; one that is *streamed*, that is read while it is still being prepared, is read
+part by part first, in the order the parts were finished, so that what is read never depends on how far
+the preparation had come. Parts that are appended later are read by themselves as soon as the epoch
+under way ends, and as part of the whole from then on.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from penstock.data.corpus import Corpus
+from penstock.data.holdout import Split, TokenSpace, part_of
+from penstock.data.legs import Leg, Passes
+from penstock.data.order import Order, choose_geometry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What keys and sizes the order of a corpus."""
+
+    name: str
+    seed: int
+    sequence_length: int
+    longest: int
+    """The largest sequence length the run is known to come to."""
+    split: Split
+    holdout: float
+    streamed: bool
+    """Whether the first epoch goes part by part."""
+    base_parts: int
+    """Parts the corpus had when the run began; 0 for a streamed one."""
+
+    def whole(self, corpus: Corpus, parts: int, *, first: int) -> Passes:
+        """Return endless epochs over the first parts of a corpus."""
+        return self._passes(corpus, range(parts), name=self.name, first=first, epochs=None)
+
+    def part(self, corpus: Corpus, part: int) -> Passes:
+        """Return one pass over a part of a corpus, in an order of its own."""
+        return self._passes(corpus, range(part, part + 1), name=f"{self.name}\0{part}", first=0, epochs=1)
+
+    def again(self, leg: Passes, *, begun: int) -> list[Passes]:
+        """Return the epochs of a leg that are not begun yet, at this plan's sequence length."""
+        if leg.epochs is not None and begun >= leg.epochs:
+            return []
+        epochs = None if leg.epochs is None else leg.epochs - begun
+        return [Passes(leg.space, self._order(leg.space, leg.order.name), leg.first + begun, epochs)]
+
+    def _passes(self, corpus: Corpus, parts: range, *, name: str, first: int, epochs: int | None) -> Passes:
+        space = part_of(corpus, name=self.name, split=self.split, holdout=self.holdout, parts=parts)
+        return Passes(space, self._order(space, name), first, epochs)
+
+    def _order(self, space: TokenSpace, name: str) -> Order:
+        length = self.sequence_length
+        geometry = choose_geometry(space.num_tokens, sequence_length=length, longest=self.longest)
+        return Order(space.num_tokens, geometry, name=name, seed=self.seed)
+
+
+class Way:
+    """The legs of a corpus at one sequence length.
+
+    Args:
+        parts: parts of the corpus that the legs cover.
+    """
+
+    def __init__(self, plan: Plan, legs: Sequence[Leg], *, parts: int) -> None:
+        self.plan = plan
+        self.legs = list(legs)
+        self.parts = parts
+        ends = np.cumsum([0, *(leg.num_samples for leg in legs if leg.num_samples is not None)])
+        self.firsts: list[int] = ends.tolist()
+        """First sample of each leg, and of the next one to come where the last leg has an end."""
+
+    @property
+    def ends(self) -> int | None:
+        """Samples until the legs end, or None when they never do."""
+        return None if self.legs and self.legs[-1].num_samples is None else self.firsts[-1]
+
+    def leg_of(self, sample: int) -> int:
+        """Return the index of the leg that holds a sample."""
+        return bisect_right(self.firsts, sample) - 1
+
+    def max_samples(self, epochs: int) -> int | None:
+        """Return how many samples so many epochs are, from where the way begins; None: not yet known."""
+        if self.ends is not None:
+            return None
+        last, first = self.legs[-1], self.firsts[len(self.legs) - 1]
+        return first + max(0, epochs - last.first) * last.order.samples_per_epoch
+
+    def at_length(self, samples: int, sequence_length: int) -> "Way":
+        """Return the way from a sample on, at another sequence length."""
+        plan = replace(self.plan, sequence_length=sequence_length)
+        index = self.leg_of(samples)
+        legs: list[Leg] = []
+        for leg in self.legs[index : index + 1]:
+            inside = samples - self.firsts[index]
+            if rest := leg.rest(inside, sequence_length=sequence_length):
+                legs.append(rest)
+            if isinstance(leg, Passes):
+                legs += plan.again(leg, begun=-(-inside // leg.order.samples_per_epoch))
+        for leg in self.legs[index + 1 :]:
+            assert isinstance(leg, Passes), leg  # a rest can only come first
+            legs += plan.again(leg, begun=0)
+        return Way(plan, legs, parts=self.parts)
+
+    def grown(self, samples: int, corpus: Corpus, parts: int) -> "Way":
+        """Return the way with more parts of the corpus, decided on after so many samples."""
+        last, first = self.legs[-1], self.firsts[len(self.legs) - 1]
+        assert isinstance(last, Passes), last  # the endless one
+        begun = max(0, -(-(samples - first) // last.order.samples_per_epoch))
+        epoch = last.first + begun
+        legs = self.legs[:-1]
+        if begun:
+            legs.append(replace(last, epochs=begun))
+        if epoch:
+            legs += self._parts(corpus, parts)
+        return Way(self.plan, [*legs, self.plan.whole(corpus, parts, first=epoch)], parts=parts)
+
+    def streamed(self, corpus: Corpus, parts: int) -> "Way":
+        """Return the way of a streamed corpus with more of its parts, still without an end."""
+        return Way(self.plan, [*self.legs, *self._parts(corpus, parts)], parts=parts)
+
+    def finished(self, corpus: Corpus) -> "Way":
+        """Return the way of a streamed corpus that has all its parts: from now on, the whole."""
+        return Way(self.plan, [*self.legs, self.plan.whole(corpus, self.parts, first=1)], parts=self.parts)
+
+    def _parts(self, corpus: Corpus, parts: int) -> list[Passes]:
+        return [self.plan.part(corpus, part) for part in range(self.parts, parts)]
+
+
+def begin(plan: Plan, corpus: Corpus) -> Way:
+    """Return the way of a corpus from its first sample on."""
+    if plan.streamed:
+        return Way(plan, [], parts=0)
+    return Way(plan, [plan.whole(corpus, plan.base_parts, first=0)], parts=plan.base_parts)
