@@ -19,6 +19,11 @@ def utc_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def unix_seconds() -> float:
+    """Seconds since 1970, to hold against the times of files; may jump."""
+    return time.time()
+
+
 def sleep(seconds: float) -> None:
     """Wait."""
     time.sleep(seconds)

@@ -1,7 +1,11 @@
 """The only place that reads environment variables and the machine's size."""
 
 import os
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.units import parse_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,3 +46,39 @@ def rendezvous() -> str:
 def num_cores() -> int:
     """Cores this process may use (its affinity mask, not the machine's total)."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cache_folder() -> Path:
+    """Where copies of remote data may be kept: PENSTOCK_CACHE, or `penstock` in the user's cache folder."""
+    if named := os.environ.get("PENSTOCK_CACHE"):
+        return Path(named)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "penstock"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
+
+
+def cache_bytes() -> int | None:
+    """Bytes that cached remote data may take on disk: PENSTOCK_CACHE_BYTES, such as 64GiB; None if not set.
+
+    Raises:
+        UsageError: it is not a size.
+    """
+    text = os.environ.get("PENSTOCK_CACHE_BYTES")
+    return None if text is None else parse_count(text)
+
+
+def allow_plain_http() -> bool:
+    """Whether corpora may be read without encryption from other machines (PENSTOCK_ALLOW_HTTP=1)."""
+    return os.environ.get("PENSTOCK_ALLOW_HTTP") == "1"
+
+
+def process_is_alive(pid: int) -> bool:
+    """Whether a process of that id runs on this machine, as far as this one may see."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it is another user's, so it is there
+        pass
+    return True

@@ -60,6 +60,10 @@ def described(spec: Spec, *, on_progress: OnProgress = lambda _done, _all: None)
 
 def storage_of(location: str) -> Storage:
     """Return the folder at a path or address; nothing is read."""
+    if "://" in location:
+        from penstock.data import remote  # loads nothing more than it is needed
+
+        return remote.storage_of(location)
     return LocalStorage(Path(location))
 
 
@@ -115,9 +119,11 @@ def _open_shard(storage: Storage, manifest: Manifest, index: int) -> TokenShard:
 def _has_manifest(storage: Storage) -> bool:
     if isinstance(storage, LocalStorage):
         return (storage.folder / FILE).is_file()
+    from penstock.data.remote.store import Absent
+
     try:
         storage.open(FILE)
-    except CorpusError:
+    except Absent:  # while a store that does not answer is an error
         return False
     return True
 

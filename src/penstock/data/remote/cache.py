@@ -1,0 +1,212 @@
+"""The cache of one machine: a folder of region files, shared by processes without locks, bounded in size.
+
+    FOLDER/regions-1/<32 hex digits: which content of which object>/<number of the region>
+                                                                   /whole-<name>: a copy of a small object
+
+The bound is kept by all together: each process counts what it wrote, and after a 64th of the limit looks at
+the whole folder and deletes down to seven eighths of it. Up to eight processes stay below the limit whatever
+they do; more may pass it by a 64th each.
+"""
+
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+from weakref import WeakValueDictionary
+
+from penstock.core import clock, env
+from penstock.core.errors import CorpusError
+from penstock.data.remote.eviction import IDLE_S, Entry, victims
+from penstock.data.remote.options import RemoteOptions
+from penstock.data.remote.region import REGION_BYTES, Region
+
+log = logging.getLogger(__name__)
+
+WHOLE = "whole-"
+"""Start of the names of copies of whole objects."""
+_MAX_OPEN = 4096  # regions mapped at a time, of the 65,530 maps that Linux allows a process
+_HASTE = 64  # share of the limit written between two looks at the folder
+_TARGET = 7 / 8
+
+
+class Owner(Protocol):
+    """Who can say when parts of an object are next read."""
+
+    def next_use(self, start: int, stop: int) -> float | None:
+        """Return the samples until bytes [start, stop) are next read; None where that is not known."""
+
+
+class Cache:
+    """Open regions and the folder they are in. Thread-safe."""
+
+    def __init__(self, options: RemoteOptions) -> None:
+        self._options = options
+        self._folder = options.cache_folder / "regions-1"
+        self._open: dict[tuple[str, int], Region] = {}
+        self._owners: WeakValueDictionary[str, Owner] = WeakValueDictionary()
+        self._lock = threading.Lock()
+        self._sweeping = threading.Lock()
+        self._written = 0
+        self._limit: int | None = None
+
+    def own(self, key: str, owner: Owner) -> None:
+        """Let an object speak for its regions as long as it lives."""
+        self._owners[key] = owner
+
+    def folder_of(self, key: str) -> Path:
+        """Return the folder of one object's content."""
+        return self._folder / key
+
+    def mapped(self, key: str, index: int) -> Region | None:
+        """Return a region that is open already; the quick way."""
+        return self._open.get((key, index))
+
+    def region(self, key: str, index: int, size: int) -> Region:
+        """Return a region of an object's content, opened or made.
+
+        Raises:
+            CorpusError: the cache's folder cannot be written.
+        """
+        with self._lock:
+            if found := self._open.get((key, index)):
+                return found
+            with writing_to(self._folder):
+                region = Region(self._folder / key / f"{index:08x}", size)
+            while len(self._open) >= _MAX_OPEN:
+                self._close_one()
+            self._open[key, index] = region
+            return region
+
+    def forget(self, key: str, index: int, region: Region) -> None:
+        """Drop a region that was evicted under us."""
+        with self._lock:
+            if self._open.get((key, index)) is region:
+                del self._open[key, index]
+
+    def wrote(self, num_bytes: int) -> None:
+        """Count bytes put on disk; now and then look after the bound."""
+        with self._lock:
+            self._written += num_bytes
+            if self._limit is None:
+                self._limit = self._options.disk_limit(0)
+            due = self._written > self._limit // _HASTE
+        if due and self._sweeping.acquire(blocking=False):
+            try:
+                self.sweep()
+            finally:
+                self._sweeping.release()
+
+    def sweep(self) -> int:
+        """Delete what exceeds the bound and what killed processes left; return the bytes then in use."""
+        with self._lock:
+            self._written = 0
+            mapped = list(self._open.items())
+        for _, region in mapped:
+            region.remember_use()
+        entries = list(self._entries())
+        used = sum(entry.disk_bytes for entry in entries)
+        limit = self._limit = self._options.disk_limit(used)
+        if used > limit * _TARGET:
+            for entry in victims(entries, excess_bytes=used - int(limit * _TARGET)):
+                if _delete(entry.path):
+                    used -= entry.disk_bytes
+            log.debug("cache swept folder=%s used_bytes=%d limit_bytes=%d", self._folder, used, limit)
+        for (key, index), region in mapped:
+            if region.is_evicted():
+                self.forget(key, index, region)
+        return used
+
+    def _close_one(self) -> None:
+        """Unmap the region that was opened first of those not used lately."""
+        for region in self._open.values():
+            if not region.used:
+                break
+            region.remember_use()
+        idle = (place for place, region in self._open.items() if not region.used)
+        del self._open[next(idle, next(iter(self._open)))]
+
+    def _entries(self) -> Iterator[Entry]:
+        now = clock.unix_seconds()
+        for folder in _listing(self._folder):
+            owner = self._owners.get(folder.name)
+            empty = True
+            for file in _listing(Path(folder)):
+                empty = False
+                with contextlib.suppress(OSError):
+                    status = file.stat()
+                    age_s = now - status.st_mtime
+                    if file.name.endswith(".tmp"):
+                        _delete_leftover(Path(file), age_s)
+                        continue
+                    next_use = None if owner is None else _next_use(owner, file.name)
+                    yield Entry(Path(file), status.st_blocks * 512, age_s, next_use)
+            if empty:
+                with contextlib.suppress(OSError):
+                    Path(folder).rmdir()
+
+
+def key_of_content(url: str, size: int, tag: str) -> str:
+    """Return the name of a content's folder: other content has another name, so nothing here goes stale."""
+    return hashlib.blake2b(f"{url}\0{size}\0{tag}".encode(), digest_size=16).hexdigest()
+
+
+_caches: WeakValueDictionary[tuple[Path, int | None], Cache] = WeakValueDictionary()
+_caches_lock = threading.Lock()
+
+
+def cache_of(options: RemoteOptions) -> Cache:
+    """Return this process's cache in a folder: one for all corpora."""
+    with _caches_lock:
+        place = (options.cache_folder, options.cache_bytes)
+        if (cache := _caches.get(place)) is None:
+            cache = _caches[place] = Cache(options)
+        return cache
+
+
+@contextmanager
+def writing_to(folder: Path) -> Generator[None]:
+    """Turn what a disk may say into an error that names the cache; a file that is gone is the caller's."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise CorpusError(
+            f"The cache of remote corpora in {folder} cannot be written: {error}",
+            fix="Free some disk there, or name another folder by PENSTOCK_CACHE.",
+        ) from None
+
+
+def _next_use(owner: Owner, name: str) -> float | None:
+    if name.startswith(WHOLE):
+        return None
+    start = int(name, 16) * REGION_BYTES
+    return owner.next_use(start, start + REGION_BYTES)
+
+
+def _listing(folder: Path) -> "list[os.DirEntry[str]]":
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:  # another process has just removed it
+        return []
+
+
+def _delete(path: Path) -> bool:
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _delete_leftover(path: Path, age_s: float) -> None:
+    """Remove the temporary file of a process that is gone: `.NAME.PID.tmp`."""
+    pid = path.name.split(".")[-2]
+    if age_s > IDLE_S or not (pid.isdecimal() and env.process_is_alive(int(pid))):
+        _delete(path)

@@ -1,0 +1,161 @@
+"""Bring pages of one object to disk: each once per machine, neighbours in one request.
+
+Inside a process a page is in the hands of one thread at a time and the others wait for it. Between processes
+a claim in the region's table says the same, as a hint: a claim whose process is gone, or that lasts too
+long, is passed over, and the worst that comes of a lost hint is a page fetched twice.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+
+from penstock.core import clock
+from penstock.data.remote.cache import Cache, writing_to
+from penstock.data.remote.region import PAGE_BYTES, REGION_BYTES, REGION_PAGES, Region
+
+_POLL_S = 0.01
+
+
+class Fetcher:
+    """The pages of one object's content.
+
+    Args:
+        key: names the content in the cache.
+        size: bytes of the object.
+        get: returns bytes [start, stop) of the object, checked as far as they can be; blocks.
+        unit_pages: requests begin and end at multiples of so many pages, because `get` checks such units.
+        max_request_bytes: of one request.
+        patience_s: how long another process's claim is waited for.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        key: str,
+        size: int,
+        get: Callable[[int, int], memoryview],
+        unit_pages: int,
+        max_request_bytes: int,
+        patience_s: float,
+    ) -> None:
+        self._cache, self._key, self._size, self.get = cache, key, size, get
+        self._unit = unit_pages
+        self._num_pages = -(-size // PAGE_BYTES)
+        self._max_pages = max(unit_pages, max_request_bytes // PAGE_BYTES // unit_pages * unit_pages)
+        self._patience_s = patience_s
+        self._in_hand: set[int] = set()
+        self._changed = threading.Condition()
+
+    def regions(self, start: int, stop: int, *, around: int = 0) -> list[Region]:
+        """Return the regions of bytes [start, stop), which are on disk and verified in all of them.
+
+        Args:
+            around: bytes of an aligned window; what is missing in it next to missing bytes comes along.
+        """
+        wanted = range(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
+        window = wanted
+        if around:
+            low = start // around * around // PAGE_BYTES
+            window = range(low, min(self._num_pages, -(-stop // around) * around // PAGE_BYTES))
+        deadline_s = clock.monotonic() + self._patience_s
+        held: dict[int, Region] = {}
+        while True:
+            self._hold(held, window)
+            lacking = set(_missing(held, wanted))
+            if not lacking:
+                return [held[index] for index in _region_range(wanted)]
+            missing = lacking if window is wanted else set(_missing(held, window))
+            runs = [run for run in _runs(sorted(missing)) if not lacking.isdisjoint(run)]
+            self._bring(held, runs, ignore_claims=clock.monotonic() > deadline_s)
+
+    def _hold(self, held: dict[int, Region], pages: range) -> None:
+        """Open the regions of pages; one that is held stays, whatever the cache does with its file."""
+        for index in _region_range(pages):
+            if index not in held:
+                held[index] = self._cache.mapped(self._key, index) or self._cache.region(
+                    self._key, index, min(REGION_BYTES, self._size - index * REGION_BYTES)
+                )
+
+    def _bring(self, held: dict[int, Region], runs: Sequence[range], *, ignore_claims: bool) -> None:
+        """Fetch what no one else is fetching; if that is nothing, wait a moment for those who are."""
+        pages = [page for run in runs for page in run]
+        claimed = set() if ignore_claims else {page for page in pages if _is_claimed(held, page)}
+        with self._changed:
+            mine = [page for page in pages if page not in self._in_hand and page not in claimed]
+            if not mine:
+                self._changed.wait(_POLL_S if claimed else None)
+                return
+            self._in_hand.update(mine)
+        try:
+            for run in self._requests(mine):
+                self._fetch(held, run)
+        finally:
+            with self._changed:
+                self._in_hand.difference_update(mine)
+                self._changed.notify_all()
+
+    def _requests(self, pages: Sequence[int]) -> Iterator[range]:
+        """Cut sorted pages into requests, rounded out to units."""
+        unit = self._unit
+        rounded = sorted({page // unit for page in pages})
+        for run in _runs(rounded):
+            first, past = run.start * unit, min(run.stop * unit, self._num_pages)
+            for at in range(first, past, self._max_pages):
+                yield range(at, min(at + self._max_pages, past))
+
+    def _fetch(self, held: dict[int, Region], pages: range) -> None:
+        self._hold(held, pages)
+        start = pages.start * PAGE_BYTES
+        with writing_to(self._cache.folder_of(self._key)), ExitStack() as opened:
+            writers = []
+            for index in _region_range(pages):
+                local = _inside(index, pages)
+                try:
+                    writers.append(opened.enter_context(held[index].writing(local.start, local.stop)))
+                except FileNotFoundError:  # the caller's loop begins again with a new file
+                    self._cache.forget(self._key, index, held.pop(index))
+                    return
+            content = self.get(start, min(pages.stop * PAGE_BYTES, self._size))
+            rest = content
+            for index, write in zip(_region_range(pages), writers, strict=True):
+                num_bytes = len(_inside(index, pages)) * PAGE_BYTES
+                write(rest[:num_bytes])
+                rest = rest[num_bytes:]
+        self._cache.wrote(len(content))
+
+
+def _region_range(pages: range) -> range:
+    return range(pages.start // REGION_PAGES, (pages.stop - 1) // REGION_PAGES + 1) if pages else range(0)
+
+
+def _inside(index: int, pages: range) -> range:
+    """Return the part of the pages in a region, counted from its start."""
+    base = index * REGION_PAGES
+    return range(max(pages.start - base, 0), min(pages.stop - base, REGION_PAGES))
+
+
+def _missing(held: dict[int, Region], pages: range) -> list[int]:
+    return [
+        index * REGION_PAGES + page
+        for index in _region_range(pages)
+        for page in held[index].verify(_inside(index, pages))
+    ]
+
+
+def _is_claimed(held: dict[int, Region], page: int) -> bool:
+    return held[page // REGION_PAGES].claimed_by_another(page % REGION_PAGES)
+
+
+def _runs(numbers: Sequence[int]) -> list[range]:
+    """Return sorted numbers as runs without gaps.
+
+    >>> _runs([1, 2, 3, 7, 8])
+    [range(1, 4), range(7, 9)]
+    """
+    if not numbers:
+        return []
+    breaks = [i for i, (a, b) in enumerate(pairwise(numbers), 1) if b != a + 1]
+    cuts = [0, *breaks, len(numbers)]
+    return [range(numbers[low], numbers[high - 1] + 1) for low, high in pairwise(cuts)]

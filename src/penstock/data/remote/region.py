@@ -1,0 +1,183 @@
+"""One region of a remote object on local disk: a sparse file of pages, each there or not, with checksums.
+
+    [ header: magic, data bytes | table: 8 bytes a page ]  4 KiB
+    [ page 0 | page 1 | ... | page 255 ]                   1 MiB, less for an object's last region
+
+A table entry is 0 (absent), a claim (a process is fetching the page), or the page's CRC-32. A writer puts
+the page first and its entry second, so a kill at any instant leaves pages that are absent or whole; what a
+power cut leaves is found by the checksum, which every process checks when it first reads a page. Pages are
+written in place: all writers of a page write the same bytes, because the file is named for the identity of
+its object. So there are no locks, no temporary files and nothing to clean up; and a file that is evicted
+lives on for those who have it open.
+"""
+
+import contextlib
+import logging
+import os
+import struct
+import zlib
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.core import env
+
+PAGE_BYTES = 4096
+REGION_PAGES = 256
+REGION_BYTES = PAGE_BYTES * REGION_PAGES
+
+_MAGIC = b"PNSTKRG1"
+_HEADER = struct.Struct("<8sQ")
+_TABLE = _HEADER.size
+_DATA = PAGE_BYTES  # where the pages begin
+_PRESENT = 1 << 32
+_CLAIMED = 2 << 32
+
+log = logging.getLogger(__name__)
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Region:
+    """An open region file. Thread-safe.
+
+    Args:
+        path: its file; made if it is not there.
+        size: bytes of the object in it, 1 to REGION_BYTES.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written.
+    """
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path = path
+        self.size = size
+        self.used = True
+        """Whether it was read since the last sweep of the cache."""
+        mapped, self._inode = _map(path, size)
+        self._table = mapped[_TABLE : _TABLE + 8 * REGION_PAGES].view("<u8")
+        self.data: Bytes = mapped[_DATA:]
+        self._verified = bytearray(REGION_PAGES)
+
+    def ready(self, start: int, stop: int) -> bool:
+        """Whether bytes [start, stop) of the region are here and were verified by this process."""
+        self.used = True
+        return self._verified.find(0, start // PAGE_BYTES, -(-stop // PAGE_BYTES)) < 0
+
+    def verify(self, pages: range) -> list[int]:
+        """Check those pages that are here and not yet checked; return those that are not here.
+
+        A page whose checksum is wrong is as good as absent.
+        """
+        missing = []
+        for page in pages:
+            if self._verified[page]:
+                continue
+            entry = int(self._table[page])
+            if entry & _PRESENT and entry == _entry(self._page(page).data):
+                self._verified[page] = 1
+                continue
+            missing.append(page)
+            if entry & _PRESENT:
+                log.warning("cached page is damaged, fetching it again file=%s page=%d", self.path, page)
+        return missing
+
+    def claimed_by_another(self, page: int) -> bool:
+        """Whether another live process of this machine is fetching a page."""
+        entry = int(self._table[page])
+        pid = entry & 0xFFFFFFFF
+        return bool(entry & _CLAIMED) and pid != os.getpid() and env.process_is_alive(pid)
+
+    @contextmanager
+    def writing(self, first: int, past: int) -> Generator[Callable[[memoryview], None]]:
+        """Claim pages [first, past) and give a function that puts their content; both in the mapped file.
+
+        The claim is a hint to other processes. It ends with the block; a kill leaves it behind.
+
+        Raises:
+            FileNotFoundError: the file was evicted since it was mapped.
+            OSError: the disk is full.
+        """
+        with self.path.open("r+b", buffering=0) as file:  # no descriptor is kept: thousands are mapped
+            if _inode(os.fstat(file.fileno())) != self._inode:
+                raise FileNotFoundError(f"{self.path} was evicted")
+            claim = np.uint64(_CLAIMED | os.getpid())
+            at = _TABLE + 8 * first
+            entries = self._table[first:past]
+            os.pwrite(file.fileno(), np.where(entries & _PRESENT, entries, claim).tobytes(), at)
+
+            def write(content: memoryview) -> None:
+                pages = [content[low : low + PAGE_BYTES] for low in range(0, len(content), PAGE_BYTES)]
+                written = np.array([_entry(page) for page in pages], "<u8")
+                os.pwrite(file.fileno(), content, _DATA + first * PAGE_BYTES)
+                os.pwrite(file.fileno(), written.tobytes(), at)
+                self._verified[first:past] = b"\1" * (past - first)
+
+            try:
+                yield write
+            finally:
+                entries = self._table[first:past]
+                if (entries == claim).any():
+                    os.pwrite(file.fileno(), np.where(entries == claim, np.uint64(0), entries).tobytes(), at)
+
+    def remember_use(self) -> None:
+        """Date the file to now where it was read since the last call, for the cache's choice of what goes."""
+        if self.used:
+            self.used = False
+            with contextlib.suppress(OSError):
+                os.utime(self.path)
+
+    def is_evicted(self) -> bool:
+        """Whether the file is no longer the one at its path: it takes disk until it is closed."""
+        try:
+            return _inode(self.path.stat()) != self._inode
+        except OSError:
+            return True
+
+    def _page(self, page: int) -> Bytes:
+        return self.data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+
+
+def _entry(page: memoryview) -> int:
+    return _PRESENT | zlib.crc32(page)
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _map(path: Path, size: int) -> tuple[Bytes, tuple[int, int]]:
+    """Map a region file, made or put right where need be; also return which file it is."""
+    while True:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # The file and its folder may be evicted between any two lines.
+        with contextlib.suppress(FileNotFoundError):
+            made = _make(path, size)
+            with pa.memory_map(str(path)) as source:  # keeps no descriptor open, where Python's own does
+                mapped = np.frombuffer(source.read_buffer(), np.uint8)
+            if len(mapped) == _DATA + size and _inode(path.stat()) == made:
+                return mapped, made
+
+
+def _make(path: Path, size: int) -> tuple[int, int]:
+    """Make a region file of full size where there is none; return which file it is."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        status = os.fstat(descriptor)
+        header = os.pread(descriptor, _HEADER.size, 0)
+        if status.st_size in (0, _DATA + size) and header.strip(b"\0") in (b"", _header(size)):
+            os.truncate(descriptor, _DATA + size)
+            os.pwrite(descriptor, _header(size), 0)
+            return _inode(status)
+    finally:
+        os.close(descriptor)
+    path.unlink(missing_ok=True)  # cut short, or not a file of ours: begin again
+    return _make(path, size)
+
+
+def _header(size: int) -> bytes:
+    return _HEADER.pack(_MAGIC, size).rstrip(b"\0")
