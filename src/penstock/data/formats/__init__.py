@@ -69,9 +69,13 @@ class Companions(Protocol):
 _MODULES = {
     "arrow": "penstock.data.formats.arrow",
     "datatrove": "penstock.data.formats.datatrove",
+    "fms": "penstock.data.formats.fms",
+    "hf": "penstock.data.formats.hf_datasets",
+    "mds": "penstock.data.formats.mds",
     "megatron": "penstock.data.formats.megatron",
     "nanogpt": "penstock.data.formats.nanogpt",
     "olmo": "penstock.data.formats.olmo",
+    "parquet": "penstock.data.formats.parquet",
     "synthetic": "penstock.data.formats.synthetic",
 }
 _FOREIGN = {name: module for name, module in _MODULES.items() if name != "arrow"}  # that has a manifest

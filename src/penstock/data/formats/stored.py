@@ -1,6 +1,6 @@
 """Tokens stored in any integer type, served as uint16 or uint32; what is no token id is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,11 @@ from penstock.data.storage import Array, Slices
 INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 
 
-def served(stored: Slices, dtype: str, *, name: str) -> Slices:
+Where = Callable[[int], str]
+"""Says where a token is, for messages."""
+
+
+def served(stored: Slices, dtype: str, *, name: str, where: Where = "at position {:,}".format) -> Slices:
     """Return tokens of a stored type as uint16 where that type fits, else as uint32.
 
     uint16 and uint32 are served in place. The others are copied slice by slice, and checked.
@@ -20,8 +24,9 @@ def served(stored: Slices, dtype: str, *, name: str) -> Slices:
     Args:
         stored: tokens as one of INTEGERS.
         name: the file they come from, for messages.
+        where: says where the token at an index is.
     """
-    return stored if dtype in ("uint16", "uint32") else _Converted(stored, np.dtype(dtype), name)
+    return stored if dtype in ("uint16", "uint32") else _Converted(stored, np.dtype(dtype), name, where)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,7 @@ class _Converted:
     stored: Slices
     dtype: np.dtype[np.integer]
     name: str
+    where: Where
 
     def __len__(self) -> int:
         return len(self.stored)
@@ -46,7 +52,7 @@ class _Converted:
         place = int((values > limit).argmax())
         start, found = part.indices(len(self))[0], int(values[place : place + 1].view(self.dtype)[0])
         raise CorpusError(
-            f"{self.name} has token {found} at position {start + place:,}, which is no token id",
+            f"{self.name} has token {found} {self.where(start + place)}, which is no token id",
             fix=f"Ids are from 0 to {limit:,}: make the file again.",
         )
 

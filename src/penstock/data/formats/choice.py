@@ -1,0 +1,81 @@
+"""What the user of a foreign corpus may leave unsaid: the column of tokens, and the split."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from penstock.core.errors import CorpusError, UsageError, nearest
+
+COLUMN = {"column": "the column that holds the tokens; not needed where only one can"}
+"""Option of the formats that have columns."""
+
+TRAIN = "train"
+
+
+def column_of(candidates: Iterable[str], options: Mapping[str, str], *, name: str, what: str) -> str:
+    """Return the column of tokens: the one that the user names, or the only one that can be it.
+
+    Args:
+        candidates: columns that can be it.
+        name: the file, for messages.
+        what: what such a column holds, for messages ("lists of integers").
+
+    Raises:
+        CorpusError: no column can be it.
+        UsageError: several can, or the named one cannot.
+    """
+    known = list(candidates)
+    if not known:
+        raise CorpusError(f"{name} has no column of {what}", fix="Is it a tokenized corpus?")
+    named = options.get("column")
+    if named is not None and named not in known:
+        raise UsageError(f"{name} has no column of {what} of that name", got=named, fix=nearest(named, known))
+    if named is None and len(known) > 1:
+        raise UsageError(
+            f"{name} has several columns of {what}: {', '.join(known)}",
+            fix=f"Say which holds the tokens: ',column={known[0]}'.",
+        )
+    return named or known[0]
+
+
+def one_split(splits: Mapping[str, list[str]]) -> list[str]:
+    """Return the shards of the split that is meant for training: `train`, or the only one.
+
+    Args:
+        splits: split (a folder, or a part of the files' names) -> shards.
+
+    Raises:
+        UsageError: there are several, and none is `train`.
+    """
+    if len(splits) == 1:
+        return next(iter(splits.values()))
+    training = [split for split in splits if split.rpartition("/")[2] == TRAIN]
+    if splits and len(training) != 1:
+        raise UsageError(
+            f"It has {len(splits)} splits, and which is for training is not known",
+            got=sorted(splits)[:8],
+            fix="Name the folder of one split.",
+        )
+    return splits[training[0]] if training else []
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Return file names sorted, numbers in them by their value.
+
+    >>> in_order(["part-10", "part-9"])
+    ['part-9', 'part-10']
+    """
+    return sorted(
+        names, key=lambda name: [(text, int(number or 0)) for text, number in re.findall(r"(\D*)(\d*)", name)]
+    )
+
+
+def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return file names by the folder they lie in, sorted.
+
+    >>> by_folder(["train/a", "train/b", "c"])
+    {'': ['c'], 'train': ['train/a', 'train/b']}
+    """
+    folders: dict[str, list[str]] = {}
+    for name in in_order(names):
+        folders.setdefault(name.rpartition("/")[0], []).append(name)
+    return folders

@@ -1,0 +1,202 @@
+"""MosaicML's MDS shards, which its streaming library writes: one sample a document.
+
+A shard is read in place. One that is compressed is unpacked once, whole, into the index folder (see
+index_folder.py), where it stays: as much disk as the library itself takes. A folder of several splits is
+read as its `train` split; for another, name that split's folder.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import CorpusError
+from penstock.data.formats import Options
+from penstock.data.formats.choice import COLUMN, by_folder, one_split
+from penstock.data.formats.index import DocumentEnds
+from penstock.data.formats.mds_layout import values_of
+from penstock.data.formats.runs import RunShard, runs_of, starts_of
+from penstock.data.index_folder import keep, kept
+from penstock.data.probe import probe
+from penstock.data.storage import Blob, LocalBlob, Storage
+
+log = logging.getLogger(__name__)
+
+OPTIONS = {**COLUMN, "dtype": "type of a token where the column holds bytes; int64 if not given"}
+
+_INDEX = "index.json"
+_CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
+_CHUNK = 2**20
+
+
+class MdsShard(RunShard):
+    """A shard with what its index says of its bytes."""
+
+    check: Callable[[], Iterator[str]]
+
+    def recheck(self) -> Iterator[str]:
+        """Hold the file against the checksums of its index, and say which differ."""
+        yield from self.check()
+
+
+def open_shard(storage: Storage, name: str, options: Options) -> MdsShard:
+    """Open a shard; reads its header and the sizes of its samples. A compressed one is unpacked first.
+
+    Raises:
+        CorpusError: it is missing, truncated or altered, or has no column of tokens.
+        UsageError: which column holds the tokens is not clear.
+    """
+    blob = storage.open(name)
+    codec = name.rpartition(".")[2]
+    packed = codec != "mds"
+    if packed:
+        blob = _unpacked(storage, name, blob, codec)
+    data = np.asarray(blob.array(np.uint8, offset=0, count=blob.size)[0 : blob.size])
+    found = values_of(data, options, name=blob.name)
+    starts = starts_of(found.counts)
+    tokens = runs_of(blob, found.dtype, places=found.places, starts=starts)
+    ends = DocumentEnds(starts[1:], num_tokens=int(starts[-1]), name=blob.name)
+    shard = MdsShard(
+        tokens, found.dtype, num_documents=len(found.counts), document_ends=ends.between, name=blob.name
+    )
+    shard.check = partial(_differences, storage, name, storage.open(name))
+    return shard
+
+
+def find(sizes: Mapping[str, int]) -> list[str]:
+    """Return the shards of folders with an `index.json`; of one that is there twice, the unpacked file.
+
+    Raises:
+        UsageError: there are several splits, and none is `train`.
+    """
+    found: list[str] = []
+    for name in sizes:
+        stem, _, end = name.rpartition(".mds")
+        plain = f"{stem}.mds"
+        if stem and (not end or (end[1:] in (*_CODECS, "snappy") and plain not in sizes)):
+            found.append(name)
+    folders = by_folder(name for name in found if any(above in sizes for above in _indices(name)))
+    if _INDEX in sizes and "" not in folders:  # one index over several folders
+        return [name for names in folders.values() for name in names]
+    return one_split(folders)
+
+
+def companions(name: str) -> tuple[str, ...]:  # noqa: ARG001 - every format is asked
+    """Return nothing: a shard is one file."""
+    return ()
+
+
+def _indices(name: str) -> list[str]:
+    """Return where a shard's index may be: in its folder, or above."""
+    parts = name.split("/")[:-1]
+    return ["/".join([*parts[:depth], _INDEX]) for depth in range(len(parts), -1, -1)]
+
+
+def _entry(storage: Storage, name: str) -> dict[str, Any]:  # Any: JSON, checked where it is used
+    """Return what the index says of a file: its size and checksums; empty where it says nothing."""
+    for path in _indices(name):
+        try:
+            blob = storage.open(path)
+        except CorpusError:
+            continue
+        inside = name[len(path) - len(_INDEX) :]
+        try:
+            for shard in json.loads(blob.read(0, blob.size))["shards"]:
+                for kind in ("raw_data", "zip_data"):
+                    if shard[kind] and shard[kind]["basename"] == inside:
+                        return {"file": shard[kind], "raw": shard["raw_data"]}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise CorpusError(
+                f"{blob.name} is no index of MDS shards", fix="It is truncated or altered: restore it."
+            ) from None
+    return {}
+
+
+def _unpacked(storage: Storage, name: str, blob: Blob, codec: str) -> Blob:
+    """Return a compressed shard as an unpacked file: the one that was kept, or a new one."""
+    if codec not in _CODECS:
+        raise CorpusError(
+            f"{blob.name} is compressed as {codec}, which is not read", fix=f"Known: {', '.join(_CODECS)}."
+        )
+    size = _raw_bytes(_entry(storage, name), blob.name)
+    file = f"{name.replace('/', '+')[-80:]}-{probe(storage, name)}.mds"
+    path = kept(storage, file)
+    if path is None or path.stat().st_size != size:
+        for problem in _differences(storage, name, blob):
+            raise CorpusError(f"{blob.name} {problem}", fix="It is truncated or altered: restore it.")
+        try:
+            path = keep(storage, file, lambda out: _unpack(blob, codec, size, out))
+        except OSError as error:
+            raise CorpusError(
+                f"{blob.name} cannot be unpacked: {error}",
+                fix="Make room, or set PENSTOCK_CACHE to a folder on a larger disk.",
+            ) from None
+    return LocalBlob(path)
+
+
+def _raw_bytes(entry: dict[str, Any], name: str) -> int:  # Any: JSON
+    size = entry["raw"].get("bytes") if entry and isinstance(entry["raw"], dict) else None
+    if type(size) is not int or size < 0:
+        raise CorpusError(
+            f"{name} is compressed, and no index.json says its unpacked size",
+            fix="Restore the index.json that was written with it.",
+        )
+    return size
+
+
+def _unpack(blob: Blob, codec: str, size: int, out: BinaryIO) -> None:
+    """Unpack a file in pieces; never more than the size that its index says."""
+    done = 0
+    try:
+        with (
+            pa.OSFile(str(blob.path())) as source,
+            pa.CompressedInputStream(source, _CODECS[codec]) as unpacked,
+        ):
+            while piece := unpacked.read(min(_CHUNK, size - done + 1)):
+                done += len(piece)
+                if done > size:
+                    break
+                out.write(piece)
+    except (pa.ArrowException, OSError) as error:
+        if getattr(error, "errno", None):  # the disk's, not the decoder's
+            raise
+        raise CorpusError(
+            f"{blob.name} cannot be unpacked: {error}", fix="It is truncated or altered: restore it."
+        ) from None
+    if done != size:
+        raise CorpusError(
+            f"{blob.name} does not unpack to the {size:,} bytes that its index says",
+            fix="One of them is truncated or altered: restore them.",
+        )
+
+
+def _differences(storage: Storage, name: str, blob: Blob) -> Iterator[str]:
+    """Say where a file is not what its index says."""
+    file = _entry(storage, name).get("file", {})
+    if (size := file.get("bytes", blob.size)) != blob.size:
+        yield f"has {blob.size:,} bytes, its index says {size}"
+        return
+    for kind, wanted in sorted((file.get("hashes") or {}).items()):
+        digest = _digest(kind)
+        if digest is None:
+            log.warning("not_checked=%s of=%s reason=the checksum needs the package xxhash", kind, blob.name)
+            continue
+        for start in range(0, blob.size, _CHUNK):
+            digest.update(blob.read(start, min(start + _CHUNK, blob.size)))
+        if digest.hexdigest() != wanted:
+            yield f"is altered: its {kind} is not the one of its index"
+
+
+def _digest(kind: str) -> Any:  # Any: xxhash is not always installed
+    if kind in hashlib.algorithms_available and not kind.startswith("shake"):
+        return hashlib.new(kind, usedforsecurity=False)
+    try:
+        import xxhash  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        return None
+    return getattr(xxhash, kind, lambda: None)()

@@ -1,0 +1,93 @@
+"""Parquet files with a column of token lists: one row a document.
+
+Row groups are decoded when one of their tokens is needed, and kept (see decoded.py). Opening reads the
+footer alone: a row group's tokens are the values of its column less the nulls, which stand for empty
+lists. Parquet cannot be read at a place inside a row group, so files whose groups hold some million tokens
+are read well, and files of one group of a billion badly.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from penstock.core.errors import CorpusError
+from penstock.data.formats import Options
+from penstock.data.formats.choice import COLUMN, column_of, in_order, one_split
+from penstock.data.formats.ipc_tokens import token_lists
+from penstock.data.formats.parquet_groups import Column, GroupedTokens, Groups, reading
+from penstock.data.formats.runs import GroupedEnds, starts_of
+from penstock.data.probe import probe
+from penstock.data.storage import Storage
+
+OPTIONS = COLUMN
+
+_SPLIT = re.compile(r"(?:.*/)?([\w.-]+?)-\d+-of-\d+[^/]*\.parquet")
+
+
+class ParquetShard:
+    """One file, decoded row group by row group."""
+
+    def __init__(self, groups: Groups) -> None:
+        self.num_tokens = int(groups.starts[-1])
+        self.num_documents = int(groups.rows.sum())
+        self.tokens = GroupedTokens(groups)
+        self.document_ends = GroupedEnds(groups.starts, groups.ends_of).between
+
+
+def open_shard(storage: Storage, name: str, options: Options) -> ParquetShard:
+    """Open a file; reads its footer, and the whole column where that does not count its nulls.
+
+    Raises:
+        CorpusError: it is missing or truncated, or no column holds lists of integers.
+        UsageError: which column holds the tokens is not clear.
+    """
+    blob = storage.open(name)
+    path = str(blob.path())
+    with reading(blob.name), pq.ParquetFile(path, pre_buffer=False) as file:
+        schema, metadata = file.schema_arrow, file.metadata
+    found = token_lists(schema)
+    chosen = column_of(found, options, name=blob.name, what="lists of integers")
+    with reading(blob.name):
+        column = Column(blob.name, path, metadata, chosen, _leaf(metadata, chosen), found[chosen])
+        numbers = range(metadata.num_row_groups)
+        rows = np.array([metadata.row_group(number).num_rows for number in numbers], np.int64)
+        counts = np.array([_num_tokens(column, number) for number in numbers], np.int64)
+    if (rows < 0).any() or (counts < 0).any():
+        raise CorpusError(f"{blob.name} counts below zero", fix="It is altered: restore it or make it again.")
+    return ParquetShard(Groups(column, probe(storage, name), rows, starts_of(counts)))
+
+
+def find(sizes: Mapping[str, int]) -> list[str]:
+    """Return the Parquet files; where their names tell splits (`train-00000-of-00008`), those of `train`.
+
+    Raises:
+        UsageError: there are several splits, and none is `train`.
+    """
+    names = in_order(name for name in sizes if name.endswith(".parquet"))
+    splits: dict[str, list[str]] = {}
+    for name in names:
+        match = _SPLIT.fullmatch(name)
+        splits.setdefault(match[1] if match else "", []).append(name)
+    return names if "" in splits else one_split(splits)
+
+
+def companions(name: str) -> tuple[str, ...]:  # noqa: ARG001 - every format is asked
+    """Return nothing: a shard is one file."""
+    return ()
+
+
+def _leaf(metadata: Any, column: str) -> int:  # Any: pyarrow has no types
+    """Return the index of a column's values among the columns as they are stored."""
+    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
+    return next(index for index, path in enumerate(paths) if path.startswith(f"{column}."))
+
+
+def _num_tokens(column: Column, group: int) -> int:
+    stored = column.metadata.row_group(group).column(column.leaf)
+    statistics = stored.statistics if stored.is_stats_set else None
+    if statistics is not None and statistics.has_null_count:
+        return int(stored.num_values - statistics.null_count)
+    return sum(len(values) for _, values in column.batches(group))

@@ -1,0 +1,179 @@
+"""Row groups of a Parquet file with a column of token lists, each decoded when it is needed, and kept."""
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.core.errors import CorpusError
+from penstock.data.formats import Tokens
+from penstock.data.formats.decoded import DECODED
+from penstock.data.formats.index import DocumentEnds
+from penstock.data.formats.runs import starts_of
+from penstock.data.formats.stored import served
+from penstock.data.storage import Array
+from penstock.data.types import Int64
+
+_BATCH_VALUES = 2**20
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn whatever a damaged file leads to into an error that names it.
+
+    Raises:
+        CorpusError: the file is damaged.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+        raise CorpusError(
+            f"{name} cannot be read: {(str(error) or 'it asks for too much memory').splitlines()[0]}",
+            fix="It is truncated or altered: restore it or make it again.",
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of token lists in one file."""
+
+    name: str
+    """The file, for messages."""
+    path: str
+    metadata: Any  # pyarrow has no types
+    column: str
+    leaf: int
+    """Index of the column's values among the columns as they are stored."""
+    dtype: str
+
+    def batches(self, group: int) -> Iterator[tuple[Int64, Array]]:
+        """Yield the lengths of some lists and the tokens in them, a few megabytes at a time.
+
+        Raises:
+            CorpusError: the group is damaged, or has a null among its tokens.
+        """
+        stored = self.metadata.row_group(group)
+        first = sum(self.metadata.row_group(before).num_rows for before in range(group))
+        values = max(stored.column(self.leaf).num_values, 1)
+        size = min(max(_BATCH_VALUES * stored.num_rows // values, 1), 2**16)
+        with (
+            reading(self.name),
+            pq.ParquetFile(
+                self.path,
+                metadata=self.metadata,
+                pre_buffer=False,
+                buffer_size=2**20,
+                page_checksum_verification=True,
+            ) as file,
+        ):
+            for batch in file.iter_batches(
+                size, row_groups=[group], columns=[self.column], use_threads=False
+            ):
+                yield self._content(batch.column(0), first)
+                first += batch.num_rows
+
+    def _content(self, lists: Any, first: int) -> tuple[Int64, Array]:  # Any: pyarrow has no types
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False).astype(np.int64)
+        values = lists.flatten()
+        if values.null_count:
+            at = int(np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first + int(np.cumsum(lengths).searchsorted(at, "right"))
+            raise CorpusError(
+                f"{self.name} has a null among the tokens of row {row:,}",
+                fix="A token has an id: make the file again.",
+            )
+        return lengths, values.to_numpy(zero_copy_only=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The row groups of one file; arrays are [groups]."""
+
+    column: Column
+    key: Hashable
+    """What the file's content is known by."""
+    rows: Int64
+    starts: Int64
+    """[groups + 1] first token of each group, then the number of tokens."""
+
+    def tokens(self, group: int) -> Tokens:
+        """Return the tokens of a group as they are served."""
+        count = int(self.starts[group + 1] - self.starts[group])
+        dtype = served_type(self.column.dtype)
+        tokens: Tokens = self._decoded(group)[: count * dtype.itemsize].view(dtype)
+        return tokens
+
+    def ends_of(self, group: int) -> DocumentEnds:
+        """Return the ends of a group's documents, counted from its first token."""
+        rows, count = int(self.rows[group]), int(self.starts[group + 1] - self.starts[group])
+        ends = self._decoded(group)[-8 * rows :].view(np.int64) if rows else np.zeros(0, np.int64)
+        return DocumentEnds(ends, num_tokens=count, name=self.column.name)
+
+    def _decoded(self, group: int) -> npt.NDArray[np.uint8]:
+        return DECODED.get((self.key, self.column.column, group), lambda file: self._decode(group, file))
+
+    def _decode(self, group: int, file: BinaryIO) -> None:
+        """Write the tokens of a group, padding to 8 bytes, and the ends of its documents."""
+        lengths = [np.zeros(0, np.int64)]
+        count = 0
+        first = int(self.rows[:group].sum())
+        for found, values in self.column.batches(group):
+            before = first + sum(map(len, lengths))
+            where = partial(_row_of, np.cumsum(found), before)
+            tokens = served(values, self.column.dtype, name=self.column.name, where=where)
+            file.write(tokens[0 : len(values)].tobytes())
+            lengths.append(found)
+            count += len(values)
+        ends = starts_of(np.concatenate(lengths))[1:]
+        if (len(ends), count) != (self.rows[group], self.starts[group + 1] - self.starts[group]):
+            raise CorpusError(
+                f"{self.column.name} has {count:,} tokens in {len(ends):,} rows from row {first:,} on, "
+                "its footer says otherwise",
+                fix="It is truncated or altered: restore it or make it again.",
+            )
+        file.write(bytes(-file.tell() % 8))
+        file.write(ends.tobytes())
+
+
+class GroupedTokens:
+    """Tokens of all row groups, as one run; a slice inside one group is a view of it."""
+
+    def __init__(self, groups: Groups) -> None:
+        self._groups = groups
+        self._starts = groups.starts.data
+        self._none = np.zeros(0, served_type(groups.column.dtype))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, part: slice, /) -> Array:
+        starts = self._starts
+        start, stop, _ = part.indices(starts[-1])
+        parts = []
+        group = bisect_right(starts, start) - 1
+        while start < stop:
+            base, end = starts[group], min(stop, starts[group + 1])
+            parts.append(self._groups.tokens(group)[start - base : end - base])
+            start, group = end, group + 1
+        return parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else self._none
+
+
+def _row_of(ends: Int64, first: int, position: int) -> str:
+    return f"in row {first + int(ends.searchsorted(position, 'right')):,}"
+
+
+def served_type(dtype: str) -> np.dtype[Any]:  # Any: uint16 or uint32
+    """Return the type as which stored tokens are served.
+
+    >>> str(served_type("int64"))
+    'uint32'
+    """
+    return served(np.zeros(0, dtype), dtype, name="")[0:0].dtype
