@@ -206,7 +206,7 @@ def _delete(path: Path) -> bool:
 
 
 def _delete_leftover(path: Path, age_s: float) -> None:
-    """Remove the temporary file of a process that is gone: `.NAME.PID.tmp`."""
-    pid = path.name.split(".")[-2]
+    """Remove the temporary file of a process that is gone: `.NAME.PID-THREAD.tmp`."""
+    pid = path.name.split(".")[-2].partition("-")[0]
     if age_s > IDLE_S or not (pid.isdecimal() and env.process_is_alive(int(pid))):
         _delete(path)

@@ -1,0 +1,40 @@
+"""What tests of remote corpora share: impatient options, and objects put into a bucket."""
+
+import urllib.request
+from pathlib import Path
+
+from penstock.data.remote import RemoteOptions
+
+
+def quick_options(cache_folder: Path, **changes: object) -> RemoteOptions:
+    values: dict[str, object] = {
+        "cache_folder": cache_folder,
+        "cache_bytes": 2**30,
+        "stall_timeout_s": 0.3,
+        "request_timeout_s": 5.0,
+        "first_delay_s": 0.01,
+        "max_delay_s": 0.05,
+        "deadline_s": 20.0,
+    }
+    return RemoteOptions(**(values | changes))  # type: ignore[arg-type]
+
+
+def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
+    """Put the files of a folder into a bucket of a test server; return their address."""
+    import obstore
+    from obstore.store import S3Store
+
+    made = urllib.request.Request(f"{s3_url}/{bucket}", method="PUT")
+    urllib.request.urlopen(made, timeout=10).close()
+    store = S3Store(
+        bucket,
+        endpoint=s3_url,
+        region="us-east-1",
+        access_key_id="test-key",
+        secret_access_key="test-secret",
+        client_options={"allow_http": True},
+    )
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            obstore.put(store, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    return f"s3://{bucket}/{prefix}"
