@@ -78,25 +78,27 @@ def _gather(parts: Parts, pieces: Int64, *, length: int) -> Tokens:
     """
     shards, starts, stops, _ = pieces.T.tolist()
     dtype = np.result_type(*{corpus.manifest.dtype for corpus, rows in parts if rows})
-    views: list[Tokens | memoryview] = []
+    views: list[memoryview] = []
     first = 0
     for corpus, rows in parts:
         past = first + sum(map(len, rows))
-        tokens: dict[int, Slices | memoryview] = {
-            shard: _sliceable(corpus.shard(shard).tokens) if shard != PADDING else np.zeros(length, dtype)
+        tokens: dict[int, Slices] = {
+            shard: corpus.shard(shard).tokens if shard != PADDING else np.zeros(length, dtype)
             for shard in set(shards[first:past])
         }
         spans = zip(shards[first:past], starts[first:past], stops[first:past], strict=True)
-        found = [tokens[shard][start:stop] for shard, start, stop in spans]
-        views += (
-            found if corpus.manifest.dtype == dtype else [np.asarray(view).astype(dtype) for view in found]
-        )
+        if corpus.manifest.dtype == dtype and all(map(_is_mapped, tokens.values())):
+            mapped = {shard: memoryview(array) for shard, array in tokens.items()}  # type: ignore[arg-type]
+            views += [mapped[shard][start:stop] for shard, start, stop in spans]
+        else:
+            found = (tokens[shard][start:stop] for shard, start, stop in spans)
+            views += [np.ascontiguousarray(array, dtype).data for array in found]
         first = past
     return np.frombuffer(b"".join(views), dtype=dtype)
 
 
-def _sliceable(tokens: Slices) -> Slices | memoryview:
-    return memoryview(tokens) if isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous else tokens
+def _is_mapped(tokens: Slices) -> bool:
+    return isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous
 
 
 def _end_labels(labels: Int64, parts: Parts, pieces: Int64, *, ends: Int64) -> None:

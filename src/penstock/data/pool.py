@@ -81,7 +81,8 @@ def _pack(found: Fragments, space: TokenSpace, *, length: int, rule: str, keys: 
     cut_inside = packed.offset + packed.length < lengths[packed.fragment]
     shard, start = space.corpus.locate(starts[packed.fragment] + packed.offset)
     goes_on = cut_inside | continued[packed.fragment]
-    pieces = np.stack((shard, start, start + packed.length, goes_on), axis=1)
+    pieces = np.empty((len(shard), 4), dtype=np.int64)
+    pieces[:, 0], pieces[:, 1], pieces[:, 2], pieces[:, 3] = shard, start, start + packed.length, goes_on
     row_ends = packed.row_ends
     if short := num_rows * length - num_tokens:
         pieces = np.concatenate((pieces, np.array([[PADDING, 0, short, 0]])))
