@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.format_examples import EXAMPLES
 
 from penstock.core.errors import CorpusError
 from penstock.core.files import checksum
@@ -59,7 +60,7 @@ def write_manifest(folder: Path, shards: tuple[ShardEntry, ...], tokenizer: Toke
     save_manifest(folder, manifest)
 
 
-def faults(folder: Path) -> list[tuple[str, str]]:
+def faults(folder: Path | str) -> list[tuple[str, str]]:
     return [(fault.file, fault.problem) for fault in verify(folder).faults]
 
 
@@ -142,7 +143,35 @@ def test_offsets_that_fall_are_found(corpus: Path) -> None:
         name=path.name, tokens=6, documents=4, bytes=path.stat().st_size, checksum=checksum(path)
     )
     write_manifest(corpus, (entry,), Tokenizer.load(corpus / "tokenizer.json"))
-    assert ("shard-00000.arrow", "its document offsets do not rise") in faults(corpus)
+    (found,) = [problem for _, problem in faults(corpus) if problem.startswith("its document offsets")]
+    assert "do not rise" in found
+
+
+def test_a_corpus_of_another_tool_is_verified_without_checksums(tmp_path: Path) -> None:
+    example = next(example for example in EXAMPLES if example.folder == "nanogpt/raw")
+    spec = example.copy(tmp_path)
+    assert verify(spec).faults == ()
+    path = tmp_path / "example" / "train_000000.bin"
+    tokens = np.fromfile(path, np.uint16)
+    np.where(np.arange(len(tokens)) == 3, 0, tokens).astype(np.uint16).tofile(path)
+    assert verify(spec).faults == (), "it is indexed anew"
+
+
+def test_documents_that_are_not_those_of_the_index_are_found(tmp_path: Path) -> None:
+    tokens = np.arange(1, 20_001, dtype=np.uint16)
+    tokens.tofile(tmp_path / "a.bin")
+    spec = f"nanogpt:{tmp_path},eos_id=0"
+    assert verify(spec).faults == ()
+    tokens[10_000] = 0  # where no probe looks
+    tokens.tofile(tmp_path / "a.bin")
+    assert faults(spec) == [("a.bin", "its documents are not those found when it was indexed")]
+
+
+def test_token_ids_beyond_the_vocabulary_of_a_foreign_corpus_are_found(tmp_path: Path) -> None:
+    np.array([5, 7, 300, 0], np.uint16).tofile(tmp_path / "a.bin")
+    assert faults(f"nanogpt:{tmp_path},eos_id=0,vocab_size=300") == [
+        ("a.bin", "token 2 is 300, outside the vocabulary of 300")
+    ]
 
 
 def test_wrong_counts_and_another_type_are_found(corpus: Path) -> None:
