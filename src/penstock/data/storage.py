@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.core.errors import CorpusError
 
@@ -85,7 +86,9 @@ class LocalBlob:
         if not self.size:
             return np.zeros(0, np.uint8)  # which cannot be mapped
         with _reading(self._path):
-            return np.memmap(self._path, np.uint8, "r")
+            # numpy's own maps keep a descriptor open each, and a corpus may have more shards than those.
+            with pa.memory_map(str(self._path)) as source:
+                return np.frombuffer(source.read_buffer(), np.uint8)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -40,6 +41,12 @@ class Reply:
 
 Fault = str | Reply | None
 """`reset`, `truncate`, `stall`, `flip`, `short` (a shorter range than asked), a whole reply, or None."""
+
+
+@lru_cache(maxsize=64)
+def _content(path: Path, _modified_ns: int) -> tuple[bytes, str]:
+    content = path.read_bytes()
+    return content, f'"{hashlib.md5(content).hexdigest()}"'
 
 
 class Traffic:
@@ -170,10 +177,10 @@ class _Handler(BaseHTTPRequestHandler):
         path = folder / unquote(urlsplit(self.path).path).lstrip("/")
         if not path.is_file():
             return Reply(404, b"no such object")
-        content = path.read_bytes()
+        content, etag = _content(path, path.stat().st_mtime_ns)
         headers = {"Accept-Ranges": "bytes"}
         if self.server.etags:
-            headers["ETag"] = etag = f'"{hashlib.md5(content).hexdigest()}"'
+            headers["ETag"] = etag
             if self.headers.get("If-Match", etag) != etag:
                 return Reply(412, b"another object")
         if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):

@@ -10,7 +10,7 @@ def quick_options(cache_folder: Path, **changes: object) -> RemoteOptions:
     values: dict[str, object] = {
         "cache_folder": cache_folder,
         "cache_bytes": 2**30,
-        "stall_timeout_s": 0.3,
+        "stall_timeout_s": 10.0,
         "request_timeout_s": 5.0,
         "first_delay_s": 0.01,
         "max_delay_s": 0.05,

@@ -3,6 +3,7 @@
 import itertools
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -45,7 +46,7 @@ def first_times(count: int, fault: Fault):
 )
 def test_a_fault_that_passes_is_survived(web: FaultyServer, options: RemoteOptions, fault: Fault) -> None:
     web.fault = first_times(1 if fault == "stall" else 2, fault)
-    blob = storage_of(web.url, options).open("object")
+    blob = storage_of(web.url, replace(options, stall_timeout_s=0.3)).open("object")
     assert blob.read(1_000, 1_400_000) == CONTENT[1_000:1_400_000]
 
 

@@ -67,7 +67,7 @@ def test_a_shard_without_documents_is_possible(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 7, 100, -1])
 def test_a_truncated_shard_is_an_error(shard: Path, size: int) -> None:
     os.truncate(shard, size % shard.stat().st_size)
-    with pytest.raises(CorpusError, match=r"shard\.arrow cannot be read.*prepare the corpus again"):
+    with pytest.raises(CorpusError, match=r"shard\.arrow cannot be read.*restore it or make it again"):
         open_shard(shard)
 
 

@@ -1,8 +1,9 @@
 """Penstock's own shards: an Arrow IPC file with one large-list column of token ids.
 
 The list offsets are the document index and the list values are the flat tokens, so a shard needs
-no sidecar, is read in place through a memory map, and opens as it is in pyarrow, Polars, DuckDB and
-Hugging Face datasets. There is exactly one record batch: the values must be one contiguous run.
+no sidecar, is read in place, and opens as it is in pyarrow, Polars, DuckDB and Hugging Face datasets.
+There is exactly one record batch: the values must be one contiguous run. Opening a shard reads the two ends
+of its file; the rest is read where it is needed, which is what makes a far one cheap to open.
 """
 
 from pathlib import Path
@@ -13,52 +14,49 @@ import pyarrow as pa
 
 from penstock.core.errors import CorpusError
 from penstock.data.formats import Options, Tokens
-from penstock.data.storage import Storage
+from penstock.data.formats.index import DocumentEnds
+from penstock.data.formats.ipc import buffers_of, messages_of
+from penstock.data.storage import Blob, Slices, Storage
 
 COLUMN = "tokens"
 
 
 class ArrowShard:
-    """A memory-mapped shard; costs address space, not memory, until tokens are touched."""
+    """A shard in place; costs address space, not memory, until tokens are touched."""
 
-    def __init__(self, offsets: npt.NDArray[np.int64], values: Tokens) -> None:
-        self.num_tokens = len(values)
-        self.num_documents = len(offsets) - 1
-        self.tokens = values
-        self._offsets = offsets
-
-    def document_ends(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the ends e of documents with start < e <= stop; repeats are empty documents."""
-        first, past = self._offsets.searchsorted((start, stop), "right")
-        return self._offsets[first:past]
+    def __init__(self, ends: DocumentEnds, tokens: Slices) -> None:
+        self.num_tokens = len(tokens)
+        self.num_documents = len(ends)
+        self.tokens = tokens
+        self.document_ends = ends.between
 
 
 def open_shard(storage: Storage, name: str, options: Options) -> ArrowShard:  # noqa: ARG001
-    """Map a shard into memory.
+    """Open a shard.
 
     Raises:
         CorpusError: the file is missing, truncated, or not a Penstock shard.
     """
-    path = storage.open(name).path()
-    try:
-        with pa.memory_map(str(path)) as source:
-            reader = pa.ipc.open_file(source)
-            if reader.schema.names != [COLUMN] or reader.num_record_batches != 1:
-                raise pa.ArrowInvalid(f"expected one record batch with the column {COLUMN!r} alone")
-            column = reader.get_batch(0).column(0)
-            offsets = column.offsets.to_numpy(zero_copy_only=True)
-            values = column.values.to_numpy(zero_copy_only=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise CorpusError(
-            f"Shard {path} cannot be read: {error}",
-            fix="It is truncated or altered: restore it or prepare the corpus again.",
-        ) from None
-    if offsets[0] != 0 or offsets[-1] != len(values):
-        raise CorpusError(
-            f"Shard {path} has document offsets that do not run from 0 to its {len(values)} tokens",
-            fix="Restore it or prepare the corpus again.",
-        )
-    return ArrowShard(offsets, values)
+    blob = storage.open(name)
+    messages = messages_of(blob)
+    schema = messages.schema
+    if schema.names != [COLUMN] or len(messages.body) != 1 or (dtype := _dtype(schema.field(0).type)) is None:
+        raise _broken(blob, f"expected one record batch with the column {COLUMN!r} alone, of lists of tokens")
+    found = buffers_of(blob, messages, COLUMN)
+    (documents, no_list), (num_tokens, no_token) = ((int(n[0]), int(nulls[0])) for n, nulls in found.nodes)
+    (index_at, index_bytes), (tokens_at, tokens_bytes) = (
+        (int(at[0]), int(size[0])) for at, size in (found.places[1], found.places[3])
+    )
+    if no_list or no_token or documents != found.rows[0]:
+        raise _broken(blob, "a document or a token is null")
+    if index_bytes < 8 * (documents + 1) or tokens_bytes < dtype.itemsize * num_tokens:
+        raise _broken(blob, "its buffers are shorter than its lengths say")
+    offsets = blob.array(np.int64, offset=index_at, count=documents + 1)
+    if (first := int(offsets[0:1][0])) != 0:
+        raise _broken(blob, f"its document offsets begin at {first} instead of 0")
+    ends = blob.array(np.int64, offset=index_at + 8, count=documents)
+    tokens = blob.array(dtype, offset=tokens_at, count=num_tokens)
+    return ArrowShard(DocumentEnds(ends, num_tokens=num_tokens, name=blob.name), tokens)
 
 
 def write_shard(path: Path, tokens: Tokens, offsets: npt.NDArray[np.int64]) -> None:
@@ -72,3 +70,16 @@ def write_shard(path: Path, tokens: Tokens, offsets: npt.NDArray[np.int64]) -> N
     batch = pa.record_batch([column], names=[COLUMN])
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
+
+
+def _dtype(column: pa.DataType) -> np.dtype[np.uint16] | np.dtype[np.uint32] | None:
+    if column == pa.large_list(pa.uint16()):
+        return np.dtype(np.uint16)
+    return np.dtype(np.uint32) if column == pa.large_list(pa.uint32()) else None
+
+
+def _broken(blob: Blob, problem: str) -> CorpusError:
+    return CorpusError(
+        f"Shard {blob.name} cannot be read: {problem}",
+        fix="It is truncated or altered: restore it or prepare the corpus again.",
+    )
