@@ -85,10 +85,9 @@ class LocalBlob:
     def _bytes(self) -> npt.NDArray[np.uint8]:
         if not self.size:
             return np.zeros(0, np.uint8)  # which cannot be mapped
-        with _reading(self._path):
-            # numpy's own maps keep a descriptor open each, and a corpus may have more shards than those.
-            with pa.memory_map(str(self._path)) as source:
-                return np.frombuffer(source.read_buffer(), np.uint8)
+        # numpy's own maps keep a descriptor open each, and a corpus may have more shards than those.
+        with _reading(self._path), pa.memory_map(str(self._path)) as source:
+            return np.frombuffer(source.read_buffer(), np.uint8)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""
