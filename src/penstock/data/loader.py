@@ -5,7 +5,7 @@ called for any step on any rank at any time. Iteration only counts steps, and th
 loader knows ranks only as arguments of who computes what.
 """
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from penstock.core.errors import ConfigError, UsageError
 from penstock.data.arguments import at_least, check_fields, delivery
 from penstock.data.assign import check_divisible
 from penstock.data.corpus import Corpus
+from penstock.data.feed import Feed, ProcessFeed, ThreadFeed
 from penstock.data.holdout import Split
-from penstock.data.prefetch import ahead
 from penstock.data.reader import Reader
 from penstock.data.run import Change, Run
 from penstock.data.state import State
 from penstock.data.trace import Piece, Use, explain, find
-from penstock.data.types import Int64
+from penstock.data.transform import Transform, name_of
+from penstock.data.types import Batch, Int32, Int64
 
 
 class Loader:
@@ -50,6 +51,8 @@ class Loader:
         prefetch: batches prepared ahead.
         deliver: "torch" for CPU tensors, "pinned" for page-locked ones, "numpy" for arrays.
         schedule: changes of weights, batch size or sequence length that are planned from the start.
+        transform: function of (sample, generator keyed by its id); see transform.py.
+        transform_processes: processes that apply it; 0: the loader's threads do.
 
     Raises:
         CorpusError: a corpus is missing or damaged.
@@ -75,6 +78,8 @@ class Loader:
         prefetch: int = 2,
         deliver: str = "torch",
         schedule: Sequence[Change] = (),
+        transform: Transform | None = None,
+        transform_processes: int = 0,
     ) -> None:
         self._run = Run(
             corpora,
@@ -93,7 +98,10 @@ class Loader:
         check_divisible(global_batch_size, world_size=world_size)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, {world_size})", got=rank)
-        self._reader = Reader(fields=check_fields(fields), rank=rank, world_size=world_size)
+        self._reader = Reader(
+            fields=check_fields(fields), rank=rank, world_size=world_size, transform=transform, seed=seed
+        )
+        self._processes = at_least(0, "transform_processes", transform_processes)
         self._deliver = delivery(deliver)
         self._delivers = deliver
         self._changes = 0
@@ -134,6 +142,14 @@ class Loader:
         slots = self._run.timeline.slots_at(self.step)
         return {name: count / sum(slots.values()) for name, count in slots.items()}
 
+    @property
+    def mixtures(self) -> list[tuple[int, dict[str, float], str]]:
+        """Every mixture of the run, planned ones too: its first step, each corpus's share, what asked for it."""
+        return [
+            (step, {name: count / sum(slots.values()) for name, count in slots.items()}, reason)
+            for step, slots, reason in self._run.timeline.mix
+        ]
+
     def samples_of(self, step: int) -> Int64:
         """Return the ids of the global samples of a step [global batch size], past or to come."""
         return self._run.timeline.samples_of(step)
@@ -161,7 +177,17 @@ class Loader:
             CorpusExhausted: the step needs more epochs of a corpus than it may give.
             ConfigError: a past step's batch does not divide over this loader's ranks.
         """
-        return self._deliver(self._reader.step(self._run.course, step))
+        return self._deliver(Batch(self.fields_at(step)))
+
+    def fields_at(
+        self, step: int, on_sample: Callable[[int], None] = lambda _sample: None
+    ) -> dict[str, Int64 | Int32]:
+        """Return this rank's batch of any step as arrays.
+
+        Args:
+            on_sample: called with each sample id before it is transformed.
+        """
+        return self._reader.step(self._run.course, step, on_sample)
 
     def gather(self, samples: Int64) -> dict[str, Any]:
         """Return a batch of any global samples [n], in the order given, whole on this rank.
@@ -174,7 +200,7 @@ class Loader:
             raise UsageError(
                 "gather takes one sample or more, none of them negative", got=samples[:8].tolist()
             )
-        return self._deliver(self._reader.samples(self._run.course, samples))
+        return self._deliver(Batch(self._reader.samples(self._run.course, samples)))
 
     def explain(self, samples: Int64) -> list[list[Piece]]:
         """Return where the tokens of each sample come from, piece by piece."""
@@ -189,14 +215,21 @@ class Loader:
         """
         return find(self._run.course, name, document, steps=steps)
 
-    def set_weights(self, weights: Mapping[str, float], *, reason: str = "set_weights") -> None:
+    def corpora_of(self, samples: Int64) -> Int64:
+        """Return which corpus each sample [n] comes from [n], as an index into `corpora`."""
+        return self._run.course.locate(samples).corpus
+
+    def set_weights(
+        self, weights: Mapping[str, float], *, reason: str = "set_weights", step: int | None = None
+    ) -> None:
         """Change the mixture from the next step on; call it on all ranks at the same step.
 
         Args:
             weights: for every corpus; 0 leaves one out.
             reason: kept in the state.
+            step: from a later step on; a state that is saved before it does not know of the change yet.
         """
-        self._run.set_weights(weights, reason=reason)
+        self._run.set_weights(weights, reason=reason, step=self._not_past(step))
         self._changes += 1
 
     def add_corpus(self, name: str, path: str | Path, *, weights: Mapping[str, float]) -> None:
@@ -217,7 +250,7 @@ class Loader:
         self._run.remove_corpus(name, weights)
         self._changes += 1
 
-    def extend_corpus(self, name: str, *, parts: int | None = None) -> None:
+    def extend_corpus(self, name: str, *, parts: int | None = None, step: int | None = None) -> None:
         """Take up what was appended to a corpus, from the next step on; call it on all ranks at one step.
 
         What is new is read by itself once the corpus's epoch under way has ended, and as part of the
@@ -225,8 +258,9 @@ class Loader:
 
         Args:
             parts: how many parts of the corpus to know from now on; None: all.
+            step: from a later step on.
         """
-        self._run.extend_corpus(name, parts)
+        self._run.extend_corpus(name, parts, step=self._not_past(step))
         self._changes += 1
 
     def set_global_batch_size(self, size: int) -> None:
@@ -258,17 +292,22 @@ class Loader:
         self._run.skip(samples=samples, steps=steps, reason=reason)
         self._changes += 1
 
+    def _not_past(self, step: int | None) -> int:
+        if step is not None and step < self.step:
+            raise UsageError(f"{self.step} steps were served already", got=step, fix="Change a later one.")
+        return self.step if step is None else step
+
     def __iter__(self) -> Generator[dict[str, Any]]:
-        while True:
-            changes, step = self._changes, self.step
-            batches = ahead(self.batch_at, start=step, depth=self._prefetch, num_workers=self._num_workers)
-            with closing(batches):
-                # Until something is changed or another iterator moves: what was prepared is then out of date.
-                while (changes, step) == (self._changes, self.step):
-                    batch = next(batches)
-                    step += 1
-                    self._run.step = step
-                    yield batch
+        with self._feed() as feed:
+            while True:
+                changes, step = self._changes, self.step
+                with closing(feed.batches(step)) as batches:
+                    # Until something is changed or another iterator moves: what was prepared is out of date.
+                    while (changes, step) == (self._changes, self.step):
+                        batch = next(batches)
+                        step += 1
+                        self._run.step = step
+                        yield batch
 
     def state_dict(self) -> State:
         """Return the state after the batches handed out so far: JSON values, equal on all ranks."""
@@ -288,9 +327,33 @@ class Loader:
         self._run.load_state_dict(state)
         self._changes += 1
 
+    @property
+    def dataset(self) -> Any:  # Any: a torch Dataset, whose module is loaded only here
+        """The samples as a map-style torch dataset: `loader.dataset[k]` is global sample k."""
+        from penstock.data.torch_dataset import map_style
+
+        return map_style(self)
+
+    def _feed(self) -> Feed:
+        if not (self._processes and self._reader.transform):
+            return ThreadFeed(self.batch_at, depth=self._prefetch, num_workers=self._num_workers)
+        return ProcessFeed(
+            _again({**self._options(), "deliver": "numpy", "num_workers": 0}, self.state_dict()),
+            state=self.state_dict,
+            deliver=self._deliver,
+            depth=self._prefetch,
+            processes=self._processes,
+            name=name_of(self._reader.transform),
+        )
+
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {
+        return _again, (self._options(), self.state_dict())
+
+    def _options(self) -> dict[str, Any]:
+        return {
             **self._run.arguments,
+            "transform": self._reader.transform,
+            "transform_processes": self._processes,
             "rank": self._reader.rank,
             "world_size": self._reader.world_size,
             "fields": self._reader.fields,
@@ -298,7 +361,6 @@ class Loader:
             "prefetch": self._prefetch,
             "deliver": self._delivers,
         }
-        return _again, (options, self.state_dict())
 
 
 def _again(options: dict[str, Any], state: State) -> Loader:

@@ -1,5 +1,8 @@
 """Samples to fields: who computes which, where their rows are, their tokens."""
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
 from penstock.data.assign import check_divisible, share
@@ -7,7 +10,20 @@ from penstock.data.buffers import Buffers
 from penstock.data.collate import collate
 from penstock.data.course import Course
 from penstock.data.order import Places
-from penstock.data.types import Batch, Int32, Int64
+from penstock.data.transform import NEEDED_FIELDS, Transform, apply
+from penstock.data.types import Int32, Int64
+
+Fields = dict[str, Int64 | Int32]
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Samples to read, and where each is; all arrays are [n] int64."""
+
+    samples: Int64
+    corpus: Int64
+    legs: Int64
+    places: Places
 
 
 class Reader:
@@ -17,39 +33,51 @@ class Reader:
         fields: which fields to build.
         rank: data-parallel rank of this process.
         world_size: number of data-parallel ranks.
+        transform: applied to each row; None: none is.
+        seed: keys what a transform draws.
     """
 
-    def __init__(self, *, fields: tuple[str, ...], rank: int, world_size: int) -> None:
+    def __init__(
+        self, *, fields: tuple[str, ...], rank: int, world_size: int, transform: Transform | None, seed: int
+    ) -> None:
         self.fields = fields
         self.rank = rank
         self.world_size = world_size
+        self.transform = transform
+        self._seed = seed
         self._buffers = Buffers()
 
-    def step(self, course: Course, step: int) -> Batch:
-        """Return this rank's batch of a step."""
+    def step(self, course: Course, step: int, on_sample: Callable[[int], None]) -> Fields:
+        """Return this rank's batch of a step; `on_sample` gets each sample id before it is transformed."""
         samples = course.timeline.samples_of(step)
         check_divisible(len(samples), world_size=self.world_size)  # a past step may have had another size
         located = course.locate(samples)
         legs, places = course.places(located)
         mine = share(located.corpus, places.lane, rank=self.rank, world_size=self.world_size)
-        fields = self._collate(course, located.phase, located.corpus[mine], legs[mine], places.take(mine))
-        return Batch({"sample_ids": samples[mine], **fields})
+        chosen = Chosen(samples[mine], located.corpus[mine], legs[mine], places.take(mine))
+        return self._read(course, located.phase, chosen, on_sample)
 
-    def samples(self, course: Course, samples: Int64) -> Batch:
+    def samples(self, course: Course, samples: Int64) -> Fields:
         """Return a batch of any samples [n] of one sequence length, in the order given."""
         located = course.locate(samples)
         legs, places = course.places(located)
-        fields = self._collate(course, located.phase, located.corpus, legs, places)
-        return Batch({"sample_ids": samples, **fields})
+        chosen = Chosen(samples, located.corpus, legs, places)
+        return self._read(course, located.phase, chosen, lambda _sample: None)
 
-    def _collate(
-        self, course: Course, phase: int, corpus: Int64, legs: Int64, places: Places
-    ) -> dict[str, Int64 | Int32]:
+    def _read(self, course: Course, phase: int, chosen: Chosen, on_sample: Callable[[int], None]) -> Fields:
+        fields = self.fields if self.transform is None else NEEDED_FIELDS
+        batch = {"sample_ids": chosen.samples, **self._collate(course, phase, chosen, fields)}
+        if self.transform is None:
+            return batch
+        return apply(batch, self.transform, seed=self._seed, fields=self.fields, on_sample=on_sample)
+
+    def _collate(self, course: Course, phase: int, chosen: Chosen, fields: Sequence[str]) -> Fields:
         """Read rows, run by run of rows that come from one corpus."""
-        at = np.stack((legs, places.epoch, places.pool, places.row), axis=1)
+        places, corpus = chosen.places, chosen.corpus
+        at = np.stack((chosen.legs, places.epoch, places.pool, places.row), axis=1)
         parts = []
         for rows in np.split(np.arange(len(corpus)), np.flatnonzero(np.diff(corpus)) + 1):
             source, tables = course.rows(int(corpus[rows[0]]), phase, at[rows])
             parts.append((source.corpus, tables))
         length = course.timeline.length[phase][1]
-        return collate(parts, length=length, fields=self.fields, buffers=self._buffers)
+        return collate(parts, length=length, fields=fields, buffers=self._buffers)
