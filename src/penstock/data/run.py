@@ -114,9 +114,9 @@ class Run:
         """Return how many passes over each corpus, as it is now, the steps before a step make."""
         return {name: tokens / self._tokens(name) for name, tokens in self.tokens_by_corpus(step).items()}
 
-    def set_weights(self, weights: Mapping[str, float], *, reason: str) -> None:
-        """Change the mixture from the next step on."""
-        self._follow(self.timeline.with_slots(self.step, slots_from(weights, list(self.sources)), reason))
+    def set_weights(self, weights: Mapping[str, float], *, reason: str, step: int) -> None:
+        """Change the mixture from a step on."""
+        self._follow(self.timeline.with_slots(step, slots_from(weights, list(self.sources)), reason))
 
     def add_corpus(self, name: str, path: str | Path, weights: Mapping[str, float]) -> None:
         """Add a corpus from the next step on."""
@@ -139,8 +139,8 @@ class Run:
         others = {other: weights.get(other, 0) for other in self.sources if other != name}
         self._follow(self.timeline.with_slots(self.step, slots_of({**others, name: 0}), f"remove {name}"))
 
-    def extend_corpus(self, name: str, parts: int | None) -> None:
-        """Take up the parts of a corpus that were appended."""
+    def extend_corpus(self, name: str, parts: int | None, *, step: int) -> None:
+        """Take up the parts of a corpus that were appended, from a step on."""
         self._check_name(name)
         source = self.sources[name]
         source.reopen()
@@ -152,7 +152,7 @@ class Run:
             raise ConfigError(f"Corpus {name!r} has {known} parts", got=parts)
         before = max([self._plans[name].base_parts, *(n for _, of, n in self.timeline.grown if of == name)])
         if parts > before:
-            self._follow(self.timeline.with_parts(self.step, name, parts))
+            self._follow(self.timeline.with_parts(step, name, parts))
 
     def set_global_batch_size(self, size: int) -> None:
         """Change the rows per step from the next step on."""
