@@ -3,15 +3,17 @@
 Memory maps of files that have no name any more: they cost disk and page cache, which the kernel takes back
 when it needs memory, and vanish with the process however it ends. Safe for threads; two that ask
 for the same thing decode it once. After a fork the child begins with what its parent held.
+What is held is found without a lock: single calls of an ordered dict are atomic.
 """
 
 import os
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +23,14 @@ from penstock.core import env
 from penstock.core.errors import CorpusError
 
 Bytes = npt.NDArray[np.uint8]
+T = TypeVar("T")
 
 _MAX_BYTES = 16 * 2**30
 """Disk for decoded data of one process, where PENSTOCK_CACHE_BYTES says nothing."""
 
 
 class Decoded:
-    """Decoded bytes by key.
+    """Decoded things by key.
 
     Args:
         folder: where the files are made; None: in the cache folder, see core/env.py.
@@ -36,7 +39,8 @@ class Decoded:
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int | None = None) -> None:
         self._folder, self._max_bytes = folder, max_bytes
-        self._held: OrderedDict[Hashable, Bytes] = OrderedDict()
+        # Any: each key's thing is of the type that its caller makes of the bytes
+        self._held: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self._bytes = 0
         self._free()
         os.register_at_fork(after_in_child=self._free)  # a lock may be held by a thread that is not there
@@ -45,41 +49,44 @@ class Decoded:
         self._lock = Lock()
         self._turns: dict[Hashable, Lock] = {}
 
-    def get(self, key: Hashable, write: Callable[[BinaryIO], None]) -> Bytes:
-        """Return what is held under a key; `write` makes it if there is nothing.
+    def get(self, key: Hashable, write: Callable[[BinaryIO], None], view: Callable[[Bytes], T]) -> T:
+        """Return what is held under a key; if there is nothing, `view` of the bytes that `write` writes.
 
         Raises:
             CorpusError: there is no place for it.
         """
-        with self._lock:
-            if (held := self._lookup(key)) is not None:
-                return held
-            turn = self._turns.setdefault(key, Lock())
-        with turn:
+        if (held := self._lookup(key)) is None:
             with self._lock:
-                if (held := self._lookup(key)) is not None:
-                    return held
-            try:
-                made = self._make(write)
-                self._keep(key, made)
-            finally:
-                with self._lock:
-                    self._turns.pop(key, None)
-            return made
+                turn = self._turns.setdefault(key, Lock())
+            with turn:
+                if (held := self._lookup(key)) is None:
+                    held = self._made(key, write, view)
+        thing: T = held[0]
+        return thing
 
-    def _lookup(self, key: Hashable) -> Bytes | None:
+    def _lookup(self, key: Hashable) -> tuple[Any, int] | None:  # Any: the caller's
         held = self._held.get(key)
         if held is not None:
-            self._held.move_to_end(key)
+            with suppress(KeyError):  # another thread has just dropped it
+                self._held.move_to_end(key)
         return held
 
-    def _keep(self, key: Hashable, made: Bytes) -> None:
-        most = self._max_bytes or env.cache_bytes() or _MAX_BYTES
-        with self._lock:
-            self._held[key] = made
-            self._bytes += len(made)
-            while self._bytes > most and len(self._held) > 1:
-                self._bytes -= len(self._held.popitem(last=False)[1])
+    def _made(
+        self, key: Hashable, write: Callable[[BinaryIO], None], view: Callable[[Bytes], Any]
+    ) -> tuple[Any, int]:  # Any: the caller's
+        try:
+            content = self._make(write)
+            held = view(content), len(content)
+            most = self._max_bytes or env.cache_bytes() or _MAX_BYTES
+            with self._lock:
+                self._bytes += held[1] - self._held.pop(key, (None, 0))[1]
+                self._held[key] = held
+                while self._bytes > most and len(self._held) > 1:
+                    self._bytes -= self._held.popitem(last=False)[1][1]
+            return held
+        finally:
+            with self._lock:
+                self._turns.pop(key, None)
 
     def _make(self, write: Callable[[BinaryIO], None]) -> Bytes:
         folder = self._folder or env.cache_folder() / "decoded"

@@ -73,7 +73,7 @@ def reading(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (pa.ArrowException, Malformed, struct.error, OSError) as error:
+    except (pa.ArrowException, Malformed, struct.error, OSError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"{name} cannot be read: {str(error).splitlines()[0]}",
             fix="It is truncated or altered: restore it or make it again.",
@@ -102,7 +102,7 @@ def buffers_of(blob: Blob, messages: Messages, column: str) -> Buffers:
         CorpusError: the metadata is damaged, or the buffers are compressed.
     """
     with reading(blob.name):
-        index = messages.schema.get_field_index(column)
+        index = messages.schema.names.index(column)
         before = [_layout(field.type) for field in list(messages.schema)[:index]]
         nodes, buffers = _layout(messages.schema.field(index).type)
         node, buffer = sum(n for n, _ in before), sum(b for _, b in before)
@@ -202,7 +202,11 @@ def _schema(blob: Blob, at: int) -> Any:  # pyarrow has no types
     message = blob.read(at, at + 8 + size)
     if not size or _head(message[8:])[0] != _SCHEMA:
         raise Malformed("it does not begin with an Arrow schema")
-    return pa.ipc.read_schema(pa.py_buffer(message))
+    schema = pa.ipc.read_schema(pa.py_buffer(message))
+    str(schema)  # fails here, and not where it is used, if a name in it is no text
+    if len(set(schema.names)) < len(schema.names):
+        raise Malformed("two columns have one name")
+    return schema
 
 
 def _metadata_bytes(blob: Blob, at: int) -> int:

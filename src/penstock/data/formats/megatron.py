@@ -10,11 +10,12 @@ its forks). Nothing in it is aligned.
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from penstock.core.errors import CorpusError
-from penstock.data.formats import Options
+from penstock.data.formats import Options, Tokens
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.stored import little, served
 from penstock.data.storage import Blob, Slices, Storage
@@ -154,3 +155,31 @@ def _header(blob: Blob) -> tuple[str, int, int]:
     if code not in DTYPES or dtype.startswith("float"):
         raise CorpusError(f"{blob.name} is of tokens stored as {dtype}, which are no token ids")
     return dtype, sequences, marks
+
+
+def write_shard(path: Path, tokens: Tokens, offsets: Int64) -> None:
+    """Write a `.bin` and the `.idx` beside it, each document one sequence. Not atomic: the caller renames.
+
+    Args:
+        path: of the `.bin`.
+        tokens: [n] uint16 or uint32; the latter are stored as int32, the widest that Megatron-LM makes.
+        offsets: [documents + 1] int64, rising from 0 to n.
+
+    Raises:
+        CorpusError: a token id or a document's length does not fit int32.
+    """
+    dtype, code = ("<u2", 8) if tokens.dtype == np.uint16 else ("<i4", 4)
+    lengths = np.diff(offsets)
+    for start in range(0, len(tokens), _CHUNK):
+        if int(tokens[start : start + _CHUNK].max()) >= 2**31:
+            raise CorpusError("Megatron-LM has no type for token ids of 2**31 and more")
+    if len(lengths) and int(lengths.max()) >= 2**31:
+        raise CorpusError("Megatron-LM has no documents of 2**31 tokens and more", got=int(lengths.max()))
+    with path.open("wb") as file:
+        for start in range(0, len(tokens), _CHUNK):
+            file.write(tokens[start : start + _CHUNK].astype(dtype, copy=False).tobytes())
+    with path.with_name(companions(path.name)[0]).open("wb") as file:
+        file.write(HEADER.pack(MAGIC, 1, code, len(lengths), len(offsets)))
+        file.write(lengths.astype("<i4").tobytes())
+        file.write((offsets[:-1] * np.dtype(dtype).itemsize).astype("<i8").tobytes())
+        file.write(np.arange(len(offsets), dtype="<i8").tobytes())

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.errors import CorpusError
@@ -46,9 +47,11 @@ def open_shard(storage: Storage, name: str, options: Options) -> ParquetShard:
     """
     blob = storage.open(name)
     path = str(blob.path())
-    with reading(blob.name), pq.ParquetFile(path, pre_buffer=False) as file:
+    with reading(blob.name), pq.ParquetFile(path, memory_map=True) as file:
         schema, metadata = file.schema_arrow, file.metadata
-    found = token_lists(schema)
+        if len(set(schema.names)) < len(schema.names):
+            raise pa.ArrowInvalid("two columns have one name")
+        found = token_lists(schema)
     chosen = column_of(found, options, name=blob.name, what="lists of integers")
     with reading(blob.name):
         column = Column(blob.name, path, metadata, chosen, _leaf(metadata, chosen), found[chosen])
@@ -57,7 +60,7 @@ def open_shard(storage: Storage, name: str, options: Options) -> ParquetShard:
         counts = np.array([_num_tokens(column, number) for number in numbers], np.int64)
     if (rows < 0).any() or (counts < 0).any():
         raise CorpusError(f"{blob.name} counts below zero", fix="It is altered: restore it or make it again.")
-    return ParquetShard(Groups(column, probe(storage, name), rows, starts_of(counts)))
+    return ParquetShard(Groups(column, (probe(storage, name), chosen), rows, starts_of(counts)))
 
 
 def find(sizes: Mapping[str, int]) -> list[str]:
@@ -87,6 +90,9 @@ def _leaf(metadata: Any, column: str) -> int:  # Any: pyarrow has no types
 
 def _num_tokens(column: Column, group: int) -> int:
     stored = column.metadata.row_group(group).column(column.leaf)
+    kind = column.metadata.schema.column(column.leaf).physical_type
+    if stored.physical_type != kind:  # pyarrow would end the process
+        raise pa.ArrowInvalid(f"row group {group} holds {stored.physical_type} where the schema says {kind}")
     statistics = stored.statistics if stored.is_stats_set else None
     if statistics is not None and statistics.has_null_count:
         return int(stored.num_values - statistics.null_count)

@@ -34,7 +34,7 @@ def reading(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (pa.ArrowException, OSError, MemoryError, OverflowError) as error:
+    except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"{name} cannot be read: {(str(error) or 'it asks for too much memory').splitlines()[0]}",
             fix="It is truncated or altered: restore it or make it again.",
@@ -69,8 +69,7 @@ class Column:
             pq.ParquetFile(
                 self.path,
                 metadata=self.metadata,
-                pre_buffer=False,
-                buffer_size=2**20,
+                memory_map=True,  # a size that lies is then no reason to allocate it
                 page_checksum_verification=True,
             ) as file,
         ):
@@ -99,26 +98,33 @@ class Groups:
 
     column: Column
     key: Hashable
-    """What the file's content is known by."""
+    """What the file's content and the column are known by."""
     rows: Int64
     starts: Int64
     """[groups + 1] first token of each group, then the number of tokens."""
 
     def tokens(self, group: int) -> Tokens:
         """Return the tokens of a group as they are served."""
-        count = int(self.starts[group + 1] - self.starts[group])
-        dtype = served_type(self.column.dtype)
-        tokens: Tokens = self._decoded(group)[: count * dtype.itemsize].view(dtype)
-        return tokens
+        return self._decoded(group)[0]
 
     def ends_of(self, group: int) -> DocumentEnds:
         """Return the ends of a group's documents, counted from its first token."""
-        rows, count = int(self.rows[group]), int(self.starts[group + 1] - self.starts[group])
-        ends = self._decoded(group)[-8 * rows :].view(np.int64) if rows else np.zeros(0, np.int64)
-        return DocumentEnds(ends, num_tokens=count, name=self.column.name)
+        return self._decoded(group)[1]
 
-    def _decoded(self, group: int) -> npt.NDArray[np.uint8]:
-        return DECODED.get((self.key, self.column.column, group), lambda file: self._decode(group, file))
+    def _decoded(self, group: int) -> tuple[Tokens, DocumentEnds]:
+        return DECODED.get(
+            (self.key, group),
+            lambda file: self._decode(group, file),
+            lambda content: self._view(group, content),
+        )
+
+    def _view(self, group: int, content: npt.NDArray[np.uint8]) -> tuple[Tokens, DocumentEnds]:
+        rows, count = int(self.rows[group]), int(self.starts[group + 1] - self.starts[group])
+        dtype = served_type(self.column.dtype)
+        ends = content[-8 * rows :].view(np.int64) if rows else np.zeros(0, np.int64)
+        return content[: count * dtype.itemsize].view(dtype), DocumentEnds(
+            ends, num_tokens=count, name=self.column.name
+        )
 
     def _decode(self, group: int, file: BinaryIO) -> None:
         """Write the tokens of a group, padding to 8 bytes, and the ends of its documents."""
