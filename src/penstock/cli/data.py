@@ -13,6 +13,7 @@ COMMANDS = {
     "prepare": "turn text, JSON lines and Parquet into token shards",
     "describe": "show what is in a corpus: sizes, document lengths, samples",
     "verify": "check every byte of a corpus against its manifest",
+    "convert": "write a corpus of any format as Arrow shards, or as Megatron-LM's files",
     "audit": "prove that a run trained on every sample of its order, once",
 }
 """Subcommand -> what it does. Each is a module `penstock.cli.data_<name>` with `EPILOG`,

@@ -115,12 +115,11 @@ def _shard_faults(
         return
     if blob.size != entry.bytes:
         yield f"has {blob.size:,} bytes, the manifest says {entry.bytes:,}"
-    if entry.checksum:
-        if (found := checksum(blob.path())) != entry.checksum:
-            owner = owners.get(found)
-            yield f"holds the content of {owner}" if owner else "altered: its checksum is not the manifest's"
+    if entry.checksum and (found := checksum(blob.path())) != entry.checksum:
+        owner = owners.get(found)
+        yield f"holds the content of {owner}" if owner else "altered: its checksum is not the manifest's"
     elif entry.probe and probe_of(manifest.format, storage, entry.name) != entry.probe:
-        yield "altered since it was indexed"
+        yield "altered: it, or a file beside it that belongs to it, is not as it was"
     try:
         shard: TokenShard = FORMATS[manifest.format](storage, entry.name, manifest.options)
     except CorpusError as error:
