@@ -49,7 +49,7 @@ class DocumentEnds:
         """
         found: Int64 = np.asarray(self._ends[self._search(start) : self._search(stop)])
         if not len(found):
-            if start < self._num_tokens <= stop:  # then the last end should have been here
+            if self._count and start < self._num_tokens <= stop:  # then the last end should have been here
                 raise self._disordered()
         elif found[0] <= start or found[-1] > stop or (found[1:] < found[:-1]).any():
             raise self._disordered()
