@@ -1,0 +1,161 @@
+"""The loader in others' hands: transforms in processes, torch's loaders under the kit, the comparison."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torchdata.stateful_dataloader import StatefulDataLoader
+from trying_transforms import dies_at_nine, fails_at_nine, takes_for_ever
+
+from penstock.core.errors import TransformError
+from penstock.data import Loader
+from penstock.data.torch_dataset import stream
+from penstock.data.transform import Transform
+from penstock.data.transforms import FillInTheMiddle
+from penstock.testing.corpora import numbered_corpus
+from penstock.testing.loader_adapters import PenstockAdapter, StatefulAdapter
+from penstock.testing.loaders import assert_bounded_state, assert_resumable
+
+ROOT = Path(__file__).parent.parent.parent
+FIM = FillInTheMiddle(prefix_id=90_001, middle_id=90_002, suffix_id=90_003, rate=0.8)
+
+# torchdata 0.11 calls what torch 2.13 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    lengths = [1 + (7 * i) % 43 for i in range(120)]
+    return numbered_corpus(tmp_path_factory.mktemp("corpora") / "web", lengths)
+
+
+@pytest.fixture
+def make(corpus: Path) -> Callable[..., Loader]:
+    def made(**options: Any) -> Loader:
+        plain = {"sequence_length": 32, "global_batch_size": 4, "num_workers": 0, "transform": FIM}
+        return Loader({"web": corpus}, **{**plain, **options})
+
+    return made
+
+
+def rows(loader: Loader, steps: int) -> dict[int, tuple[list[int], list[int]]]:
+    """Sample id -> (input_ids, labels) of the next steps."""
+    batches = iter(loader)
+    found = {}
+    for batch in islice(batches, steps):
+        columns = (batch[name].tolist() for name in ("sample_ids", "input_ids", "labels"))
+        found.update({sample: (ids, labels) for sample, ids, labels in zip(*columns, strict=True)})
+    batches.close()
+    return found
+
+
+# Transforms in the loader
+
+
+def test_transformed_samples_do_not_depend_on_processes_ranks_batches_or_resumes(
+    make: Callable[..., Loader],
+) -> None:
+    alone = rows(make(), 9)
+    assert len(alone) == 36
+    assert sum(90_001 in ids for ids, _ in alone.values()) > 18, "most rows were rearranged"
+    assert rows(make(num_workers=2), 9) == alone
+    assert rows(make(global_batch_size=12), 3) == alone
+
+    loader = make(transform_processes=2, fields=("input_ids", "labels", "cu_seqlens"))
+    first = rows(loader, 3)
+    ranks = [make(transform_processes=r, rank=r, world_size=3, global_batch_size=6) for r in range(3)]
+    for rank in ranks:
+        rank.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert first | {k: v for rank in ranks for k, v in rows(rank, 4).items()} == alone
+
+
+def test_single_samples_are_transformed_alike(make: Callable[..., Loader]) -> None:
+    sample = make().dataset[7]
+    assert (sample["input_ids"].tolist(), sample["labels"].tolist()) == rows(make(), 2)[7]
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_a_failing_transform_is_named_with_its_sample_at_its_step(
+    make: Callable[..., Loader], processes: int
+) -> None:
+    loader = make(transform=fails_at_nine, transform_processes=processes)
+    assert sorted(rows(loader, 2)) == list(range(8))
+    with pytest.raises(TransformError) as caught:
+        rows(loader, 1)
+    message = "Transform 'fails_at_nine' of sample 9 failed with KeyError: 'no such language'."
+    assert str(caught.value) == message
+    assert loader.step == 2
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (dies_at_nine, "A worker process of transform 'dies_at_nine' was killed by SIGKILL at sample 9."),
+        (lambda sample, _rng: sample, "cannot be sent to worker processes"),
+    ],
+)
+def test_a_worker_that_cannot_go_on_says_why(
+    make: Callable[..., Loader], transform: Transform, message: str
+) -> None:
+    with pytest.raises(TransformError) as caught:
+        rows(make(transform=transform, transform_processes=1), 3)
+    assert message in str(caught.value)
+
+
+def test_closing_does_not_wait_for_a_transform_that_takes_for_ever(make: Callable[..., Loader]) -> None:
+    assert len(rows(make(transform=takes_for_ever, transform_processes=1), 2)) == 8
+
+
+# The conformance kit on what others hand our batches through
+
+
+def test_a_stateful_dataloader_over_our_stream_keeps_its_promises(make: Callable[..., Loader]) -> None:
+    def opened(rank: int, world_size: int, num_workers: int) -> StatefulDataLoader:
+        loader = make(rank=rank, world_size=world_size)
+        return StatefulDataLoader(stream(loader, steps=20), batch_size=None, num_workers=num_workers)
+
+    adapter = StatefulAdapter(opened, lambda batch: batch["input_ids"])
+    assert_resumable(adapter, world_size=2, num_workers=2, at=(0, 3), batches=4)
+    assert_bounded_state(adapter, num_workers=1, batches=10, limit_bytes=8192)
+
+
+def test_a_loader_with_transform_processes_resumes(corpus: Path) -> None:
+    ours = PenstockAdapter(
+        {"web": corpus}, sequence_length=32, global_batch_size=4, transform=FIM, transform_processes=1
+    )
+    assert_resumable(ours, at=(2,), batches=3)
+
+
+# Checkpoints of torch.distributed
+
+
+def test_the_state_goes_through_a_torch_checkpoint_as_it_is(
+    make: Callable[..., Loader], tmp_path: Path
+) -> None:
+    loader = make()
+    rows(loader, 3)
+    torch.save(loader.state_dict(), tmp_path / "state.pt")
+    again = make()
+    again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+    assert rows(again, 2) == rows(loader, 2)
+
+
+# The comparison
+
+
+def test_the_comparison_runs_and_penstock_keeps_every_promise(tmp_path: Path) -> None:
+    program = [sys.executable, ROOT / "benchmarks" / "conformance.py", "--out", tmp_path]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    (path,) = tmp_path.glob("conformance-*.json")
+    loaders = json.loads(path.read_text())["loaders"]
+    assert len(loaders) == 3
+    ours = loaders["penstock"]
+    assert ours.pop("state_bytes") < 4096
+    assert set(ours.values()) == {"kept"}
