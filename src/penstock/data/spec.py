@@ -64,7 +64,7 @@ def parse_spec(text: str) -> Spec:
 
 def _split(rest: str) -> tuple[str, list[str]]:
     """Split a path from the options after it; a path may hold commas."""
-    if Path(rest).exists():
+    if rest and Path(rest).exists():
         return rest, []
     path, *pairs = rest.split(",")
     while pairs and not all(_OPTION.fullmatch(pair) for pair in pairs):
