@@ -2,6 +2,7 @@
 
 example:
   penstock data prepare docs/ --train-tokenizer 4096 --out corpus
+  penstock data append corpus news.jsonl
   penstock data describe corpus
   penstock data verify corpus
 """
@@ -11,6 +12,7 @@ from importlib import import_module
 
 COMMANDS = {
     "prepare": "turn text, JSON lines and Parquet into token shards",
+    "append": "add text to a corpus, as a new part of it",
     "describe": "show what is in a corpus: sizes, document lengths, samples",
     "verify": "check every byte of a corpus against its manifest",
     "convert": "write a corpus of any format as Arrow shards, or as Megatron-LM's files",

@@ -3,11 +3,13 @@
 import argparse
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from penstock.core.units import mib
+from penstock.core.units import mib, plural
 from penstock.data.inspect import Description, describe
+from penstock.data.manifest import Manifest
 
 _BAR_WIDTH = 40
 
@@ -42,6 +44,11 @@ def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
         "tokens": manifest.num_tokens,
         "documents": manifest.num_documents,
         "shards": len(manifest.shards),
+        "parts": [
+            {"shards": end - start, "tokens": sum(shard.tokens for shard in manifest.shards[start:end])}
+            for start, end in pairwise((0, *manifest.part_ends))
+        ],
+        "growing": manifest.streamed_parts == 0,
         "bytes": found.num_bytes,
         "text_bytes": manifest.text_bytes,
         "tokens_per_byte": _tokens_per_byte(found),
@@ -69,7 +76,7 @@ def as_text(found: Description) -> Iterator[str]:
     yield f"corpus {found.folder}"
     yield f"  tokens       {manifest.num_tokens:,} ({manifest.dtype}, {mib(found.num_bytes)})"
     yield f"  documents    {manifest.num_documents:,}"
-    yield f"  shards       {len(manifest.shards):,}"
+    yield f"  shards       {len(manifest.shards):,}{parts_of(manifest)}"
     if rate := _tokens_per_byte(found):
         yield f"  text         {mib(manifest.text_bytes)}, {rate:.3f} tokens per byte"
     end = "no end token" if manifest.eos_id is None else f"end token {manifest.eos_id}"
@@ -88,6 +95,14 @@ def as_text(found: Description) -> Iterator[str]:
         yield ""
         yield f"document at token {sample.position:,}:"
         yield f"  {printable(sample.text)}{'' if sample.whole else ' ...'}"
+
+
+def parts_of(manifest: Manifest) -> str:
+    """Say how many parts a corpus that grew has; nothing of one that never did."""
+    if manifest.streamed_parts == 0:
+        return f", {plural(len(manifest.part_ends), 'part')} so far: it is being prepared"
+    count = len(manifest.part_ends)
+    return f", {plural(count, 'part')}" if count > 1 or manifest.streamed_parts else ""
 
 
 def printable(text: str) -> str:

@@ -15,6 +15,7 @@ from penstock.cli.data_progress import Display
 from penstock.core.clock import monotonic
 from penstock.core.units import duration, mib, parse_count, si
 from penstock.data.prepare import DEFAULT_SUFFIXES, PrepareConfig, Progress, Selection, Summary, prepare
+from penstock.data.prepare.parts import FIRST_PART_TOKENS
 
 EXIT_INTERRUPTED, EXIT_RESUMABLE = 130, 75
 
@@ -32,14 +33,15 @@ DIR/rejected.jsonl. With more of them than --max-errors no corpus is made.
 
 A run that is stopped or killed is continued by the same command, and gives the same bytes.
 
-example:
+examples:
   penstock data prepare docs/ web.jsonl.zst --train-tokenizer 4096 --exclude tests --out corpus
+  penstock data prepare web/ --tokenizer tokenizer.json --stream --out corpus &   (see docs/growing.md)
 
 exit codes: 0 done, 1 failed, 2 wrong usage, 75 terminated and 130 interrupted (run again to continue)
 """
 
 
-class _Terminated(BaseException):
+class Terminated(BaseException):
     """SIGTERM arrived; no Exception, so that nothing on the way takes it for a failure."""
 
 
@@ -62,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-errors", type=parse_count, default=0, metavar="N", help="rejected inputs allowed (default 0)")
     add("--max-document-bytes", type=parse_count, default=256 * 2**20, metavar="N",
         help="reject larger documents (default 256MiB)")  # fmt: skip
+    add("--stream", action="store_true",
+        help="let training read the corpus, part by part, while it is prepared")  # fmt: skip
+    add("--first-part-tokens", type=parse_count, default=FIRST_PART_TOKENS, metavar="N",
+        help="with --stream: tokens of the first part; each next one has twice it (default 1M)")  # fmt: skip
+    add("--part-tokens", type=parse_count, metavar="N",
+        help="with --stream: tokens of the largest parts (default --shard-tokens)")  # fmt: skip
     add("--restart", action="store_true", help="delete the corpus in DIR, finished or not, and begin again")
     add("--json", action="store_true", help="print the summary as JSON")
 
@@ -75,18 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
         text_column=arguments.text_column,
         max_document_bytes=arguments.max_document_bytes,
         max_errors=arguments.max_errors,
+        stream=arguments.stream,
+        first_part_tokens=arguments.first_part_tokens,
+        part_tokens=arguments.part_tokens,
     )
-    suffixes = tuple(f".{s.lower().removeprefix('.')}" for s in arguments.suffix or DEFAULT_SUFFIXES)
-    selection = Selection(suffixes=suffixes, exclude=tuple(arguments.exclude))
+    selection = selection_of(arguments)
     paths, out, restart, began = arguments.inputs, arguments.out, arguments.restart, monotonic()
     with Display() as display:
-        watch = _Watch(display)
+        watch = Watch(display)
         try:
-            with _raising_on_sigterm():
+            with raising_on_sigterm():
                 summary = prepare(
                     paths, out, config=config, selection=selection, restart=restart, on_progress=watch.show
                 )
-        except (KeyboardInterrupt, _Terminated) as stop:
+        except (KeyboardInterrupt, Terminated) as stop:
             interrupted = isinstance(stop, KeyboardInterrupt)
             again = "the same command" + (" without --restart" if restart else "")
             print(
@@ -109,7 +119,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-class _Watch:
+def selection_of(arguments: argparse.Namespace) -> Selection:
+    """Return which files of a folder count, from --suffix and --exclude."""
+    suffixes = tuple(f".{s.lower().removeprefix('.')}" for s in arguments.suffix or DEFAULT_SUFFIXES)
+    return Selection(suffixes=suffixes, exclude=tuple(arguments.exclude))
+
+
+class Watch:
     """Shows progress and remembers it."""
 
     def __init__(self, display: Display) -> None:
@@ -149,6 +165,7 @@ def as_json(
         "tokens": manifest.num_tokens,
         "documents": manifest.num_documents,
         "shards": len(manifest.shards),
+        "parts": len(manifest.part_ends),
         "bytes": sum(shard.bytes for shard in manifest.shards),
         "text_bytes": manifest.text_bytes,
         "inputs": summary.num_inputs,
@@ -177,6 +194,8 @@ def as_text(
         yield f"{out} is complete: {duration(seconds)}, {si(new_tokens / max(seconds, 1e-3))} tokens/s."
     yield f"  tokens       {manifest.num_tokens:,} ({manifest.dtype})"
     yield f"  shards       {len(manifest.shards):,}, {mib(size)}"
+    if len(manifest.part_ends) > 1:
+        yield f"  parts        {len(manifest.part_ends):,}"
     yield f"  documents    {manifest.num_documents:,}, {mib(manifest.text_bytes)} of text"
     yield f"  inputs       {summary.num_inputs:,} files, {mib(summary.input_bytes)}"
     if summary.rejected:
@@ -194,9 +213,11 @@ def as_text(
 
 
 @contextmanager
-def _raising_on_sigterm() -> Iterator[None]:
+def raising_on_sigterm() -> Iterator[None]:
+    """Raise Terminated in the main thread when SIGTERM arrives."""
+
     def handle(_number: int, _frame: FrameType | None) -> None:
-        raise _Terminated
+        raise Terminated
 
     if threading.current_thread() is not threading.main_thread():  # only there may handlers be set
         yield

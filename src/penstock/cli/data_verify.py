@@ -3,6 +3,7 @@
 import argparse
 import json
 
+from penstock.cli.data_describe import parts_of
 from penstock.cli.data_progress import Display
 from penstock.core.units import mib, plural
 from penstock.data.verify import verify
@@ -36,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         rows = [{"file": fault.file, "problem": fault.problem} for fault in faults]
         sound = {"corpus": arguments.corpus, "sound": not faults, "shards": len(manifest.shards)}
+        sound |= {"parts": len(manifest.part_ends), "growing": manifest.streamed_parts == 0}
         print(json.dumps({**sound, "tokens": manifest.num_tokens, "faults": rows}))
     elif faults:
         for fault in faults:
@@ -43,6 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{plural(len(faults), 'fault')}. Restore what is named, or prepare again with --restart.")
     else:
         size = sum(shard.bytes for shard in manifest.shards)
-        counts = f"{manifest.num_tokens:,} tokens, {mib(size)}, shards: {len(manifest.shards):,}"
+        shards = f"shards: {len(manifest.shards):,}{parts_of(manifest)}"
+        counts = f"{manifest.num_tokens:,} tokens, {mib(size)}, {shards}"
         print(f"{arguments.corpus} is sound: {counts}.")
     return 1 if faults else 0

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,11 +36,22 @@ def kill_at(patch: pytest.MonkeyPatch, step: int) -> None:
     patch.setattr(Path, "rename", counted(Path.rename))
 
 
+STREAMED = {"stream": True, "first_part_tokens": 6, "part_tokens": 50}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 def test_a_kill_at_any_durable_step_and_a_resume_give_the_same_bytes(
-    run: Run, content: Content, inputs: Path, tmp_path: Path, tokenizer: Path, trained: bool
+    run: Run,
+    content: Content,
+    inputs: Path,
+    tmp_path: Path,
+    tokenizer: Path,
+    trained: bool,
+    streamed: bool,
 ) -> None:
-    options = {"shard_tokens": 20, **({"train_tokenizer": 300} if trained else {})}
+    options: dict[str, Any] = {"shard_tokens": 20, **({"train_tokenizer": 300} if trained else {})}
+    options |= STREAMED if streamed else {}
     given = None if trained else tokenizer
     run(inputs, tmp_path / "whole", given, **options)
     expected = content(tmp_path / "whole")
@@ -53,6 +65,9 @@ def test_a_kill_at_any_durable_step_and_a_resume_give_the_same_bytes(
                 pass
             else:
                 break
+        if streamed and (out / "manifest.json").is_file():  # what may have been read already stays
+            early = load_manifest(out)
+            assert load_manifest(tmp_path / "whole").first_parts(len(early.parts)).shards == early.shards
         run(inputs, out, given, **options)
         assert content(out) == expected, f"killed at step {step}"
     assert step > 25

@@ -1,6 +1,6 @@
 """Drive records through the tokenizer into shards, writing the journal as shards are finished."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -9,7 +9,6 @@ import numpy as np
 
 from penstock.core.errors import CorpusError
 from penstock.data.formats import Tokens
-from penstock.data.manifest import ShardEntry
 from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejection, read_records
 from penstock.data.prepare.folder import remove_strays
 from penstock.data.prepare.inputs import shown
@@ -19,6 +18,9 @@ from penstock.data.prepare.progress import OnProgress, Progress
 from penstock.data.prepare.shards import ShardBuilder
 from penstock.data.prepare.tokenize import Place, tokenised
 from penstock.text.tokenizer import Tokenizer
+
+OnEntries = Callable[[Sequence[Entry]], None]
+"""Called with the whole journal; each entry is on disk."""
 
 
 def dtype_of(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
@@ -32,10 +34,16 @@ def fill_shards(
     *,
     options: ReadOptions,
     tokenizer: Tokenizer,
-    shard_tokens: int,
+    limit_of: Callable[[int], int],
     on_progress: OnProgress,
-) -> list[Entry]:
-    """Write every shard that is still missing; return the whole journal, whose last entry is `done`.
+    on_entries: OnEntries,
+) -> None:
+    """Write every shard that is still missing.
+
+    Args:
+        limit_of: number of a shard -> tokens in it at most.
+        on_entries: given the journal that an earlier run left and again after each new entry; the last
+            time, its last entry is `done`.
 
     Raises:
         InputError: an input changed since the plan was made.
@@ -47,13 +55,16 @@ def fill_shards(
     if last.tokenizer != tokenizer.fingerprint:
         fix = "Use --restart to prepare the folder again, or another --out."
         raise CorpusError(f"tokenizer.json in {out} is not the one its shards were made with", fix=fix)
-    shards = [entry.shard for entry in entries if entry.shard]
-    remove_strays(out, keep={shard.name for shard in shards})
+    shards = {entry.shard.name for entry in entries if entry.shard}
+    remove_strays(out, keep=shards)
+    if entries:
+        on_entries(entries)
     if last.done:
-        return entries
+        return
     dtype = np.uint16 if dtype_of(tokenizer) == "uint16" else np.uint32
     with open_journal(out, last) as journal:
-        filler = _Filler(out, journal, ShardBuilder(dtype, shard_tokens=shard_tokens), shards, plan=plan)
+        builder = ShardBuilder(dtype, limit_of=limit_of, number=len(shards))
+        filler = _Filler(out, journal, builder, entries, plan=plan, on_entries=on_entries)
         on_progress(filler.progress(last.input, 0))
         places = _places(plan.files, options, last)
         for batch in tokenised(places, tokenizer.encode_batch, dtype=dtype, eos_id=tokenizer.eos_id):
@@ -62,7 +73,6 @@ def fill_shards(
             on_progress(filler.progress(number, record.consumed))
         filler.finish()
         on_progress(filler.progress(len(plan.files), 0))
-    return read_journal(out)
 
 
 def _places(files: Sequence[InputFile], options: ReadOptions, last: Entry) -> Iterator[Place]:
@@ -76,9 +86,18 @@ class _Filler:
     """The counts between two records, beside the open shard and the journal that it drives."""
 
     def __init__(
-        self, out: Path, journal: Journal, builder: ShardBuilder, shards: list[ShardEntry], *, plan: Plan
+        self,
+        out: Path,
+        journal: Journal,
+        builder: ShardBuilder,
+        entries: list[Entry],
+        *,
+        plan: Plan,
+        on_entries: OnEntries,
     ) -> None:
         self._out, self._journal, self._builder, self._files = out, journal, builder, plan.files
+        self._entries, self._on_entries = entries, on_entries
+        shards = [entry.shard for entry in entries if entry.shard]
         self._bytes_before = [0, *accumulate(file.bytes for file in plan.files)]
         self._num_shards = len(shards)
         self._tokens = sum(shard.tokens for shard in shards)
@@ -116,7 +135,8 @@ class _Filler:
             self._num_shards += 1
             self._tokens += shard.tokens
             self._documents += shard.documents
-        self._journal.append(shard, number=number, record=index, done=done)
+        self._entries.append(self._journal.append(shard, number=number, record=index, done=done))
+        self._on_entries(self._entries)
 
 
 def _row(file: InputFile, index: int, content: Rejection) -> dict[str, str | int]:

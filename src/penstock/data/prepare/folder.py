@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Literal
 
 from penstock.core.errors import CorpusChanged, UsageError
+from penstock.core.files import remove_tree
 from penstock.data import manifest
 from penstock.data.prepare import journal, plan
 from penstock.data.prepare.plan import Plan, differences
 from penstock.data.prepare.shards import shard_files
 
 State = Literal["fresh", "half_done", "finished"]
+
+APPEND_FOLDER = ".append"
+"""Inside a corpus; there while something is being appended to it (see append.py)."""
 
 
 def settle(folder: Path, wanted: Plan) -> State:
@@ -26,7 +30,7 @@ def settle(folder: Path, wanted: Plan) -> State:
         _refuse_foreign(folder, wanted)
         plan.save_plan(folder, wanted)
         return "fresh"
-    finished = (folder / manifest.FILE).is_file()
+    finished = (folder / manifest.FILE).is_file() and manifest.load_manifest(folder).streamed_parts != 0
     if found := differences(stored, wanted):
         state = "finished" if finished else "half done"
         shown = "; ".join(found[:5]) + ("; ..." if len(found) > 5 else "")
@@ -44,7 +48,9 @@ def clear(folder: Path, *, keep: Path | None) -> None:
     # The manifest goes first and the plan last, so that a kill in between leaves neither a corpus
     # that seems complete nor shards that nobody claims.
     names = (manifest.FILE, journal.FILE, journal.REJECTED_FILE, manifest.TOKENIZER_FILE)
-    for path in (*(folder / name for name in names), *shard_files(folder), folder / plan.FILE):
+    appended = (*folder.glob("inputs-[0-9]*.jsonl"), *folder.glob("rejected-[0-9]*.jsonl"))
+    remove_tree(folder / APPEND_FOLDER)
+    for path in (*(folder / name for name in names), *appended, *shard_files(folder), folder / plan.FILE):
         if keep is None or not path.exists() or not path.samefile(keep):
             path.unlink(missing_ok=True)
 

@@ -105,8 +105,8 @@ class Journal:
         self._rejected_bytes += len(line)
         self._counts[kind] = self._counts.get(kind, 0) + 1
 
-    def append(self, shard: ShardEntry | None, *, number: int, record: int, done: bool) -> None:
-        """Write an entry; when this returns, it survives a power cut."""
+    def append(self, shard: ShardEntry | None, *, number: int, record: int, done: bool) -> Entry:
+        """Write an entry and return it; when this returns, it survives a power cut."""
         _flush(self._rejected)
         entry = Entry(
             tokenizer=self._tokenizer,
@@ -114,12 +114,13 @@ class Journal:
             input=number,
             record=record,
             text_bytes=self._text_bytes,
-            rejected=self._counts,
+            rejected=dict(self._counts),
             rejected_bytes=self._rejected_bytes,
             done=done,
         )
         self._journal.write((json.dumps(config.dump(entry)) + "\n").encode())
         _flush(self._journal)
+        return entry
 
 
 @contextmanager

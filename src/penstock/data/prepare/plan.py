@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import write_atomic
+from penstock.data.prepare.parts import FIRST_PART_TOKENS, Growth
 from penstock.text.tokenizer import MIN_VOCAB
 
 FILE = "inputs.jsonl"
@@ -52,6 +53,13 @@ class PrepareConfig:
     """Larger documents are rejected and listed. Reading one takes a few times its size in memory."""
     max_errors: int = 0
     """Rejected inputs that are tolerated; with more, the corpus is not declared complete."""
+    stream: bool = False
+    """Cut the corpus into parts (see parts.py) that may be read while the rest is prepared."""
+    first_part_tokens: int = FIRST_PART_TOKENS
+    """Tokens of the first part of a streamed corpus at most; each further one has twice as many."""
+    part_tokens: int | None = None
+    """Tokens of its largest parts at most; None: as many as a shard. The first pass is shuffled within
+    parts."""
 
     def __post_init__(self) -> None:
         if (self.tokenizer is None) == (self.train_tokenizer is None):
@@ -63,10 +71,25 @@ class PrepareConfig:
         if self.train_tokenizer is not None and self.train_tokenizer < MIN_VOCAB:
             fix = f"Use at least {MIN_VOCAB}: the 256 bytes and the end token."
             raise UsageError("--train-tokenizer is too small", got=self.train_tokenizer, fix=fix)
-        for name, least in (("shard_tokens", 1), ("max_document_bytes", 1), ("max_errors", 0)):
-            if getattr(self, name) < least:
+        for name, least in (
+            ("shard_tokens", 1),
+            ("max_document_bytes", 1),
+            ("max_errors", 0),
+            ("first_part_tokens", 1),
+            ("part_tokens", 1),
+        ):
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 option = name.replace("_", "-")
                 raise UsageError(f"--{option} must be at least {least}", got=getattr(self, name))
+
+    @property
+    def growth(self) -> Growth | None:
+        """How the corpus is cut into parts; None: it is all one."""
+        if not self.stream:
+            return None
+        largest = self.part_tokens or self.shard_tokens
+        first, shard = min(self.first_part_tokens, largest), min(self.shard_tokens, largest)
+        return Growth(first_part_tokens=first, part_tokens=largest, shard_tokens=shard)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +118,12 @@ def make_plan(config: PrepareConfig, files: tuple[InputFile, ...], *, tokenizer:
         "text-column": config.text_column,
         "max-document-bytes": config.max_document_bytes,
     }
+    if growth := config.growth:
+        options |= {
+            "stream": "set",
+            "first-part-tokens": growth.first_part_tokens,
+            "part-tokens": growth.part_tokens,
+        }
     if tokenizer is not None:
         options["tokenizer"] = tokenizer
     elif config.train_tokenizer is not None:

@@ -1,5 +1,8 @@
 """Prepare a corpus: plan, tokenizer, shards, manifest, in this order, each step durable.
 
+A corpus to be streamed gets its manifest with its first part, and a new one with each further part; a reader
+sees the old one or the new one.
+
 A run that is killed and started again with the same arguments yields the same bytes as one that
 never stopped: the plan fixes the inputs, shards are cut by tokens, and the journal says after which
 record each shard ended. Nothing in the result depends on the clock, the number of cores, or on how
@@ -8,6 +11,7 @@ often the run was stopped.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from penstock.core.errors import InputError, UsageError
@@ -18,6 +22,7 @@ from penstock.data.prepare.documents import ReadOptions
 from penstock.data.prepare.fill import dtype_of, fill_shards
 from penstock.data.prepare.inputs import Selection, Skipped, find_inputs
 from penstock.data.prepare.journal import Entry
+from penstock.data.prepare.parts import Growth
 from penstock.data.prepare.plan import Plan, PrepareConfig, make_plan
 from penstock.data.prepare.progress import OnProgress
 from penstock.data.prepare.sample import settle_tokenizer
@@ -69,7 +74,8 @@ def prepare(
     if any(Path(path).is_dir() and out.is_dir() and out.samefile(path) for path in paths):
         raise UsageError(f"--out {out} is also an input", fix="Choose another folder for the corpus.")
     given = Tokenizer.load(config.tokenizer) if config.tokenizer else None
-    files, skipped = find_inputs(paths, replace(selection or Selection(), never=out))
+    selection = selection or Selection()
+    files, skipped = find_inputs(paths, replace(selection, never=selection.never or out))
     plan = make_plan(config, files, tokenizer=given.fingerprint if given else None)
     with exclusive(out, purpose="data prepare"):
         if restart:
@@ -93,16 +99,27 @@ def _work(
 ) -> None:
     options = ReadOptions(text_column=config.text_column, max_document_bytes=config.max_document_bytes)
     tokenizer = settle_tokenizer(out, plan, options=options, given=given, on_progress=on_progress)
-    entries = fill_shards(
+    growth = config.growth
+    fill_shards(
         out,
         plan,
         options=options,
         tokenizer=tokenizer,
-        shard_tokens=config.shard_tokens,
+        limit_of=growth.shard_limit if growth else lambda _: config.shard_tokens,
         on_progress=on_progress,
+        on_entries=partial(_commit, out, tokenizer=tokenizer, growth=growth, max_errors=config.max_errors),
     )
+
+
+def _commit(
+    out: Path, entries: Sequence[Entry], *, tokenizer: Tokenizer, growth: Growth | None, max_errors: int
+) -> None:
+    """Write the manifest where the last entry ends a part, or the corpus; a function of the journal alone."""
     last, shards = entries[-1], tuple(entry.shard for entry in entries if entry.shard)
-    _judge(out, last, max_errors=config.max_errors, any_document=bool(shards))
+    parts = growth.part_ends(len(shards), done=last.done) if growth else ()
+    if not last.done and (not parts or parts[-1] != len(shards)):
+        return
+    _judge(out, last, max_errors=max_errors, any_document=bool(shards))
     manifest = Manifest(
         format="arrow",
         dtype=dtype_of(tokenizer),
@@ -112,6 +129,8 @@ def _work(
         text_bytes=last.text_bytes,
         rejected=sum(last.rejected.values()),
         shards=shards,
+        parts=parts,
+        streamed_parts=(len(parts) if last.done else 0) if growth else None,
     )
     save_manifest(out, manifest)
 

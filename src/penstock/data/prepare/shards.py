@@ -2,7 +2,7 @@
 
 import os
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,11 +20,19 @@ MAX_SHARDS = 100_000
 
 
 class ShardBuilder:
-    """The shard being filled, in memory: 2 or 4 bytes a token and 8 a document."""
+    """The shard being filled, in memory: 2 or 4 bytes a token and 8 a document.
 
-    def __init__(self, dtype: type[np.uint16 | np.uint32], *, shard_tokens: int) -> None:
-        self._limit = shard_tokens
-        self._tokens = _empty(min(shard_tokens, 2**20), dtype)
+    Args:
+        limit_of: number of a shard -> tokens in it at most.
+        number: of the first shard to fill.
+    """
+
+    def __init__(
+        self, dtype: type[np.uint16 | np.uint32], *, limit_of: Callable[[int], int], number: int
+    ) -> None:
+        self._limit_of = limit_of
+        self._limit = limit_of(number)
+        self._tokens = _empty(min(self._limit, 2**20), dtype)
         self._offsets = array("q", [0])
 
     @property
@@ -76,6 +84,7 @@ class ShardBuilder:
             temporary.unlink(missing_ok=True)
             raise
         self._offsets = array("q", [0])
+        self._limit = self._limit_of(number + 1)
         return entry
 
 
