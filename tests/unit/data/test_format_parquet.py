@@ -16,6 +16,7 @@ from penstock.data import open_corpus
 from penstock.data.formats import parquet_groups
 from penstock.data.formats.decoded import Decoded
 from penstock.data.formats.parquet import ParquetShard, find, open_shard
+from penstock.data.formats.parquet_footer import Malformed, group_counts
 from penstock.data.storage import LocalStorage
 
 ROWS = [[1, 2, 3], [], [4], [5, 6], [], [7]]
@@ -153,3 +154,33 @@ def test_files_are_found_and_those_of_the_training_split_chosen_where_names_tell
     assert find(files) == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
     with pytest.raises(UsageError, match="2 splits"):
         find({name.replace("train", "dev"): 1 for name in files})
+
+
+def test_the_counts_of_the_footer_are_those_that_pyarrow_reads(tmp_path: Path) -> None:
+    path = written(tmp_path, [*ROWS, None], pa.list_(pa.int32()))
+    metadata = pq.ParquetFile(path).metadata
+    counts = group_counts(LocalStorage(tmp_path).open("part.parquet"), "tokens")
+    for number, found in enumerate(counts):
+        stored = metadata.row_group(number).column(1)
+        assert found.rows == metadata.row_group(number).num_rows
+        assert (found.values, found.nulls) == (stored.num_values, stored.statistics.null_count)
+
+
+@pytest.mark.parametrize(
+    ("footer", "message"),
+    [
+        (b"", "footer is cut off"),
+        (b"\x00", "footer is damaged"),
+        (b"\x49\xfc\xff\xff\xff\x0f", "footer is cut off"),
+        (b"\x16" + b"\xff" * 11, "a number of more than 64 bits"),
+        (b"\x1f", "unknown kind 15"),
+        (b"\x1c" * 100, "nested too deeply"),
+    ],
+)
+def test_a_footer_that_makes_no_sense_is_an_error(tmp_path: Path, footer: bytes, message: str) -> None:
+    path = tmp_path / "part.parquet"
+    path.write_bytes(b"PAR1" + footer + len(footer).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(Malformed, match=message):
+        group_counts(LocalStorage(tmp_path).open(path.name), "tokens")
+    with pytest.raises(CorpusError, match=r"part\.parquet cannot be read"):
+        opened(path)

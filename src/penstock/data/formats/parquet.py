@@ -8,16 +8,15 @@ are read well, and files of one group of a billion badly.
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.core.errors import CorpusError
 from penstock.data.formats import Options
 from penstock.data.formats.choice import COLUMN, column_of, in_order, one_split
 from penstock.data.formats.ipc_tokens import token_lists
+from penstock.data.formats.parquet_footer import Malformed, group_counts
 from penstock.data.formats.parquet_groups import Column, GroupedTokens, Groups, reading
 from penstock.data.formats.runs import GroupedEnds, starts_of
 from penstock.data.probe import probe
@@ -54,13 +53,14 @@ def open_shard(storage: Storage, name: str, options: Options) -> ParquetShard:
         found = token_lists(schema)
     chosen = column_of(found, options, name=blob.name, what="lists of integers")
     with reading(blob.name):
-        column = Column(blob.name, path, metadata, chosen, _leaf(metadata, chosen), found[chosen])
-        numbers = range(metadata.num_row_groups)
-        rows = np.array([metadata.row_group(number).num_rows for number in numbers], np.int64)
-        counts = np.array([_num_tokens(column, number) for number in numbers], np.int64)
-    if (rows < 0).any() or (counts < 0).any():
-        raise CorpusError(f"{blob.name} counts below zero", fix="It is altered: restore it or make it again.")
-    return ParquetShard(Groups(column, (probe(storage, name), chosen), rows, starts_of(counts)))
+        counts = group_counts(blob, chosen)
+        total = sum(group.rows for group in counts)
+        if (len(counts), total) != (metadata.num_row_groups, metadata.num_rows):
+            raise Malformed(f"its row groups have {total:,} rows, its footer says {metadata.num_rows:,}")
+    column = Column(blob.name, path, metadata, chosen, found[chosen], counts)
+    rows = np.array([group.rows for group in counts], np.int64)
+    tokens = np.array([_num_tokens(column, number) for number in range(len(counts))], np.int64)
+    return ParquetShard(Groups(column, (probe(storage, name), chosen), rows, starts_of(tokens)))
 
 
 def find(sizes: Mapping[str, int]) -> list[str]:
@@ -82,18 +82,8 @@ def companions(name: str) -> tuple[str, ...]:  # noqa: ARG001 - every format is 
     return ()
 
 
-def _leaf(metadata: Any, column: str) -> int:  # Any: pyarrow has no types
-    """Return the index of a column's values among the columns as they are stored."""
-    paths = [metadata.schema.column(index).path for index in range(metadata.num_columns)]
-    return next(index for index, path in enumerate(paths) if path.startswith(f"{column}."))
-
-
 def _num_tokens(column: Column, group: int) -> int:
-    stored = column.metadata.row_group(group).column(column.leaf)
-    kind = column.metadata.schema.column(column.leaf).physical_type
-    if stored.physical_type != kind:  # pyarrow would end the process
-        raise pa.ArrowInvalid(f"row group {group} holds {stored.physical_type} where the schema says {kind}")
-    statistics = stored.statistics if stored.is_stats_set else None
-    if statistics is not None and statistics.has_null_count:
-        return int(stored.num_values - statistics.null_count)
+    counts = column.counts[group]
+    if counts.nulls is not None:
+        return counts.values - counts.nulls
     return sum(len(values) for _, values in column.batches(group))

@@ -1,7 +1,7 @@
 """Row groups of a Parquet file with a column of token lists, each decoded when it is needed, and kept."""
 
 from bisect import bisect_right
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +17,7 @@ from penstock.core.errors import CorpusError
 from penstock.data.formats import Tokens
 from penstock.data.formats.decoded import DECODED
 from penstock.data.formats.index import DocumentEnds
+from penstock.data.formats.parquet_footer import GroupCounts, Malformed
 from penstock.data.formats.runs import starts_of
 from penstock.data.formats.stored import served
 from penstock.data.storage import Array
@@ -34,7 +35,7 @@ def reading(name: str) -> Iterator[None]:
     """
     try:
         yield
-    except (pa.ArrowException, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, Malformed, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
         raise CorpusError(
             f"{name} cannot be read: {(str(error) or 'it asks for too much memory').splitlines()[0]}",
             fix="It is truncated or altered: restore it or make it again.",
@@ -50,9 +51,9 @@ class Column:
     path: str
     metadata: Any  # pyarrow has no types
     column: str
-    leaf: int
-    """Index of the column's values among the columns as they are stored."""
     dtype: str
+    counts: Sequence[GroupCounts]
+    """Of each row group, as the footer says."""
 
     def batches(self, group: int) -> Iterator[tuple[Int64, Array]]:
         """Yield the lengths of some lists and the tokens in them, a few megabytes at a time.
@@ -60,10 +61,9 @@ class Column:
         Raises:
             CorpusError: the group is damaged, or has a null among its tokens.
         """
-        stored = self.metadata.row_group(group)
-        first = sum(self.metadata.row_group(before).num_rows for before in range(group))
-        values = max(stored.column(self.leaf).num_values, 1)
-        size = min(max(_BATCH_VALUES * stored.num_rows // values, 1), 2**16)
+        counts = self.counts[group]
+        first = sum(before.rows for before in self.counts[:group])
+        size = min(max(_BATCH_VALUES * counts.rows // max(counts.values, 1), 1), 2**16)
         with (
             reading(self.name),
             pq.ParquetFile(
