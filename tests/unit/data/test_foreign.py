@@ -41,11 +41,8 @@ def kept(folder: Path) -> dict[str, bytes]:
 def test_a_path_may_name_one_shard_or_what_the_names_of_its_files_begin_with(tmp_path: Path) -> None:
     for name in ("a.bin", "a.b.bin", "ab.bin"):
         write_bin(tmp_path, [1, 2, 0], name)
-    for path, shards in (
-        ("a.bin", ["a.bin"]),
-        ("a", ["a.b.bin", "a.bin"]),
-        (".", ["a.b.bin", "a.bin", "ab.bin"]),
-    ):
+    named = {"a.bin": ["a.bin"], "a": ["a.b.bin", "a.bin"], ".": ["a.b.bin", "a.bin", "ab.bin"]}
+    for path, shards in named.items():
         corpus = open_corpus(f"nanogpt:{tmp_path / path},eos_id=0")
         assert [entry.name for entry in corpus.manifest.shards] == shards
 
@@ -184,9 +181,7 @@ def test_documents_are_found_across_the_edges_of_what_is_read_at_a_time(
     assert lengths(open_corpus(f"nanogpt:{tmp_path},bos_id=0")) == expected
 
 
-def test_the_vocabulary_is_what_the_user_says_or_the_largest_id_or_the_limit_of_the_type(
-    tmp_path: Path,
-) -> None:
+def test_the_vocabulary_is_what_the_user_says_or_the_largest_id_or_the_types_limit(tmp_path: Path) -> None:
     write_bin(tmp_path / "a", [1, 77, 0])
     assert open_corpus(f"nanogpt:{tmp_path / 'a'},eos_id=0").manifest.vocab_size == 78
     assert open_corpus(f"nanogpt:{tmp_path / 'a'},eos_id=0,vocab_size=300").manifest.vocab_size == 300
@@ -359,14 +354,14 @@ def test_a_header_that_lies_is_named(tmp_path: Path, head: tuple[int, int, int],
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ("nanogpt:{},eos_id=0,dtype=uint32", CorpusError, r"has 6 bytes of tokens, .*no whole number of uint32"),
+        ("nanogpt:{},eos_id=0,dtype=uint32", CorpusError, r"has 6 bytes of tokens, .*number of uint32"),
         ("nanogpt:{}", UsageError, r"a\.bin stores no document boundaries\. Add ',eos_id=N'.*',eos_id=none'"),
         ("nanogpt:{},eos_id=0,bos_id=0", UsageError, r"Give eos_id or bos_id, not both"),
         ("nanogpt:{},eos_id=-1", UsageError, r"eos_id must be a token id \(got '-1'\)"),
         ("nanogpt:{},bos_id=none", UsageError, r"bos_id must be a token id \(got 'none'\)"),
-        ("nanogpt:{},eos_id=0,dtype=uint61", UsageError, r"integer type \(got 'uint61'\)\. Did you mean 'uint16'"),
+        ("nanogpt:{},eos_id=0,dtype=uint61", UsageError, r"\(got 'uint61'\)\. Did you mean 'uint64'"),
         ("nanogpt:{},eos_id=0,vocab_size=lots", UsageError, r"vocab_size must be a whole number up to"),
-        ("olmo:{},eos_id=0", UsageError, r"b\.npy does not say the type of its tokens\. Add it: ',dtype=uint16'"),
+        ("olmo:{},eos_id=0", UsageError, r"b\.npy does not say the type of .*',dtype=uint16'"),
         ("olmo:{},dtype=uint16", UsageError, r"b\.npy stores no document boundaries"),
     ],
 )  # fmt: skip

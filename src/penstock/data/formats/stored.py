@@ -1,7 +1,6 @@
 """Tokens stored in any integer type, served as uint16 or uint32; what is no token id is refused."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -29,31 +28,30 @@ def served(stored: Slices, dtype: str, *, name: str, where: Where = "at position
     return stored if dtype in ("uint16", "uint32") else _Converted(stored, np.dtype(dtype), name, where)
 
 
-@dataclass(frozen=True, slots=True)
 class _Converted:
-    stored: Slices
-    dtype: np.dtype[np.integer]
-    name: str
-    where: Where
+    def __init__(self, stored: Slices, dtype: np.dtype[np.integer], name: str, where: Where) -> None:
+        self._stored, self._dtype, self._name, self._where = stored, dtype, name, where
+        # A slice costs microseconds: what does not change is looked up once.
+        self._unsigned = np.dtype(f"u{dtype.itemsize}")  # as which a negative id is a huge one
+        self._limit = min(np.iinfo(dtype).max, 2**32 - 1)
+        self._served = np.dtype(np.uint16 if dtype.itemsize <= 2 else np.uint32)
 
     def __len__(self) -> int:
-        return len(self.stored)
+        return len(self._stored)
 
     def __getitem__(self, part: slice, /) -> Tokens:
-        values: Array = self.stored[part].view(f"u{self.dtype.itemsize}")  # a negative id is then a huge one
-        limit = min(np.iinfo(self.dtype).max, 2**32 - 1)
-        if values.size and int(values.max()) > limit:
-            self._refuse(values, part, limit)
-        if self.dtype.itemsize <= 2:
-            return values.astype(np.uint16, copy=False)
-        return values.astype(np.uint32, copy=False)
+        values: Array = self._stored[part].view(self._unsigned)
+        if values.size and np.maximum.reduce(values) > self._limit:
+            self._refuse(values, part)
+        tokens: Tokens = values.astype(self._served, copy=False)
+        return tokens
 
-    def _refuse(self, values: Array, part: slice, limit: int) -> None:
-        place = int((values > limit).argmax())
-        start, found = part.indices(len(self))[0], int(values[place : place + 1].view(self.dtype)[0])
+    def _refuse(self, values: Array, part: slice) -> None:
+        place = int((values > self._limit).argmax())
+        start, found = part.indices(len(self))[0], int(values[place : place + 1].view(self._dtype)[0])
         raise CorpusError(
-            f"{self.name} has token {found} {self.where(start + place)}, which is no token id",
-            fix=f"Ids are from 0 to {limit:,}: make the file again.",
+            f"{self._name} has token {found} {self._where(start + place)}, which is no token id",
+            fix=f"Ids are from 0 to {self._limit:,}: make the file again.",
         )
 
 
