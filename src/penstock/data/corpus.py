@@ -138,6 +138,12 @@ class Corpus:
             return base + int(ends[0])
         return self.num_tokens
 
+    def spans(self, ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+        """Split ranges of corpus positions at shards: (shard, its own first position, past-the-last)."""
+        for start, stop in ranges:
+            for index, _, low, high in self._spans(start, stop):
+                yield index, low, high
+
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
         """Split positions [start, stop) at shards: (shard, its first position, local start, local stop)."""
         index = bisect_right(self._starts, start) - 1

@@ -18,7 +18,7 @@ from penstock.core.rng import key_of
 from penstock.core.units import plural
 from penstock.data.corpus import Corpus
 from penstock.data.permutation import Permutation
-from penstock.data.types import Fragments, Int64
+from penstock.data.types import Bool, Fragments, Int64
 
 _MAX_BLOCKS = 4096
 _MIN_BLOCK_TOKENS = 256
@@ -44,9 +44,21 @@ class TokenSpace:
 
     def fragments(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
         """Cut ranges of this space at document ends; the fragments' starts are *corpus* positions."""
-        return self.corpus.fragments(
-            [part for start, stop in ranges for part in self._in_corpus(start, stop)]
-        )
+        return self.corpus.fragments(self.in_corpus(ranges))
+
+    def in_corpus(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Return ranges of this space as ranges of corpus positions."""
+        return [part for start, stop in ranges for part in self._in_corpus(start, stop)]
+
+    def locate(self, positions: Int64) -> tuple[Int64, Bool]:
+        """Return where corpus positions, of any shape, are in this space, and whether they are in it."""
+        stops, ends = np.array(self._interval_stops), np.array(self._ends)
+        index = np.searchsorted(stops, positions, side="right")
+        held = index < len(stops)
+        index[~held] = 0
+        inside = positions - (stops - ends)[index]
+        held &= inside >= np.concatenate(([0], ends[:-1]))[index]
+        return np.where(held, inside, 0), held
 
     def positions_of(self, start: int, stop: int) -> list[tuple[int, int]]:
         """Return which ranges of this space are corpus positions [start, stop); none where it lacks them."""

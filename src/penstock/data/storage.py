@@ -8,15 +8,17 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.errors import CorpusError
+from penstock.data.types import Int64
 
 Array = npt.NDArray[Any]  # Any: the dtype is the caller's choice
+Float64 = npt.NDArray[np.float64]
 
 
 class Slices(Protocol):
@@ -27,6 +29,24 @@ class Slices(Protocol):
 
     def __getitem__(self, part: slice, /) -> Array:
         """Return items [start, stop); the array lives as long as anyone holds it."""
+
+
+class NextUse(Protocol):
+    """Says when items of an array are next read, so that a cache keeps what is needed soonest."""
+
+    def __call__(self, starts: Int64, stops: Int64, /) -> Float64:
+        """Return the samples until any of items [start, stop) is next read, infinity for never: [n]."""
+
+
+@runtime_checkable
+class FarSlices(Slices, Protocol):
+    """Slices that are fetched, and that are better for knowing what comes."""
+
+    next_use: NextUse | None
+    """Set by who knows the order of reading."""
+
+    def fetch_ahead(self, start: int, stop: int) -> None:
+        """Begin to fetch items [start, stop) in the background."""
 
 
 class Blob(Protocol):

@@ -69,7 +69,7 @@ def test_an_array_is_fetched_where_it_is_sliced_and_once(web: FaultyServer, opti
     assert len(array) == 2_999_997
     assert web.traffic.body_bytes == 0
     assert (array[1_000_000:1_000_100] == expected[1_000_000:1_000_100]).all()
-    assert web.traffic.body_bytes == options.read_around_bytes
+    assert web.traffic.body_bytes == options.read_around_bytes  # an aligned window
     for _ in range(2):
         assert (array[:] == expected).all()
         assert array[10:10].tolist() == array[20:10].tolist() == []
@@ -262,7 +262,7 @@ def test_what_is_needed_soonest_is_kept(web: FaultyServer, tmp_path: Path) -> No
     storage = storage_of(web.url, options)
     blob = storage.open("object")
     array = blob.array(np.uint8, offset=0, count=len(CONTENT))
-    array.next_use = lambda start, _stop: float(start)  # the start of the object is needed first
+    array.next_use = lambda starts, _stops: starts.astype(float)  # the start of the object is needed first
     for start in range(0, len(CONTENT), 100_000):
         array[start : start + 100_000]
     cache_of(options).sweep()

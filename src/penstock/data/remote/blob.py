@@ -1,10 +1,8 @@
 """One remote object as a blob: bytes and arrays that come through the cache when they are sliced."""
 
-import math
 import os
 import threading
 from pathlib import Path
-from typing import Protocol
 from weakref import ref
 
 import numpy as np
@@ -15,18 +13,11 @@ from penstock.data.remote.ahead import Ahead
 from penstock.data.remote.cache import WHOLE, Cache, writing_to
 from penstock.data.remote.fetcher import Fetcher
 from penstock.data.remote.region import REGION_BYTES, Bytes
-from penstock.data.storage import Array
+from penstock.data.storage import Array, Float64, NextUse
+from penstock.data.types import Int64
 
 _COPY_BYTES = 2**22  # fetched at a time
-_PROBE_BYTES = 64  # reads this short are headers and steps of a search: little around them is of use
-_PROBE_AROUND_BYTES = 16_384
-
-
-class NextUse(Protocol):
-    """Says when items of an array are next read, so that the cache keeps what is needed soonest."""
-
-    def __call__(self, start: int, stop: int, /) -> float:
-        """Return the samples until any of items [start, stop) is next read, infinity for never; quick."""
+_SHORT_AROUND_BYTES = 16_384  # around headers and indices, where little else is of use
 
 
 class RemoteSlices:
@@ -37,10 +28,14 @@ class RemoteSlices:
 
     def __init__(self, blob: "RemoteBlob", dtype: npt.DTypeLike, *, offset: int, count: int) -> None:
         self._blob = blob
+        self._key = blob.key
+        self._mapped = blob.cache.opened.get
         self._dtype = np.dtype(dtype)
         self._count = count
         self.offset = offset
         self.itemsize = self._dtype.itemsize
+        # Wide items are an index, of which each block of tokens needs a few hundred.
+        self._around = blob.read_around if self.itemsize < 8 else min(blob.read_around, _SHORT_AROUND_BYTES)
 
     def __len__(self) -> int:
         return self._count
@@ -49,23 +44,31 @@ class RemoteSlices:
         start, stop, step = part.indices(self._count)
         if step != 1:
             raise IndexError("a remote array is sliced with step 1")
-        first, past = self._bytes(start, max(start, stop))
-        return self._blob.view(first, past).view(self._dtype)
+        first = self.offset + start * self.itemsize
+        past = first if stop < start else self.offset + stop * self.itemsize
+        # This line is the loader's inner loop once a region is here: no call that can be spared is made.
+        region = self._mapped((self._key, first // REGION_BYTES))
+        if region is not None:
+            low, high = first % REGION_BYTES, past - first + first % REGION_BYTES
+            if high <= REGION_BYTES and region.ready(low, high):
+                return region.data[low:high].view(self._dtype)
+        return self._blob.fetched(first, past, around=self._around).view(self._dtype)
 
     def fetch_ahead(self, start: int, stop: int) -> None:
         """Begin to fetch items [start, stop) in the background, exactly those."""
         self._blob.fetch_ahead(*self._bytes(start, stop))
 
-    def next_use_of_bytes(self, start: int, stop: int) -> float:
-        """Return when bytes [start, stop) of the object are next read through this array.
+    def next_uses_of_bytes(self, starts: Int64, stops: Int64) -> Float64:
+        """Return when bytes [start, stop) of the object are next read through this array: [n] samples.
 
         An array of which nothing is known is taken to be needed all the time, as an index is.
         """
-        first = max(0, (start - self.offset) // self.itemsize)
-        past = min(self._count, -(-(stop - self.offset) // self.itemsize))
-        if first >= past:
-            return math.inf
-        return self.next_use(first, past) if self.next_use else 0.0
+        firsts = np.maximum((starts - self.offset) // self.itemsize, 0)
+        pasts = np.minimum(-(-(stops - self.offset) // self.itemsize), self._count)
+        found = np.full(len(starts), np.inf)
+        held = firsts < pasts
+        found[held] = self.next_use(firsts[held], pasts[held]) if self.next_use else 0.0
+        return found
 
     def _bytes(self, start: int, stop: int) -> tuple[int, int]:
         return self.offset + start * self.itemsize, self.offset + stop * self.itemsize
@@ -94,34 +97,32 @@ class RemoteBlob:
     ) -> None:
         self.name = name
         self.size = size
-        self._cache, self._key, self._fetcher = cache, key, fetcher
-        self._around = read_around
+        self.cache, self.key, self._fetcher = cache, key, fetcher
+        self.read_around = read_around
         self._ahead = ahead
         self._arrays: list[ref[RemoteSlices]] = []  # few; only ever appended to, so safe to walk
         cache.own(key, self)
 
-    def view(self, start: int, stop: int) -> Bytes:
-        """Return bytes [start, stop), read-only: in place where one region holds them, else a copy."""
-        self._check(start, stop)
-        index = start // REGION_BYTES
-        base = index * REGION_BYTES
-        if stop <= base + REGION_BYTES:
-            region = self._cache.mapped(self._key, index)
-            if region is not None and region.ready(start - base, stop - base):
-                return region.data[start - base : stop - base]
+    def fetched(self, start: int, stop: int, *, around: int) -> Bytes:
+        """Return bytes [start, stop), read-only: in place where one region holds them, else a copy.
+
+        Args:
+            around: bytes of the aligned window that is fetched if they are not here.
+        """
         if start == stop:
             return np.zeros(0, np.uint8)
-        around = self._around if stop - start > _PROBE_BYTES else min(self._around, _PROBE_AROUND_BYTES)
         regions = self._fetcher.regions(start, stop, around=around)
+        low = start // REGION_BYTES * REGION_BYTES
         parts = [
-            region.data[max(0, start - low) : stop - low]
-            for region, low in zip(regions, range(base, stop, REGION_BYTES), strict=True)
+            region.data[max(0, start - base) : stop - base]
+            for region, base in zip(regions, range(low, stop, REGION_BYTES), strict=True)
         ]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""
-        return self.view(start, stop).tobytes()
+        self._check(start, stop)
+        return self.fetched(start, stop, around=min(self.read_around, _SHORT_AROUND_BYTES)).tobytes()
 
     def array(self, dtype: npt.DTypeLike, *, offset: int, count: int) -> RemoteSlices:
         """Return `count` items that start at byte `offset`; nothing is fetched before it is sliced."""
@@ -136,7 +137,7 @@ class RemoteBlob:
         Raises:
             CorpusError: it cannot be fetched, or the cache cannot be written.
         """
-        folder = self._cache.folder_of(self._key)
+        folder = self.cache.folder_of(self.key)
         final = folder / (WHOLE + self.name.rpartition("/")[2])
         with writing_to(folder):
             if not final.is_file() or final.stat().st_size != self.size:
@@ -149,7 +150,7 @@ class RemoteBlob:
                     temporary.rename(final)
                 finally:
                     temporary.unlink(missing_ok=True)
-                self._cache.wrote(self.size)
+                self.cache.wrote(self.size)
             os.utime(final)
         return final
 
@@ -163,12 +164,13 @@ class RemoteBlob:
         """Fetch bytes [start, stop) into the cache, exactly those."""
         self._fetcher.regions(start, stop)
 
-    def next_use(self, start: int, stop: int) -> float | None:
-        """Return the samples until bytes [start, stop) are next read; None where no one said."""
+    def next_uses(self, starts: Int64, stops: Int64) -> Float64 | None:
+        """Return the samples until any of bytes [start, stop) is next read; None where no one said."""
         arrays = [array for known in self._arrays if (array := known())]
         if not any(array.next_use for array in arrays):
             return None
-        return min(array.next_use_of_bytes(start, stop) for array in arrays)
+        found: Float64 = np.min([array.next_uses_of_bytes(starts, stops) for array in arrays], axis=0)
+        return found
 
     def _check(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.size:

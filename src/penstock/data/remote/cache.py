@@ -13,17 +13,21 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 from weakref import WeakValueDictionary
+
+import numpy as np
 
 from penstock.core import clock, env
 from penstock.core.errors import CorpusError
 from penstock.data.remote.eviction import IDLE_S, Entry, victims
 from penstock.data.remote.options import RemoteOptions
 from penstock.data.remote.region import REGION_BYTES, Region
+from penstock.data.storage import Float64
+from penstock.data.types import Int64
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +41,8 @@ _TARGET = 7 / 8
 class Owner(Protocol):
     """Who can say when parts of an object are next read."""
 
-    def next_use(self, start: int, stop: int) -> float | None:
-        """Return the samples until bytes [start, stop) are next read; None where that is not known."""
+    def next_uses(self, starts: Int64, stops: Int64) -> Float64 | None:
+        """Return the samples until any of bytes [start, stop) is next read; None where that is not known."""
 
 
 class Cache:
@@ -47,7 +51,8 @@ class Cache:
     def __init__(self, options: RemoteOptions) -> None:
         self._options = options
         self._folder = options.cache_folder / "regions-1"
-        self._open: dict[tuple[str, int], Region] = {}
+        self.opened: dict[tuple[str, int], Region] = {}
+        """Regions that are mapped, for readers in a hurry."""
         self._owners: WeakValueDictionary[str, Owner] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._sweeping = threading.Lock()
@@ -62,10 +67,6 @@ class Cache:
         """Return the folder of one object's content."""
         return self._folder / key
 
-    def mapped(self, key: str, index: int) -> Region | None:
-        """Return a region that is open already; the quick way."""
-        return self._open.get((key, index))
-
     def region(self, key: str, index: int, size: int) -> Region:
         """Return a region of an object's content, opened or made.
 
@@ -73,20 +74,20 @@ class Cache:
             CorpusError: the cache's folder cannot be written.
         """
         with self._lock:
-            if found := self._open.get((key, index)):
+            if found := self.opened.get((key, index)):
                 return found
             with writing_to(self._folder):
                 region = Region(self._folder / key / f"{index:08x}", size)
-            while len(self._open) >= _MAX_OPEN:
+            while len(self.opened) >= _MAX_OPEN:
                 self._close_one()
-            self._open[key, index] = region
+            self.opened[key, index] = region
             return region
 
     def forget(self, key: str, index: int, region: Region) -> None:
         """Drop a region that was evicted under us."""
         with self._lock:
-            if self._open.get((key, index)) is region:
-                del self._open[key, index]
+            if self.opened.get((key, index)) is region:
+                del self.opened[key, index]
 
     def wrote(self, num_bytes: int) -> None:
         """Count bytes put on disk; now and then look after the bound."""
@@ -105,7 +106,7 @@ class Cache:
         """Delete what exceeds the bound and what killed processes left; return the bytes then in use."""
         with self._lock:
             self._written = 0
-            mapped = list(self._open.items())
+            mapped = list(self.opened.items())
         for _, region in mapped:
             region.remember_use()
         entries = list(self._entries())
@@ -123,29 +124,28 @@ class Cache:
 
     def _close_one(self) -> None:
         """Unmap the region that was opened first of those not used lately."""
-        for region in self._open.values():
+        for region in self.opened.values():
             if not region.used:
                 break
             region.remember_use()
-        idle = (place for place, region in self._open.items() if not region.used)
-        del self._open[next(idle, next(iter(self._open)))]
+        idle = (place for place, region in self.opened.items() if not region.used)
+        del self.opened[next(idle, next(iter(self.opened)))]
 
     def _entries(self) -> Iterator[Entry]:
-        now = clock.unix_seconds()
+        now_s = clock.unix_seconds()
         for folder in _listing(self._folder):
-            owner = self._owners.get(folder.name)
-            empty = True
+            found: list[tuple[os.DirEntry[str], os.stat_result]] = []
             for file in _listing(Path(folder)):
-                empty = False
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError):  # evicted by another process
                     status = file.stat()
-                    age_s = now - status.st_mtime
                     if file.name.endswith(".tmp"):
-                        _delete_leftover(Path(file), age_s)
-                        continue
-                    next_use = None if owner is None else _next_use(owner, file.name)
-                    yield Entry(Path(file), status.st_blocks * 512, age_s, next_use)
-            if empty:
+                        _delete_leftover(Path(file), now_s - status.st_mtime)
+                    else:
+                        found.append((file, status))
+            next_uses = _next_uses(self._owners.get(folder.name), [file.name for file, _ in found])
+            for (file, status), next_use in zip(found, next_uses, strict=True):
+                yield Entry(Path(file), status.st_blocks * 512, now_s - status.st_mtime, next_use)
+            if not found:
                 with contextlib.suppress(OSError):
                     Path(folder).rmdir()
 
@@ -182,11 +182,15 @@ def writing_to(folder: Path) -> Generator[None]:
         ) from None
 
 
-def _next_use(owner: Owner, name: str) -> float | None:
-    if name.startswith(WHOLE):
-        return None
-    start = int(name, 16) * REGION_BYTES
-    return owner.next_use(start, start + REGION_BYTES)
+def _next_uses(owner: Owner | None, names: list[str]) -> Sequence[float | None]:
+    """Ask for all regions of an object at once: a sweep of a large cache asks for a hundred thousand."""
+    regions = [name for name in names if not name.startswith(WHOLE)]
+    starts = np.array([int(name, 16) for name in regions], np.int64) * REGION_BYTES
+    found = None if owner is None else owner.next_uses(starts, starts + REGION_BYTES)
+    if found is None:
+        return [None] * len(names)
+    known = dict(zip(regions, found.tolist(), strict=True))
+    return [known.get(name) for name in names]
 
 
 def _listing(folder: Path) -> "list[os.DirEntry[str]]":

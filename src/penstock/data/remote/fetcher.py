@@ -74,9 +74,8 @@ class Fetcher:
         """Open the regions of pages; one that is held stays, whatever the cache does with its file."""
         for index in _region_range(pages):
             if index not in held:
-                held[index] = self._cache.mapped(self._key, index) or self._cache.region(
-                    self._key, index, min(REGION_BYTES, self._size - index * REGION_BYTES)
-                )
+                size = min(REGION_BYTES, self._size - index * REGION_BYTES)
+                held[index] = self._cache.region(self._key, index, size)
 
     def _bring(self, held: dict[int, Region], runs: Sequence[range], *, ignore_claims: bool) -> None:
         """Fetch what no one else is fetching; if that is nothing, wait a moment for those who are."""

@@ -48,6 +48,7 @@ class RemoteStorage:
         self._cache = cache_of(options)
         self._ahead = Ahead(options.max_in_flight)
         self._blobs: WeakValueDictionary[str, RemoteBlob] = WeakValueDictionary()
+        self._known: dict[str, Identity] = {}
         self._digests: Digests | None = None
         self._looked = False
         self._opening = Lock()
@@ -86,7 +87,8 @@ class RemoteStorage:
         """
         if found := self._blobs.get(name):
             return found
-        identity = self._store.head(name)
+        if (identity := self._known.get(name)) is None:  # else a shard that was closed is opened again
+            identity = self._known[name] = self._store.head(name)
         digests = self._all_digests()
         blob = self._blob(name, identity, digests.of(name, identity.size) if digests else None)
         if name == FILE and blob.size > _MOST_MANIFEST_BYTES:

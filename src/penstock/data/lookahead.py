@@ -1,0 +1,152 @@
+"""Tell a far corpus's storage what a run reads next: what to fetch now, and what to keep longest.
+
+The order is a function, so both are known exactly. When a row of a pool is first asked for, the document
+boundaries of the pool are read side by side and its tokens are fetched in the background; when half of its
+rows are read, the same is done for the pool that its lane reads next. And any stretch of tokens can be asked
+when it is read again, which is what a full cache needs to know. For a corpus on this machine nothing is done.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+
+from penstock.core.errors import CorpusError
+from penstock.data.corpus import Corpus
+from penstock.data.holdout import TokenSpace
+from penstock.data.legs import Leg
+from penstock.data.order import Order
+from penstock.data.permutation import Permutation
+from penstock.data.storage import FarSlices, Float64
+from penstock.data.types import Int64
+
+_SIDE_BY_SIDE = 16  # shards opened at once
+_REMEMBERED = 4096  # pools that were begun
+
+
+class Lookahead:
+    """What one corpus of a run will read. Thread-safe.
+
+    Args:
+        max_epochs: epochs beyond it are not fetched ahead; None for no cap.
+    """
+
+    def __init__(self, corpus: Corpus, *, max_epochs: int | None) -> None:
+        self._corpus = corpus
+        self._max_epochs = max_epochs
+        self._far = "://" in corpus.location
+        self._begun: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+        self._front: tuple[Leg, int, int] | None = None  # leg, epoch, group that were read last
+        self._lock = threading.Lock()
+        self._background = (
+            ThreadPoolExecutor(1, thread_name_prefix="penstock-lookahead") if self._far else None
+        )
+
+    def read(self, legs: Sequence[Leg], places: Int64) -> None:
+        """Note that rows are about to be read; returns when their document boundaries are here.
+
+        Args:
+            legs: of the way that the rows are on.
+            places: [n, 4] leg, epoch, pool, row.
+        """
+        if self._background is None or not len(places):
+            return
+        # Of each pool the last row that is asked for says how far it is.
+        rows = {
+            (leg, epoch, pool): row for leg, epoch, pool, row in places[np.argsort(places[:, 3])].tolist()
+        }
+        for (index, epoch, pool), row in rows.items():
+            leg = legs[index]
+            geometry = leg.order.geometry
+            self._front = leg, epoch, pool // geometry.lanes
+            if self._is_new(id(leg), epoch, pool):
+                self._begin(leg.space, leg.order, epoch, pool)
+            if 2 * row < geometry.rows_per_pool:
+                continue
+            after = self._after(leg, epoch, pool)
+            if after and self._is_new(id(leg), *after):
+                self._background.submit(self._begin, leg.space, leg.order, *after)
+
+    def _is_new(self, leg: int, epoch: int, pool: int) -> bool:
+        with self._lock:
+            if (leg, epoch, pool) in self._begun:
+                return False
+            self._begun[leg, epoch, pool] = None
+            if len(self._begun) > _REMEMBERED:
+                self._begun.popitem(last=False)
+            return True
+
+    def _after(self, leg: Leg, epoch: int, pool: int) -> tuple[int, int] | None:
+        """Return the pool that the lane of a pool reads next; None where the leg or the run ends."""
+        lanes = leg.order.geometry.lanes
+        if pool + lanes < leg.order.num_pools:
+            return epoch, pool + lanes
+        ends = [end for end in (self._max_epochs, leg.epochs and leg.first + leg.epochs) if end]
+        return (epoch + 1, pool % lanes) if epoch + 1 < min(ends, default=epoch + 2) else None
+
+    def _begin(self, space: TokenSpace, order: Order, epoch: int, pool: int) -> None:
+        """Read the document boundaries of a pool, shards side by side, and begin to fetch its tokens."""
+        if not threading.main_thread().is_alive():  # the program ends: what waits here is no longer wanted
+            return
+        spans: dict[int, list[tuple[int, int]]] = {}
+        for shard, low, high in self._corpus.spans(space.in_corpus(order.pool_ranges(epoch, pool))):
+            spans.setdefault(shard, []).append((low, high))
+        with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(spans)), "penstock-lookahead-open") as threads:
+            list(threads.map(self._bring, spans, spans.values()))
+
+    def _bring(self, index: int, spans: Sequence[tuple[int, int]]) -> None:
+        try:
+            shard = self._corpus.shard(index)
+            if isinstance(shard.tokens, FarSlices):
+                shard.tokens.next_use = partial(self._next_use, int(self._corpus.starts[index]))
+                for low, high in spans:
+                    shard.document_ends(low, high)
+                    shard.tokens.fetch_ahead(low, high)
+        except CorpusError:
+            return  # who reads the same in order is told
+
+    def _next_use(self, base: int, starts: Int64, stops: Int64) -> Float64:
+        """Return the samples until any of a shard's tokens [start, stop) is next read: [n]."""
+        if self._front is None:
+            return np.zeros(len(starts))
+        leg, epoch, group = self._front
+        return next_use(leg, starts + base, stops + base, epoch=epoch, group=group)
+
+
+def next_use(leg: Leg, starts: Int64, stops: Int64, *, epoch: int, group: int) -> Float64:
+    """Return how many samples before corpus tokens [start, stop) are next read, whole groups of pools.
+
+    Only this epoch and the next are looked at: what is read in neither by this leg is infinitely far.
+
+    Args:
+        starts: [n] corpus positions.
+        stops: [n] past-the-last ones.
+        epoch: that is read now.
+        group: of pools that is read now; what it holds is 0 samples away.
+    """
+    order, space = leg.order, leg.space
+    size, lanes = order.geometry.block_tokens, order.geometry.lanes
+    groups = -(-order.num_pools // lanes)
+    steps = np.arange(0, int((stops - starts).max(initial=1)) + size, size)
+    positions = np.minimum(starts[:, None] + steps, stops[:, None] - 1)  # one in every block that is touched
+    inside, held = space.locate(positions)
+    found = np.full(positions.shape, np.inf)
+    for later in (0, 1):
+        far = pools_at(order, epoch + later, inside) // lanes - group + later * groups
+        np.minimum(found, np.where(held & (far >= 0), far, np.inf), out=found)
+    return np.asarray(found.min(axis=1) * lanes * order.geometry.rows_per_pool)
+
+
+def pools_at(order: Order, epoch: int, positions: Int64) -> Int64:
+    """Return the pool of an epoch that holds each token, positions of any shape: `pool_ranges` backwards."""
+    offset = 0 if epoch == 0 else order.key("rotation", epoch) % order.num_tokens
+    blocks = (positions - offset) % order.num_tokens // order.geometry.block_tokens
+    full = order.num_tokens // order.geometry.block_tokens
+    pools = np.full(blocks.shape, order.num_pools - 1)
+    whole = blocks < full  # the partial block is in the last pool
+    ranks = Permutation(full, key=order.key("blocks", epoch)).inverse(blocks[whole])
+    pools[whole] = np.minimum(ranks // order.geometry.blocks_per_pool, order.num_pools - 1)
+    return pools
