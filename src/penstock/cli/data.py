@@ -15,6 +15,7 @@ COMMANDS = {
     "append": "add text to a corpus, as a new part of it",
     "describe": "show what is in a corpus: sizes, document lengths, samples",
     "verify": "check every byte of a corpus against its manifest",
+    "index": "find out what the files of another tool hold, before a run does",
     "convert": "write a corpus of any format as Arrow shards, or as Megatron-LM's files",
     "audit": "prove that a run trained on every sample of its order, once",
 }

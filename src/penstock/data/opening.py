@@ -99,7 +99,7 @@ def _open_shard(storage: Storage, manifest: Manifest, index: int) -> TokenShard:
     if entry.probe and probe_of(manifest.format, storage, entry.name) != entry.probe:
         raise CorpusError(
             f"Shard {blob.name} is not the one that its manifest describes, though of the same size",
-            fix="Restore it, or prepare or index the corpus again.",
+            fix="Restore it, or prepare the corpus again.",
         )
     shard: TokenShard = FORMATS[manifest.format](storage, entry.name, manifest.options)
     if (shard.num_tokens, shard.num_documents) != (entry.tokens, entry.documents):
