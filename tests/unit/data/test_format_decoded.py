@@ -78,3 +78,10 @@ def test_no_place_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     held = Decoded(tmp_path / "file" / "below")
     with pytest.raises(CorpusError, match=r"no place for decoded data.*PENSTOCK_CACHE"):
         Made().get(held, 1)
+
+
+def test_a_forked_child_reads_though_a_thread_of_its_parent_was_at_work(tmp_path: Path) -> None:
+    held, made = Decoded(tmp_path), Made()
+    held._lock.acquire()  # as a thread has it that the child does not have
+    held.free_locks()
+    assert made.get(held, 1) == bytes([1]) * 10

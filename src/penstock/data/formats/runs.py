@@ -34,12 +34,13 @@ class Runs:
         self._dtype = np.dtype(dtype)
         # memoryviews, which bisect reads faster than arrays and which are smaller than lists
         self._places, self._starts = places.data, starts.data
+        self._count = int(starts[-1])
 
     def __len__(self) -> int:
-        return self._starts[-1]
+        return self._count
 
     def __getitem__(self, part: slice, /) -> Array:
-        start, stop, _ = part.indices(self._starts[-1])
+        start, stop, _ = part.indices(self._count)
         if start >= stop:
             return np.zeros(0, self._dtype)
         run = bisect_right(self._starts, start) - 1
