@@ -12,6 +12,7 @@ import os
 import pickle
 import signal
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -193,10 +194,13 @@ def _end_with_parent() -> None:
 
 
 def _as_ours(error: Exception) -> PenstockError:
-    if isinstance(error, PenstockError):
-        error.__cause__ = None  # what caused it is in its message, and need not be picklable
-        return error
-    return TransformError(f"A worker process failed with {type(error).__name__}: {error}")
+    """Return an error that can cross the pipe, with the traceback of this process as a note."""
+    where = "".join(traceback.format_exception(error))
+    if not isinstance(error, PenstockError):
+        error = TransformError(f"A worker process failed with {type(error).__name__}: {error}")
+    error.add_note(f"In the worker process:\n{where}")
+    error.__cause__ = None  # it is in the note, and need not be picklable
+    return error
 
 
 def _send(pipe: "Connection[Any, Any]", answer: Fields | PenstockError) -> None:

@@ -101,6 +101,8 @@ def test_trouble_in_a_worker_is_an_error_at_its_step_after_the_steps_before(
             next(found)
     assert type(caught.value) is kind
     assert str(caught.value).startswith(message)
+    if trouble not in ("exit", "kill"):
+        assert "in troubled\n" in caught.value.__notes__[0], "the traceback of the worker"
 
 
 def test_a_transform_that_cannot_be_sent_is_refused_before_anything_starts() -> None:
