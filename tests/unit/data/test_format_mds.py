@@ -130,6 +130,19 @@ def test_a_compressed_shard_is_unpacked_once_and_kept(tmp_path: Path) -> None:
     assert again.tokens[0:99].tolist() == first.tokens[0:99].tolist()
 
 
+def test_an_altered_unpacked_copy_is_found(tmp_path: Path) -> None:
+    folder = copied("zstd", tmp_path)
+    shard = open_shard(LocalStorage(folder), "shard.00000.mds.zstd", {})
+    assert list(shard.recheck()) == []
+    (kept,) = (folder / ".penstock").iterdir()
+    content = bytearray(kept.read_bytes())
+    content[-1] ^= 1
+    kept.write_bytes(content)
+    (problem,) = open_shard(LocalStorage(folder), "shard.00000.mds.zstd", {}).recheck()
+    assert problem.startswith("was unpacked to ")
+    assert problem.endswith("which is altered: its sha1 is not the one of its index")
+
+
 def test_an_altered_compressed_shard_is_an_error(tmp_path: Path) -> None:
     folder = copied("zstd", tmp_path)
     path = folder / "shard.00000.mds.zstd"

@@ -2,6 +2,9 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
 
 from penstock.core.errors import CorpusError, UsageError, nearest
 
@@ -9,6 +12,23 @@ COLUMN = {"column": "the column that holds the tokens; not needed where only one
 """Option of the formats that have columns."""
 
 TRAIN = "train"
+
+
+def integer_type(kind: Any) -> str | None:  # Any: pyarrow has no types
+    """Return the numpy name of an integer type, else None."""
+    return str(kind) if pa.types.is_integer(kind) else None
+
+
+def token_lists(schema: Any) -> dict[str, str]:  # Any: pyarrow has no types
+    """Return the columns of a schema that are lists of integers, and the type of their items."""
+    lists = {
+        field.name: integer_type(field.type.value_type)
+        for field in schema
+        if pa.types.is_list(field.type)
+        or pa.types.is_large_list(field.type)
+        or pa.types.is_fixed_size_list(field.type)
+    }
+    return {name: dtype for name, dtype in lists.items() if dtype}
 
 
 def column_of(candidates: Iterable[str], options: Mapping[str, str], *, name: str, what: str) -> str:

@@ -74,8 +74,10 @@ def reading(name: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, Malformed, struct.error, OSError, UnicodeDecodeError) as error:
+        outside = isinstance(error, struct.error)
+        why = "an offset leads outside its message" if outside else str(error).splitlines()[0]
         raise CorpusError(
-            f"{name} cannot be read: {str(error).splitlines()[0]}",
+            f"{name} cannot be read: {why}",
             fix="It is truncated or altered: restore it or make it again.",
         ) from None
 

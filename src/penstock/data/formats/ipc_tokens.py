@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.core.errors import CorpusError
-from penstock.data.formats.choice import column_of
+from penstock.data.formats.choice import column_of, integer_type, token_lists
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.ipc import Buffers, Messages, buffers_of, messages_of, reading
 from penstock.data.formats.ipc_tables import Malformed
@@ -21,23 +21,6 @@ from penstock.data.storage import Blob, Storage
 from penstock.data.types import Int64
 
 Bits = npt.NDArray[np.bool_]
-
-
-def integer_type(kind: Any) -> str | None:  # Any: pyarrow has no types
-    """Return the numpy name of an integer type, else None."""
-    return str(kind) if pa.types.is_integer(kind) else None
-
-
-def token_lists(schema: Any) -> dict[str, str]:  # Any: pyarrow has no types
-    """Return the columns of a schema that are lists of integers, and the type of their items."""
-    lists = {
-        field.name: integer_type(field.type.value_type)
-        for field in schema
-        if pa.types.is_list(field.type)
-        or pa.types.is_large_list(field.type)
-        or pa.types.is_fixed_size_list(field.type)
-    }
-    return {name: dtype for name, dtype in lists.items() if dtype}
 
 
 def open_lists(storage: Storage, name: str, options: Any) -> RunShard:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -33,6 +33,9 @@ _INDEX = "index.json"
 _CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
 _CHUNK = 2**20
 
+_Entry = tuple[dict[str, Any], dict[str, Any]]  # Any: JSON, checked where it is used
+"""What an index says of a file, and of what is in it when it is unpacked."""
+
 
 class MdsShard(RunShard):
     """A shard with what its index says of its bytes."""
@@ -53,9 +56,8 @@ def open_shard(storage: Storage, name: str, options: Options) -> MdsShard:
     """
     blob = storage.open(name)
     codec = name.rpartition(".")[2]
-    packed = codec != "mds"
-    if packed:
-        blob = _unpacked(storage, name, blob, codec)
+    unpacked = None if codec == "mds" else _unpacked(storage, name, blob, codec)
+    blob = unpacked or blob
     data = np.asarray(blob.array(np.uint8, offset=0, count=blob.size)[0 : blob.size])
     found = values_of(data, options, name=blob.name)
     starts = starts_of(found.counts)
@@ -64,7 +66,7 @@ def open_shard(storage: Storage, name: str, options: Options) -> MdsShard:
     shard = MdsShard(
         tokens, found.dtype, num_documents=len(found.counts), document_ends=ends.between, name=blob.name
     )
-    shard.check = partial(_differences, storage, name, storage.open(name))
+    shard.check = partial(_faults, storage, name, unpacked)
     return shard
 
 
@@ -97,24 +99,33 @@ def _indices(name: str) -> list[str]:
     return ["/".join([*parts[:depth], _INDEX]) for depth in range(len(parts), -1, -1)]
 
 
-def _entry(storage: Storage, name: str) -> dict[str, Any]:  # Any: JSON, checked where it is used
-    """Return what the index says of a file: its size and checksums; empty where it says nothing."""
+def _entry(storage: Storage, name: str) -> _Entry:
+    """Return what the index says of a file; nothing where there is no index."""
     for path in _indices(name):
         try:
             blob = storage.open(path)
         except CorpusError:
             continue
-        inside = name[len(path) - len(_INDEX) :]
         try:
-            for shard in json.loads(blob.read(0, blob.size))["shards"]:
-                for kind in ("raw_data", "zip_data"):
-                    if shard[kind] and shard[kind]["basename"] == inside:
-                        return {"file": shard[kind], "raw": shard["raw_data"]}
+            entries = _entries(blob.read(0, blob.size))
         except (ValueError, KeyError, TypeError, RecursionError):
             raise CorpusError(
                 f"{blob.name} is no index of MDS shards", fix="It is truncated or altered: restore it."
             ) from None
-    return {}
+        if found := entries.get(name[len(path) - len(_INDEX) :]):
+            return found
+    return {}, {}
+
+
+@lru_cache(maxsize=8)  # each of ten thousand shards asks for its own entry
+def _entries(text: bytes) -> dict[str, _Entry]:
+    found: dict[str, _Entry] = {}
+    for shard in json.loads(text)["shards"]:
+        raw = shard["raw_data"]
+        for file in (raw, shard["zip_data"]):
+            if file:
+                found[str(file["basename"])] = (dict(file), dict(raw))
+    return found
 
 
 def _unpacked(storage: Storage, name: str, blob: Blob, codec: str) -> Blob:
@@ -123,11 +134,12 @@ def _unpacked(storage: Storage, name: str, blob: Blob, codec: str) -> Blob:
         raise CorpusError(
             f"{blob.name} is compressed as {codec}, which is not read", fix=f"Known: {', '.join(_CODECS)}."
         )
-    size = _raw_bytes(_entry(storage, name), blob.name)
+    told, raw = _entry(storage, name)
+    size = _raw_bytes(raw, blob.name)
     file = f"{name.replace('/', '+')[-80:]}-{probe(storage, name)}.mds"
     path = kept(storage, file)
     if path is None or path.stat().st_size != size:
-        for problem in _differences(storage, name, blob):
+        for problem in _differences(told, blob):
             raise CorpusError(f"{blob.name} {problem}", fix="It is truncated or altered: restore it.")
         try:
             path = keep(storage, file, lambda out: _unpack(blob, codec, size, out))
@@ -139,8 +151,8 @@ def _unpacked(storage: Storage, name: str, blob: Blob, codec: str) -> Blob:
     return LocalBlob(path)
 
 
-def _raw_bytes(entry: dict[str, Any], name: str) -> int:  # Any: JSON
-    size = entry["raw"].get("bytes") if entry and isinstance(entry["raw"], dict) else None
+def _raw_bytes(raw: dict[str, Any], name: str) -> int:  # Any: JSON
+    size = raw.get("bytes")
     if type(size) is not int or size < 0:
         raise CorpusError(
             f"{name} is compressed, and no index.json says its unpacked size",
@@ -175,13 +187,22 @@ def _unpack(blob: Blob, codec: str, size: int, out: BinaryIO) -> None:
         )
 
 
-def _differences(storage: Storage, name: str, blob: Blob) -> Iterator[str]:
-    """Say where a file is not what its index says."""
-    file = _entry(storage, name).get("file", {})
-    if (size := file.get("bytes", blob.size)) != blob.size:
+def _faults(storage: Storage, name: str, unpacked: Blob | None) -> Iterator[str]:
+    """Say where a file, or what it was unpacked to, is not what its index says."""
+    told, raw = _entry(storage, name)
+    yield from _differences(told, storage.open(name))
+    if unpacked is not None:
+        for problem in _differences(raw, unpacked):
+            yield f"was unpacked to {unpacked.name}, which {problem}"
+
+
+def _differences(told: dict[str, Any], blob: Blob) -> Iterator[str]:  # Any: JSON
+    """Say where a file is not what an index says of it."""
+    if (size := told.get("bytes", blob.size)) != blob.size:
         yield f"has {blob.size:,} bytes, its index says {size}"
         return
-    for kind, wanted in sorted((file.get("hashes") or {}).items()):
+    hashes = told.get("hashes")
+    for kind, wanted in sorted(hashes.items()) if isinstance(hashes, dict) else ():
         digest = _digest(kind)
         if digest is None:
             _say_not_checked(kind)

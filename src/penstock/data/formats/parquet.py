@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.data.formats import Options
-from penstock.data.formats.choice import COLUMN, column_of, in_order, one_split
-from penstock.data.formats.ipc_tokens import token_lists
+from penstock.data.formats.choice import COLUMN, column_of, in_order, one_split, token_lists
 from penstock.data.formats.parquet_footer import Malformed, group_counts
 from penstock.data.formats.parquet_groups import Column, GroupedTokens, Groups, reading
 from penstock.data.formats.runs import GroupedEnds, starts_of
