@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.corpus,
             arguments.out,
             to=arguments.to,
-            shard_tokens=max(arguments.shard_tokens, 1),
+            shard_tokens=arguments.shard_tokens,
             on_progress=lambda done, total: display.show("convert", done, total, tokens=done),
         )
     counts = {"tokens": manifest.num_tokens, "documents": manifest.num_documents}

@@ -17,7 +17,7 @@ from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import checksum, commit, exclusive, temporary_beside
 from penstock.data.corpus import Corpus
 from penstock.data.foreign import probe_of
-from penstock.data.formats import TokenShard
+from penstock.data.formats import Tokens, TokenShard
 from penstock.data.formats.arrow import write_shard
 from penstock.data.formats.megatron import write_shard as write_megatron
 from penstock.data.manifest import TOKENIZER_FILE, Manifest, ShardEntry, save_manifest
@@ -48,10 +48,12 @@ def convert(
         on_progress: called now and then with the tokens written and all.
 
     Raises:
-        UsageError: the folder exists.
+        UsageError: the folder exists, or shards of no tokens are asked for.
         CorpusError: the corpus cannot be read, or not be written in that format.
         RunLocked: another process is writing the same folder.
     """
+    if shard_tokens < 1:
+        raise UsageError("--shard-tokens must be at least 1", got=shard_tokens)
     if out.exists():
         raise UsageError(f"--out {out} exists", fix="Name a folder that does not, or remove it.")
     corpus = open_corpus(source)
@@ -81,7 +83,8 @@ def _fill(
             on_progress(done, corpus.num_tokens)
             if len(entries) == _MAX_SHARDS:
                 raise UsageError("Too many shards", got=_MAX_SHARDS + 1, fix="Choose more --shard-tokens.")
-            entries.append(_write(corpus, shard, (start, stop), offsets, folder, to=to, number=len(entries)))
+            tokens = shard.tokens[start:stop].astype(corpus.manifest.dtype, copy=False)
+            entries.append(_write(folder, tokens, offsets=offsets, to=to, number=len(entries)))
             done += stop - start
     on_progress(done, corpus.num_tokens)
     was, tokenizer = corpus.manifest, corpus.tokenizer_path
@@ -101,18 +104,8 @@ def _fill(
     return manifest
 
 
-def _write(
-    corpus: Corpus,
-    shard: TokenShard,
-    span: tuple[int, int],
-    offsets: Int64,
-    folder: Path,
-    *,
-    to: Target,
-    number: int,
-) -> ShardEntry:
+def _write(folder: Path, tokens: Tokens, *, offsets: Int64, to: Target, number: int) -> ShardEntry:
     path = folder / f"shard-{number:05d}.{'arrow' if to == 'arrow' else 'bin'}"
-    tokens = shard.tokens[span[0] : span[1]].astype(corpus.manifest.dtype, copy=False)
     writer = write_shard if to == "arrow" else write_megatron
     writer(path, tokens, offsets)
     for written in folder.glob(f"{path.stem}.*"):

@@ -21,6 +21,8 @@ from penstock.data.probe import probe
 from penstock.data.spec import GRAMMAR
 from penstock.data.storage import LocalStorage, Storage
 
+_VERSION = 1  # raised when a reader counts otherwise: what was kept before is then not looked at
+
 OnProgress = Callable[[int, int], None]
 """Called with the bytes of the shards that were read and of all."""
 
@@ -49,7 +51,7 @@ def foreign_manifest(
     shards = _chosen(FINDERS[name](sizes), prefix)
     if not shards:
         raise CorpusError(f"{storage.location} has no files of format {name} ({_seen(sizes)})")
-    file = f"{name}-{config.fingerprint([dict(options), prefix])}.json"
+    file = f"{name}-{config.fingerprint([_VERSION, dict(options), prefix])}.json"
     found = _read(kept(storage, file))
     if found is None or not _is_current(found, storage, sizes, shards):
         found = _made(storage, sizes, shards, format=name, options=options, on_progress=on_progress)

@@ -17,20 +17,22 @@ from penstock.core.files import commit
 from penstock.data.storage import LocalStorage, Storage
 
 FOLDER = ".penstock"
-_NO_PLACE = (
+NO_PLACE = (
     errno.EROFS,
     errno.EACCES,
     errno.EPERM,
     errno.EEXIST,
     errno.ENOTDIR,
-)  # a full disk is no such error
+)
+"""Errors of a folder that takes no files; a full disk is no such error."""
 
 
 def index_folders(storage: Storage) -> tuple[Path, ...]:
     """Return the folders that may hold the index of a storage's files, in the order they are tried."""
-    digest = hashlib.blake2b(storage.location.encode(), digest_size=8).hexdigest()
-    cached = cache_folder() / "index" / digest
-    return (storage.folder / FOLDER, cached) if isinstance(storage, LocalStorage) else (cached,)
+    local = isinstance(storage, LocalStorage)
+    place = str(Path(storage.location).resolve()) if local else storage.location
+    cached = cache_folder() / "index" / hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
+    return (Path(storage.location) / FOLDER, cached) if local else (cached,)
 
 
 def kept(storage: Storage, name: str) -> Path | None:
@@ -50,7 +52,7 @@ def keep(storage: Storage, name: str, write: Callable[[BinaryIO], object]) -> Pa
         try:
             return _write(folder, name, write)
         except OSError as error:
-            if error.errno not in _NO_PLACE:
+            if error.errno not in NO_PLACE:
                 raise
     return _write(last, name, write)
 

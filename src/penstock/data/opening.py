@@ -11,7 +11,7 @@ from penstock.data.corpus import Corpus
 from penstock.data.foreign import OnProgress, foreign_manifest, probe_of
 from penstock.data.formats import FORMATS, Options, TokenShard, synthetic
 from penstock.data.manifest import FILE, TOKENIZER_FILE, Manifest, ShardEntry, load_manifest, read_manifest
-from penstock.data.spec import SYNTHETIC, Spec, parse_spec
+from penstock.data.spec import SYNTHETIC, TEXT, Spec, parse_spec
 from penstock.data.storage import LocalStorage, Storage
 
 _LISTED_SHARDS = 1024
@@ -31,6 +31,8 @@ def open_corpus(path: str | Path) -> Corpus:
     spec = parse_spec(str(path))
     if spec.format == SYNTHETIC:
         return _synthetic(spec.options)
+    if spec.format == TEXT:
+        return _text(spec)
     storage, manifest = described(spec)
     return from_manifest(storage, manifest, tokenizer_path=tokenizer_path(storage, manifest))
 
@@ -47,6 +49,8 @@ def described(spec: Spec, *, on_progress: OnProgress = lambda _done, _all: None)
     """
     if spec.format == SYNTHETIC:
         raise UsageError("A synthetic corpus has no files", got=f"{SYNTHETIC}:")
+    if spec.format == TEXT:
+        raise UsageError("A corpus of text has no files yet", got=spec.location, fix="Name its cache folder.")
     storage = storage_of(spec.location)
     if spec.format == "arrow" or (spec.format is None and _has_manifest(storage)):
         if isinstance(storage, LocalStorage):
@@ -56,6 +60,20 @@ def described(spec: Spec, *, on_progress: OnProgress = lambda _done, _all: None)
     return storage, foreign_manifest(
         storage, sizes, prefix=prefix, format=spec.format, options=spec.options, on_progress=on_progress
     )
+
+
+def vocab_size_of(path: str | Path) -> int:
+    """Return what every token id of a corpus is below; a corpus of text is not prepared for that.
+
+    Raises:
+        CorpusError, UsageError: as open_corpus.
+    """
+    spec = parse_spec(str(path))
+    if spec.format == TEXT:
+        from penstock.data import text_corpus
+
+        return text_corpus.vocab_size_of(spec)
+    return open_corpus(path).manifest.vocab_size
 
 
 def storage_of(location: str) -> Storage:
@@ -164,6 +182,16 @@ def _visible(sizes: Mapping[str, int]) -> dict[str, int]:
     return {n: size for n, size in sizes.items() if not any(part.startswith(".") for part in n.split("/"))}
 
 
+def _text(spec: Spec) -> Corpus:
+    from penstock.data import text_corpus  # loads the tokenizers' library
+
+    folder, preparation = text_corpus.open_text(spec)
+    storage, manifest = LocalStorage(folder), load_manifest(folder)
+    corpus = from_manifest(storage, manifest, tokenizer_path=tokenizer_path(storage, manifest))
+    corpus.preparation = preparation
+    return corpus
+
+
 def _synthetic(options: Options) -> Corpus:
     made = synthetic.parse(options)
     starts, options = made.starts, made.as_options()
@@ -183,4 +211,6 @@ def _synthetic(options: Options) -> Corpus:
         options=options,
         shards=tuple(entries),
     )
-    return Corpus(f"{SYNTHETIC}:", manifest, starts=starts, open_shard=opened)
+    corpus = Corpus(f"{SYNTHETIC}:", manifest, starts=starts, open_shard=opened)
+    corpus.num_documents = made.num_documents  # which a list that was left out cannot say
+    return corpus

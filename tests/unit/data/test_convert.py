@@ -75,6 +75,12 @@ def test_an_existing_folder_is_refused_and_left_alone(tmp_path: Path) -> None:
     assert content(own) == before
 
 
+def test_shards_of_no_tokens_are_refused(tmp_path: Path) -> None:
+    own = write_corpus(tmp_path / "own", [[1]])
+    with pytest.raises(UsageError, match=r"--shard-tokens must be at least 1 \(got 0\)"):
+        convert(own, tmp_path / "out", to="arrow", shard_tokens=0)
+
+
 def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path) -> None:
     own = write_corpus(tmp_path / "own", [[1], [2**31]], vocab_size=2**32, documents_per_shard=1)
     with pytest.raises(CorpusError, match="no type for token ids of"):

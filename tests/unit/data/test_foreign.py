@@ -47,6 +47,17 @@ def test_a_path_may_name_one_shard_or_what_the_names_of_its_files_begin_with(tmp
         assert [entry.name for entry in corpus.manifest.shards] == shards
 
 
+def test_nanogpts_validation_files_are_no_part_of_a_folder_but_can_be_named(tmp_path: Path) -> None:
+    for name in ("train.bin", "val.bin"):
+        write_bin(tmp_path, [1, 2, 0], name)
+    for path, shards in ((tmp_path, ["train.bin"]), (tmp_path / "val.bin", ["val.bin"])):
+        corpus = open_corpus(f"nanogpt:{path},eos_id=0")
+        assert [entry.name for entry in corpus.manifest.shards] == shards
+    (tmp_path / "train.bin").rename(tmp_path / "other.bin")
+    with pytest.raises(UsageError, match="It has 2 splits, and which is for training is not known"):
+        open_corpus(f"nanogpt:{tmp_path},eos_id=0")
+
+
 def test_hidden_files_and_folders_are_passed_over(tmp_path: Path) -> None:
     write_bin(tmp_path, [1, 0])
     write_bin(tmp_path, [2, 0], ".b.bin")

@@ -38,6 +38,7 @@ def test_counts_are_those_of_the_documents_served(shards: int) -> None:
         )
         found = [corpus.shard(i).document_ends(0, e.tokens) for i, e in enumerate(corpus.manifest.shards)]
         assert [len(ends) for ends in found] == [entry.documents for entry in corpus.manifest.shards]
+        assert sum(map(len, found)) == corpus.num_documents
         assert [int(ends[-1]) for ends in found] == [entry.tokens for entry in corpus.manifest.shards]
 
 
@@ -62,6 +63,7 @@ def test_seeds_and_places_give_other_tokens() -> None:
 def test_ten_to_the_fourteen_tokens_are_read_anywhere() -> None:
     corpus = open_corpus(MANY)
     assert corpus.num_tokens == 10**14
+    assert corpus.num_documents == pytest.approx(10**14 / 900, rel=1e-6)
     assert len(corpus.tokens(10**14 - 10, 10**14)) == 10
     found = corpus.fragments([(10**14 - 10**5, 10**14)])
     assert int(found.lengths.sum()) == 10**5

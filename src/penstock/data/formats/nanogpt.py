@@ -5,18 +5,21 @@ The latter begin with 256 int32: a mark, a version, the number of tokens, zeros
 llm.c before each: hence the two options.
 """
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from penstock.core.errors import CorpusError
 from penstock.data.formats import Options
+from penstock.data.formats.choice import one_split
 from penstock.data.formats.flat import SEPARATORS, FlatShard, flat_shard, separator
 from penstock.data.formats.stored import dtype_option, little, served, whole_items
 from penstock.data.storage import Blob, Storage
 
 OPTIONS = {**SEPARATORS, "dtype": "type of a stored token where the file has no header; uint16 if not given"}
 
+_SPLIT = re.compile(r"(?:^|[_./-])(train|val|valid|validation|test)(?=[_./-])")
 _HEADER_BYTES = 256 * 4
 _MARKS = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
 
@@ -42,8 +45,13 @@ def open_shard(storage: Storage, name: str, options: Options) -> FlatShard:
 
 
 def find(sizes: Mapping[str, int]) -> list[str]:
-    """Return the `.bin` files that have no Megatron index beside them."""
-    return [name for name in sizes if name.endswith(".bin") and f"{name[:-4]}.idx" not in sizes]
+    """Return the `.bin` files that have no Megatron index beside them, of the split for training."""
+    splits: dict[str, list[str]] = {}
+    for name in sizes:
+        if name.endswith(".bin") and f"{name[:-4]}.idx" not in sizes:
+            word = _SPLIT.search(name)
+            splits.setdefault(word[1] if word else "", []).append(name)
+    return one_split(splits)
 
 
 def companions(name: str) -> tuple[str, ...]:  # noqa: ARG001 - every format is asked

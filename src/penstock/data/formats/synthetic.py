@@ -65,6 +65,13 @@ class Synthetic:
         whole, more = divmod(-(-self.tokens // self.cell), self.shards)
         return min((shard * whole + min(shard, more)) * self.cell, self.tokens)
 
+    @property
+    def num_documents(self) -> int:
+        """Documents of the whole corpus."""
+        last = self.start(self.shards - 1)
+        shard = SyntheticShard(self, last, self.tokens)
+        return last // self.cell * _CELL_DOCUMENTS + shard.num_documents
+
     def as_options(self) -> dict[str, str]:
         """Return the options that mean this corpus."""
         return {name: str(getattr(self, name)) for name in OPTIONS}
