@@ -9,7 +9,7 @@ import pytest
 
 from penstock.core.errors import ConfigError, TransformError
 from penstock.data import Loader
-from penstock.data.transform import NEEDED_FIELDS, Sample, apply, rng_of
+from penstock.data.transform import NEEDED_FIELDS, Generators, Sample, apply
 from penstock.data.transforms import DropDocuments, FillInTheMiddle
 from penstock.testing.corpora import numbered_corpus
 
@@ -32,6 +32,10 @@ def loader(tmp_path: Path) -> Loader:
 
 def batch_of(loader: Loader, samples: list[int]) -> dict[str, Any]:
     return {name: array.copy() for name, array in loader.gather(np.array(samples)).items()}
+
+
+def rng_of(seed: int, sample_id: int) -> np.random.Generator:
+    return Generators(seed).of(sample_id)
 
 
 def noise(sample: Sample, rng: np.random.Generator) -> Sample:
@@ -87,6 +91,18 @@ def test_the_draws_of_a_sample_depend_on_its_id_and_the_seed_alone(loader: Loade
 
 def test_the_raw_stream_of_a_generator_is_fixed() -> None:
     assert rng_of(0, 1).bit_generator.random_raw(2).tolist() == [2245750765385838625, 6377076658737174972]
+
+
+def test_a_generator_does_not_depend_on_what_was_drawn_before() -> None:
+    generators = Generators(0)
+    used = generators.of(4)
+    used.random(3)
+    used.integers(0, 9, size=1, dtype=np.int32)  # leaves half a word in the buffer
+    again = generators.of(1)
+    assert again.bit_generator.random_raw(2).tolist() == [2245750765385838625, 6377076658737174972]
+    assert generators.of(2).integers(0, 2**31, 3, dtype=np.int32).tolist() == (
+        rng_of(0, 2).integers(0, 2**31, 3, dtype=np.int32).tolist()
+    )
 
 
 def test_document_fields_follow_the_documents_that_a_transform_returns(loader: Loader) -> None:
