@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from penstock.data.prefetch import ahead
 from penstock.data.processes import Fields, Processes
-from penstock.data.state import State
+from penstock.data.run import Snapshot
 from penstock.data.types import Batch
 
 Delivered = dict[str, Any]  # Any: tensors or arrays, as the loader delivers
@@ -51,8 +51,8 @@ class ThreadFeed:
 class Following(Protocol):
     """A loader as a worker process needs it."""
 
-    def load_state_dict(self, state: State) -> None:
-        """Continue from a state."""
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become what the loader that is fed was."""
 
     def fields_at(self, step: int, on_sample: Callable[[int], None]) -> Fields:
         """Return the arrays of a step's batch."""
@@ -63,7 +63,7 @@ class ProcessFeed:
 
     Args:
         loader: picklable; each process gets a copy.
-        state: returns the state of the loader that is fed: it goes with every task, so that a change
+        snapshot: returns the loader that is fed, as it is: it goes with every task, so that a change
             reaches the processes without starting them again.
         deliver: turns arrays into what the loader hands out.
         depth: batches prepared in advance.
@@ -75,13 +75,13 @@ class ProcessFeed:
         self,
         loader: Following,
         *,
-        state: Callable[[], State],
+        snapshot: Callable[[], Snapshot],
         deliver: Callable[[Batch], Delivered],
         depth: int,
         processes: int,
         name: str,
     ) -> None:
-        self._state, self._deliver, self._depth = state, deliver, depth
+        self._snapshot, self._deliver, self._depth = snapshot, deliver, depth
         self._processes = Processes(_Steps(loader), processes=processes, name=name)
 
     def __enter__(self) -> "ProcessFeed":
@@ -93,22 +93,22 @@ class ProcessFeed:
 
     def batches(self, step: int) -> Generator[Delivered]:
         """Yield the batches of a step and all that follow."""
-        state = self._state()
-        tasks: Iterator[tuple[int, State]] = ((at, state) for at in count(step))
+        snapshot = self._snapshot()
+        tasks: Iterator[tuple[int, Snapshot]] = ((at, snapshot) for at in count(step))
         for fields in self._processes.ordered(tasks, depth=self._depth):
             yield self._deliver(Batch(fields))
 
 
 class _Steps:
-    """What a worker process does: bring its loader to the state of the task, compute the step."""
+    """What a worker process does: make its loader the one of the task, compute the step."""
 
     def __init__(self, loader: Following) -> None:
         self._loader = loader
-        self._state: State | None = None
+        self._snapshot: Snapshot | None = None
 
-    def __call__(self, task: tuple[int, State], on_sample: Callable[[int], None]) -> Fields:
-        step, state = task
-        if state != self._state:
-            self._loader.load_state_dict(state)
-            self._state = state
+    def __call__(self, task: tuple[int, Snapshot], on_sample: Callable[[int], None]) -> Fields:
+        step, snapshot = task
+        if snapshot != self._snapshot:
+            self._loader.restore(snapshot)
+            self._snapshot = snapshot
         return self._loader.fields_at(step, on_sample)

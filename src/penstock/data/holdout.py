@@ -98,6 +98,22 @@ def part_of(
     Raises:
         ConfigError: the share is out of range, or it leaves a part without a document; or no such split.
     """
+    space = space_of(corpus, name=name, split=split, holdout=holdout, parts=parts)
+    if not space.num_tokens:
+        count = corpus.num_documents
+        raise ConfigError(
+            f"A holdout of {holdout} leaves the {split} part of corpus {name!r} empty",
+            fix=f"Its {plural(count, 'document')} cannot be split so: change data.holdout.",
+        )
+    return space
+
+
+def space_of(corpus: Corpus, *, name: str, split: Split, holdout: float, parts: range | None) -> TokenSpace:
+    """Return the training or held-out part of some parts of a corpus, which may be empty.
+
+    Raises:
+        ConfigError: the share is out of range; or no such split.
+    """
     if split not in get_args(Split):
         raise ConfigError("A corpus has no such split", got=split, fix=nearest(split, list(get_args(Split))))
     if not 0 <= holdout <= 0.5:
@@ -108,14 +124,7 @@ def part_of(
         _intervals(corpus, (edges[part], edges[part + 1]), split, holdout, key=_key(name, part))
         for part in chosen
     ]
-    space = TokenSpace(corpus, np.concatenate(intervals))
-    if not space.num_tokens:
-        count = corpus.num_documents
-        raise ConfigError(
-            f"A holdout of {holdout} leaves the {split} part of corpus {name!r} empty",
-            fix=f"Its {plural(count, 'document')} cannot be split so: change data.holdout.",
-        )
-    return space
+    return TokenSpace(corpus, np.concatenate(intervals))
 
 
 def _key(name: str, part: int) -> int:

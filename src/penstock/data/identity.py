@@ -7,6 +7,7 @@ from penstock.core.errors import CorpusChanged, StateMismatch
 from penstock.data.course import Course
 from penstock.data.source import Source
 from penstock.data.state import Saved, damaged
+from penstock.data.timeline import Timeline
 from penstock.data.way import Plan
 
 
@@ -56,7 +57,7 @@ def check_corpora(saved: Saved, sources: Mapping[str, Source]) -> None:
     """
     for name, was in saved.corpora.items():
         if name in sources:
-            _check_contents(name, sources[name], was, saved)
+            check_contents(name, sources[name], was, saved.timeline)
         elif saved.timeline.slots_at(saved.step).get(name):
             raise StateMismatch(
                 f"The saved run trains on corpus {name!r}, which this loader does not have",
@@ -64,9 +65,16 @@ def check_corpora(saved: Saved, sources: Mapping[str, Source]) -> None:
             )
 
 
-def _check_contents(name: str, source: Source, was: Mapping[str, Any], saved: Saved) -> None:
+def check_contents(name: str, source: Source, was: Mapping[str, Any], timeline: Timeline) -> None:
+    """Refuse a corpus that is not what it was; more parts than before are no difference.
+
+    Raises:
+        CorpusChanged: with what differs.
+    """
+    parts = max([was["parts"], *(parts for _, of, parts in timeline.grown if of == name)])
+    if parts > len(source.corpus.manifest.part_ends):
+        source.reopen()  # another rank saw more of it
     corpus = source.corpus
-    parts = max([was["parts"], *(parts for _, of, parts in saved.timeline.grown if of == name)])
     known = len(corpus.manifest.part_ends)
     streamed = corpus.manifest.streamed_parts is not None
     if bool(was.get("streamed")) != streamed:

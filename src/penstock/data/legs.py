@@ -29,12 +29,19 @@ class Passes:
     Args:
         first: number of the first epoch; it keys the order.
         epochs: how many; None: without end.
+        parts: how many parts of the corpus there must be before this leg can begin.
     """
 
     space: TokenSpace
     order: Order
     first: int = 0
     epochs: int | None = None
+    parts: int = 1
+
+    @property
+    def identity(self) -> str:
+        """What tells its pools from those of other legs of the corpus, but for the epoch."""
+        return self.order.identity
 
     @property
     def num_samples(self) -> int | None:
@@ -48,6 +55,10 @@ class Passes:
     def sample_of(self, epoch: int, pool: int, row: int) -> int:
         """Return the sample of this leg at a place."""
         return self.order.sample_of(epoch - self.first, pool, row)
+
+    def holds(self, pool: int) -> bool:  # noqa: ARG002
+        """Return whether a pool has rows on this leg: every one does."""
+        return True
 
     def cuts(self, pool: int) -> Sequence[Cut]:  # noqa: ARG002
         """Return the changes of length inside a pool: none."""
@@ -81,12 +92,15 @@ class Rest:
         self.order = order
         self.first = epoch
         self.epochs = 1
+        changes = [[(cut.sequence_length, cut.rows) for cut in of_lane] for of_lane in cuts]
+        self.identity = f"{order.identity} {group} {changes}"
+        """What tells its pools from those of other legs of the corpus, but for the epoch."""
         self._group = group
         self._cuts = cuts
         length = order.geometry.sequence_length
         begun = zip(order.pools_of(group), cuts, strict=True)
-        left = [_left(order.tokens_in_pool(pool), changes) for pool, changes in begun]
-        self._turns = Turns([-(-tokens // length) for tokens in left])
+        self._left = [_left(order.tokens_in_pool(pool), changes) for pool, changes in begun]
+        self._turns = Turns([-(-tokens // length) for tokens in self._left])
         self._later = (group + 1) * order.geometry.lanes * order.geometry.rows_per_pool
         self.num_samples = self._turns.num_samples + max(0, order.samples_per_epoch - self._later)
 
@@ -101,13 +115,16 @@ class Rest:
         return places
 
     def sample_of(self, epoch: int, pool: int, row: int) -> int:  # noqa: ARG002
-        """Return the sample of this leg at a place; a negative one for a pool that was used up before."""
+        """Return the sample of this leg at a place of a pool that it holds."""
         group, lane = divmod(pool, self.order.geometry.lanes)
-        if group < self._group:
-            return -1
         if group == self._group:
             return self._turns.sample_of(lane, row)
         return self.order.sample_of(0, pool, row) - self._later + self._turns.num_samples
+
+    def holds(self, pool: int) -> bool:
+        """Return whether a pool has rows on this leg: not when it was used up before."""
+        group, lane = divmod(pool, self.order.geometry.lanes)
+        return group > self._group or (group == self._group and self._left[lane] > 0)
 
     def cuts(self, pool: int) -> Sequence[Cut]:
         """Return the changes of length inside a pool."""

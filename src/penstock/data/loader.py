@@ -17,8 +17,10 @@ from penstock.data.corpus import Corpus
 from penstock.data.feed import Feed, ProcessFeed, ThreadFeed
 from penstock.data.holdout import Split
 from penstock.data.reader import Reader
-from penstock.data.run import Change, Run
+from penstock.data.run import Run, Snapshot
+from penstock.data.schedule import Change
 from penstock.data.state import State
+from penstock.data.tally import samples_by_corpus, tokens_by_corpus
 from penstock.data.trace import Piece, Use, explain, find
 from penstock.data.transform import Transform, name_of
 from penstock.data.types import Batch, Int32, Int64
@@ -95,7 +97,9 @@ class Loader:
         )
         self._num_workers = at_least(0, "num_workers", num_workers)
         self._prefetch = at_least(0, "prefetch", prefetch)
-        check_divisible(global_batch_size, world_size=world_size)
+        planned = [change.global_batch_size for change in self._run.arguments["schedule"]]
+        for size in (global_batch_size, *filter(None, planned)):
+            check_divisible(size, world_size=world_size)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, {world_size})", got=rank)
         self._reader = Reader(
@@ -118,13 +122,13 @@ class Loader:
 
     @property
     def num_samples(self) -> int | None:
-        """Samples until the first capped corpus is used up, or None when none is capped."""
+        """Samples, skipped ones too, until the first capped corpus is used up; None when none is."""
         return self._run.course.supply()
 
     @property
     def samples_per_epoch(self) -> dict[str, int]:
         """Rows in one pass over each corpus at the present sequence length, by name."""
-        return self._run.samples_per_epoch()
+        return self._run.course.samples_per_epoch(self.step)
 
     @property
     def sequence_length(self) -> int:
@@ -140,14 +144,14 @@ class Loader:
     def weights(self) -> dict[str, float]:
         """Share of each corpus in the next step's mixture, by name; they sum to one."""
         slots = self._run.timeline.slots_at(self.step)
-        return {name: count / sum(slots.values()) for name, count in slots.items()}
+        return {name: slots.get(name, 0) / sum(slots.values()) for name in self._run.sources}
 
     @property
     def mixtures(self) -> list[tuple[int, dict[str, float], str]]:
-        """Every mixture of the run, planned ones too: its first step, each corpus's share, what asked for it."""
+        """Every mixture of the run, planned ones too: first step, shares, what asked for it."""
         return [
             (step, {name: count / sum(slots.values()) for name, count in slots.items()}, reason)
-            for step, slots, reason in self._run.timeline.mix
+            for step, slots, reason in self._run.timeline.mixtures
         ]
 
     def samples_of(self, step: int) -> Int64:
@@ -160,15 +164,15 @@ class Loader:
 
     def samples_by_corpus(self, step: int) -> dict[str, int]:
         """Return how many samples the steps before a step take from each corpus, by name."""
-        return self._run.samples_by_corpus(step)
+        return samples_by_corpus(self._run.course, step)
 
     def tokens_by_corpus(self, step: int) -> dict[str, int]:
         """Return how many tokens, padding counted, the steps before a step take from each corpus."""
-        return self._run.tokens_by_corpus(step)
+        return tokens_by_corpus(self._run.course, step)
 
     def epochs_by_corpus(self, step: int) -> dict[str, float]:
         """Return how many passes over each corpus the steps before a step make."""
-        return self._run.epochs_by_corpus(step)
+        return self._run.epochs_by_corpus(self.tokens_by_corpus(step))
 
     def batch_at(self, step: int) -> dict[str, Any]:  # Any: tensors or arrays, as `deliver` says
         """Return this rank's batch of any step, without moving the loader.
@@ -265,7 +269,8 @@ class Loader:
 
     def set_global_batch_size(self, size: int) -> None:
         """Change the rows per step from the next step on; call it on all ranks at the same step."""
-        check_divisible(at_least(1, "global_batch_size", size), world_size=self._reader.world_size)
+        size = at_least(1, "global_batch_size", size)
+        check_divisible(size, world_size=self._reader.world_size)
         self._run.set_global_batch_size(size)
         self._changes += 1
 
@@ -282,7 +287,8 @@ class Loader:
     ) -> None:
         """Never serve some samples to come; call it on all ranks at the same step.
 
-        Later samples move up: the batch of a skipped step holds what would have followed.
+        Later samples move up: the batch of a skipped step holds what would have followed. To skip again what
+        is skipped already changes nothing.
 
         Args:
             samples: ids of samples.
@@ -293,9 +299,11 @@ class Loader:
         self._changes += 1
 
     def _not_past(self, step: int | None) -> int:
-        if step is not None and step < self.step:
+        if step is None:
+            return self.step
+        if step < self.step:
             raise UsageError(f"{self.step} steps were served already", got=step, fix="Change a later one.")
-        return self.step if step is None else step
+        return at_least(0, "step", step)
 
     def __iter__(self) -> Generator[dict[str, Any]]:
         with self._feed() as feed:
@@ -327,6 +335,11 @@ class Loader:
         self._run.load_state_dict(state)
         self._changes += 1
 
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become what a loader of the same arguments was, with what it was told of steps to come."""
+        self._run.restore(snapshot)
+        self._changes += 1
+
     @property
     def dataset(self) -> Any:  # Any: a torch Dataset, whose module is loaded only here
         """The samples as a map-style torch dataset: `loader.dataset[k]` is global sample k."""
@@ -338,8 +351,8 @@ class Loader:
         if not (self._processes and self._reader.transform):
             return ThreadFeed(self.batch_at, depth=self._prefetch, num_workers=self._num_workers)
         return ProcessFeed(
-            _again({**self._options(), "deliver": "numpy", "num_workers": 0}, self.state_dict()),
-            state=self.state_dict,
+            _again({**self._options(), "deliver": "numpy", "num_workers": 0}, self._run.snapshot()),
+            snapshot=self._run.snapshot,
             deliver=self._deliver,
             depth=self._prefetch,
             processes=self._processes,
@@ -347,7 +360,7 @@ class Loader:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._options(), self.state_dict())
+        return _again, (self._options(), self._run.snapshot())
 
     def _options(self) -> dict[str, Any]:
         return {
@@ -363,8 +376,8 @@ class Loader:
         }
 
 
-def _again(options: dict[str, Any], state: State) -> Loader:
+def _again(options: dict[str, Any], snapshot: Snapshot) -> Loader:
     """Open a loader in another process, where the first one is."""
     loader = Loader(**options)
-    loader.load_state_dict(state)
+    loader.restore(snapshot)
     return loader

@@ -113,6 +113,9 @@ class Order:
         self.num_tokens = num_tokens
         self.geometry = geometry
         self.name = name
+        sizes = (geometry.sequence_length, geometry.block_tokens, geometry.blocks_per_pool, geometry.lanes)
+        self.identity = f"{name} {num_tokens} {sizes}"
+        """What tells it from other orders of the corpus. A string, whose hash is kept."""
         self._seed = seed
         self._full_blocks = num_tokens // geometry.block_tokens
         self.num_pools = -(-num_tokens // geometry.pool_tokens)

@@ -79,5 +79,5 @@ class Reader:
         for rows in np.split(np.arange(len(corpus)), np.flatnonzero(np.diff(corpus)) + 1):
             source, tables = course.rows(int(corpus[rows[0]]), phase, at[rows])
             parts.append((source.corpus, tables))
-        length = course.timeline.length[phase][1]
+        length = course.length(phase)
         return collate(parts, length=length, fields=fields, buffers=self._buffers)

@@ -1,11 +1,11 @@
 """What a loader is in the middle of: its corpora, what it was told and when, and how far it is.
 
-The course is made anew whenever the timeline changes. Nothing here reads tokens.
+The course is made anew whenever the timeline changes; a change that is refused leaves everything as it was.
+Nothing here reads tokens.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +13,27 @@ from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.arguments import at_least, open_sources, slots_from
 from penstock.data.course import Course
 from penstock.data.holdout import Split
-from penstock.data.identity import check_corpora, check_identity, describe
+from penstock.data.identity import check_contents, check_corpora, check_identity, describe
 from penstock.data.mixture import slots_of
+from penstock.data.schedule import Change, checked
 from penstock.data.source import Source
 from penstock.data.state import Saved, State, decode, encode
 from penstock.data.timeline import Skip, Timeline
-from penstock.data.way import Plan, begin
+from penstock.data.way import Plan
+from penstock.data.wishes import Wishes, as_saved, plan_of, tokens_of
+
+Described = dict[str, Any]  # Any: JSON values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """A change that is planned from the start; what is None stays as it is."""
+class Snapshot:
+    """A run as it is, for a copy in another process. Unlike a state it knows what is planned."""
 
     step: int
-    """First step it holds for."""
-    weights: Mapping[str, float] | None = None
-    """Of every corpus."""
-    global_batch_size: int | None = None
-    """Rows per step over all ranks."""
-    sequence_length: int | None = None
-    """Tokens per row."""
+    timeline: Timeline
+    paths: dict[str, str | Path]
+    plans: dict[str, Plan]
+    absent: dict[str, Described]
 
 
 class Run:
@@ -58,8 +59,10 @@ class Run:
     ) -> None:
         length = at_least(2, "sequence_length", sequence_length)
         size = at_least(1, "global_batch_size", global_batch_size)
+        self.sources = open_sources(corpora, rule=packing, epochs=epochs)
+        changes = checked(schedule, list(self.sources))
         self.arguments: dict[str, Any] = {  # Any: what Loader takes, to make another one
-            "corpora": dict(corpora) if isinstance(corpora, Mapping) else corpora,
+            "corpora": dict(corpora),
             "weights": None if weights is None else dict(weights),
             "sequence_length": length,
             "global_batch_size": size,
@@ -68,51 +71,30 @@ class Run:
             "epochs": dict(epochs),
             "split": split,
             "holdout": holdout,
-            "schedule": tuple(schedule),
+            "schedule": changes,
         }
         self.step = 0
-        self.sources = open_sources(corpora, rule=packing, epochs=epochs)
-        self._longest = max([length, *(change.sequence_length or 0 for change in schedule)])
-        self._plans = {name: self._plan(source) for name, source in self.sources.items()}
-        slots = self._slots_asked()
-        self._asked = {
-            "weights": None if weights is None else slots,
-            "global_batch_size": size,
-            "sequence_length": length,
-        }
-        self._follow(self._scheduled(Timeline(((0, size),), ((0, length),), ((0, slots, "recipe"),)), 0))
+        longest = max([length, *(change.sequence_length or 0 for change in changes)])
+        self._plans = {name: self._plan(source, longest) for name, source in self.sources.items()}
+        self._absent: dict[str, Described] = {}
+        self._wishes = Wishes(
+            weights=self.arguments["weights"],
+            global_batch_size=size,
+            sequence_length=length,
+            schedule=changes,
+        )
+        self._follow(self._wishes.from_the_start(self.sources, self._plans))
 
     @property
     def timeline(self) -> Timeline:
         """What the run was told."""
         return self.course.timeline
 
-    def samples_per_epoch(self) -> dict[str, int]:
-        """Return the rows of one pass over each whole corpus at the present sequence length."""
-        return self.course.samples_per_epoch()
-
-    def samples_by_corpus(self, step: int) -> dict[str, int]:
-        """Return how many samples the steps before a step take from each corpus."""
-        first = self.timeline.first_sample(step)
-        counts = Counter(self.course.counts(first))
-        for skip in self.timeline.skips:
-            if skip.start < first:
-                counts.subtract(self.course.counts(min(first, skip.stop)))
-                counts.update(self.course.counts(skip.start))
-        return {name: counts[name] for name in self.sources}
-
-    def tokens_by_corpus(self, step: int) -> dict[str, int]:
-        """Return how many tokens, padding counted, the steps before a step take from each corpus."""
-        tokens: Counter[str] = Counter()
-        edges = [start for start, _ in self.timeline.length if start < step] + [step]
-        for (start, length), stop in zip(self.timeline.length, edges[1:], strict=False):
-            early, late = self.samples_by_corpus(start), self.samples_by_corpus(stop)
-            tokens.update({name: (late[name] - early[name]) * length for name in late})
-        return {name: tokens[name] for name in self.sources}
-
-    def epochs_by_corpus(self, step: int) -> dict[str, float]:
-        """Return how many passes over each corpus, as it is now, the steps before a step make."""
-        return {name: tokens / self._tokens(name) for name, tokens in self.tokens_by_corpus(step).items()}
+    def epochs_by_corpus(self, tokens: Mapping[str, int]) -> dict[str, float]:
+        """Return how many passes over each corpus, as it is now, so many tokens are."""
+        return {
+            name: tokens[name] / tokens_of(self._plans[name], source) for name, source in self.sources.items()
+        }
 
     def set_weights(self, weights: Mapping[str, float], *, reason: str, step: int) -> None:
         """Change the mixture from a step on."""
@@ -122,22 +104,25 @@ class Run:
         """Add a corpus from the next step on."""
         if name in self.sources:
             raise ConfigError("The loader has a corpus of this name already", got=name)
-        sources = open_sources({name: path}, rule=self.arguments["packing"], epochs={})
-        slots = slots_from(weights, [*self.sources, name])
-        self.sources |= sources
-        self._plans[name] = self._plan(sources[name])
-        self.arguments["corpora"][name] = path
-        self._follow(self.timeline.with_slots(self.step, slots, f"add {name}"))
+        sources = {**self.sources, **self._opened(name, path)}
+        plan = self._plan(sources[name], self._longest)
+        if was := self._absent.get(name):  # it was taken out, and comes back where it stood
+            check_contents(name, sources[name], was, self.timeline)
+            plan = as_saved(plan, was)
+        timeline = self.timeline.with_slots(self.step, slots_from(weights, list(sources)), f"add {name}")
+        self._follow(timeline, sources=sources, plans={**self._plans, name: plan})
+        self._absent.pop(name, None)
 
     def remove_corpus(self, name: str, weights: Mapping[str, float] | None) -> None:
         """Leave a corpus out from the next step on."""
         self._check_name(name)
+        others = [other for other in self.sources if other != name]
         if weights is None:
-            weights = {
-                other: count for other, count in self.timeline.slots_at(self.step).items() if other != name
-            }
-        others = {other: weights.get(other, 0) for other in self.sources if other != name}
-        self._follow(self.timeline.with_slots(self.step, slots_of({**others, name: 0}), f"remove {name}"))
+            now = self.timeline.slots_at(self.step)
+            slots = slots_of({**{other: now.get(other, 0) for other in others}, name: 0})
+        else:
+            slots = {**slots_from(weights, others), name: 0}
+        self._follow(self.timeline.with_slots(self.step, slots, f"remove {name}"))
 
     def extend_corpus(self, name: str, parts: int | None, *, step: int) -> None:
         """Take up the parts of a corpus that were appended, from a step on."""
@@ -163,7 +148,7 @@ class Run:
         self._follow(self.timeline.with_length(self.step, length))
 
     def skip(self, *, samples: range | None, steps: range | None, reason: str) -> None:
-        """Leave out samples to come."""
+        """Leave out samples to come; those that are left out already may lie in the past."""
         if (samples is None) == (steps is None):
             raise UsageError("skip takes either samples or steps", got=(samples, steps))
         if steps is not None:
@@ -172,10 +157,10 @@ class Run:
             ids = self.timeline.samples_of(steps[0])[0], self.timeline.samples_of(steps[-1])[-1]
             samples = range(int(ids[0]), int(ids[1]) + 1)
         assert samples is not None
-        if not samples or samples.step != 1:
+        if not samples or samples.step != 1 or samples.start < 0:
             raise UsageError("samples must be a range of one sample or more", got=samples)
         first = self.timeline.first_sample(self.step)
-        if samples.start < first:
+        if not self.timeline.skips_all(samples.start, min(first, samples.stop)):
             raise UsageError(
                 f"Samples before {first} were served already",
                 got=samples,
@@ -189,31 +174,52 @@ class Run:
             name: describe(self.sources[name], plan, self.course, step=self.step)
             for name, plan in self._plans.items()
         }
-        return encode(Saved(self.step, self.timeline, self._asked, self._identity(), corpora))
+        asked = self._wishes.asked(self.step, names=self.arguments["corpora"])
+        return encode(Saved(self.step, self.timeline, asked, self._identity(), {**self._absent, **corpora}))
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Loader.load_state_dict`."""
         saved = decode(state)
         check_identity(saved, self._identity())
-        check_corpora(saved, self.sources)
-        self._longest, self.step = saved.identity["longest"], saved.step
-        for name in saved.corpora.keys() & self.sources.keys():
-            was = saved.corpora[name]
-            streamed, parts = bool(was.get("streamed")), was["parts"]
-            self._plans[name] = replace(
-                self._plans[name],
-                streamed=streamed,
-                base_parts=0 if streamed else parts,
-                longest=self._longest,
-            )
-        timeline, asked = saved.timeline, self._asked
-        if saved.asked.get("weights") != asked["weights"] or self.sources.keys() - saved.corpora.keys():
-            timeline = timeline.with_slots(self.step, self._slots_asked(), "recipe")
-        if saved.asked.get("global_batch_size") != asked["global_batch_size"]:
-            timeline = timeline.with_batch_size(self.step, self.arguments["global_batch_size"])
-        if saved.asked.get("sequence_length") != asked["sequence_length"]:
-            timeline = timeline.with_length(self.step, self.arguments["sequence_length"])
-        self._follow(self._scheduled(timeline, self.step))
+        named = {
+            *saved.corpora,
+            *self.arguments["corpora"],
+        }  # not one that was added after the state was saved
+        sources = {name: source for name, source in self.sources.items() if name in named}
+        check_corpora(saved, sources)
+        plans = {name: self._plan(source, saved.identity["longest"]) for name, source in sources.items()}
+        for name in sources.keys() & saved.corpora.keys():
+            plans[name] = as_saved(plans[name], saved.corpora[name])
+        timeline = self._wishes.anew(saved, sources, plans)
+        self._follow(timeline, sources=sources, plans=plans, step=saved.step)
+        self._absent = {name: dict(was) for name, was in saved.corpora.items() if name not in sources}
+
+    def snapshot(self) -> Snapshot:
+        """Return this run as it is; pickled, a few kilobytes."""
+        paths = {name: source.path for name, source in self.sources.items()}
+        return Snapshot(
+            step=self.step, timeline=self.timeline, paths=paths, plans=self._plans, absent=self._absent
+        )
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Become what a run with the same arguments was when the snapshot was taken."""
+        sources = {}
+        for name, path in snapshot.paths.items():
+            known = self.sources.get(name)
+            source = known if known and known.path == path else self._opened(name, path)[name]
+            parts = [
+                snapshot.plans[name].base_parts,
+                *(n for _, of, n in snapshot.timeline.grown if of == name),
+            ]
+            if len(source.corpus.manifest.part_ends) < max(parts):
+                source.reopen()
+            sources[name] = source
+        self._follow(snapshot.timeline, sources=sources, plans=snapshot.plans, step=snapshot.step)
+        self._absent = dict(snapshot.absent)
+
+    @property
+    def _longest(self) -> int:
+        return next(iter(self._plans.values())).longest
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same for the order to be; `longest` comes with a state."""
@@ -225,55 +231,28 @@ class Run:
             "longest": self._longest,
         }
 
-    def _follow(self, timeline: Timeline) -> None:
-        self.course = Course(timeline, self.sources, self._plans)
+    def _follow(
+        self,
+        timeline: Timeline,
+        *,
+        sources: dict[str, Source] | None = None,
+        plans: dict[str, Plan] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Go by a timeline from now on; what is None stays as it is."""
+        sources = self.sources if sources is None else sources
+        plans = self._plans if plans is None else plans
+        step = self.step if step is None else step
+        self.course = Course(timeline.settled(step), sources, plans)
+        self.sources, self._plans, self.step = sources, plans, step
 
-    def _scheduled(self, timeline: Timeline, step: int) -> Timeline:
-        """Return a timeline with what is planned for a step and later."""
-        for change in sorted(self.arguments["schedule"], key=lambda change: change.step):
-            if change.step < step:
-                continue
-            if change.weights is not None:
-                slots = slots_from(change.weights, list(self.sources))
-                timeline = timeline.with_slots(change.step, slots, "schedule")
-            if change.global_batch_size is not None:
-                timeline = timeline.with_batch_size(change.step, change.global_batch_size)
-            if change.sequence_length is not None:
-                timeline = timeline.with_length(change.step, change.sequence_length)
-        return timeline
+    def _opened(self, name: str, path: str | Path) -> dict[str, Source]:
+        caps = {of: cap for of, cap in self.arguments["epochs"].items() if of == name}
+        return open_sources({name: path}, rule=self.arguments["packing"], epochs=caps)
 
-    def _slots_asked(self) -> dict[str, int]:
-        weights = self.arguments["weights"]
-        if weights is not None:
-            return slots_from(weights, list(self.sources))
-        if len(self.sources) > 1 and (growing := [n for n, plan in self._plans.items() if plan.streamed]):
-            raise ConfigError(
-                f"Corpus {growing[0]!r} is still being prepared, so its share is not known",
-                fix="Give weights.",
-            )
-        return slots_of({name: self._tokens(name) if len(self.sources) > 1 else 1 for name in self.sources})
-
-    def _tokens(self, name: str) -> int:
-        """Return the tokens of a corpus's split, for its share of the mixture."""
-        plan, corpus = self._plans[name], self.sources[name].corpus
-        return plan.whole(corpus, len(corpus.manifest.part_ends), first=0).space.num_tokens
-
-    def _plan(self, source: Source) -> Plan:
-        manifest = source.corpus.manifest
-        streamed = manifest.streamed_parts is not None
-        arguments = self.arguments
-        plan = Plan(
-            name=source.name,
-            seed=arguments["seed"],
-            sequence_length=arguments["sequence_length"],
-            longest=self._longest,
-            split=arguments["split"],
-            holdout=arguments["holdout"],
-            streamed=streamed,
-            base_parts=0 if streamed else len(manifest.part_ends),
-        )
-        begin(plan, source.corpus)  # a split that leaves a part empty is refused here, not at the first batch
-        return plan
+    def _plan(self, source: Source, longest: int) -> Plan:
+        keys = ("seed", "split", "holdout", "sequence_length")
+        return plan_of(source, longest=longest, **{key: self.arguments[key] for key in keys})
 
     def _check_name(self, name: str) -> None:
         if name not in self.sources:

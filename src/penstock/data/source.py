@@ -33,7 +33,7 @@ class Source:
         self.max_epochs = max_epochs
         self._rule = rule
         self._wait_seconds = wait_seconds
-        self._pools: dict[tuple[int, int, int, int], PackedPool] = {}
+        self._pools: dict[tuple[str, int, int], PackedPool] = {}
         self._lock = Lock()
 
     def reopen(self) -> None:
@@ -77,27 +77,28 @@ class Source:
                 self.reopen()
         return way
 
-    def rows(self, way: Way, phase: int, places: Int64) -> list[Int64]:
+    def rows(self, way: Way, places: Int64) -> list[Int64]:
         """Return the piece tables of rows: n arrays of pieces as in PackedPool.
 
         Args:
-            phase: which of the run's sequence lengths the way is for.
             places: [n, 4] leg, epoch, pool, row.
         """
-        tables = []
+        tables, legs = [], way.legs
         for leg, epoch, pool, row in places.tolist():
-            packed = self._pools.get((phase, leg, epoch, pool)) or self.pool(way, (phase, leg, epoch, pool))
+            packed = self._pools.get((legs[leg].identity, epoch, pool)) or self.pool(way, (leg, epoch, pool))
             tables.append(packed.pieces[packed.firsts[row] : packed.pasts[row]])
         return tables
 
-    def pool(self, way: Way, key: tuple[int, int, int, int]) -> PackedPool:
+    def pool(self, way: Way, place: tuple[int, int, int]) -> PackedPool:
         """Pack a pool, once; as many are kept as there are lanes, the oldest goes first.
 
         Args:
-            key: phase, leg, epoch and number of the pool.
+            place: leg, epoch and number of the pool.
         """
-        _, leg, epoch, pool = key
+        leg, epoch, pool = place
         of = way.legs[leg]
+        # By what a leg is and not where it stands: after a change another one stands there.
+        key = (of.identity, epoch, pool)
         with self._lock:
             if key not in self._pools:
                 cuts = of.cuts(pool)

@@ -44,7 +44,10 @@ def encode(saved: Saved) -> State:
         "samples": timeline.consumed_before(saved.step),
         "batch": [list(entry) for entry in timeline.batch],
         "length": [list(entry) for entry in timeline.length],
-        "mix": [[step, dict(slots), reason] for step, slots, reason in timeline.mix],
+        # Pairs and not a table: the order of the corpora lays the pattern out, and must survive sorted keys.
+        "mix": [
+            [step, [list(pair) for pair in slots.items()], reason] for step, slots, reason in timeline.mix
+        ],
         "skip": [[skip.start, skip.stop, skip.reason] for skip in timeline.skips],
         "grown": [list(entry) for entry in timeline.grown],
         "asked": deepcopy(dict(saved.asked)),
@@ -108,7 +111,9 @@ def _entries(state: State, key: str) -> tuple[tuple[int, int], ...]:
 def _mix(state: State) -> tuple[tuple[int, dict[str, int], str], ...]:
     entries = state.get("mix")
     if not (isinstance(entries, list | tuple) and entries and all(map(_is_mix_entry, entries))):
-        raise damaged("mix must list a first step, the slots of each corpus and a reason", got=entries)
+        raise damaged(
+            "mix must list a first step, pairs of a corpus and its slots, and a reason", got=entries
+        )
     _check_rising("mix", [first for first, _, _ in entries])
     return tuple((first, dict(slots), reason) for first, slots, reason in entries)
 
@@ -144,10 +149,15 @@ def _is_mix_entry(entry: object) -> bool:
     if not (isinstance(entry, list | tuple) and len(entry) == 3 and _is_count(entry[0])):
         return False
     slots, reason = entry[1], entry[2]
-    named = (
-        isinstance(slots, dict) and all(isinstance(name, str) for name in slots) and isinstance(reason, str)
+    if not (isinstance(slots, list | tuple) and all(map(_is_share, slots)) and isinstance(reason, str)):
+        return False
+    return len({name for name, _ in slots}) == len(slots) and 0 < sum(n for _, n in slots) <= 2**17
+
+
+def _is_share(pair: object) -> bool:
+    return (
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) and _is_count(pair[1])
     )
-    return named and all(map(_is_count, slots.values())) and 0 < sum(slots.values()) <= 2**17
 
 
 def _is_skip(entry: object) -> bool:

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from penstock.core.errors import UsageError
 from penstock.data.types import Int64
 
 T = TypeVar("T")
+E = TypeVar("E", bound=tuple[Any, ...])  # Any: step, then what an entry holds
 
 MOST_SAMPLES = 2**62
 """What sample arithmetic in int64 can hold."""
@@ -38,7 +39,11 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Entries are (first step, value), ascending from step 0; each holds until the next."""
+    """Entries are (first step, value), ascending from step 0; each holds until the next.
+
+    Entries to come may repeat the one before: were they left out, a change in between would hold on past
+    them. `lengths` and `mixtures` are what is in effect.
+    """
 
     batch: tuple[tuple[int, int], ...]
     """Global batch size."""
@@ -49,10 +54,32 @@ class Timeline:
     skips: tuple[Skip, ...] = ()
     """Ascending and apart."""
     grown: tuple[tuple[int, str, int], ...] = ()
-    """Corpus and its number of parts from that step on."""
+    """Corpus and its number of parts from that step on; steps ascend."""
+
+    @property
+    def lengths(self) -> list[tuple[int, int]]:
+        """The sequence lengths, each with its first step, no two in a row alike."""
+        return [
+            self.length[0],
+            *(late for early, late in pairwise(self.length) if early[1] != late[1]),
+        ]
+
+    @property
+    def mixtures(self) -> list[tuple[int, Slots, str]]:
+        """The mixtures, each with its first step and reason, no two in a row alike."""
+        return [
+            self.mix[0],
+            *(late for early, late in pairwise(self.mix) if _shares(early[1]) != _shares(late[1])),
+        ]
 
     def consumed_before(self, step: int) -> int:
-        """Return how many samples the steps before a step consume."""
+        """Return how many samples the steps before a step consume.
+
+        Raises:
+            UsageError: the step is negative.
+        """
+        if step < 0:
+            raise UsageError("A step must be zero or more", got=step)
         index = bisect_right(self.batch, step, key=lambda entry: entry[0]) - 1
         past = sum((late - early) * size for (early, size), (late, _) in pairwise(self.batch[: index + 1]))
         start, size = self.batch[index]
@@ -77,7 +104,12 @@ class Timeline:
 
     def first_sample(self, step: int) -> int:
         """Return the smallest sample id of a step."""
-        return int(self._ids(np.array([self.consumed_before(step)], dtype=np.int64))[0])
+        sample = self.consumed_before(step)
+        for skip in self.skips:
+            if skip.start > sample:
+                break
+            sample += skip.stop - skip.start
+        return sample
 
     def step_of(self, sample: int) -> int | None:
         """Return the step that serves a sample id, or None where it is skipped."""
@@ -91,8 +123,8 @@ class Timeline:
     def turns(self) -> list[int]:
         """Return the steps, ascending, at which the mixture, the length or a corpus changes."""
         steps = [
-            *(step for step, _, _ in self.mix),
-            *(step for step, _ in self.length),
+            *(step for step, _, _ in self.mixtures),
+            *(step for step, _ in self.lengths),
             *(step for step, _, _ in self.grown),
         ]
         return sorted(set(steps))
@@ -111,22 +143,24 @@ class Timeline:
 
     def with_batch_size(self, step: int, size: int) -> "Timeline":
         """Return the timeline with another batch size from a step on, until the next planned one."""
-        return replace(self, batch=_changed(self.batch, step, size))
+        return replace(self, batch=_changed(self.batch, (step, size)))
 
     def with_length(self, step: int, length: int) -> "Timeline":
         """Return the timeline with another sequence length from a step on, until the next planned one."""
-        return replace(self, length=_changed(self.length, step, length))
+        return replace(self, length=_changed(self.length, (step, length)))
 
     def with_slots(self, step: int, slots: Mapping[str, int], reason: str) -> "Timeline":
         """Return the timeline with another mixture from a step on, until the next planned one."""
-        past = tuple(entry for entry in self.mix if entry[0] < step)
-        later = tuple(entry for entry in self.mix if entry[0] > step)
-        same = bool(past) and past[-1][1] == slots
-        return replace(self, mix=(*past, *([] if same else [(step, dict(slots), reason)]), *later))
+        return replace(self, mix=_changed(self.mix, (step, dict(slots), reason)))
 
     def with_parts(self, step: int, name: str, parts: int) -> "Timeline":
         """Return the timeline with more parts of a corpus from a step on."""
-        return replace(self, grown=(*self.grown, (step, name, parts)))
+        grown = sorted([*self.grown, (step, name, parts)], key=lambda entry: entry[0])
+        return replace(self, grown=tuple(grown))
+
+    def skips_all(self, start: int, stop: int) -> bool:
+        """Return whether sample ids [start, stop) are all skipped."""
+        return start >= stop or any(skip.start <= start and stop <= skip.stop for skip in self.skips)
 
     def with_skip(self, skip: Skip) -> "Timeline":
         """Return the timeline with more samples left out; skips that touch become one."""
@@ -134,17 +168,29 @@ class Timeline:
         touching = [s for s in self.skips if s not in apart]
         start = min([skip.start, *(s.start for s in touching)])
         stop = max([skip.stop, *(s.stop for s in touching)])
-        reasons = dict.fromkeys([*(s.reason for s in touching), skip.reason])
-        joined = Skip(start, stop, "; ".join(reason for reason in reasons if reason))
+        reasons = [reason for s in [*touching, skip] for reason in s.reason.split("; ") if reason]
+        joined = Skip(start, stop, "; ".join(dict.fromkeys(reasons)))
         return replace(self, skips=tuple(sorted([*apart, joined], key=lambda s: s.start)))
 
     def until(self, step: int) -> "Timeline":
-        """Return what was in effect for the steps before a step."""
+        """Return what was in effect for the steps before a step, and no more."""
+        batch = [self.batch[0], *(late for early, late in pairwise(self.batch) if early[1] != late[1])]
         return replace(
             self,
-            batch=self.batch[:1] + tuple(entry for entry in self.batch[1:] if entry[0] < step),
-            length=self.length[:1] + tuple(entry for entry in self.length[1:] if entry[0] < step),
-            mix=self.mix[:1] + tuple(entry for entry in self.mix[1:] if entry[0] < step),
+            batch=tuple(entry for entry in batch if entry[0] < step),
+            length=tuple(entry for entry in self.lengths if entry[0] < step),
+            mix=tuple(entry for entry in self.mixtures if entry[0] < step),
+            grown=tuple(entry for entry in self.grown if entry[0] < step),
+        )
+
+    def settled(self, step: int) -> "Timeline":
+        """Return the same without entries up to a step that change nothing."""
+        past = self.until(step + 1)
+        return replace(
+            self,
+            batch=past.batch + tuple(entry for entry in self.batch if entry[0] > step),
+            length=past.length + tuple(entry for entry in self.length if entry[0] > step),
+            mix=past.mix + tuple(entry for entry in self.mix if entry[0] > step),
         )
 
     def _ids(self, consumed: Int64) -> Int64:
@@ -161,8 +207,11 @@ def _at(entries: Sequence[tuple[int, T]], step: int) -> T:
     return entries[bisect_right(entries, step, key=lambda entry: entry[0]) - 1][1]
 
 
-def _changed(entries: Sequence[tuple[int, T]], step: int, value: T) -> tuple[tuple[int, T], ...]:
-    past = tuple(entry for entry in entries if entry[0] < step)
-    later = tuple(entry for entry in entries if entry[0] > step)
-    same = bool(past) and past[-1][1] == value
-    return (*past, *([] if same else [(step, value)]), *later)
+def _changed(entries: Sequence[E], entry: E) -> tuple[E, ...]:
+    """Put an entry (step, value, ...) among others, in place of one of the same step."""
+    others = [other for other in entries if other[0] != entry[0]]
+    return tuple(sorted([*others, entry], key=lambda other: other[0]))
+
+
+def _shares(slots: Slots) -> Slots:
+    return {name: count for name, count in slots.items() if count}

@@ -50,6 +50,17 @@ class Use:
 
 def explain(course: Course, samples: Int64) -> list[list[Piece]]:
     """Return the pieces of each sample, in the order they are trained on."""
+    phases = np.array([course.phase_of(sample) for sample in samples.tolist()], dtype=np.int64)
+    rows: list[list[Piece]] = [[]] * len(samples)
+    for phase in np.unique(phases).tolist():
+        chosen = np.flatnonzero(phases == phase)
+        for index, row in zip(chosen.tolist(), _explained(course, samples[chosen]), strict=True):
+            rows[index] = row
+    return rows
+
+
+def _explained(course: Course, samples: Int64) -> list[list[Piece]]:
+    """Return the pieces of samples of one sequence length."""
     located = course.locate(samples)
     legs, places = course.places(located)
     at = np.stack((legs, places.epoch, places.pool, places.row), axis=1)
@@ -66,11 +77,13 @@ def find(course: Course, name: str, document: int, *, steps: range) -> list[Use]
 
     Raises:
         ConfigError: no such corpus.
-        UsageError: it has no such document.
+        UsageError: it has no such document, or the steps are not a range without gaps.
     """
     if name not in course.names:
         raise ConfigError("The run has no such corpus", got=name, fix=nearest(name, course.names))
     index = course.names.index(name)
+    if steps.step != 1:
+        raise UsageError("steps must be a range without gaps", got=steps)
     shard, start, stop = _document(course.corpus(index), document)
     uses = []
     for phase, turns in enumerate(course.taken(index, steps)):
@@ -111,7 +124,7 @@ def _turns_with(
         epochs = range(_epoch(leg, inside[0]), _epoch(leg, inside[-1]) + 1)
         for epoch in epochs:
             pools = {pool for low, high in ranges for pool in leg.order.pools_with(epoch, low, high)}
-            for pool in sorted(pools):
+            for pool in sorted(filter(leg.holds, pools)):
                 packed = course.pool(corpus, phase, (index, epoch, pool))
                 for row, (first_token, past_token) in packed.rows_with(shard, start, stop):
                     turn = leg.sample_of(epoch, pool, row)

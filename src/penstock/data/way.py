@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.data.corpus import Corpus
-from penstock.data.holdout import Split, TokenSpace, part_of
+from penstock.data.holdout import Split, TokenSpace, part_of, space_of
 from penstock.data.legs import Leg, Passes
 from penstock.data.order import Order, choose_geometry
 
@@ -37,22 +37,24 @@ class Plan:
 
     def whole(self, corpus: Corpus, parts: int, *, first: int) -> Passes:
         """Return endless epochs over the first parts of a corpus."""
-        return self._passes(corpus, range(parts), name=self.name, first=first, epochs=None)
+        space = part_of(corpus, name=self.name, split=self.split, holdout=self.holdout, parts=range(parts))
+        return Passes(space, self._order(space, self.name), first, None, parts=parts)
 
-    def part(self, corpus: Corpus, part: int) -> Passes:
-        """Return one pass over a part of a corpus, in an order of its own."""
-        return self._passes(corpus, range(part, part + 1), name=f"{self.name}\0{part}", first=0, epochs=1)
+    def part(self, corpus: Corpus, part: int) -> Passes | None:
+        """Return one pass over a part, in an order of its own; None where the split has none of it."""
+        parts = range(part, part + 1)
+        space = space_of(corpus, name=self.name, split=self.split, holdout=self.holdout, parts=parts)
+        if not space.num_tokens:
+            return None
+        return Passes(space, self._order(space, f"{self.name}\0{part}"), 0, 1, parts=part + 1)
 
     def again(self, leg: Passes, *, begun: int) -> list[Passes]:
         """Return the epochs of a leg that are not begun yet, at this plan's sequence length."""
         if leg.epochs is not None and begun >= leg.epochs:
             return []
         epochs = None if leg.epochs is None else leg.epochs - begun
-        return [Passes(leg.space, self._order(leg.space, leg.order.name), leg.first + begun, epochs)]
-
-    def _passes(self, corpus: Corpus, parts: range, *, name: str, first: int, epochs: int | None) -> Passes:
-        space = part_of(corpus, name=self.name, split=self.split, holdout=self.holdout, parts=parts)
-        return Passes(space, self._order(space, name), first, epochs)
+        order = self._order(leg.space, leg.order.name)
+        return [replace(leg, order=order, first=leg.first + begun, epochs=epochs)]
 
     def _order(self, space: TokenSpace, name: str) -> Order:
         length = self.sequence_length
@@ -64,13 +66,15 @@ class Way:
     """The legs of a corpus at one sequence length.
 
     Args:
-        parts: parts of the corpus that the legs cover.
+        parts: parts of the corpus that the legs, and those of ways before this one, cover.
+        begun: parts that were begun on ways before this one.
     """
 
-    def __init__(self, plan: Plan, legs: Sequence[Leg], *, parts: int) -> None:
+    def __init__(self, plan: Plan, legs: Sequence[Leg], *, parts: int, begun: int = 0) -> None:
         self.plan = plan
         self.legs = list(legs)
         self.parts = parts
+        self._begun = begun
         ends = np.cumsum([0, *(leg.num_samples for leg in legs if leg.num_samples is not None)])
         self.firsts: list[int] = ends.tolist()
         """First sample of each leg, and of the next one to come where the last leg has an end."""
@@ -91,6 +95,15 @@ class Way:
         last, first = self.legs[-1], self.firsts[len(self.legs) - 1]
         return first + max(0, epochs - last.first) * last.order.samples_per_epoch
 
+    def parts_begun(self, samples: int) -> int:
+        """Return how many parts the first samples of this way, and the ways before it, begin."""
+        begun = [
+            leg.parts
+            for leg, first in zip(self.legs, self.firsts, strict=False)
+            if isinstance(leg, Passes) and first < samples
+        ]
+        return max([self._begun, *begun])
+
     def at_length(self, samples: int, sequence_length: int) -> "Way":
         """Return the way from a sample on, at another sequence length."""
         plan = replace(self.plan, sequence_length=sequence_length)
@@ -105,10 +118,12 @@ class Way:
         for leg in self.legs[index + 1 :]:
             assert isinstance(leg, Passes), leg  # a rest can only come first
             legs += plan.again(leg, begun=0)
-        return Way(plan, legs, parts=self.parts)
+        return Way(plan, legs, parts=self.parts, begun=self.parts_begun(samples))
 
     def grown(self, samples: int, corpus: Corpus, parts: int) -> "Way":
         """Return the way with more parts of the corpus, decided on after so many samples."""
+        if parts <= self.parts:
+            return self
         last, first = self.legs[-1], self.firsts[len(self.legs) - 1]
         assert isinstance(last, Passes), last  # the endless one
         begun = max(0, -(-(samples - first) // last.order.samples_per_epoch))
@@ -118,18 +133,22 @@ class Way:
             legs.append(replace(last, epochs=begun))
         if epoch:
             legs += self._parts(corpus, parts)
-        return Way(self.plan, [*legs, self.plan.whole(corpus, parts, first=epoch)], parts=parts)
+        legs.append(self.plan.whole(corpus, parts, first=epoch))
+        return Way(self.plan, legs, parts=parts, begun=self._begun)
 
     def streamed(self, corpus: Corpus, parts: int) -> "Way":
         """Return the way of a streamed corpus with more of its parts, still without an end."""
-        return Way(self.plan, [*self.legs, *self._parts(corpus, parts)], parts=parts)
+        legs = [*self.legs, *self._parts(corpus, parts)]
+        return Way(self.plan, legs, parts=parts, begun=self._begun)
 
     def finished(self, corpus: Corpus) -> "Way":
         """Return the way of a streamed corpus that has all its parts: from now on, the whole."""
-        return Way(self.plan, [*self.legs, self.plan.whole(corpus, self.parts, first=1)], parts=self.parts)
+        legs = [*self.legs, self.plan.whole(corpus, self.parts, first=1)]
+        return Way(self.plan, legs, parts=self.parts, begun=self._begun)
 
     def _parts(self, corpus: Corpus, parts: int) -> list[Passes]:
-        return [self.plan.part(corpus, part) for part in range(self.parts, parts)]
+        legs = [self.plan.part(corpus, part) for part in range(self.parts, parts)]
+        return [leg for leg in legs if leg is not None]
 
 
 def begin(plan: Plan, corpus: Corpus) -> Way:
