@@ -4,6 +4,7 @@
     s3://bucket/web                                the same, far away
     olmo:/data/dolma,dtype=uint32,eos_id=100257    files of another tool
     synthetic:tokens=1e14,mean_document=900        no files at all
+    text:/data/web,tokenizer=tokenizer.json        text, made into tokens while it is read (text_corpus.py)
 
 What exists as a path is that path, whatever it looks like.
 """
@@ -17,6 +18,18 @@ from penstock.core.errors import UsageError, nearest
 from penstock.data.formats import FORMATS, OPTIONS
 
 SYNTHETIC = "synthetic"
+TEXT = "text"
+
+TEXT_OPTIONS = {
+    "tokenizer": "a tokenizer.json, or a folder that has one",
+    "cache": "folder to keep the tokens in",
+    "column": "field of a JSON line, or column of a Parquet file, that holds the document",
+    "first_part_tokens": "tokens of the first part; each further one has twice as many",
+    "part_tokens": "tokens of the largest parts",
+    "max_errors": "rejected inputs that are tolerated",
+    "max_document_bytes": "larger documents are rejected",
+}
+"""Options of a corpus of text."""
 
 COMMON_OPTIONS = {
     "vocab_size": "every token id is below it",
@@ -28,6 +41,7 @@ GRAMMAR = "FORMAT:PATH[,option=value,...]"
 
 _PREFIX = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(?!//)(.*)", re.DOTALL)
 _OPTION = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^/]*)", re.DOTALL)
+_ANY_OPTION = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +69,11 @@ def parse_spec(text: str) -> Spec:
     if match is None or Path(text).exists():
         return Spec(None, text, {})
     name, rest = match.groups()
+    if name == TEXT:
+        location, pairs = _split_text(rest)
+        return Spec(TEXT, location, _options(TEXT, pairs))
     if name not in FORMATS:
-        fix = f"{nearest(name, list(FORMATS))} Write {GRAMMAR}, or a path that exists."
+        fix = f"{nearest(name, [*FORMATS, TEXT])} Write {GRAMMAR}, or a path that exists."
         raise UsageError(f"Corpus {text} is of an unknown format", got=name, fix=fix)
     location, pairs = ("", rest.split(",")) if name == SYNTHETIC else _split(rest)
     return Spec(name, location, _options(name, [pair for pair in pairs if pair]))
@@ -74,14 +91,26 @@ def _split(rest: str) -> tuple[str, list[str]]:
     return path, pairs
 
 
+def _split_text(rest: str) -> tuple[str, list[str]]:
+    """Split a path from the options after it, which may be paths themselves."""
+    if Path(rest).exists():
+        return rest, []
+    path, *pairs = re.split(r",(?=[A-Za-z_][A-Za-z0-9_]*=)", rest)
+    if not path:
+        raise UsageError("A corpus has no path", got=rest, fix="Write text:PATH,tokenizer=FILE.")
+    return path, pairs
+
+
 def _options(name: str, pairs: list[str]) -> dict[str, str]:
     if name == "arrow":
         known: dict[str, str] = {}
+    elif name == TEXT:
+        known = TEXT_OPTIONS
     else:
         known = dict(OPTIONS[name]) | ({} if name == SYNTHETIC else COMMON_OPTIONS)
     options: dict[str, str] = {}
     for pair in pairs:
-        match = _OPTION.fullmatch(pair)
+        match = (_ANY_OPTION if name == TEXT else _OPTION).fullmatch(pair)
         if match is None:
             raise UsageError("An option of a corpus is written option=value", got=pair)
         key, value = match[1], match[2].strip()
