@@ -45,6 +45,8 @@ class Corpus:
         self.num_documents = manifest.num_documents
         self.fingerprint = manifest.fingerprint
         self.tokenizer_path = tokenizer_path
+        self.preparation: object = None
+        """What prepares the rest of it as long as it is referred to; None: nothing of this process does."""
         self.starts = starts
         self._starts: list[int] = starts.tolist()  # a list, which bisect searches faster than an array
         self.shard = lru_cache(maxsize=_OPEN_SHARDS)(open_shard)
