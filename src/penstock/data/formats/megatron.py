@@ -4,7 +4,8 @@ The index: `MMIDIDX\\0\\0`, version 1 (uint64), a code for the type of a token (
 sequences n and of document marks m (uint64), then int32 lengths [n], int64 byte offsets [n] and int64
 document marks [m], which are sequence numbers from 0 to n: a document may have several sequences
 (github.com/NVIDIA/Megatron-LM, megatron/core/datasets/indexed_dataset.py; codes 9 and 10 are those of
-its forks). Nothing in it is aligned.
+its forks). Nothing in it is aligned. Megatron-LM's own GPT dataset takes each sequence for a document;
+here the document marks count, which is the same unless data was split into sentences.
 """
 
 import struct
