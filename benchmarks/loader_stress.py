@@ -1,0 +1,209 @@
+"""Does a stream of a very large number of tokens stay exact, through kills, rescales and new mixtures?
+
+    python benchmarks/loader_stress.py --tokens 2G                      # a minute: the size for CI
+    python benchmarks/loader_stress.py --tokens 2T --out benchmarks/results
+    python benchmarks/loader_stress.py --tokens 2G --corpus DIR_OR_URL  # corpora written with --write DIR
+
+Three corpora, a fourth that joins half-way, 256 million tokens together, are streamed epoch after epoch
+from the page cache by a process that is killed (SIGKILL) at random instants and started again from its
+last save on another number of ranks, with other worker threads and another batch size, while the weights
+change. Every token is its own identity (hashed_tokens.py); every complete epoch of every corpus is compared
+with the corpus. Tokens of the epochs still open at the end are counted apart, as not proven.
+"""
+
+import argparse
+import json
+import multiprocessing
+import random
+import tempfile
+from pathlib import Path
+
+import corpora
+import numpy as np
+from hashed_tokens import checksums, corpus_tokens
+from results_file import file_result
+from stress_stream import Job, stream
+
+from penstock.core import clock
+from penstock.core.units import duration, parse_count, si
+
+SHARES = {"web": 8, "code": 4, "wiki": 3, "books": 1}
+LENGTH = 4096
+RANKS, BATCHES, WORKERS = (1, 2, 3, 4, 6, 8), (192, 240, 384), (0, 0, 0, 1, 2)
+
+
+def write_corpora(folder, num_tokens):
+    """Write the four corpora into a folder, each a whole number of rows."""
+    for index, (name, share) in enumerate(SHARES.items()):
+        tokens = _tokens_of(share, num_tokens)
+        lengths = corpora.lognormal_lengths(tokens, seed=index)
+        corpora.write(
+            folder / name,
+            lengths,
+            corpus_tokens(index),
+            dtype="uint32",
+            vocab_size=2**32,
+            shard_tokens=max(tokens // 4, LENGTH),
+        )
+
+
+def _tokens_of(share, num_tokens):
+    return max(1, num_tokens * share // sum(SHARES.values()) // LENGTH) * LENGTH
+
+
+def make_plan(target, changes, *, seed):
+    """Return the mixtures of the run: (from this many tokens on, weights), `changes` after the first."""
+    rng = np.random.default_rng(seed)
+    names, plan = list(SHARES), []
+    for number in range(changes + 1):
+        present = names if number > changes // 2 else names[:-1]
+        weights = dict(zip(present, rng.dirichlet(np.ones(len(present))).round(4).tolist(), strict=True))
+        if number == 0:
+            weights = {name: float(SHARES[name]) for name in present}
+        plan.append((target * number // (changes + 1), {name: weights[name] + 0.001 for name in present}))
+    return plan
+
+
+def run(arguments, folder, location):
+    """Stream to the target through all faults; return the faults and the time."""
+    chance = random.Random(arguments.seed)
+    faults = {"kills": 0, "rescales": 0}
+    sizes = [_tokens_of(share, arguments.corpus_tokens) for share in SHARES.values()]
+    expected = [(size // LENGTH, *checksums(index, size)) for index, size in enumerate(sizes)]
+    plan = make_plan(arguments.tokens, arguments.changes, seed=arguments.seed)
+    context, ranks, start = multiprocessing.get_context("spawn"), 0, clock.monotonic()
+    while True:
+        before, ranks = ranks, chance.choice([number for number in RANKS if number != ranks])
+        faults["rescales"] += bool(before)
+        job = Job(
+            folder=folder,
+            corpora={name: f"{location}/{name}" for name in SHARES},
+            expected=expected,
+            target_tokens=arguments.tokens,
+            plan=plan,
+            length=LENGTH,
+            batch=chance.choice(BATCHES),
+            ranks=ranks,
+            workers=chance.choice(WORKERS),
+            packing=arguments.packing,
+            save_every=arguments.save_every,
+        )
+        life = context.Process(target=stream, args=(job,))
+        life.start()
+        life.join(arguments.kill_every * (0.25 + chance.expovariate(1.33)))
+        if life.exitcode is None:
+            life.kill()
+            life.join()
+            faults["kills"] += 1
+        elif life.exitcode:
+            raise SystemExit(f"The stream failed with exit code {life.exitcode}: see above.")
+        else:
+            return faults, clock.monotonic() - start, len(plan) - 1
+        say(folder, arguments.tokens, faults, clock.monotonic() - start)
+
+
+def say(folder, target, faults, wall_s):
+    """Print one line of progress."""
+    path = folder / "save.json"
+    done = json.loads(path.read_text())["tokens"] if path.exists() else 0
+    print(f"{si(done)} of {si(target)} tokens, {faults['kills']} kills, {duration(wall_s)}", flush=True)
+
+
+def summarize(folder, faults, wall_s, *, changes):
+    """Return the account of a finished run."""
+    saved = json.loads((folder / "save.json").read_text())
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    ledger = saved["ledger"]
+    unproven = sum(rows for rows, _, _ in ledger["open"].values()) * LENGTH
+    return {
+        "tokens": saved["tokens"],
+        "tokens_proven": saved["tokens"] - unproven,
+        "tokens_in_open_epochs": unproven,
+        "epochs_proven": ledger["complete"],
+        "epochs_wrong": ledger["wrong"],
+        "steps_with_other_samples": ledger["steps_wrong"],
+        "wall_s": round(wall_s, 1),
+        "tokens_per_s": round(saved["tokens"] / wall_s),
+        "faults_survived": {**faults, "weight_changes": changes, "corpora_added": 1 if changes else 0},
+        "memory": memory_growth(log),
+        "largest_state_bytes": max(line["state_bytes"] for line in log),
+    }
+
+
+def memory_growth(log):
+    """Compare anonymous memory late in the run with early, life against life of the same ranks.
+
+    Within a life it rises while the first pools are opened; the lives after it must not rise above.
+    """
+    peaks = []  # per life: ranks and the most it had
+    for before, line in zip([None, *log], log, strict=False):
+        if before is None or line["cpu_s"] < before["cpu_s"]:
+            peaks.append([line["ranks"], line["anonymous_kib"]])
+        peaks[-1][1] = max(peaks[-1][1], line["anonymous_kib"])
+    half = len(peaks) // 2
+    early = dict(sorted(peaks[:half], key=lambda peak: peak[1]))
+    late = dict(sorted(peaks[half:], key=lambda peak: peak[1]))
+    grown = {str(r): round((late[r] - early[r]) / 1024, 1) for r in sorted(set(early) & set(late))}
+    return {
+        "peak_mib": round(max(kib for _, kib in peaks) / 1024),
+        "second_half_less_first_mib_by_ranks": grown,
+    }
+
+
+def report(result):
+    """Print the account; exit with 1 if a token was lost or repeated."""
+    faults = ", ".join(
+        f"{count} {name.replace('_', ' ')}" for name, count in result["faults_survived"].items()
+    )
+    bad = len(result["epochs_wrong"]) + result["steps_with_other_samples"]
+    print(f"tokens streamed    {result['tokens']:,} in {duration(result['wall_s'])}")
+    print(f"                   {si(result['tokens_per_s'])} a second, verification and faults included")
+    print(f"tokens proven      {result['tokens_proven']:,} in {result['epochs_proven']:,} complete epochs")
+    print(f"lost or repeated   {'0 and 0' if not bad else result['epochs_wrong'] or 'steps differ'}")
+    print(f"faults survived    {faults}")
+    print(f"largest state      {result['largest_state_bytes']:,} bytes")
+    memory = result["memory"]
+    print(
+        f"memory             at most {memory['peak_mib']} MiB; second half less first, by ranks, MiB: ",
+        end="",
+    )
+    print(memory["second_half_less_first_mib_by_ranks"])
+    return bad
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tokens", type=parse_count, default=parse_count("2G"), help="tokens to stream")
+    parser.add_argument("--corpus-tokens", type=parse_count, default=256_000_000, help="of all four together")
+    parser.add_argument("--corpus", help="folder or URL under which the corpora already are")
+    parser.add_argument("--write", type=Path, help="write the corpora here and stop")
+    parser.add_argument("--packing", default="concat")
+    parser.add_argument("--changes", type=int, default=24, help="changes of the mixture over the run")
+    parser.add_argument("--kill-every", type=float, default=30.0, help="seconds between kills, on average")
+    parser.add_argument("--save-every", type=parse_count, default=200_000_000, help="tokens between saves")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="folder to file the result in, as JSON")
+    arguments = parser.parse_args()
+    if arguments.write:
+        write_corpora(arguments.write, arguments.corpus_tokens)
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if not arguments.corpus:
+            write_corpora(folder, arguments.corpus_tokens)
+        faults, wall_s, changes = run(arguments, folder, arguments.corpus or str(folder))
+        result = summarize(folder, faults, wall_s, changes=changes)
+    bad = report(result)
+    if arguments.out:
+        file_result(arguments.out, "loader_stress", {"settings": _settings(arguments), **result})
+    raise SystemExit(1 if bad else 0)
+
+
+def _settings(arguments):
+    return {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+
+
+if __name__ == "__main__":
+    main()

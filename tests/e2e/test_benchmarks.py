@@ -1,0 +1,46 @@
+"""Every benchmark still runs and says what it is for: at sizes that take seconds, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+RUNS = {
+    "conformance": "",
+    "loader_scale": "--sizes 1e6 --processes 1",
+    "loader_stress": "--tokens 12M --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2",
+    "loader_throughput": "--tokens 600K --rounds 1 --lengths 4096 --no-peers",
+    "loader_torture": "--tokens 60000 --only Penstock",
+    "packing": "--lengths 1024 --pools 1",
+    "shuffle_quality": "--tokens 300K --seeds 1",
+    "shuffle_training": "--steps 4 --seeds 1",
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / f"{name}.py", *RUNS[name].split(), "--out", tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("*.json")
+    result = json.loads(path.read_text())
+    assert result["benchmark"] == name
+    assert result["machine"]["cpu"]
+    for drawing in tmp_path.glob("*.svg"):
+        assert drawing.read_text().startswith("<svg")
+
+
+def test_every_benchmark_is_run():
+    scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "def main" in path.read_text()}
+    assert scripts == set(RUNS)
