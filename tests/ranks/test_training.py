@@ -54,7 +54,7 @@ def losses_of(recipe, world):
     """Train and return the records and the whole weights."""
     records = []
     state = open_state(recipe, world)
-    meter = StepMeter(tokens_per_step=1, flops_per_token=1, peak_flops=1)
+    meter = StepMeter(flops_per_token=lambda _: 1, peak_flops=1)
     finished = train(
         state,
         recipe,
@@ -121,7 +121,7 @@ def test_resuming_on_the_same_ranks_is_bit_identical(corpus, tmp_path):
                 state,
                 recipe,
                 world,
-                meter=StepMeter(tokens_per_step=1, flops_per_token=1, peak_flops=1),
+                meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
                 stop_requested=lambda state=state, stop_at=stop_at: state.step >= stop_at,
                 sinks=[records.append],
                 on_batch=lambda *_: None,

@@ -8,7 +8,7 @@ Nothing in it is a pickle: opening a checkpoint cannot run code.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ class Meta:
     """The network."""
     loader: dict[str, Any]
     """State of the loader: JSON values."""
+    adaptive: dict[str, Any] = field(default_factory=dict)
+    """Memory of what sets the mixture by the losses: JSON values; empty where nothing does."""
     seed: int
     """Of the run; keys every random choice, so no generator state is saved."""
     world_size: int

@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import PenstockError
-from penstock.obs.names import METRICS
+from penstock.obs.names import BY_CORPUS, METRICS
 from penstock.obs.sinks import Record
 
 Float64 = npt.NDArray[np.float64]
 
-STEP_METRICS = tuple(name for name in METRICS if name not in ("step", "corpus_tokens", "validation_loss"))
+STEP_METRICS = tuple(
+    name for name in METRICS if name not in BY_CORPUS and name not in ("step", "validation_loss")
+)
 """What a step's record holds one number of."""
 
 _FIX = "Restore the file, or cut it before that line."

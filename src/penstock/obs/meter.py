@@ -2,6 +2,7 @@
 
 import resource
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core import clock
@@ -21,13 +22,11 @@ class StepMeter:
     """Times the parts of a step.
 
     Args:
-        tokens_per_step: tokens of a step over all ranks.
-        flops_per_token: of forward and backward.
+        flops_per_token: of forward and backward, at a sequence length.
         peak_flops: what all devices of the run could do per second.
     """
 
-    def __init__(self, *, tokens_per_step: int, flops_per_token: float, peak_flops: float) -> None:
-        self._tokens = tokens_per_step
+    def __init__(self, *, flops_per_token: Callable[[int], float], peak_flops: float) -> None:
         self._flops = flops_per_token
         self._peak = peak_flops
         self._start = self._got_batch = clock.monotonic()
@@ -40,15 +39,19 @@ class StepMeter:
         """Mark the moment the step's batch arrived."""
         self._got_batch = clock.monotonic()
 
-    def finish(self) -> Rates:
-        """Mark the end of the step."""
+    def finish(self, *, rows: int, sequence_length: int) -> Rates:
+        """Mark the end of the step.
+
+        Args:
+            rows: of the step, over all ranks.
+        """
         step_s = max(clock.monotonic() - self._start, 1e-9)
-        rate = self._tokens / step_s
+        rate = rows * sequence_length / step_s
         return Rates(
             step_s=step_s,
             tokens_per_s=rate,
             data_wait_share=(self._got_batch - self._start) / step_s,
-            mfu=rate * self._flops / self._peak,
+            mfu=rate * self._flops(sequence_length) / self._peak,
         )
 
 

@@ -9,6 +9,9 @@ SAMPLES_FOLDER = "samples"
 RECIPE_FILE = "config.json"
 """The resolved recipe."""
 
+BY_CORPUS: Final = ("corpus_tokens", "corpus_epochs", "corpus_weights", "corpus_shares")
+"""Metrics that are a table, corpus by corpus."""
+
 METRICS: Final[dict[str, tuple[str, str]]] = {
     "step": ("steps", "optimizer steps taken, this one counted"),
     "tokens": ("tokens", "tokens trained on since the start of the run"),
@@ -21,5 +24,8 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "data_wait_share": ("share", "share of the step spent waiting for its batch"),
     "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
     "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, by name"),
+    "corpus_epochs": ("passes", "passes over each corpus so far, by name"),
+    "corpus_weights": ("share", "share of samples asked of each corpus in this step, by name"),
+    "corpus_shares": ("share", "share of samples served of each corpus since that mixture began, by name"),
     "validation_loss": ("nats/token", "mean loss on held-out documents"),
 }

@@ -13,15 +13,13 @@ from itertools import groupby
 from pathlib import Path
 
 from penstock.checkpoint.layout import find, read_meta
-from penstock.core import config
 from penstock.core.errors import UsageError
 from penstock.data import Loader
-from penstock.obs.names import METRICS_FILE, RECIPE_FILE, SAMPLES_FOLDER
+from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER
 from penstock.obs.sinks import Record
 from penstock.obs.sinks.jsonl import read_records
-from penstock.train.config import TrainConfig
+from penstock.train.open_run import open_run
 from penstock.train.record import checksums
-from penstock.train.supply import train_loader
 
 _SHOWN_FAULTS = 20
 
@@ -58,9 +56,7 @@ def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
     if not logs:
         raise UsageError(f"{run} has no sample logs", fix="Train with --set run.log_samples=true.")
     meta = read_meta(find(run))
-    recipe = config.build(TrainConfig, config.load_json(run / RECIPE_FILE))
-    loader = train_loader(recipe, rank=0, world_size=1, fields=("input_ids",), num_workers=0)
-    loader.load_state_dict(meta.loader)
+    loader = open_run(run, deliver="torch").loader
     starts = [record for record in read_records(run / METRICS_FILE) if record.get("event") == "start"]
     result = Audit(steps=meta.step, ranks=[record["ranks"] for record in starts])
     by_step = groupby(heapq.merge(*map(_records, logs), key=_step), key=_step)

@@ -8,8 +8,19 @@ from typing import Literal
 from penstock.core import config
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
-from penstock.data.manifest import load_manifest
+from penstock.data.opening import open_corpus
 from penstock.models.llama.config import LlamaConfig
+from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
+
+__all__ = [
+    "AdaptiveConfig",
+    "ChangeConfig",
+    "CorpusConfig",
+    "DataConfig",
+    "TrainConfig",
+    "build_recipe",
+    "load_recipe",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,71 +39,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         if not self.dir.strip():
             raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
-        _at_least("run.steps", self.steps, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CorpusConfig:
-    """One corpus of the mixture."""
-
-    path: str
-    """Folder made by `penstock data prepare`."""
-    weight: float | None = None
-    """Share of samples, relative to the others; absent for all corpora: in proportion to tokens."""
-    epochs: int | None = None
-    """Most passes over it; the run is refused before it starts if it needs more. Absent: no cap."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
-    """What is trained on."""
-
-    corpora: dict[str, CorpusConfig]
-    """By name; the name keys the order, so renaming a corpus reshuffles it."""
-    sequence_length: int
-    """Tokens per row."""
-    global_batch_size: int
-    """Rows per step over all ranks."""
-    micro_batch_size: int | None = None
-    """Rows per forward pass on one rank; absent: the rank's whole share. Smaller: less memory."""
-    packing: str = "best_fit"
-    """How documents are placed into rows."""
-    holdout: float = 0.0
-    """Share of each corpus kept for validation, whole documents."""
-    num_workers: int = 1
-    """Threads that prepare batches."""
-    prefetch: int = 2
-    """Batches prepared ahead."""
-
-    def __post_init__(self) -> None:
-        if not self.corpora:
-            raise ConfigError("data.corpora is empty", fix="Add [data.corpora.NAME] with a path.")
-        _at_least("data.sequence_length", self.sequence_length, 2)
-        _at_least("data.global_batch_size", self.global_batch_size, 1)
-        _at_least("data.micro_batch_size", 1 if self.micro_batch_size is None else self.micro_batch_size, 1)
-        _at_least("data.num_workers", self.num_workers, 0)
-        _at_least("data.prefetch", self.prefetch, 0)
-        weights = [corpus.weight for corpus in self.corpora.values()]
-        if None in weights and any(weight is not None for weight in weights):
-            raise ConfigError(
-                "Some corpora have a weight and some have none", fix="Give all of them one, or none."
-            )
-
-    @property
-    def weights(self) -> dict[str, float] | None:
-        """Weights by name, or None for proportional ones."""
-        known = {name: corpus.weight for name, corpus in self.corpora.items() if corpus.weight is not None}
-        return known or None
-
-    @property
-    def epochs(self) -> dict[str, int]:
-        """Caps on epochs by name, of the corpora that have one."""
-        return {name: corpus.epochs for name, corpus in self.corpora.items() if corpus.epochs is not None}
-
-    @property
-    def paths(self) -> dict[str, str]:
-        """Corpus folders by name."""
-        return {name: corpus.path for name, corpus in self.corpora.items()}
+        at_least("run.steps", self.steps, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +83,8 @@ class ScheduleConfig:
     """Last learning rate, as a share of the peak."""
 
     def __post_init__(self) -> None:
-        _at_least("schedule.warmup_steps", self.warmup_steps, 0)
-        _at_least("schedule.decay_steps", self.decay_steps, 0)
+        at_least("schedule.warmup_steps", self.warmup_steps, 0)
+        at_least("schedule.decay_steps", self.decay_steps, 0)
         if not 0 <= self.final_share <= 1:
             raise ConfigError("schedule.final_share must be between 0 and 1", got=self.final_share)
 
@@ -149,12 +96,12 @@ class ValidateConfig:
     every: int = 0
     """Steps between validations; also after the last step. 0: never."""
     samples: int = 64
-    """Rows to validate on, the same ones each time, in the mixture of training; where the held-out part of
-    a corpus has too few of its share, as many as until that part is used up."""
+    """Rows to validate on, the same ones each time, at the sequence length the run begins with: of each
+    corpus in proportion to its first weight, one at least; of one with fewer held-out rows, all of them."""
 
     def __post_init__(self) -> None:
-        _at_least("validate.every", self.every, 0)
-        _at_least("validate.samples", self.samples, 1)
+        at_least("validate.every", self.every, 0)
+        at_least("validate.samples", self.samples, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,8 +114,8 @@ class CheckpointConfig:
     """Newest checkpoints kept."""
 
     def __post_init__(self) -> None:
-        _at_least("checkpoint.every", self.every, 1)
-        _at_least("checkpoint.keep", self.keep, 1)
+        at_least("checkpoint.every", self.every, 1)
+        at_least("checkpoint.keep", self.keep, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,10 +133,11 @@ class TrainConfig:
     """Type of gathered weights and activations; sharded weights and reductions are float32."""
 
     def __post_init__(self) -> None:
-        length, context = self.data.sequence_length, self.model.max_position_embeddings
+        length, context = self.data.longest, self.model.max_position_embeddings
         if length > context:
+            where = "" if length == self.data.sequence_length else " in data.schedule"
             raise ConfigError(
-                f"data.sequence_length {length} is beyond model.max_position_embeddings {context}",
+                f"data.sequence_length {length}{where} is beyond model.max_position_embeddings {context}",
                 fix="Lower the first or raise the second.",
             )
         if self.schedule.warmup_steps + self.schedule.decay_steps > self.run.steps:
@@ -219,8 +167,8 @@ def build_recipe(raw: Raw) -> TrainConfig:
             raise ConfigError(f"{name} must be a section", got=section, fix=f"Write its keys under [{name}].")
     if isinstance(data, dict) and isinstance(model, dict):
         built = config.build(DataConfig, data, where="data")
-        vocab_sizes = {name: load_manifest(Path(path)).vocab_size for name, path in built.paths.items()}
-        derived = {"vocab_size": max(vocab_sizes.values()), "max_position_embeddings": built.sequence_length}
+        vocab_sizes = {name: open_corpus(path).manifest.vocab_size for name, path in built.paths.items()}
+        derived = {"vocab_size": max(vocab_sizes.values()), "max_position_embeddings": built.longest}
         raw = {**raw, "model": {**derived, **model}}
         _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"])
     return config.build(TrainConfig, raw)
@@ -233,8 +181,3 @@ def _check_vocabulary(corpora: dict[str, int], vocab_size: object) -> None:
                 f"Corpus {name!r} has token ids up to {needed - 1}, model.vocab_size is {vocab_size}",
                 fix=f"Set model.vocab_size to at least {needed}, or leave it out.",
             )
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ConfigError(f"{name} must be at least {least}", got=value)

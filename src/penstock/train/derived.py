@@ -6,10 +6,13 @@ from typing import Any
 from penstock.core import config as configs
 from penstock.core.errors import ConfigError
 from penstock.core.units import mib, si
+from penstock.data import Loader
+from penstock.data.adaptive import thousandths
 from penstock.data.assign import check_divisible
 from penstock.obs.toml import toml_text
+from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
-from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_loader, train_loader
+from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
 
 _STATE_BYTES = 16  # float32 weight, gradient and two AdamW moments
 
@@ -20,16 +23,19 @@ class Derived:
 
     recipe: dict[str, Any]
     numbers: dict[str, int | float | str]
+    changes: list[str]
+    """The planned changes in words."""
 
     def as_json(self) -> dict[str, Any]:
         """Return both as JSON values."""
-        return {"recipe": self.recipe, "derived": self.numbers}
+        return {"recipe": self.recipe, "derived": self.numbers, "changes": self.changes}
 
     def as_text(self) -> str:
         """Return both for a person, the recipe as `--set` would write it."""
         lines = [f"{path} = {_toml(value)}" for path, value in _flat(self.recipe)]
+        lines += ["", "derived:", *(f"  {name}: {_shown(v)}" for name, v in self.numbers.items())]
         return "\n".join(
-            [*lines, "", "derived:", *(f"  {name}: {_shown(v)}" for name, v in self.numbers.items())]
+            [*lines, *(["", "changes:"] if self.changes else []), *map("  {}".format, self.changes)]
         )
 
 
@@ -40,16 +46,16 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
         ConfigError: the recipe cannot run on so many ranks, or its corpora cannot feed it.
     """
     data, model = config.data, config.model
-    check_divisible(data.global_batch_size, world_size=world_size)
     loader = train_loader(config, rank=0, world_size=world_size, deliver="numpy")
     continue_from(config, loader)
     check_supply(config, loader)
     check_tokenizers(loader)
-    heldout = heldout_loader(config)
+    heldout = heldout_rows(config)
     local = data.global_batch_size // world_size
-    rows = micro_rows(config, world_size=world_size)
+    rows = check_rows(config, world_size=world_size)
     tokens = data.global_batch_size * data.sequence_length
     parameters, in_all = model.num_parameters, loader.tokens_before(config.run.steps)
+    flops = flops_of(config, loader)
     numbers: dict[str, int | float | str] = {
         "parameters": parameters,
         "ranks": world_size,
@@ -58,32 +64,80 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
         "tokens per step": tokens,
         "tokens in the run": in_all,
         "FLOP per token": model.flops_per_token(data.sequence_length),
-        "FLOP in the run": model.flops_per_token(data.sequence_length) * in_all,
+        "FLOP in the run": flops,
         "weights, gradients and optimizer per rank": mib(parameters * _STATE_BYTES / world_size),
         "checkpoint": mib(parameters * 12),
     }
     for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
         numbers[f"epochs of {name}"] = round(epochs, 3)
     if heldout is not None:
-        numbers["validation rows"] = min(config.validate.samples, heldout.num_samples or 0)
-    return Derived(recipe=configs.dump(config), numbers=numbers)
+        numbers["validation rows"] = heldout.rows
+    return Derived(recipe=configs.dump(config), numbers=numbers, changes=shown_changes(config))
 
 
-def micro_rows(config: TrainConfig, *, world_size: int) -> int:
-    """Return the rows of one forward pass on one rank.
+def flops_of(config: TrainConfig, loader: Loader) -> int:
+    """Return the FLOP of a run, each token at the length that the recipe trains it at."""
+    steps, lengths = config.run.steps, [(0, config.data.sequence_length)]
+    lengths += [(p.step, p.entry.sequence_length) for p in plan(config.data) if p.entry.sequence_length]
+    ends = [min(step, steps) for step, _ in lengths[1:]] + [steps]
+    total = 0
+    for (start, length), end in zip(lengths, ends, strict=True):
+        tokens = loader.tokens_before(end) - loader.tokens_before(min(start, steps))
+        total += tokens * int(config.model.flops_per_token(length))
+    return total
+
+
+def check_rows(config: TrainConfig, *, world_size: int) -> int:
+    """Check every batch size of the recipe against the ranks; return the first rows of a forward pass.
 
     Raises:
-        ConfigError: micro_batch_size does not divide a rank's share of the batch.
+        ConfigError: one does not divide over the ranks, or its rows not into micro-batches.
     """
-    local = config.data.global_batch_size // world_size
-    rows = config.data.micro_batch_size or local
+    data = config.data
+    size, micro = data.global_batch_size, data.micro_batch_size
+    check_divisible(size, world_size=world_size)
+    first = micro_rows(size // world_size, micro)
+    for planned in plan(data):
+        size, micro = planned.entry.global_batch_size or size, planned.entry.micro_batch_size or micro
+        check_divisible(size, world_size=world_size)
+        micro_rows(size // world_size, micro)
+    return first
+
+
+def micro_rows(local: int, asked: int | None) -> int:
+    """Return the rows of one forward pass on one rank.
+
+    Args:
+        local: a rank's rows of a step.
+        asked: by the recipe; None: all of them at once.
+
+    Raises:
+        ConfigError: it does not divide them.
+    """
+    rows = asked or local
     if local % rows:
         raise ConfigError(
-            f"data.micro_batch_size {rows} does not divide a rank's {local} rows "
-            f"(batch {config.data.global_batch_size} over {world_size} ranks)",
-            fix="Choose a divisor, or leave it out.",
+            f"data.micro_batch_size {rows} does not divide a rank's {local} rows",
+            fix="Choose a divisor, or leave it out; an entry of data.schedule may set another.",
         )
     return rows
+
+
+def shown_changes(config: TrainConfig) -> list[str]:
+    """Return the planned changes in words, with steps and tokens."""
+    lines = []
+    for planned in plan(config.data):
+        entry, said = planned.entry, []
+        if entry.weights is not None:
+            shares = ", ".join(f"{n} {w:.4g}" for n, w in thousandths(entry.weights).items())
+            late = planned.ramp_ends > planned.step
+            said.append(f"weights {shares}{f', in full from step {planned.ramp_ends:,}' if late else ''}")
+        sizes = ("global_batch_size", "sequence_length", "micro_batch_size")
+        said += [f"{name} {value:,}" for name in sizes if (value := getattr(entry, name)) is not None]
+        beyond = " (beyond run.steps)" if planned.step >= config.run.steps else ""
+        at = f"after step {planned.step:,} and {planned.tokens:,} tokens ({si(planned.tokens)}){beyond}"
+        lines.append(f"{at}: {'; '.join(said)}")
+    return lines
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -3,28 +3,28 @@
 import numpy as np
 import torch
 
-from penstock.data import Loader
 from penstock.data.types import IGNORED_LABEL
 from penstock.parallel.mesh import World
 from penstock.train.step import loss_sum, micro_batches
+from penstock.train.supply import Heldout
 
 
 @torch.no_grad()
-def heldout_loss(model: torch.nn.Module, heldout: Loader, world: World, *, samples: int, rows: int) -> float:
-    """Return the mean loss over held-out samples [0, samples), in nats; every rank must call it.
+def heldout_loss(model: torch.nn.Module, heldout: Heldout, world: World, *, rows: int) -> float:
+    """Return the mean loss over the held-out rows, in nats; every rank must call it.
 
     Args:
         rows: rows per forward pass. Every rank makes as many passes; what it has too many of is
             masked.
     """
     rank, world_size = world.ranks.rank, world.ranks.world_size
-    passes = -(-samples // (rows * world_size))
+    samples, passes = heldout.rows, -(-heldout.rows // (rows * world_size))
     total, labels = 0.0, 0
     model.eval()
     for index in range(passes):
         first = (index * world_size + rank) * rows
         wanted = np.arange(first, first + rows)
-        batch = heldout.gather(np.minimum(wanted, samples - 1))
+        batch = heldout.loader.gather(np.minimum(wanted, samples - 1))
         batch["labels"][torch.from_numpy(wanted >= samples)] = IGNORED_LABEL
         (part,) = micro_batches(batch, rows=rows, device=world.device)
         total += loss_sum(model, part).item()

@@ -17,13 +17,15 @@ from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
 from penstock.parallel.mesh import World
+from penstock.train.changes import micro_batch_sizes
 from penstock.train.config import TrainConfig
+from penstock.train.control import Control, share
 from penstock.train.derived import micro_rows
 from penstock.train.evaluate import heldout_loss
-from penstock.train.record import step_record
+from penstock.train.record import MixtureLog, step_record
 from penstock.train.schedule import learning_rate
 from penstock.train.state import Batch, TrainState
-from penstock.train.step import train_step
+from penstock.train.step import StepResult, train_step
 
 
 def train(
@@ -35,6 +37,7 @@ def train(
     stop_requested: Callable[[], bool],
     sinks: Sequence[Sink],
     on_batch: Callable[[Batch, int], None],
+    control: Control | None = None,
 ) -> bool:
     """Train until the last step or a request to stop; return whether the run is finished.
 
@@ -42,15 +45,20 @@ def train(
         stop_requested: read once a step, on every rank.
         sinks: receive rank 0's records.
         on_batch: receives every batch of this rank and the step it was taken at, counted from 1.
+        control: takes up what is asked of the run from outside.
     """
-    rows = micro_rows(config, world_size=world.ranks.world_size)
+    micro_batch_size_at, mixture = micro_batch_sizes(config.data), MixtureLog(state.loader)
     with closing(iter(state.loader)) as batches:
         while state.step < config.run.steps:
             torch.manual_seed(key_of(config.run.seed, "step", state.step, world.ranks.rank) % 2**63)
             rate = set_learning_rate(state, config)
             meter.start()
+            mixture.begin_step()
+            rows_asked = micro_batch_size_at(state.step)
             batch = next(batches)
             meter.got_batch()
+            local, length = batch["input_ids"].shape
+            rows = micro_rows(local, rows_asked)
             result = train_step(
                 state,
                 batch,
@@ -58,15 +66,20 @@ def train(
                 micro_batch_size=rows,
                 clip_norm=config.optim.clip_norm,
                 stop=stop_requested(),
+                news=control is not None and control.has_news(),
             )
             on_batch(batch, state.step)
-            record = step_record(state, result, meter.finish(), learning_rate=rate)
-            emit(record, sinks)
+            rates = meter.finish(rows=local * world.ranks.world_size, sequence_length=length)
+            emit(step_record(state, result, rates, learning_rate=rate) | mixture.record(), sinks)
+            for event in mixture.events():
+                emit(event, sinks)
+            follow_losses(state, result, config, world)
+            if result.news and control is not None:
+                control.take_up()
             last = state.step == config.run.steps
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
-                emit(
-                    {"step": state.step, "validation_loss": validate(state, config, world, rows=rows)}, sinks
-                )
+                loss = heldout_loss(state.model, state.heldout, world, rows=rows)
+                emit({"step": state.step, "validation_loss": loss}, sinks)
             if last or result.stop or state.step % config.checkpoint.every == 0:
                 checkpoint(state, config, world)
             if result.stop and not last:
@@ -90,11 +103,15 @@ def emit(record: Record, sinks: Sequence[Sink]) -> None:
         sink(record)
 
 
-def validate(state: TrainState, config: TrainConfig, world: World, *, rows: int) -> float:
-    """Return the loss on the recipe's held-out samples."""
-    assert state.heldout is not None
-    samples = min(config.validate.samples, state.heldout.num_samples or 1)
-    return heldout_loss(state.model, state.heldout, world, samples=samples, rows=rows)
+def follow_losses(state: TrainState, result: StepResult, config: TrainConfig, world: World) -> None:
+    """Let the policy of the recipe, if it has one, set the mixture from the next step on."""
+    adaptive = state.adaptive
+    if adaptive is None:
+        return
+    adaptive.add(result.corpus_sums, result.corpus_labels)
+    if adaptive.is_due(state.step):
+        decided = adaptive.decide(state.loader.weights)  # the same on all ranks, if their processors agree
+        state.loader.set_weights(share(world, decided), reason=config.data.adaptive.policy)
 
 
 def checkpoint(state: TrainState, config: TrainConfig, world: World) -> None:
@@ -104,6 +121,7 @@ def checkpoint(state: TrainState, config: TrainConfig, world: World) -> None:
         tokens=state.loader.tokens_before(state.step),
         model=config.model,
         loader=state.loader.state_dict(),
+        adaptive=state.adaptive.state_dict() if state.adaptive else {},
         seed=config.run.seed,
         world_size=world.ranks.world_size,
     )

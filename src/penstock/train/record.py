@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import torch
 
+from penstock.data import Loader
 from penstock.obs.meter import Rates, peak_memory_bytes
 from penstock.obs.sinks import Record
 from penstock.obs.sinks.jsonl import JsonLines
@@ -24,8 +25,61 @@ def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning
         "learning_rate": learning_rate,
         **asdict(rates),
         "memory_bytes": memory,
-        "corpus_tokens": state.loader.tokens_by_corpus(state.step),
     }
+
+
+class MixtureLog:
+    """Says of each step which mixture was asked for and what was served, and where it changes.
+
+    Args:
+        loader: at the step the run goes on from.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+        self._weights: dict[str, float] = {}
+        self._since, self._before = 0, dict.fromkeys(loader.corpora, 0)
+        self._is_new = False
+        if loader.step:  # the mixture goes on, it does not begin here
+            self._since, held, _ = [held for held in loader.mixtures if held[0] < loader.step][-1]
+            self._weights = {name: held.get(name, 0.0) for name in loader.corpora}
+            self._before = loader.samples_by_corpus(self._since)
+
+    def begin_step(self) -> None:
+        """Look at the mixture of the next step."""
+        weights = self._loader.weights
+        self._is_new = weights != self._weights
+        if self._is_new:
+            self._weights, self._since = weights, self._loader.step
+            self._before = self._loader.samples_by_corpus(self._since)
+
+    def record(self) -> Record:
+        """Return what belongs into the record of the step just taken."""
+        loader = self._loader
+        now = loader.samples_by_corpus(loader.step)
+        served = {name: count - self._before.get(name, 0) for name, count in now.items()}
+        total = max(sum(served.values()), 1)
+        return {
+            "corpus_tokens": loader.tokens_by_corpus(loader.step),
+            "corpus_epochs": {n: round(e, 6) for n, e in loader.epochs_by_corpus(loader.step).items()},
+            "corpus_weights": {name: round(weight, 6) for name, weight in self._weights.items()},
+            "corpus_shares": {name: round(count / total, 6) for name, count in served.items()},
+        }
+
+    def events(self) -> list[Record]:
+        """Return an event where the step just taken is the first of another mixture."""
+        if not (self._is_new and self._since):
+            return []
+        reason = [why for step, _, why in self._loader.mixtures if step <= self._since][-1]
+        return [
+            {
+                "event": "mixture",
+                "step": self._since + 1,
+                "tokens": self._loader.tokens_before(self._since),
+                "weights": {name: round(weight, 6) for name, weight in self._weights.items()},
+                "reason": reason,
+            }
+        ]
 
 
 def checksums(input_ids: torch.Tensor) -> list[int]:

@@ -18,6 +18,7 @@ from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines, rewind
 from penstock.parallel.mesh import World, join
 from penstock.train.config import TrainConfig
+from penstock.train.control import Control
 from penstock.train.loop import train
 from penstock.train.record import sample_log
 from penstock.train.setup import open_state, write_identity
@@ -48,6 +49,8 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
         if state.step >= recipe.run.steps:
             logger.info("finished steps=%d; raise run.steps to go on", state.step)
             return True
+        control = Control(recipe, state.loader, world)
+        control.start()
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(
             state,
@@ -57,6 +60,7 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
             stop_requested=lambda: flag.requested_by is not None,
             sinks=sinks,
             on_batch=sample_log(samples),
+            control=control,
         )
     if world.is_first and not finished:
         logger.info("stopped on request step=%d; run the same command to resume", state.step)
@@ -86,7 +90,6 @@ def _open_logs(
 
 
 def _meter(recipe: TrainConfig, world: World) -> StepMeter:
-    data = recipe.data
     peak = peak_flops(world.device, getattr(torch, recipe.compute))
     if recipe.compute != "float32" and world.device.type == "cpu" and world.is_first:
         slower = peak_flops(world.device, torch.float32) / peak
@@ -96,8 +99,4 @@ def _meter(recipe: TrainConfig, world: World) -> StepMeter:
                 recipe.compute,
                 slower,
             )
-    return StepMeter(
-        tokens_per_step=data.global_batch_size * data.sequence_length,
-        flops_per_token=recipe.model.flops_per_token(data.sequence_length),
-        peak_flops=peak * world.ranks.world_size,
-    )
+    return StepMeter(flops_per_token=recipe.model.flops_per_token, peak_flops=peak * world.ranks.world_size)

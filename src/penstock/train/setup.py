@@ -6,21 +6,25 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from penstock.checkpoint.layout import read_meta
 from penstock.checkpoint.load import load_into
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
 from penstock.core.files import write_atomic, write_json
 from penstock.data import Loader
 from penstock.data.manifest import TOKENIZER_FILE
+from penstock.data.spec import parse_spec
 from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
 from penstock.obs.names import RECIPE_FILE
 from penstock.parallel.fsdp import shard
 from penstock.parallel.mesh import World
+from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
+from penstock.train.derived import check_rows
 from penstock.train.optim import adamw
 from penstock.train.state import TrainState
-from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_loader, train_loader
+from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +42,34 @@ def build_model(config: TrainConfig, world: World) -> nn.Module:
 def open_state(config: TrainConfig, world: World) -> TrainState:
     """Make the training state, resumed from the newest complete checkpoint if there is one."""
     ranks = world.ranks
+    check_rows(config, world_size=ranks.world_size)
     deliver = "pinned" if world.device.type == "cuda" else "torch"
     loader = train_loader(config, rank=ranks.rank, world_size=ranks.world_size, deliver=deliver)
     checkpoint = continue_from(config, loader)
     check_supply(config, loader)
     check_tokenizers(loader)
     model = build_model(config, world)
-    state = TrainState(model, adamw(model, config.optim), loader, heldout_loader(config))
+    adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
+    state = TrainState(model, adamw(model, config.optim), loader, heldout_rows(config), adaptive)
     if checkpoint is not None:
+        if adaptive is not None:
+            adaptive.load_state_dict(read_meta(checkpoint).adaptive)
         load_into(checkpoint, training_tensors(state.model, state.optimizer))
         log.info("resumed step=%d from=%s", state.step, checkpoint)
     return state
+
+
+def absolute(path: str) -> str:
+    """Return a corpus's path made absolute; an address stays as it is, and so does what names no path.
+
+    >>> absolute("s3://bucket/web"), absolute("synthetic:tokens=1e9")
+    ('s3://bucket/web', 'synthetic:tokens=1e9')
+    """
+    spec = parse_spec(path)
+    if not spec.location or "://" in spec.location:
+        return path
+    head, place, options = path.partition(spec.location)
+    return f"{head}{Path(place).resolve()}{options}"
 
 
 def write_identity(config: TrainConfig, loader: Loader) -> None:
@@ -60,7 +81,7 @@ def write_identity(config: TrainConfig, loader: Loader) -> None:
     recipe = configs.dump(config)
     recipe["run"]["dir"] = str(folder.resolve())
     for corpus in recipe["data"]["corpora"].values():
-        corpus["path"] = str(Path(corpus["path"]).resolve())
+        corpus["path"] = absolute(corpus["path"])
     write_json(folder / RECIPE_FILE, recipe)
     tokenizer = next(iter(loader.corpora.values())).tokenizer_path
     if tokenizer is not None:

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from penstock.data import Loader
+from penstock.train.adaptive import Adaptive
+from penstock.train.supply import Heldout
 
 
 @dataclass(slots=True)
@@ -18,8 +20,10 @@ class TrainState:
     optimizer: torch.optim.Optimizer
     loader: Loader
     """Its batches are this rank's."""
-    heldout: Loader | None
+    heldout: Heldout | None
     """Rows of the held-out documents, the same on every rank."""
+    adaptive: Adaptive | None = None
+    """What sets the mixture by the losses, if the recipe asks for it."""
 
     @property
     def step(self) -> int:

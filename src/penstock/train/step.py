@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grad_norm_
 from penstock.core.errors import CorpusError, PenstockError
 from penstock.data.types import IGNORED_LABEL
 from penstock.parallel.mesh import World
+from penstock.train.corpus_losses import CorpusLosses, corpus_losses, found_by_corpus
 from penstock.train.loss import next_token_loss
 from penstock.train.state import Batch, TrainState
 
@@ -31,6 +32,12 @@ class StepResult:
     """Before clipping."""
     stop: bool
     """Whether any rank was asked to stop."""
+    news: bool = False
+    """Whether there is a request to take up."""
+    corpus_sums: tuple[float, ...] = ()
+    """Summed loss of the rows of each corpus, nats; empty where nobody asked."""
+    corpus_labels: tuple[float, ...] = ()
+    """Over how many labels."""
 
 
 def micro_batches(batch: Batch, *, rows: int, device: torch.device) -> Iterator[Batch]:
@@ -44,19 +51,26 @@ def micro_batches(batch: Batch, *, rows: int, device: torch.device) -> Iterator[
         yield {name: t.to(device, non_blocking=True) for name, t in {**part, "cu_seqlens": inside}.items()}
 
 
-def loss_sum(model: torch.nn.Module, part: Batch) -> Tensor:
+def loss_sum(model: torch.nn.Module, part: Batch, by_corpus: CorpusLosses | None = None) -> Tensor:
     """Return the summed loss of a micro-batch, a float32 scalar with a graph."""
     loss: Tensor = model(
         part["input_ids"],
         position_ids=part["position_ids"],
         cu_seqlens=part["cu_seqlens"],
-        finish=next_token_loss(part["labels"]),
+        finish=next_token_loss(part["labels"], None if by_corpus is None else by_corpus.add),
     )
     return loss
 
 
 def train_step(
-    state: TrainState, batch: Batch, world: World, *, micro_batch_size: int, clip_norm: float, stop: bool
+    state: TrainState,
+    batch: Batch,
+    world: World,
+    *,
+    micro_batch_size: int,
+    clip_norm: float,
+    stop: bool,
+    news: bool = False,
 ) -> StepResult:
     """Take one step with this rank's share of the batch; every rank must call it.
 
@@ -64,6 +78,7 @@ def train_step(
         micro_batch_size: rows per forward pass.
         stop: whether this rank was asked to stop; the ranks agree on it here, so all stop after the
             same step.
+        news: whether this rank knows of a request to the run; agreed on likewise.
 
     Raises:
         CorpusError: the batch holds a token beyond the model's vocabulary.
@@ -71,21 +86,24 @@ def train_step(
     """
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     labels = int((batch["labels"] != IGNORED_LABEL).sum())
-    global_labels, stops = world.sum(labels, stop)
+    global_labels, stops, told = world.sum(labels, stop, news)
+    by_corpus = corpus_losses(state, batch, world.device)
     scale = world.ranks.world_size / max(global_labels, 1.0)
     local_loss = torch.zeros((), device=world.device)
     for part in micro_batches(batch, rows=micro_batch_size, device=world.device):
-        loss = loss_sum(state.model, part) * scale
+        loss = loss_sum(state.model, part, by_corpus) * scale
         loss.backward()  # type: ignore[no-untyped-call]
         local_loss += loss.detach()
     total_norm = clip_grad_norm_(state.model.parameters(), clip_norm)
     grad_norm = (total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm).item()
-    (summed,) = world.sum(local_loss.item())
+    each = found_by_corpus(by_corpus, batch)
+    summed, *each = world.sum(local_loss.item(), *each)
     mean_loss = summed / world.ranks.world_size
     check_finite(mean_loss, grad_norm, step=state.step)
     state.optimizer.step()
     state.optimizer.zero_grad()
-    return StepResult(mean_loss, grad_norm, stops > 0)
+    middle = len(each) // 2
+    return StepResult(mean_loss, grad_norm, stops > 0, told > 0, tuple(each[:middle]), tuple(each[middle:]))
 
 
 def check_finite(loss: float, grad_norm: float, *, step: int) -> None:

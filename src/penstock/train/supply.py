@@ -1,12 +1,16 @@
 """The data of a recipe: its training rows, its held-out rows, and whether they suffice."""
 
 from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.layout import check_model, complete, read_meta
 from penstock.core.errors import ConfigError
 from penstock.data import Loader
+from penstock.data.schedule import Change
+from penstock.train.changes import changes
 from penstock.train.config import TrainConfig
 
 _FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
@@ -19,7 +23,7 @@ def train_loader(config: TrainConfig, *, rank: int, world_size: int, **options: 
         options: of `Loader`, over those of the recipe.
     """
     data = config.data
-    recipe = {
+    recipe: dict[str, Any] = {
         "weights": data.weights,
         "sequence_length": data.sequence_length,
         "global_batch_size": data.global_batch_size,
@@ -33,17 +37,56 @@ def train_loader(config: TrainConfig, *, rank: int, world_size: int, **options: 
         "num_workers": data.num_workers,
         "prefetch": data.prefetch,
     }
+    if options.get("split", "train") == "train":
+        recipe["schedule"] = _schedule(config)
     return Loader(data.paths, **{**recipe, **options})
 
 
-def heldout_loader(config: TrainConfig, **options: Any) -> Loader | None:
-    """Open the held-out rows of a recipe, or return None where it does not validate."""
+def _schedule(config: TrainConfig) -> list[Change]:
+    data = config.data
+    first = data.weights
+    if first is None and any(change.weights for change in data.schedule):  # a ramp starts from some shares
+        first = Loader(
+            data.paths,
+            sequence_length=data.sequence_length,
+            global_batch_size=data.global_batch_size,
+            holdout=data.holdout,
+            packing=data.packing,
+            deliver="numpy",
+        ).weights
+    return changes(data, first or dict.fromkeys(data.corpora, 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heldout:
+    """The rows to validate on: samples [0, rows) of a loader."""
+
+    loader: Loader
+    rows: int
+
+
+def heldout_rows(config: TrainConfig, **options: Any) -> Heldout | None:
+    """Open the held-out rows of a recipe, of each corpus its share; None where it does not validate."""
     if not config.validate.every:
         return None
     once = dict.fromkeys(config.data.corpora, 1)
-    return train_loader(
-        config, rank=0, world_size=1, split="heldout", global_batch_size=1, epochs=once, seed=0, **options
-    )
+    size = {"split": "heldout", "global_batch_size": 1, "epochs": once, "seed": 0}
+    loader = train_loader(config, rank=0, world_size=1, **size, **options)
+    quotas = shares_of(config.validate.samples, loader.weights, loader.samples_per_epoch)
+    loader.set_weights(quotas, reason="validation")  # any so many first samples hold the quota of each
+    return Heldout(loader=loader, rows=min(sum(quotas.values()), loader.num_samples or 1))
+
+
+def shares_of(samples: int, weights: Mapping[str, float], most: Mapping[str, int]) -> dict[str, int]:
+    """Share out rows over corpora by weight: at least one each, and no more than there are.
+
+    >>> shares_of(10, {"a": 0.9, "b": 0.08, "c": 0.02}, {"a": 5, "b": 7, "c": 7})
+    {'a': 5, 'b': 1, 'c': 1}
+    """
+    return {
+        name: min(max(round(samples * weight), 1), most[name]) if weight else 0
+        for name, weight in weights.items()
+    }
 
 
 def continue_from(config: TrainConfig, loader: Loader) -> Path | None:
@@ -77,19 +120,41 @@ def check_tokenizers(loader: Loader) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Where a run comes to the end of a capped corpus."""
+
+    step: int
+    """Steps that can be taken."""
+    corpus: str
+    epochs: int
+    """Its cap."""
+
+    def __str__(self) -> str:
+        epochs = "its one epoch" if self.epochs == 1 else f"its {self.epochs:,} epochs"
+        return f"corpus {self.corpus!r} reaches the end of {epochs} at step {self.step:,}"
+
+
+def shortage(config: TrainConfig, loader: Loader) -> Shortage | None:
+    """Return where the capped corpora cannot feed a run any more, from where it is; None if they can."""
+    steps, supply = range(config.run.steps), loader.num_samples
+    if supply is None or int(loader.samples_of(steps[-1])[-1]) < supply:
+        return None
+    last = bisect_right(steps, supply, key=lambda step: int(loader.samples_of(step)[-1]) + 1)
+    caps, passed = config.data.epochs, loader.epochs_by_corpus(last + 1)
+    name = max(caps, key=lambda name: passed[name] / caps[name])
+    return Shortage(step=last, corpus=name, epochs=caps[name])
+
+
 def check_supply(config: TrainConfig, loader: Loader) -> None:
     """Refuse a run that its capped corpora cannot feed to the end, from where the loader is.
 
     Raises:
         ConfigError: with the step at which data would run out.
     """
-    steps, supply = range(config.run.steps), loader.num_samples
-    needed = int(loader.samples_of(steps[-1])[-1]) + 1
-    if supply is not None and needed > supply:
-        last = bisect_right(steps, supply, key=lambda step: int(loader.samples_of(step)[-1]) + 1)
-        caps = ", ".join(f"{name}: {cap}" for name, cap in config.data.epochs.items())
+    if short := shortage(config, loader):
+        needed = int(loader.samples_of(config.run.steps - 1)[-1]) + 1
         raise ConfigError(
-            f"run.steps {config.run.steps} needs {needed:,} sequences; with epochs capped ({caps}) the first "
-            f"corpus is used up at step {last}",
+            f"run.steps {config.run.steps} needs {needed:,} sequences, but {short}",
             fix="Lower run.steps, raise the epochs, or lower that corpus's weight.",
         )

@@ -9,7 +9,7 @@ from penstock.core import config
 from penstock.core.errors import ConfigError
 from penstock.testing.corpora import write_corpus
 from penstock.train.config import TrainConfig, build_recipe
-from penstock.train.derived import derive, micro_rows
+from penstock.train.derived import check_rows, derive
 
 ROWS = 75  # of 16 tokens in the corpus
 
@@ -72,13 +72,13 @@ def test_without_a_micro_batch_size_a_rank_takes_its_share_at_once(
     raw: dict[str, Any], world_size: int, rows: int
 ) -> None:
     del raw["data"]["micro_batch_size"]
-    assert micro_rows(recipe_of(raw), world_size=world_size) == rows
+    assert check_rows(recipe_of(raw), world_size=world_size) == rows
 
 
 def test_a_micro_batch_that_does_not_divide_a_ranks_rows_is_refused(raw: dict[str, Any]) -> None:
     recipe = recipe_of(raw, "data.micro_batch_size=2")
-    assert micro_rows(recipe, world_size=1) == 2
-    message = r"micro_batch_size 2 does not divide a rank's 3 rows \(batch 6 over 2 ranks\)"
+    assert check_rows(recipe, world_size=1) == 2
+    message = r"micro_batch_size 2 does not divide a rank's 3 rows\. Choose a divisor"
     with pytest.raises(ConfigError, match=message):
         derive(recipe, world_size=2)
 
@@ -96,8 +96,6 @@ def test_a_capped_corpus_that_suffices_to_the_last_sample_is_accepted_and_one_st
     capped = ("data.corpora.c.epochs=2",)
     steps = 2 * ROWS // 5
     derive(recipe_of(raw, *capped, f"run.steps={steps}"), world_size=1)
-    message = (
-        rf"run\.steps {steps + 1} needs {5 * (steps + 1)} sequences; .*\(c: 2\) .* at step {steps}\. Lower"
-    )
+    message = rf"needs {5 * (steps + 1)} sequences, .* 'c' reaches .* its 2 epochs at step {steps}\. L"
     with pytest.raises(ConfigError, match=message):
         derive(recipe_of(raw, *capped, f"run.steps={steps + 1}"), world_size=1)

@@ -14,7 +14,7 @@ from penstock.obs.meter import Rates
 from penstock.obs.sinks.jsonl import JsonLines
 from penstock.testing.corpora import write_corpus
 from penstock.train.config import build_recipe
-from penstock.train.record import checksums, sample_log, step_record
+from penstock.train.record import MixtureLog, checksums, sample_log, step_record
 from penstock.train.state import TrainState
 from penstock.train.step import StepResult
 from penstock.train.supply import train_loader
@@ -51,7 +51,7 @@ def state_after(loader: Loader, steps: int) -> TrainState:
 def test_a_record_counts_the_tokens_of_all_ranks(recipe, world_size: int) -> None:  # type: ignore[no-untyped-def]
     state = state_after(train_loader(recipe, rank=0, world_size=world_size), 3)
     result = StepResult(loss=2.5, grad_norm=0.75, stop=False)
-    record = step_record(state, recipe, result, RATES, learning_rate=0.1)
+    record = step_record(state, result, RATES, learning_rate=0.1)
     assert record.pop("memory_bytes") > 2**20
     assert record == {
         "step": 3,
@@ -63,8 +63,34 @@ def test_a_record_counts_the_tokens_of_all_ranks(recipe, world_size: int) -> Non
         "tokens_per_s": 192.0,
         "data_wait_share": 0.25,
         "mfu": 0.125,
-        "corpus_tokens": {"a": 18 * 16, "b": 6 * 16},
     }
+    json.dumps(record)
+
+
+def test_the_mixture_log_says_what_was_asked_and_what_was_served_since(recipe) -> None:  # type: ignore[no-untyped-def]
+    loader = train_loader(recipe, rank=0, world_size=1)
+    log, batches = MixtureLog(loader), iter(loader)
+    events = []
+    for step in range(6):
+        if step == 4:
+            loader.set_weights({"a": 1, "b": 1}, reason="why not")
+        log.begin_step()
+        next(batches)
+        record = log.record()
+        events += log.events()
+        if step == 3:
+            assert record["corpus_tokens"] == {"a": 24 * 16, "b": 8 * 16}
+            assert record["corpus_epochs"] == {"a": 0.32, "b": round(128 / 1200, 6)}
+            assert record["corpus_weights"] == record["corpus_shares"] == {"a": 0.75, "b": 0.25}
+    batches.close()
+    assert record["corpus_tokens"] == {"a": 32 * 16, "b": 16 * 16}
+    assert record["corpus_weights"] == record["corpus_shares"] == {"a": 0.5, "b": 0.5}
+    (event,) = events
+    assert (event["step"], event["weights"], event["reason"]) == (5, {"a": 0.5, "b": 0.5}, "why not")
+    assert event["tokens"] == 4 * 8 * 16
+    again = MixtureLog(loader)
+    again.begin_step()
+    assert again.events() == [], "the mixture goes on, it does not begin again"
     json.dumps(record)
 
 

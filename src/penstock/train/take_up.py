@@ -1,0 +1,170 @@
+"""What a request does to the loader of a run: decided on every rank alike, from equal values; no torch.
+
+Of weights, what is named gets the share asked for; the other corpora keep their proportions in what is
+left. A change that would use up a capped corpus before the run ends is refused, as it is at a start.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.data import Loader
+from penstock.train.config import TrainConfig
+from penstock.train.requests import Answer, Request
+from penstock.train.supply import shortage
+
+
+def reweighed(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
+    """Return a mixture in which some corpora have given shares, of one.
+
+    Raises:
+        UsageError: a corpus is not there, or what is left over has no corpus to go to.
+
+    >>> reweighed({"web": 0.5, "code": 0.3, "wiki": 0.2}, {"web": 0.6})
+    {'web': 0.6, 'code': 0.24, 'wiki': 0.16}
+    """
+    for name in shares:
+        if name not in weights:
+            raise UsageError("The run has no such corpus", got=name, fix=nearest(name, list(weights)))
+    rest = 1 - math.fsum(shares.values())
+    others = math.fsum(weight for name, weight in weights.items() if name not in shares)
+    if rest > 1e-9 and not others:
+        raise UsageError(
+            f"The shares sum to {1 - rest:.6g}, and no other corpus has a share to take the rest",
+            fix="Let them sum to 1, or name another corpus.",
+        )
+    scale = max(rest, 0.0) / others if others else 0.0
+    return {name: round(shares.get(name, weight * scale), 9) for name, weight in weights.items()}
+
+
+def take_up(
+    loader: Loader, recipe: TrainConfig, request: Request, *, undo: Callable[[], None] = lambda: None
+) -> Answer:
+    """Do what a request asks, or say why not.
+
+    Args:
+        undo: puts the loader back to what it was before.
+    """
+    try:
+        if request.weights is not None:
+            found = _weights(loader, recipe, request)
+        elif request.skip_steps is not None:
+            found = _skip(loader, recipe, request)
+        else:
+            found = _extend(loader, request)
+        apply(loader, found)
+        if short := shortage(recipe, loader):
+            undo()
+            raise UsageError(f"With it, {short}, and the run has {recipe.run.steps:,}")
+        return found
+    except PenstockError as error:
+        return Answer(number=request.number, taken_up=False, said=f"refused: {error}", step=loader.step)
+
+
+def apply(loader: Loader, found: Answer) -> None:
+    """Do what was decided, now or again."""
+    if found.weights is not None:
+        step = max(found.holds_from, loader.step)
+        loader.set_weights(found.weights, reason=_reason(found), step=step)
+    elif found.samples is not None:
+        loader.skip(samples=range(*found.samples), reason=_reason(found))
+    elif found.extend is not None:
+        loader.extend_corpus(found.extend, parts=found.parts, step=max(found.holds_from, loader.step))
+
+
+def follow(loader: Loader, answers: Sequence[Answer]) -> list[Answer]:
+    """Do again what was decided and is later than the loader's state; return what was."""
+    later = [found for found in answers if found.taken_up and found.holds_from >= loader.step]
+    for found in later:
+        apply(loader, found)
+    return later
+
+
+def in_force(loader: Loader, step: int) -> dict[str, float]:
+    """Return the mixture of a step, as planned."""
+    return [weights for first, weights, _ in loader.mixtures if first <= step][-1]
+
+
+def _weights(loader: Loader, recipe: TrainConfig, request: Request) -> Answer:
+    assert request.weights is not None
+    if recipe.data.is_adaptive:
+        raise UsageError(
+            f"The mixture follows the losses ({recipe.data.adaptive.policy}), which would overrule it",
+            fix="Resume the run with --set data.adaptive.policy=none first.",
+        )
+    step = loader.step if request.at_step is None else request.at_step
+    if step < loader.step:
+        raise UsageError(f"{loader.step:,} steps were taken already", got=step, fix="Name a later step.")
+    if step >= recipe.run.steps:
+        raise UsageError(
+            f"The run ends after {recipe.run.steps:,} steps", got=step, fix="Name an earlier one."
+        )
+    weights = reweighed(in_force(loader, step), request.weights)
+    until = min((first for first, _, _ in loader.mixtures if first > step), default=None)
+    shown = ", ".join(f"{name} {weight:.4g}" for name, weight in weights.items())
+    ends = "" if until is None else f", until other weights are planned after step {until:,}"
+    return Answer(
+        number=request.number,
+        taken_up=True,
+        said=f"from step {step + 1:,} on: {shown}{ends}",
+        step=loader.step,
+        holds_from=step,
+        until=until,
+        weights=weights,
+        reason=request.reason,
+    )
+
+
+def _skip(loader: Loader, recipe: TrainConfig, request: Request) -> Answer:
+    assert request.skip_steps is not None
+    first, past = request.skip_steps
+    if first <= loader.step:
+        raise UsageError(
+            f"{loader.step:,} steps were taken already",
+            got=f"{first}:{past}",
+            fix="To leave out samples that were trained on, stop the run, remove the checkpoints after them, "
+            "ask for the skip, and resume.",
+        )
+    if past > recipe.run.steps + 1:
+        raise UsageError(f"The run ends after {recipe.run.steps:,} steps", got=f"{first}:{past}")
+    samples = int(loader.samples_of(first - 1)[0]), int(loader.samples_of(past - 2)[-1]) + 1
+    return Answer(
+        number=request.number,
+        taken_up=True,
+        said=f"the samples of steps {first:,} to {past - 1:,} are left out; later ones move up",
+        step=loader.step,
+        holds_from=first - 1,
+        samples=samples,
+        reason=request.reason,
+    )
+
+
+def _extend(loader: Loader, request: Request) -> Answer:
+    name = request.extend
+    if name not in loader.corpora:
+        raise UsageError("The run has no such corpus", got=name, fix=nearest(str(name), list(loader.corpora)))
+    parts, known = request.parts or 0, known_parts(loader, name)
+    if parts <= known:
+        raise UsageError(f"Corpus {name!r} has no parts beyond the {known} that the run knows")
+    return Answer(
+        number=request.number,
+        taken_up=True,
+        said=f"corpus {name!r} has {parts} parts from step {loader.step + 1:,} on, {known} before",
+        step=loader.step,
+        holds_from=loader.step,
+        extend=name,
+        parts=parts,
+        reason=request.reason,
+    )
+
+
+def known_parts(loader: Loader, name: str) -> int:
+    """Return how many parts of a corpus a run knows of."""
+    state = loader.state_dict()
+    grown: list[int] = [parts for _, of, parts in state["grown"] if of == name]
+    base: int = state["corpora"][name]["parts"]
+    return max([base, *grown])
+
+
+def _reason(found: Answer) -> str:
+    return f"request {found.number}{': ' if found.reason else ''}{found.reason}"
