@@ -16,7 +16,7 @@ from penstock.data.order import Places
 from penstock.data.pool import PackedPool
 from penstock.data.source import Source
 from penstock.data.stretches import Located, Stretches
-from penstock.data.timeline import Timeline
+from penstock.data.timeline import MOST_SAMPLES, Timeline
 from penstock.data.types import Int64
 from penstock.data.way import Plan, Way, begin
 
@@ -168,7 +168,8 @@ class Course:
             way = begin(replace(self._plans[source.name], sequence_length=length), source.corpus)
         for grown, taken, parts in self._stretches.grown[phase]:
             if grown == corpus:
-                way = way.grown(taken, source.corpus, parts)
+                # Only what is finished is appended to, so its way can be followed to where it has no end.
+                way = source.reach(way, MOST_SAMPLES).grown(taken, source.corpus, parts)
         return way
 
     def _ends(self, corpus: int, source: Source) -> int | None:

@@ -16,11 +16,12 @@ def describe(source: Source, plan: Plan, course: Course, *, step: int) -> dict[s
 
     Equal on all ranks: of a corpus that is still being prepared, only the parts that the run has come to.
     """
+    grown = [parts for _, name, parts in course.timeline.grown if name == source.name]
     if plan.streamed:
         parts = course.parts_begun(source.name, step)
-        return {"streamed": True, "parts": parts, "fingerprint": source.corpus.fingerprint_of(parts)}
+        fingerprint = source.corpus.fingerprint_of(max([parts, *grown]))
+        return {"streamed": True, "parts": parts, "fingerprint": fingerprint}
     order = plan.whole(source.corpus, plan.base_parts, first=0).order
-    grown = [parts for _, name, parts in course.timeline.grown if name == source.name]
     return {
         "parts": plan.base_parts,
         "T": order.num_tokens,
@@ -74,6 +75,7 @@ def check_contents(name: str, source: Source, was: Mapping[str, Any], timeline: 
     parts = max([was["parts"], *(parts for _, of, parts in timeline.grown if of == name)])
     if parts > len(source.corpus.manifest.part_ends):
         source.reopen()  # another rank saw more of it
+        source.wait_for(parts)  # or it is being prepared anew
     corpus = source.corpus
     known = len(corpus.manifest.part_ends)
     streamed = corpus.manifest.streamed_parts is not None

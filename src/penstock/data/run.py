@@ -83,7 +83,8 @@ class Run:
             sequence_length=length,
             schedule=changes,
         )
-        self._follow(self._wishes.from_the_start(self.sources, self._plans))
+        timeline = self._wishes.from_the_start(self.sources, self._plans)
+        self._follow(_with_appended(timeline, self.sources, step=0))
 
     @property
     def timeline(self) -> Timeline:
@@ -110,6 +111,8 @@ class Run:
             check_contents(name, sources[name], was, self.timeline)
             plan = as_saved(plan, was)
         timeline = self.timeline.with_slots(self.step, slots_from(weights, list(sources)), f"add {name}")
+        if not was:
+            timeline = _with_appended(timeline, {name: sources[name]}, step=self.step)
         self._follow(timeline, sources=sources, plans={**self._plans, name: plan})
         self._absent.pop(name, None)
 
@@ -131,11 +134,13 @@ class Run:
         source.reopen()
         known = len(source.corpus.manifest.part_ends)
         parts = known if parts is None else parts
-        if self._plans[name].streamed:
+        finished = source.corpus.manifest.streamed_parts
+        if finished == 0:
             raise ConfigError(f"Corpus {name!r} is taken up by itself while it is prepared", got=name)
         if parts > known:
             raise ConfigError(f"Corpus {name!r} has {known} parts", got=parts)
-        before = max([self._plans[name].base_parts, *(n for _, of, n in self.timeline.grown if of == name)])
+        base = finished or self._plans[name].base_parts
+        before = max([base, *(n for _, of, n in self.timeline.grown if of == name)])
         if parts > before:
             self._follow(self.timeline.with_parts(step, name, parts))
 
@@ -190,7 +195,8 @@ class Run:
         plans = {name: self._plan(source, saved.identity["longest"]) for name, source in sources.items()}
         for name in sources.keys() & saved.corpora.keys():
             plans[name] = as_saved(plans[name], saved.corpora[name])
-        timeline = self._wishes.anew(saved, sources, plans)
+        new = {name: source for name, source in sources.items() if name not in saved.corpora}
+        timeline = _with_appended(self._wishes.anew(saved, sources, plans), new, step=saved.step)
         self._follow(timeline, sources=sources, plans=plans, step=saved.step)
         self._absent = {name: dict(was) for name, was in saved.corpora.items() if name not in sources}
 
@@ -259,3 +265,11 @@ class Run:
             raise ConfigError(
                 "The loader has no such corpus", got=name, fix=nearest(name, list(self.sources))
             )
+
+
+def _with_appended(timeline: Timeline, sources: Mapping[str, Source], *, step: int) -> Timeline:
+    """Return a timeline in which streamed corpora are read with all that was appended to them."""
+    for name, source in sources.items():
+        if source.appended:
+            timeline = timeline.with_parts(step, name, source.appended)
+    return timeline

@@ -40,6 +40,13 @@ class Source:
         """Read the corpus's manifest again."""
         self.corpus = open_corpus(self.path)
 
+    @property
+    def appended(self) -> int:
+        """Parts of a corpus that was streamed and then appended to; 0: of one that was not both."""
+        manifest = self.corpus.manifest
+        known = len(manifest.part_ends)
+        return known if manifest.streamed_parts and known > manifest.streamed_parts else 0
+
     def check_supply(self, way: Way, last: int) -> None:
         """Refuse a sample of a way that lies beyond the cap on epochs.
 
@@ -57,9 +64,8 @@ class Source:
         """Return a way that holds a sample: that of a corpus still being prepared grows, if need be in time.
 
         Raises:
-            CorpusError: no further part came in time.
+            CorpusError: no further part came in time, or its preparation failed.
         """
-        end = clock.monotonic() + self._wait_seconds
         while way.ends is not None and sample >= way.ends:
             finished = self.corpus.manifest.streamed_parts
             known = finished or len(self.corpus.manifest.part_ends)
@@ -67,15 +73,29 @@ class Source:
                 way = way.streamed(self.corpus, known)
             elif finished:
                 way = way.finished(self.corpus)
-            elif clock.monotonic() > end:
+            else:
+                self.wait_for(way.parts + 1)
+        return way
+
+    def wait_for(self, parts: int) -> None:
+        """Wait until a corpus that is being prepared has so many parts, or will get no more.
+
+        Raises:
+            CorpusError: no further part came in time, or its preparation failed.
+        """
+        end = clock.monotonic() + self._wait_seconds
+        while self.corpus.manifest.streamed_parts == 0 and len(self.corpus.manifest.part_ends) < parts:
+            if clock.monotonic() > end:
                 raise CorpusError(
                     f"Corpus {self.name!r} is being prepared and gave no part in {self._wait_seconds:.0f} s",
                     fix="Start its preparation again, or wait for it and resume.",
                 )
-            else:
-                clock.sleep(_POLL_SECONDS)
-                self.reopen()
-        return way
+            clock.sleep(_POLL_SECONDS)
+            before = len(self.corpus.manifest.part_ends)
+            self.reopen()
+            # What this process keeps going has no time limit: an error would be raised on reopening.
+            if self.corpus.preparation is not None or len(self.corpus.manifest.part_ends) > before:
+                end = clock.monotonic() + self._wait_seconds
 
     def rows(self, way: Way, places: Int64) -> list[Int64]:
         """Return the piece tables of rows: n arrays of pieces as in PackedPool.
