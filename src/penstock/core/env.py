@@ -73,6 +73,11 @@ def allow_plain_http() -> bool:
     return os.environ.get("PENSTOCK_ALLOW_HTTP") == "1"
 
 
+def allow_plain_http_endpoint() -> bool:
+    """Whether an object store's endpoint may be unencrypted, as AWS's tools are told (AWS_ALLOW_HTTP=true)."""
+    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+
+
 def process_is_alive(pid: int) -> bool:
     """Whether a process of that id runs on this machine, as far as this one may see."""
     try:

@@ -6,7 +6,6 @@ interpreter ends, or when its blob is gone, is dropped.
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 from weakref import ReferenceType, ref
@@ -33,13 +32,14 @@ class Ahead:
         self._waiting = 0
         self._lock = threading.Lock()
 
-    def fetch(self, blob: Fetches, start: int, stop: int) -> None:
-        """Fetch a range of a blob some time soon."""
+    def fetch(self, blob: Fetches, start: int, stop: int) -> bool:
+        """Fetch a range of a blob some time soon; return whether that was taken on."""
         with self._lock:
             if self._waiting >= _MOST_WAITING:
-                return
+                return False
             self._waiting += 1
         self._threads.submit(self._fetch, ref(blob), start, stop)
+        return True
 
     def _fetch(self, blob_or_gone: ReferenceType[Fetches], start: int, stop: int) -> None:
         with self._lock:
@@ -51,16 +51,3 @@ class Ahead:
             blob.bring(start, stop)
         except CorpusError as error:
             log.debug("fetching ahead failed reason=%s", error)
-
-
-def side_by_side(tasks: Iterable[Callable[[], object]], *, num_threads: int) -> None:
-    """Run tasks at once and wait for them; their errors are left for who does the same again in order."""
-
-    def run(task: Callable[[], object]) -> None:
-        try:
-            task()
-        except CorpusError as error:
-            log.debug("reading ahead failed reason=%s", error)
-
-    with ThreadPoolExecutor(num_threads, thread_name_prefix="penstock-remote-open") as threads:
-        list(threads.map(run, tasks))

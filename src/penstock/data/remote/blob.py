@@ -100,6 +100,7 @@ class RemoteBlob:
         self.cache, self.key, self._fetcher = cache, key, fetcher
         self.read_around = read_around
         self._ahead = ahead
+        self._coming: dict[tuple[int, int], None] = {}  # spans that wait to be fetched ahead
         self._arrays: list[ref[RemoteSlices]] = []  # few; only ever appended to, so safe to walk
         cache.own(key, self)
 
@@ -107,11 +108,14 @@ class RemoteBlob:
         """Return bytes [start, stop), read-only: in place where one region holds them, else a copy.
 
         Args:
-            around: bytes of the aligned window that is fetched if they are not here.
+            around: bytes of the aligned window that is fetched if they are not here, and not known to be
+                wanted: what waits to be fetched ahead is then fetched at once, as it is.
         """
         if start == stop:
             return np.zeros(0, np.uint8)
-        regions = self._fetcher.regions(start, stop, around=around)
+        coming = (span for span in list(self._coming) if span[0] <= start < span[1])
+        aligned = start // around * around, -(-stop // around) * around
+        regions = self._fetcher.regions(start, stop, window=next(coming, aligned))
         low = start // REGION_BYTES * REGION_BYTES
         parts = [
             region.data[max(0, start - base) : stop - base]
@@ -158,11 +162,17 @@ class RemoteBlob:
         """Begin to fetch bytes [start, stop) in the background, if they are not here."""
         self._check(start, stop)
         for low in range(start, stop, _COPY_BYTES):
-            self._ahead.fetch(self, low, min(low + _COPY_BYTES, stop))
+            high = min(low + _COPY_BYTES, stop)
+            self._coming[low, high] = None  # before a quick thread takes it out
+            if not self._ahead.fetch(self, low, high):
+                self._coming.pop((low, high), None)
 
     def bring(self, start: int, stop: int) -> None:
         """Fetch bytes [start, stop) into the cache, exactly those."""
-        self._fetcher.regions(start, stop)
+        try:
+            self._fetcher.regions(start, stop, hint=True)
+        finally:
+            self._coming.pop((start, stop), None)
 
     def next_uses(self, starts: Int64, stops: Int64) -> Float64 | None:
         """Return the samples until any of bytes [start, stop) is next read; None where no one said."""

@@ -6,9 +6,10 @@ long, is passed over, and the worst that comes of a lost hint is a page fetched 
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
+from typing import Protocol
 
 from penstock.core import clock
 from penstock.data.remote.cache import Cache, writing_to
@@ -17,13 +18,20 @@ from penstock.data.remote.region import PAGE_BYTES, REGION_BYTES, REGION_PAGES, 
 _POLL_S = 0.01
 
 
+class Get(Protocol):
+    """Returns bytes [start, stop) of an object, checked as far as they can be; blocks."""
+
+    def __call__(self, start: int, stop: int, *, hint: bool = False) -> memoryview:
+        """Fetch; a hint gives up at the first failure."""
+
+
 class Fetcher:
     """The pages of one object's content.
 
     Args:
         key: names the content in the cache.
         size: bytes of the object.
-        get: returns bytes [start, stop) of the object, checked as far as they can be; blocks.
+        get: asks the store.
         unit_pages: requests begin and end at multiples of so many pages, because `get` checks such units.
         max_request_bytes: of one request.
         patience_s: how long another process's claim is waited for.
@@ -35,7 +43,7 @@ class Fetcher:
         *,
         key: str,
         size: int,
-        get: Callable[[int, int], memoryview],
+        get: Get,
         unit_pages: int,
         max_request_bytes: int,
         patience_s: float,
@@ -48,27 +56,30 @@ class Fetcher:
         self._in_hand: set[int] = set()
         self._changed = threading.Condition()
 
-    def regions(self, start: int, stop: int, *, around: int = 0) -> list[Region]:
+    def regions(
+        self, start: int, stop: int, *, window: tuple[int, int] | None = None, hint: bool = False
+    ) -> list[Region]:
         """Return the regions of bytes [start, stop), which are on disk and verified in all of them.
 
         Args:
-            around: bytes of an aligned window; what is missing in it next to missing bytes comes along.
+            window: bytes around them; what is missing in it next to missing bytes comes along.
+            hint: whether to give up at the first failure, since whoever needs the bytes will ask again.
         """
         wanted = range(start // PAGE_BYTES, -(-stop // PAGE_BYTES))
-        window = wanted
-        if around:
-            low = start // around * around // PAGE_BYTES
-            window = range(low, min(self._num_pages, -(-stop // around) * around // PAGE_BYTES))
+        around = wanted
+        if window:
+            low, high = min(start, window[0]), min(self._size, max(stop, window[1]))
+            around = range(low // PAGE_BYTES, -(-high // PAGE_BYTES))
         deadline_s = clock.monotonic() + self._patience_s
         held: dict[int, Region] = {}
         while True:
-            self._hold(held, window)
+            self._hold(held, around)
             lacking = set(_missing(held, wanted))
             if not lacking:
                 return [held[index] for index in _region_range(wanted)]
-            missing = lacking if window is wanted else set(_missing(held, window))
-            runs = [run for run in _runs(sorted(missing)) if not lacking.isdisjoint(run)]
-            self._bring(held, runs, ignore_claims=clock.monotonic() > deadline_s)
+            missing = lacking if around is wanted else set(_missing(held, around))
+            pages = [page for run in _runs(sorted(missing)) if not lacking.isdisjoint(run) for page in run]
+            self._bring(held, pages, hint=hint, ignore_claims=clock.monotonic() > deadline_s)
 
     def _hold(self, held: dict[int, Region], pages: range) -> None:
         """Open the regions of pages; one that is held stays, whatever the cache does with its file."""
@@ -77,9 +88,10 @@ class Fetcher:
                 size = min(REGION_BYTES, self._size - index * REGION_BYTES)
                 held[index] = self._cache.region(self._key, index, size)
 
-    def _bring(self, held: dict[int, Region], runs: Sequence[range], *, ignore_claims: bool) -> None:
+    def _bring(
+        self, held: dict[int, Region], pages: Sequence[int], *, hint: bool, ignore_claims: bool
+    ) -> None:
         """Fetch what no one else is fetching; if that is nothing, wait a moment for those who are."""
-        pages = [page for run in runs for page in run]
         claimed = set() if ignore_claims else {page for page in pages if _is_claimed(held, page)}
         with self._changed:
             mine = [page for page in pages if page not in self._in_hand and page not in claimed]
@@ -89,7 +101,7 @@ class Fetcher:
             self._in_hand.update(mine)
         try:
             for run in self._requests(mine):
-                self._fetch(held, run)
+                self._fetch(held, run, hint=hint)
         finally:
             with self._changed:
                 self._in_hand.difference_update(mine)
@@ -104,7 +116,7 @@ class Fetcher:
             for at in range(first, past, self._max_pages):
                 yield range(at, min(at + self._max_pages, past))
 
-    def _fetch(self, held: dict[int, Region], pages: range) -> None:
+    def _fetch(self, held: dict[int, Region], pages: range, *, hint: bool) -> None:
         self._hold(held, pages)
         start = pages.start * PAGE_BYTES
         with writing_to(self._cache.folder_of(self._key)), ExitStack() as opened:
@@ -116,7 +128,7 @@ class Fetcher:
                 except FileNotFoundError:  # the caller's loop begins again with a new file
                     self._cache.forget(self._key, index, held.pop(index))
                     return
-            content = self.get(start, min(pages.stop * PAGE_BYTES, self._size))
+            content = self.get(start, min(pages.stop * PAGE_BYTES, self._size), hint=hint)
             rest = content
             for index, write in zip(_region_range(pages), writers, strict=True):
                 num_bytes = len(_inside(index, pages)) * PAGE_BYTES

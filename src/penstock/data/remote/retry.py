@@ -60,6 +60,11 @@ def failure_of(error: BaseException) -> Failure:
             "AWS_SKIP_SIGNATURE=true for a public bucket of S3."
         )
         return Failure("there are no credentials for it", permanent=True, advice=advice)
+    if "builder error" in reason:
+        advice = (
+            "An endpoint without https must be allowed: AWS_ALLOW_HTTP=true, where the network is trusted."
+        )
+        return Failure(reason, permanent=True, advice=advice)
     if isinstance(error, ValueError) or (status and 300 <= status < 500 and status not in _RETRIED_4XX):
         return Failure(reason, status, permanent=True, advice="Check the address.")
     return Failure(reason, status)

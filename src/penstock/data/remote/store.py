@@ -13,7 +13,7 @@ from datetime import timedelta
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.core import clock
+from penstock.core import clock, env
 from penstock.core.errors import CorpusChanged, CorpusError
 from penstock.data.remote.address import Address, check_name
 from penstock.data.remote.digests import Check
@@ -77,12 +77,20 @@ class Store:
             return None
 
     def get(
-        self, name: str, start: int, stop: int, *, identity: Identity, check: Check | None = None
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        *,
+        identity: Identity,
+        check: Check | None = None,
+        hint: bool = False,
     ) -> memoryview:
         """Return bytes [start, stop) of an object that is still the one `identity` says.
 
         Args:
             check: holds the bytes against known checksums; wrong ones are fetched again.
+            hint: whether to give up at the first failure.
 
         Raises:
             CorpusChanged: another object lies there now.
@@ -106,7 +114,7 @@ class Store:
             self.fetched_bytes += len(content)
             return content
 
-        return self._repeat(name, attempt, start=start)
+        return self._repeat(name, attempt, start=start, once=hint)
 
     def sizes(self) -> dict[str, int]:
         """Return the size of every object below the address, by relative name, in byte order.
@@ -141,7 +149,7 @@ class Store:
             self._made = _connect(self.address, self._options)
         return self._made
 
-    def _repeat(self, name: str, attempt: Callable[[], T], *, start: int = 0) -> T:
+    def _repeat(self, name: str, attempt: Callable[[], T], *, start: int = 0, once: bool = False) -> T:
         options, began, attempts, wrong = self._options, clock.monotonic(), 0, 0
         while True:
             attempts += 1
@@ -159,6 +167,8 @@ class Store:
                     "The object is damaged in the store, or its checksums are another's: upload both again."
                 )
                 failure = Failure(failure.reason, permanent=True, advice=advice)
+            if once:
+                raise _given_up(self.address, name, failure, attempts=1, passed_s=0.0)
             asked_s = self._asked_wait(name, failure)
             wait_s = delay_s(
                 attempts,
@@ -204,7 +214,8 @@ def _connect(address: Address, options: RemoteOptions) -> "ObjectStore":
     }
     once: RetryConfig = {"max_retries": 0, "retry_timeout": timedelta(seconds=options.request_timeout_s)}
     try:
-        if address.has_listing:  # AWS_ALLOW_HTTP and its like are read by the client itself
+        if address.has_listing:  # credentials and endpoint are read from the environment by the client
+            client["allow_http"] = options.allow_plain_http or env.allow_plain_http_endpoint()
             return from_url(address.url, client_options=client, retry_config=once)
         client["allow_http"] = address.scheme == "http"  # else a redirect may not leave https either
         return HTTPStore(address.url, client_options=client, retry_config=once)
