@@ -4,7 +4,6 @@ import argparse
 import json
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from penstock.core.units import mib, plural
@@ -18,6 +17,7 @@ Lengths are exact, over all documents, in tokens with the end token counted; mem
 
 example:
   penstock data describe corpus
+  penstock data describe megatron:/data/web_text_document
 
 exit codes: 0 done, 1 no corpus there or a damaged one, 2 wrong usage
 """
@@ -25,13 +25,13 @@ exit codes: 0 done, 1 no corpus there or a damaged one, 2 wrong usage
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
-    parser.add_argument("folder", type=Path, metavar="DIR", help="folder of the corpus")
+    parser.add_argument("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value]")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Describe a corpus."""
-    found = describe(arguments.folder)
+    found = describe(arguments.corpus)
     print(json.dumps(as_json(found)) if arguments.json else "\n".join(as_text(found)))
     return 0
 
@@ -40,7 +40,7 @@ def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
     """Return a description as plain values."""
     manifest, lengths = found.manifest, found.lengths
     return {
-        "corpus": str(found.folder),
+        "corpus": found.location,
         "tokens": manifest.num_tokens,
         "documents": manifest.num_documents,
         "shards": len(manifest.shards),
@@ -73,7 +73,7 @@ def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
 def as_text(found: Description) -> Iterator[str]:
     """Yield a description as lines for a person."""
     manifest, lengths = found.manifest, found.lengths
-    yield f"corpus {found.folder}"
+    yield f"corpus {found.location}"
     yield f"  tokens       {manifest.num_tokens:,} ({manifest.dtype}, {mib(found.num_bytes)})"
     yield f"  documents    {manifest.num_documents:,}"
     yield f"  shards       {len(manifest.shards):,}{parts_of(manifest)}"

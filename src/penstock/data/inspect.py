@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.data.corpus import Corpus
-from penstock.data.formats import TokenShard
+from penstock.data.formats import Tokens, TokenShard
 from penstock.data.manifest import Manifest
 from penstock.data.opening import open_corpus
 from penstock.data.types import Int64
@@ -16,6 +16,7 @@ from penstock.text.tokenizer import Tokenizer
 _EXACT = 2**20
 """Lengths below this are counted one by one (8 MiB); there can be few documents above it."""
 _CHUNK_DOCUMENTS = 2**20
+_COUNTED_BY_POSITION = 2**22  # beyond, an array of all ids would be larger than a sort is slow
 _ENTROPY_CHUNK = 2**20
 _ENTROPY_CHUNKS = 64
 
@@ -53,7 +54,7 @@ class Sample:
 class Description:
     """What is in a corpus."""
 
-    folder: Path
+    location: str
     """Where it lies."""
     manifest: Manifest
     """Its manifest."""
@@ -67,16 +68,16 @@ class Description:
     """Spread evenly over the corpus; none where it came without a tokenizer."""
 
 
-def describe(folder: Path, *, num_samples: int = 3, sample_tokens: int = 64) -> Description:
+def describe(path: str | Path, *, num_samples: int = 3, sample_tokens: int = 64) -> Description:
     """Read every document offset of a corpus, and a few documents, in bounded memory.
 
     Raises:
         CorpusError: no corpus there, or a shard that is missing or altered.
     """
-    corpus = open_corpus(folder)
+    corpus = open_corpus(path)
     shards = range(len(corpus.manifest.shards))
     return Description(
-        folder=folder,
+        location=str(path),
         manifest=corpus.manifest,
         num_bytes=sum(shard.bytes for shard in corpus.manifest.shards),
         lengths=measure(lengths for shard in shards for lengths in lengths_of(corpus.shard(shard))),
@@ -90,14 +91,27 @@ def unigram_entropy(corpus: Corpus) -> float:
 
     Exact up to 64 million tokens; beyond that, of 64 runs of a million spread evenly.
     """
-    total, counts = corpus.num_tokens, np.zeros(corpus.manifest.vocab_size, np.int64)
+    total, ids, counts = corpus.num_tokens, np.zeros(0, np.int64), np.zeros(0, np.int64)
     chunks = min(_ENTROPY_CHUNKS, -(-total // _ENTROPY_CHUNK))
     for index in range(chunks):
         start = total * index // chunks
         stop = min(start + _ENTROPY_CHUNK, total * (index + 1) // chunks)
-        counts += np.bincount(corpus.tokens(start, stop), minlength=len(counts))[: len(counts)]
-    shares = counts[counts > 0] / counts.sum()
+        found, times = _counted(corpus.tokens(start, stop))
+        # By id, not by position in an array: of another tool's files the vocabulary may not be known.
+        ids, of = np.unique(np.concatenate((ids, found)), return_inverse=True)
+        counts = np.bincount(of, np.concatenate((counts, times)), minlength=len(ids)).astype(np.int64)
+    shares = counts / counts.sum()
     return float(-(shares * np.log(shares)).sum())
+
+
+def _counted(tokens: Tokens) -> tuple[Int64, Int64]:
+    """Return the ids that occur and how often each does."""
+    if int(tokens.max()) > _COUNTED_BY_POSITION:
+        ids, times = np.unique(tokens, return_counts=True)
+        return ids.astype(np.int64), times
+    counts = np.bincount(tokens)
+    ids = np.flatnonzero(counts)
+    return ids, counts[ids]
 
 
 def lengths_of(shard: TokenShard) -> Iterator[Int64]:
