@@ -104,13 +104,28 @@ class Course:
         return source, source.rows(self._way(corpus, phase), places)
 
     def samples_per_epoch(self, step: int) -> dict[str, int]:
-        """Return the rows of one pass over each corpus as a whole, at the sequence length of a step."""
+        """Return the rows of one pass over each corpus, at the sequence length of a step.
+
+        Of a corpus that is being prepared, those of its first part; of one that was, those of all parts.
+        """
+        ends = {name: source.corpus.manifest.streamed_parts or 1 for name, source in self._sources.items()}
+        return self._rows(step, ends)
+
+    def first_rows(self, step: int) -> dict[str, int]:
+        """Return the same, but of any streamed corpus the rows of its first part: equal on all ranks."""
+        return self._rows(step, dict.fromkeys(self._sources, 1))
+
+    def _rows(self, step: int, parts: Mapping[str, int]) -> dict[str, int]:
+        """Return the rows of one pass over each corpus, over so many parts of those that are streamed."""
         phase = self.phase_of(self.timeline.first_sample(step))
-        ways = {name: self._way(index, phase) for index, name in enumerate(self._sources)}
-        return {
-            name: way.firsts[-1] if way.ends is not None else way.legs[-1].order.samples_per_epoch
-            for name, way in ways.items()
-        }
+        rows = {}
+        for index, (name, source) in enumerate(self._sources.items()):
+            way = self._way(index, phase)
+            if way.plan.streamed:
+                rows[name] = begin(way.plan, source.corpus).streamed(source.corpus, parts[name]).firsts[-1]
+            else:
+                rows[name] = way.legs[-1].order.samples_per_epoch
+        return rows
 
     def parts_begun(self, name: str, step: int) -> int:
         """Return how many parts of a streamed corpus were begun before a step."""

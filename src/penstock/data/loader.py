@@ -131,6 +131,11 @@ class Loader:
         return self._run.course.samples_per_epoch(self.step)
 
     @property
+    def first_rows(self) -> dict[str, int]:
+        """As samples_per_epoch, but of a streamed corpus the rows of its first part, which all ranks know."""
+        return self._run.course.first_rows(self.step)
+
+    @property
     def sequence_length(self) -> int:
         """Tokens per row of the next step."""
         return self._run.timeline.length_at(self.step)

@@ -9,6 +9,7 @@
 What exists as a path is that path, whatever it looks like.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +78,32 @@ def parse_spec(text: str) -> Spec:
         raise UsageError(f"Corpus {text} is of an unknown format", got=name, fix=fix)
     location, pairs = ("", rest.split(",")) if name == SYNTHETIC else _split(rest)
     return Spec(name, location, _options(name, [pair for pair in pairs if pair]))
+
+
+def absolute(text: str) -> str:
+    """Return what names the same corpus from any working directory; an address stays as it is.
+
+    >>> absolute("s3://bucket/web"), absolute("synthetic:tokens=1e9")
+    ('s3://bucket/web', 'synthetic:tokens=1e9')
+    >>> absolute("text:/a.jsonl,tokenizer=/t.json")
+    'text:/a.jsonl,tokenizer=/t.json'
+    """
+    spec = parse_spec(text)
+    if not spec.location or "://" in spec.location:
+        return text
+    head = f"{spec.format}:" if spec.format else ""
+    options = text[len(head) + len(spec.location) :]
+    if spec.format == TEXT:
+        named = {
+            name: _absolute(value) if name in ("tokenizer", "cache") else value
+            for name, value in spec.options.items()
+        }
+        options = "".join(f",{name}={value}" for name, value in named.items())
+    return f"{head}{_absolute(spec.location)}{options}"
+
+
+def _absolute(path: str) -> str:
+    return os.path.abspath(path)  # noqa: PTH100  not resolve: a link's name tells its format
 
 
 def _split(rest: str) -> tuple[str, list[str]]:

@@ -13,7 +13,7 @@ from penstock.core import config as configs
 from penstock.core.files import write_atomic, write_json
 from penstock.data import Loader
 from penstock.data.manifest import TOKENIZER_FILE
-from penstock.data.spec import parse_spec
+from penstock.data.spec import absolute
 from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
 from penstock.obs.names import RECIPE_FILE
@@ -57,19 +57,6 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
         load_into(checkpoint, training_tensors(state.model, state.optimizer))
         log.info("resumed step=%d from=%s", state.step, checkpoint)
     return state
-
-
-def absolute(path: str) -> str:
-    """Return a corpus's path made absolute; an address stays as it is, and so does what names no path.
-
-    >>> absolute("s3://bucket/web"), absolute("synthetic:tokens=1e9")
-    ('s3://bucket/web', 'synthetic:tokens=1e9')
-    """
-    spec = parse_spec(path)
-    if not spec.location or "://" in spec.location:
-        return path
-    head, place, options = path.partition(spec.location)
-    return f"{head}{Path(place).resolve()}{options}"
 
 
 def write_identity(config: TrainConfig, loader: Loader) -> None:

@@ -72,9 +72,10 @@ def heldout_rows(config: TrainConfig, **options: Any) -> Heldout | None:
     once = dict.fromkeys(config.data.corpora, 1)
     size = {"split": "heldout", "global_batch_size": 1, "epochs": once, "seed": 0}
     loader = train_loader(config, rank=0, world_size=1, **size, **options)
-    quotas = shares_of(config.validate.samples, loader.weights, loader.samples_per_epoch)
+    quotas = shares_of(config.validate.samples, loader.weights, loader.first_rows)
     loader.set_weights(quotas, reason="validation")  # any so many first samples hold the quota of each
-    return Heldout(loader=loader, rows=min(sum(quotas.values()), loader.num_samples or 1))
+    rows, most = sum(quotas.values()), loader.num_samples  # none is known of a corpus that grows
+    return Heldout(loader=loader, rows=rows if most is None else min(rows, most))
 
 
 def shares_of(samples: int, weights: Mapping[str, float], most: Mapping[str, int]) -> dict[str, int]:

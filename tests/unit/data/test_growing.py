@@ -171,6 +171,14 @@ def test_a_new_run_reads_all_that_was_appended_to_a_streamed_corpus(tmp_path: Pa
     assert again.batch_at(9)["input_ids"].tolist() == reader.batch_at(9)["input_ids"].tolist()
 
 
+def test_the_rows_of_a_pass_are_those_that_are_known_on_every_rank(tmp_path: Path) -> None:
+    growing, whole = streamed_corpus(tmp_path / "web", PARTS[0]), finished_corpus(tmp_path / "whole")
+    rows = sum(-(-sum(part) // LENGTH) for part in PARTS)
+    assert loader(growing).samples_per_epoch == {"web": 4}
+    assert loader(whole).samples_per_epoch == {"web": rows}
+    assert loader(growing).first_rows == loader(whole).first_rows == {"web": 4}
+
+
 def test_a_corpus_that_still_grows_is_not_extended_by_hand(tmp_path: Path) -> None:
     reader = loader(streamed_corpus(tmp_path / "web", PARTS[0]))
     with pytest.raises(ConfigError, match="'web' is taken up by itself while it is prepared"):

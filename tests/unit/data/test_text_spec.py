@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import UsageError
 from penstock.data.opening import described, open_corpus, vocab_size_of
-from penstock.data.spec import TEXT, Spec, parse_spec
+from penstock.data.spec import TEXT, Spec, absolute, parse_spec
 from penstock.data.text_corpus import folder_of
 from penstock.text.tokenizer import Tokenizer
 
@@ -99,3 +99,16 @@ def test_other_inputs_or_options_get_another_folder(inputs: Path, tokenizer: Pat
 def test_a_text_is_no_set_of_files_to_convert_or_index() -> None:
     with pytest.raises(UsageError, match="has no files yet"):
         described(parse_spec("text:a.jsonl,tokenizer=x"))
+
+
+def test_a_name_is_made_absolute_with_the_paths_in_its_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = absolute("text:a,b.jsonl,tokenizer=t.json,cache=../c,part_tokens=10M")
+    here = tmp_path
+    assert found == f"text:{here}/a,b.jsonl,cache={here.parent}/c,part_tokens=10M,tokenizer={here}/t.json"
+    assert absolute(found) == found
+    assert absolute("olmo:o,dtype=uint32") == f"olmo:{here}/o,dtype=uint32"
+    assert absolute("arrow:a") == f"arrow:{here}/a"
+    assert absolute("corpora/web") == f"{here}/corpora/web"
