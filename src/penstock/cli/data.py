@@ -17,6 +17,10 @@ COMMANDS = {
     "verify": "check every byte of a corpus against its manifest",
     "index": "find out what the files of another tool hold, before a run does",
     "convert": "write a corpus of any format as Arrow shards, or as Megatron-LM's files",
+    "mix": "show the mixture of a run; tell a running job to change it",
+    "where": "show which documents a row of a step was made of",
+    "find": "list the steps that train on a document",
+    "replay": "write the batches of some steps to files",
     "audit": "prove that a run trained on every sample of its order, once",
 }
 """Subcommand -> what it does. Each is a module `penstock.cli.data_<name>` with `EPILOG`,

@@ -8,7 +8,7 @@ from typing import Literal
 from penstock.core import config
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
-from penstock.data.opening import open_corpus
+from penstock.data.opening import vocab_size_of
 from penstock.models.llama.config import LlamaConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 
@@ -167,7 +167,7 @@ def build_recipe(raw: Raw) -> TrainConfig:
             raise ConfigError(f"{name} must be a section", got=section, fix=f"Write its keys under [{name}].")
     if isinstance(data, dict) and isinstance(model, dict):
         built = config.build(DataConfig, data, where="data")
-        vocab_sizes = {name: open_corpus(path).manifest.vocab_size for name, path in built.paths.items()}
+        vocab_sizes = {name: vocab_size_of(path) for name, path in built.paths.items()}
         derived = {"vocab_size": max(vocab_sizes.values()), "max_position_embeddings": built.longest}
         raw = {**raw, "model": {**derived, **model}}
         _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"])

@@ -105,8 +105,10 @@ class Control:
         return good
 
     def _parts_on_disk(self, name: str) -> int:
-        path = self._recipe.data.paths.get(name)
-        return 0 if path is None else len(open_corpus(path).manifest.part_ends)
+        path, corpus = self._recipe.data.paths.get(name), self._loader.corpora.get(name)
+        if path is None or corpus is None or corpus.manifest.streamed_parts is not None:
+            return 0  # a streamed corpus is taken up by itself
+        return len(open_corpus(path).manifest.part_ends)
 
     def _seen_by_all(self, asked: Sequence[Request]) -> list[Request]:
         """Make extensions by parts that some rank does not see ones by none, which are refused."""

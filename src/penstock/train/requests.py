@@ -9,6 +9,7 @@ checkpoint before that, takes it up again at the same step. What a request holds
 may write to the folder, so it is read as data, with a limit, and checked.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -197,3 +198,16 @@ def _read(path: Path) -> dict[str, Any]:  # Any: JSON values
     if not isinstance(value, dict):
         raise ConfigError(f"{path.name} must hold a JSON object", got=type(value).__name__)
     return value
+
+
+def job_is_running(run: Path) -> bool:
+    """Whether a job holds the run's folder, on any machine that shares it."""
+    path = run / ".lock"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,52 @@
+"""Write the batches of some steps of a run to files that need nothing of Penstock; imports no torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.core.errors import UsageError
+from penstock.core.files import commit, temporary_beside, write_json
+from penstock.train.open_run import OpenRun
+
+FIELDS = ("input_ids", "labels", "position_ids", "cu_seqlens")
+INDEX_FILE = "replay.json"
+
+
+def replay(
+    opened: OpenRun, steps: range, out: Path, *, progress: Callable[[], None] = lambda: None
+) -> list[dict[str, Any]]:  # Any: JSON values
+    """Write steps, counted from 1, and an index of them; return what the index says of each.
+
+    Args:
+        opened: with FIELDS.
+        progress: called after each step.
+
+    Raises:
+        UsageError: the folder has files in it.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UsageError(f"{out} is not a new or empty folder", fix="Name another one with --out.")
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for step in steps:
+        batch = opened.loader.gather(opened.loader.samples_of(step - 1))  # in the order of `where` and `find`
+        name = f"step-{step:08d}.npz"
+        with temporary_beside(out / name).open("wb") as file:
+            np.savez(file, **{field: batch[field] for field in ("sample_ids", *FIELDS)})
+        commit(temporary_beside(out / name), out / name)
+        rows, length = batch["input_ids"].shape
+        written.append(
+            {
+                "step": step,
+                "file": name,
+                "rows": rows,
+                "sequence_length": length,
+                "sample_ids": batch["sample_ids"].tolist(),
+            }
+        )
+        progress()
+    index = {"run": str(opened.folder.resolve()), "state": opened.loader.state_dict(), "steps": written}
+    write_json(out / INDEX_FILE, index)
+    return written
