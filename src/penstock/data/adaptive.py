@@ -7,6 +7,7 @@ returns is rounded to thousandths: the state keeps every mixture of the run.
 To add one: a class with this protocol, and a row in POLICIES; it is called with the recipe's options.
 """
 
+import heapq
 import math
 from collections.abc import Mapping
 from typing import Any, Final, Protocol
@@ -121,6 +122,10 @@ def thousandths(weights: Mapping[str, float]) -> dict[str, float]:
     missing = parts - sum(whole.values())
     for name in sorted(whole, key=lambda name: (whole[name] - exact[name], name))[: max(0, missing)]:
         whole[name] += 1
+    largest = [(-count, name) for name, count in whole.items()]
+    heapq.heapify(largest)
     for _ in range(-missing):  # small ones were raised to one part: the largest pays
-        whole[max(whole, key=lambda name: (whole[name], name))] -= 1
+        count, name = largest[0]
+        heapq.heapreplace(largest, (count + 1, name))
+        whole[name] -= 1
     return {name: count / parts for name, count in whole.items()}

@@ -9,6 +9,7 @@ a corpus.
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from penstock.train.take_up import apply, follow, known_parts, take_up
 
 log = logging.getLogger(__name__)
 
+_MOST_AT_ONCE = 64
 _SETTLED_S = 2.0
 """A folder that changed so lately is listed again: its time stamp may not tell a further change."""
 
@@ -70,7 +72,7 @@ class Control:
         if changed == self._seen and clock.unix_seconds() - changed / 1e9 > _SETTLED_S:
             return False
         self._seen = changed
-        return bool(requests.open_requests(self._run))
+        return bool(self._waiting())
 
     def take_up(self) -> list[Answer]:
         """Do what is asked and say what came of it; every rank must call it after the same step."""
@@ -82,14 +84,28 @@ class Control:
             found.append(take_up(self._loader, self._recipe, request, undo=undo))
             self._answers.append(found[-1])
         for each in found if self._world.is_first else ():
-            requests.answer(self._run, each)
             log.info("request=%d: %s", each.number, each.said)
+            self._answer(each)
         return found
+
+    def _waiting(self) -> list[int]:
+        try:
+            return requests.open_requests(self._run)[:_MOST_AT_ONCE]
+        except OSError as error:
+            log.warning("requests cannot be read: %s", error)
+            return []
+
+    def _answer(self, found: Answer) -> None:
+        """Write an answer; a full disk must not end the job."""
+        try:
+            requests.answer(self._run, found)
+        except OSError as error:
+            log.warning("request=%d: its answer cannot be written: %s", found.number, error)
 
     def _read(self) -> list[dict[str, Any]]:  # Any: JSON values
         """Return what waits; what cannot be read is answered and moved aside."""
         good = []
-        for number in requests.open_requests(self._run):
+        for number in self._waiting():
             try:
                 request = requests.read_request(self._run, number)
                 if request.extend is not None:
@@ -98,10 +114,9 @@ class Control:
             except PenstockError as error:
                 said = f"refused: {error}"
                 log.warning("request=%d: %s", number, said)
-                requests.set_aside(self._run, number)
-                requests.answer(
-                    self._run, Answer(number=number, taken_up=False, said=said, step=self._loader.step)
-                )
+                with suppress(OSError):
+                    requests.set_aside(self._run, number)
+                self._answer(Answer(number=number, taken_up=False, said=said, step=self._loader.step))
         return good
 
     def _parts_on_disk(self, name: str) -> int:

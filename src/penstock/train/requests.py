@@ -185,10 +185,12 @@ def _read(path: Path) -> dict[str, Any]:  # Any: JSON values
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
         raise PenstockError(f"{path.name} cannot be read: {error.strerror}") from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise PenstockError(f"{path.name} is not a file")
-        content = file.read(_MOST_BYTES + 1)
+        content = os.read(descriptor, _MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > _MOST_BYTES:
         raise PenstockError(f"{path.name} has more than {_MOST_BYTES:,} bytes")
     try:
