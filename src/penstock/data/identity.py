@@ -39,8 +39,8 @@ def check_identity(saved: Saved, ours: Mapping[str, Any]) -> None:
         StateMismatch: with both values.
     """
     longest = saved.identity.get("longest")
-    if not isinstance(longest, int) or longest < saved.timeline.length[0][1]:
-        raise damaged("longest must be the largest sequence length", got=longest)
+    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 2:
+        raise damaged("longest must be a sequence length", got=longest)
     for key, value in ours.items():
         if key != "longest" and saved.identity.get(key) != value:
             raise StateMismatch(

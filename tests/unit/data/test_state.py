@@ -6,22 +6,23 @@ from typing import Any
 
 import pytest
 
-from penstock.core.errors import CorpusChanged, StateMismatch
-from penstock.data.state import Progress, decode, encode
+from penstock.core.errors import StateMismatch
+from penstock.data.identity import check_identity
+from penstock.data.state import Saved, decode, encode
+from penstock.data.timeline import Skip, Timeline
 
-IDENTITY: dict[str, Any] = {
-    "seed": 0,
-    "L": 16,
-    "packing": "best_fit",
-    "split": ["train", 0.0],
-    "mix": [[0, {"web": 3, "code": 1}]],
-    "corpora": {
-        "web": {"T": 1000, "B": 256, "K": 16, "V": 1, "fingerprint": "aa"},
-        "code": {"T": 500, "B": 256, "K": 16, "V": 1, "fingerprint": "bb"},
-    },
-}
-PROGRESS = Progress(7, 30, [(0, 4), (5, 5)])
-STATE = encode(PROGRESS, IDENTITY)
+TIMELINE = Timeline(
+    batch=((0, 4), (5, 5)),
+    length=((0, 16), (6, 32)),
+    mix=((0, {"web": 3, "code": 1}, "recipe"), (4, {"web": 1, "code": 1}, "told")),
+    skips=(Skip(10, 20, "spike"),),
+    grown=((3, "web", 2),),
+)
+IDENTITY: dict[str, Any] = {"seed": 0, "packing": "best_fit", "split": ["train", 0.0], "longest": 32}
+CORPORA = {"web": {"parts": 1, "T": 1000, "fingerprint": "aa"}, "code": {"parts": 1, "fingerprint": "bb"}}
+ASKED = {"weights": None, "global_batch_size": 4, "sequence_length": 16}
+SAVED = Saved(7, TIMELINE, ASKED, IDENTITY, CORPORA)
+STATE = encode(SAVED)
 
 
 def changed(state: dict[str, Any], *path: str, to: Any) -> dict[str, Any]:
@@ -37,116 +38,108 @@ def changed(state: dict[str, Any], *path: str, to: Any) -> dict[str, Any]:
     return copy
 
 
-def test_a_state_survives_json() -> None:
-    assert decode(json.loads(json.dumps(STATE)), IDENTITY) == PROGRESS
+def test_a_state_survives_json_even_with_sorted_keys() -> None:
+    assert decode(json.loads(json.dumps(STATE))) == SAVED
+    read = decode(json.loads(json.dumps(STATE, sort_keys=True)))
+    assert [list(slots) for _, slots, _ in read.timeline.mix] == [["web", "code"]] * 2, "order lays them out"
 
 
 def test_a_state_shares_nothing_with_the_loader_it_came_from() -> None:
-    identity = deepcopy(IDENTITY)
-    state = encode(PROGRESS, identity)
+    saved = deepcopy(SAVED)
+    state = encode(saved)
     state["corpora"]["web"]["T"] = 0
     state["batch"][0][1] = 99
-    assert identity == IDENTITY
-    assert PROGRESS.batch == [(0, 4), (5, 5)]
+    state["mix"][0][1][0][1] = 99
+    state["split"][1] = 0.5
+    assert saved == SAVED
+
+
+def test_a_state_holds_what_was_in_effect_and_nothing_that_is_only_planned() -> None:
+    planned = (
+        TIMELINE.with_batch_size(8, 99).with_length(9, 8).with_slots(8, {"web": 1, "code": 9}, "planned")
+    )
+    saved = Saved(7, planned.with_parts(8, "web", 3), ASKED, IDENTITY, CORPORA)
+    assert encode(saved) == STATE
+    same_again = TIMELINE.with_batch_size(7, 5).with_slots(6, {"web": 1, "code": 1}, "the same")
+    assert encode(Saved(7, same_again, ASKED, IDENTITY, CORPORA)) == STATE
+
+
+@pytest.mark.parametrize("version", [1, 3, None])
+def test_a_state_of_another_version_is_refused(version: int | None) -> None:
+    with pytest.raises(StateMismatch, match=rf"another version \(got {version}\)\. Known: 2\."):
+        decode(changed(STATE, "v", to=version))
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("key", "value", "message"),
     [
-        (("v",), 2, r"The loader state has another version \(got 2\)\. Known: 1\."),
-        (("v",), None, r"another version \(got None\)"),
-        (("seed",), 1, r"has seed = 1, this loader has 0\. Resume with the settings of the saved run"),
-        (("L",), 32, "has L = 32, this loader has 16"),
-        (("packing",), "concat", "has packing = 'concat', this loader has 'best_fit'"),
-        (("split",), ["train", 0.1], r"has split = \['train', 0\.1\], this loader has \['train', 0\.0\]"),
-        (("mix",), [[0, {"web": 1, "code": 1}]], "has mix = .*'web': 1.*, this loader has .*'web': 3"),
-        (("packing",), None, "has packing = None"),
-        (("corpora", "web"), None, "has corpora = "),
+        ("seed", 1, r"has seed = 1, this loader has 0\. Resume with the settings of the saved run"),
+        ("packing", "concat", "has packing = 'concat', this loader has 'best_fit'"),
+        ("split", ["train", 0.1], r"has split = \['train', 0\.1\], this loader has \['train', 0\.0\]"),
+        ("packing", None, "has packing = None"),
+        ("longest", None, "damaged: longest must be"),
+        ("longest", 1, "damaged: longest must be"),
+        ("longest", "32", "damaged: longest must be"),
     ],
 )
-def test_a_state_of_another_run_is_refused_with_what_differs(
-    path: tuple[str, ...], value: Any, message: str
-) -> None:
+def test_a_state_of_another_run_is_refused_with_what_differs(key: str, value: Any, message: str) -> None:
     with pytest.raises(StateMismatch, match=message):
-        decode(changed(STATE, *path, to=value), IDENTITY)
+        check_identity(decode(changed(STATE, key, to=value)), IDENTITY)
 
 
-def test_another_corpus_under_the_same_name_is_refused_with_what_differs() -> None:
-    state = changed(changed(STATE, "corpora", "web", "T", to=1200), "corpora", "web", "fingerprint", to="cc")
-    message = "Corpus 'web' is not .*: T was 1200, is 1000; fingerprint was cc, is aa. Restore the corpus"
-    with pytest.raises(CorpusChanged, match=message):
-        decode(state, IDENTITY)
+def test_a_planned_length_that_the_saved_run_did_not_know_is_no_other_run() -> None:
+    check_identity(decode(STATE), {**IDENTITY, "longest": 64})
 
 
-def test_a_corpus_whose_sizes_follow_from_another_setting_is_not_called_changed() -> None:
-    """Another length or holdout makes other blocks and fewer tokens of the very same corpus."""
-    state = changed(changed(STATE, "L", to=32), "corpora", "web", "B", to=512)
-    with pytest.raises(StateMismatch, match="has L = 32"):
-        decode(state, IDENTITY)
-    state = changed(changed(STATE, "split", to=["train", 0.1]), "corpora", "web", "T", to=900)
-    with pytest.raises(StateMismatch, match="has split = "):
-        decode(state, IDENTITY)
+DAMAGED: list[tuple[tuple[str, ...], Any]] = [
+    (("step",), None),
+    (("samples",), "many"),
+    (("batch",), [[0]]),
+    (("batch",), 3),
+    (("step",), -4),
+    (("step",), True),
+    (("step",), 7.0),
+    (("step",), 2**70),
+    (("samples",), 31),
+    (("samples",), 30.0),
+    (("batch",), []),
+    (("batch",), [[5, 8]]),
+    (("batch",), [[0, 4], [5, 5], [5, 6]]),
+    (("batch",), [[0, 4], [5, 0]]),
+    (("batch",), [[0, "4"]]),
+    (("batch",), [[False, 4]]),
+    (("length",), None),
+    (("length",), [[1, 16]]),
+    (("mix",), []),
+    (("mix",), [[0, {"web": 1}, "a table"]]),
+    (("mix",), [[0, [["web", 0]], "none"]]),
+    (("mix",), [[0, [["web", 1], ["web", 1]], "twice"]]),
+    (("mix",), [[0, [["web", 2**18]], "too many"]]),
+    (("mix",), [[0, [["web", 1]], None]]),
+    (("mix",), [[0, [["wbe", 1]], "unknown"]]),
+    (("skip",), [[20, 10, "back"]]),
+    (("skip",), [[10, 20, "a"], [15, 30, "b"]]),
+    (("skip",), [[10, 20]]),
+    (("skip",), None),
+    (("grown",), [[3, "wbe", 2]]),
+    (("grown",), [[3, "web", 2], [1, "web", 3]]),
+    (("grown",), [[3, "web"]]),
+    (("asked",), None),
+    (("corpora",), None),
+    (("corpora",), ["web"]),
+    (("corpora", "web"), "aa"),
+    (("corpora", "web", "fingerprint"), None),
+    (("corpora", "web", "parts"), None),
+]
 
 
-@pytest.mark.parametrize(
-    "state",
-    [
-        changed(STATE, "step", to=None),
-        changed(STATE, "samples", to="many"),
-        changed(STATE, "batch", to=[[0]]),
-        changed(STATE, "batch", to=3),
-        changed(STATE, "step", to=-4),
-        changed(STATE, "step", to=True),
-        changed(STATE, "step", to=7.0),
-        changed(STATE, "step", to=2**70),
-        changed(STATE, "samples", to=31),
-        changed(STATE, "samples", to=30.0),
-        changed(STATE, "batch", to=[]),
-        changed(STATE, "batch", to=[[5, 8]]),
-        changed(STATE, "batch", to=[[0, 4], [5, 5], [5, 6]]),
-        changed(STATE, "batch", to=[[0, 4], [5, 0]]),
-        changed(STATE, "batch", to=[[0, "4"]]),
-        changed(STATE, "batch", to=[[False, 4]]),
-        None,
-        [],
-        changed(STATE, "corpora", to=None),
-        changed(STATE, "corpora", to=["web"]),
-        changed(STATE, "corpora", "web", to="aa"),
-        changed(STATE, "corpora", "web", "fingerprint", to=None),
-    ],
-    ids=str,
-)
-def test_a_damaged_state_is_refused_as_damaged(state: Any) -> None:
+@pytest.mark.parametrize(("path", "value"), DAMAGED, ids=str)
+def test_a_damaged_state_is_refused_as_damaged(path: tuple[str, ...], value: Any) -> None:
     with pytest.raises(StateMismatch, match=r"The loader state is damaged: .* \(got .*\)\. Use another"):
-        decode(state, IDENTITY)
+        decode(changed(STATE, *path, to=value))
 
 
-def test_samples_of_a_step_follow_from_all_batch_sizes_before_it() -> None:
-    progress = Progress(7, 30, [(0, 4), (5, 5), (6, 10)])
-    assert [progress.samples_at(step) for step in (0, 4, 5, 6, 7, 9)] == [
-        (0, 4),
-        (16, 4),
-        (20, 5),
-        (25, 10),
-        (35, 10),
-        (55, 10),
-    ]
-    assert progress.samples_at(10**13) == (25 + (10**13 - 6) * 10, 10)
-
-
-@pytest.mark.parametrize(
-    ("step", "batch", "size", "after"),
-    [
-        (0, [(0, 4)], 8, [(0, 8)]),
-        (5, [(0, 4)], 8, [(0, 4), (5, 8)]),
-        (5, [(0, 4)], 4, [(0, 4)]),
-        (5, [(0, 4), (5, 8)], 4, [(0, 4)]),
-        (5, [(0, 4), (5, 8)], 2, [(0, 4), (5, 2)]),
-        (6, [(0, 4), (5, 8)], 4, [(0, 4), (5, 8), (6, 4)]),
-    ],
-)
-def test_another_batch_size_holds_from_the_next_step_on(
-    step: int, batch: list[tuple[int, int]], size: int, after: list[tuple[int, int]]
-) -> None:
-    progress = Progress(step, 0, batch).with_batch_size(size)
-    assert (progress.step, progress.batch) == (step, after)
+@pytest.mark.parametrize("state", [None, [], "{}"])
+def test_what_is_no_state_is_refused_as_damaged(state: Any) -> None:
+    with pytest.raises(StateMismatch, match="damaged: it is not a dict"):
+        decode(state)
