@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -158,6 +159,19 @@ def test_a_killed_preparer_is_an_error_and_a_further_start_goes_on(
     preparer_of(corpus).wait()
     with pytest.raises(CorpusError, match=r"could not be prepared: its process was killed by SIGKILL"):
         open_corpus(text)
+    finish(text)
+
+
+def test_a_disk_that_takes_no_more_is_an_error_with_the_systems_words(
+    large: Path, tokenizer: Path, tmp_path: Path
+) -> None:
+    text = named(large, tokenizer, tmp_path / "cache")
+    loader = Loader({"web": text}, sequence_length=16, global_batch_size=8, deliver="numpy")
+    limit = (50_000, 50_000)  # bytes of a file, which is the nearest to a full disk that a test may have
+    resource.prlimit(preparer_of(loader.corpora["web"]).pid, resource.RLIMIT_FSIZE, limit)
+    with pytest.raises(CorpusError, match=r"could not be prepared: File too large"):
+        loader.batch_at(2_000)
+    del loader
     finish(text)
 
 

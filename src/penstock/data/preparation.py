@@ -117,8 +117,8 @@ class Preparation:
     def _failed(self, cause: str) -> CorpusError:
         return CorpusError(
             f"Corpus {self._what} could not be prepared: {cause}",
-            fix=f"Then start again: what was done so far is kept in {self.folder}. Options such as "
-            "--max-errors 2 are written after the path here: ,max_errors=2.",
+            fix=f"Put that right and start again: what was done so far is kept in {self.folder}. Options "
+            "such as --max-errors 2 are written after the path here: ,max_errors=2.",
         )
 
 

@@ -202,7 +202,7 @@ def _in_words(error: PenstockError | OSError) -> str:
     if isinstance(error, PenstockError):
         return str(error)
     where = f": {error.filename}" if error.filename else ""
-    return f"{error.strerror or error}{where}"
+    return f"{os.strerror(error.errno) if error.errno else error}{where}"
 
 
 def _end_with(parent: int) -> None:

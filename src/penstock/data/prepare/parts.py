@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 FIRST_PART_TOKENS = 1_000_000
-"""Tokenised in about a second on two cores."""
+"""Tokenised within seconds on two cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,55 @@
+"""`penstock data append` and `data prepare --stream` as a user types them."""
+
+import json
+import shutil
+
+import pytest
+
+from penstock.data.manifest import load_manifest
+from tests.e2e.conftest import penstock
+
+
+@pytest.fixture
+def news(tmp_path):
+    path = tmp_path / "news.jsonl"
+    lines = [json.dumps({"text": f"def number_{i}(): return {i}"}) for i in range(50)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_corpus_is_appended_to_described_and_verified(corpus, news, tmp_path):
+    copy = shutil.copytree(corpus, tmp_path / "copy")
+    before = load_manifest(copy)
+    done = penstock("data", "append", copy, news)
+    assert done.returncode == 0, done.stderr
+    assert f"{copy} has a new part:" in done.stdout
+    assert "documents    50" in done.stdout
+    with news.open("a") as file:
+        file.write("{broken\n")
+    refused = penstock("data", "append", copy, news)
+    assert refused.returncode == 1
+    assert "Rejected inputs: 1" in refused.stderr
+    again = penstock("data", "append", copy, news, "--max-errors", 1, "--json")
+    added = json.loads(again.stdout)
+    assert (added["part"], added["parts"], added["documents"], added["rejected"]) == (2, 3, 50, 1)
+    assert load_manifest(copy).first_parts(1).fingerprint == before.fingerprint
+    assert ", 3 parts" in penstock("data", "describe", copy).stdout
+    described = json.loads(penstock("data", "describe", copy, "--json").stdout)
+    assert [part["tokens"] for part in described["parts"]] == [before.num_tokens, *[added["tokens"]] * 2]
+    verified = penstock("data", "verify", copy)
+    assert verified.returncode == 0
+    assert ", 3 parts" in verified.stdout
+
+
+def test_a_corpus_prepared_to_be_streamed_has_parts_that_double(corpus, news, tmp_path):
+    sizes = ("--first-part-tokens", 100, "--part-tokens", 300)
+    words = ("data", "prepare", news, "--tokenizer", corpus / "tokenizer.json", "--out", tmp_path / "out")
+    done = penstock(*words, "--stream", *sizes, "--json")
+    assert done.returncode == 0, done.stderr
+    manifest = load_manifest(tmp_path / "out")
+    assert json.loads(done.stdout)["parts"] == manifest.streamed_parts == len(manifest.parts) > 3
+    tokens = [shard.tokens for shard in manifest.shards]
+    assert 50 < tokens[0] <= 100 < tokens[1] <= 200 < tokens[2] <= 300
+    other = penstock(*words)
+    assert other.returncode == 1
+    assert "--stream was set, now unset" in " ".join(other.stderr.split())
