@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 44, 46
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555", "#000000")
 DASHES = ("", "7 4", "2 3", "9 3 2 3")
-_LEGEND_ROW_PX, _BAR_ROW_PX, _CHARACTER_PX = 16, 22, 6.3
+_LEGEND_ROW_PX, _BAR_ROW_PX, _CHARACTER_PX, _EDGE = 16, 22, 7.0, 0.97
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +102,9 @@ def _grid(across, up, *, top, height):
         parts.append(f'<text class="tick" x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     for value, label in across.ticks():
         x = LEFT + across.place(value) * (WIDTH - LEFT - RIGHT)
+        anchor = "end" if across.place(value) > _EDGE else "middle"
         parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{height - BOTTOM + 18}" text-anchor="middle">{label}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{height - BOTTOM + 18}" text-anchor="{anchor}">{label}</text>'
         )
     return "".join(parts)
 

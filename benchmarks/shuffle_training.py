@@ -138,18 +138,29 @@ def measure(arguments, folder):
 
 
 def verdict(found):
-    """Compare final losses, seed by seed, with the perfect order's."""
-    final = {name: [losses[-1] for _, losses in runs] for name, runs in found.items()}
-    perfect = final["perfect document permutation"]
-    noise = statistics.stdev(perfect) if len(perfect) > 1 else float("nan")
-    rows = {}
-    for name, losses in final.items():
-        rows[name] = {
-            "final": losses,
-            "mean": statistics.mean(losses),
-            "less_perfect": statistics.mean(losses) - statistics.mean(perfect),
+    """Compare losses with the perfect order's, at nine tenths of the epoch and at its end.
+
+    Both, because the end of an epoch is shuffled least: the last pools are too few to fill all lanes.
+    """
+    judged = {}
+    for moment, share in (("at 90%", 0.9), ("at the end", 1.0)):
+        losses = {name: [_loss_at(run, share) for run in runs] for name, runs in found.items()}
+        perfect = losses["perfect document permutation"]
+        noise = statistics.stdev(perfect) if len(perfect) > 1 else None
+        means = {name: statistics.mean(several) for name, several in losses.items()}
+        judged[moment] = {
+            "seed_noise": noise,
+            "mean": means,
+            "less_perfect": {
+                name: mean - means["perfect document permutation"] for name, mean in means.items()
+            },
         }
-    return {"orders": rows, "seed_noise": noise}
+    return judged
+
+
+def _loss_at(run, share):
+    at, losses = run
+    return losses[max(0, int(np.searchsorted(at, at[-1] * share, side="right")) - 1)]
 
 
 def drawn(found):
@@ -182,13 +193,14 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         found = measure(arguments, Path(folder))
     judged = verdict(found)
-    print(f"{'order':34} {'final loss':>10} {'less perfect':>13}   seed noise {judged['seed_noise']:.4f}")
-    for name, one in judged["orders"].items():
-        print(f"{name:34} {one['mean']:10.4f} {one['less_perfect']:+13.4f}")
+    for moment, one in judged.items():
+        print(f"\n{moment + ' of the epoch':34} {'loss':>8} {'less perfect':>13}   noise {one['seed_noise']}")
+        for name, mean in one["mean"].items():
+            print(f"{name:34} {mean:8.4f} {one['less_perfect'][name]:+13.4f}")
     if arguments.out:
         curves = {name: [{"steps": at, "loss": loss} for at, loss in runs] for name, runs in found.items()}
         settings = {"steps": arguments.steps, "seeds": arguments.seeds, "rows": ROWS, "length": LENGTH}
-        result = {"settings": settings, **judged, "curves": curves}
+        result = {"settings": settings, "verdict": judged, "curves": curves}
         file_result(arguments.out, "shuffle_training", result, drawings=drawn(found), packages=("torch",))
 
 
