@@ -27,7 +27,8 @@ class Corpus:
         manifest: what it is; its shards may be left out where `starts` says where they are.
         starts: [shards + 1] int64, the first token of each shard, then the number of tokens.
         open_shard: opens the shard of an index.
-        tokenizer_path: the tokenizer it was made with, as a file of this machine, if it came with one.
+        tokenizer_path: the tokenizer it was made with, as a file of this machine, if it came with one; or
+            what fetches it when it is asked for.
     """
 
     def __init__(
@@ -37,19 +38,29 @@ class Corpus:
         *,
         starts: Int64,
         open_shard: Callable[[int], TokenShard],
-        tokenizer_path: Path | None = None,
+        tokenizer_path: Path | Callable[[], Path] | None = None,
     ) -> None:
         self.location = location
         self.manifest = manifest
         self.num_tokens = int(starts[-1])
         self.num_documents = manifest.num_documents
         self.fingerprint = manifest.fingerprint
-        self.tokenizer_path = tokenizer_path
+        self._tokenizer_path = tokenizer_path
         self.preparation: object = None
         """What prepares the rest of it as long as it is referred to; None: nothing of this process does."""
         self.starts = starts
         self._starts: list[int] = starts.tolist()  # a list, which bisect searches faster than an array
         self.shard = lru_cache(maxsize=_OPEN_SHARDS)(open_shard)
+
+    @property
+    def tokenizer_path(self) -> Path | None:
+        """The tokenizer it was made with, as a file of this machine; None if it came without one.
+
+        Raises:
+            CorpusError: it is far away and cannot be fetched.
+        """
+        found = self._tokenizer_path
+        return found() if callable(found) else found
 
     @property
     def part_ends(self) -> list[int]:

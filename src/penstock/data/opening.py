@@ -1,6 +1,6 @@
 """Open a corpus wherever it lies and whoever made it: with a manifest of its own, foreign, or computed."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -85,15 +85,19 @@ def storage_of(location: str) -> Storage:
     return LocalStorage(Path(location))
 
 
-def tokenizer_path(storage: Storage, manifest: Manifest) -> Path | None:
-    """Return the tokenizer that a corpus was made with, as a file of this machine; None if it has none."""
-    if not (manifest.tokenizer and isinstance(storage, LocalStorage)):
+def tokenizer_path(storage: Storage, manifest: Manifest) -> Path | Callable[[], Path] | None:
+    """Return the tokenizer that a corpus was made with, or what fetches it; None if it has none."""
+    if not manifest.tokenizer:
         return None
+    if not isinstance(storage, LocalStorage):
+        return lambda: storage.open(TOKENIZER_FILE).path()  # not before it is asked for
     path = storage.folder / TOKENIZER_FILE
     return path if path.is_file() else None
 
 
-def from_manifest(storage: Storage, manifest: Manifest, *, tokenizer_path: Path | None) -> Corpus:
+def from_manifest(
+    storage: Storage, manifest: Manifest, *, tokenizer_path: Path | Callable[[], Path] | None
+) -> Corpus:
     """Return the corpus that a manifest describes; a shard is opened when one of its tokens is needed."""
     sizes = [0, *(shard.tokens for shard in manifest.shards)]
     return Corpus(

@@ -1,5 +1,8 @@
 """Corpora of an S3 server and a web server through the loader: the same batches, no byte more than needed."""
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -153,3 +156,18 @@ def test_a_bucket_is_listed_and_a_web_server_is_asked_for_its_manifest(
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     assert storage_of(address).sizes() == sizes
     assert storage_of(web.url).sizes() == sizes
+
+
+def test_the_tokenizer_is_fetched_when_it_is_asked_for(web: FaultyServer, folder: Path) -> None:
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"tokenizer": "0" * 64}
+    (web.origin / "manifest.json").write_text(json.dumps(manifest))
+    (web.origin / "tokenizer.json").write_text("a tokenizer")
+    corpus = open_corpus(web.url)
+    assert not web.traffic.of("tokenizer.json")
+    assert corpus.tokenizer_path is not None
+    assert corpus.tokenizer_path.read_text() == "a tokenizer"
+
+
+def test_the_client_is_loaded_when_an_address_is_opened_and_not_before() -> None:
+    code = "import sys, penstock.data, penstock.data.remote; sys.exit('obstore' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -5,14 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.integration.remote.faulty import FaultyServer
+from tests.integration.remote.setting import Foreseeing
 
 from penstock.core import clock
 from penstock.core.files import checksum
 from penstock.data import Loader
 from penstock.data.formats.arrow import write_shard
-from penstock.data.lookahead import Lookahead
 from penstock.data.manifest import Manifest, ShardEntry, save_manifest
-from penstock.data.source import Source
 
 # 32 pools of 16 blocks of 16 rows: 8 lanes. A block is 64 KiB of uint16 tokens: 16 pages, and 17 are touched.
 LENGTH, NUM_TOKENS, SHARDS = 2048, 32 * 16 * 16 * 2048, 2
@@ -30,16 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         entries.append(ShardEntry(name=path.name, checksum=checksum(path), **entry))
     save_manifest(folder, Manifest(format="arrow", dtype="uint16", vocab_size=60_000, shards=tuple(entries)))
     return folder
-
-
-class Foreseeing(Source):
-    """A source that tells its storage what comes."""
-
-    def rows(self, way, places):
-        if not hasattr(self, "_lookahead"):
-            self._lookahead = Lookahead(self.corpus, max_epochs=self.max_epochs)
-        self._lookahead.read(way.legs, places)
-        return super().rows(way, places)
 
 
 @pytest.fixture
