@@ -53,3 +53,21 @@ def test_a_corpus_prepared_to_be_streamed_has_parts_that_double(corpus, news, tm
     other = penstock(*words)
     assert other.returncode == 1
     assert "--stream was set, now unset" in " ".join(other.stderr.split())
+
+
+def test_a_run_on_a_streamed_corpus_takes_up_what_was_appended_when_it_resumes(
+    recipe, corpus, news, tmp_path
+):
+    sizes = ("--first-part-tokens", 200, "--part-tokens", 800)
+    words = ("data", "prepare", news, "--tokenizer", corpus / "tokenizer.json", "--out", tmp_path / "out")
+    assert penstock(*words, "--stream", *sizes).returncode == 0
+    parts = len(load_manifest(tmp_path / "out").parts)
+    settings = ("--set", f"data.corpora.python.path={tmp_path / 'out'}", "--set", "validate.every=0")
+    settings += ("--set", "data.holdout=0.0", "--set", "data.global_batch_size=4")
+    assert penstock("train", recipe, *settings, "--set", "run.steps=10").returncode == 0
+    assert penstock("data", "append", tmp_path / "out", news).returncode == 0
+    more = penstock("train", recipe, *settings, "--set", "run.steps=30", "--processes", 2)
+    assert more.returncode == 0, more.stderr
+    assert f"corpus=python grew: {parts + 1} parts from step=10 on" in more.stderr
+    audit = json.loads(penstock("data", "audit", tmp_path / "run", "--json").stdout)
+    assert (audit["samples"], audit["faults"]) == (120, [])

@@ -71,6 +71,12 @@ class Manifest:
         """Number of shards at the end of each part."""
         return self.parts or (len(self.shards),)
 
+    @property
+    def adoptable_parts(self) -> int:
+        """Parts that a run may be told to take up; 0 for a streamed corpus that nothing was appended to."""
+        known, streamed = len(self.part_ends), self.streamed_parts
+        return known if streamed is None or 0 < streamed < known else 0
+
     def first_parts(self, count: int) -> "Manifest":
         """Return the manifest as it was when the corpus had so many parts."""
         ends = self.part_ends[:count]

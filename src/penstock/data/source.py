@@ -44,8 +44,7 @@ class Source:
     def appended(self) -> int:
         """Parts of a corpus that was streamed and then appended to; 0: of one that was not both."""
         manifest = self.corpus.manifest
-        known = len(manifest.part_ends)
-        return known if manifest.streamed_parts and known > manifest.streamed_parts else 0
+        return 0 if manifest.streamed_parts is None else manifest.adoptable_parts
 
     def check_supply(self, way: Way, last: int) -> None:
         """Refuse a sample of a way that lies beyond the cap on epochs.

@@ -121,9 +121,7 @@ class Control:
 
     def _parts_on_disk(self, name: str) -> int:
         path, corpus = self._recipe.data.paths.get(name), self._loader.corpora.get(name)
-        if path is None or corpus is None or corpus.manifest.streamed_parts is not None:
-            return 0  # a streamed corpus is taken up by itself
-        return len(open_corpus(path).manifest.part_ends)
+        return 0 if path is None or corpus is None else open_corpus(path).manifest.adoptable_parts
 
     def _seen_by_all(self, asked: Sequence[Request]) -> list[Request]:
         """Make extensions by parts that some rank does not see ones by none, which are refused."""
@@ -138,12 +136,11 @@ class Control:
         """Take up the parts that were appended to corpora since the checkpoint."""
         loader, again = self._loader, {found.extend for found in self._answers if found.extend}
         names = [name for name in loader.corpora if name in self._recipe.data.corpora and name not in again]
-        ours = [len(loader.corpora[name].manifest.part_ends) for name in names]
-        streamed = [loader.corpora[name].manifest.streamed_parts is not None for name in names]
+        ours = [loader.corpora[name].manifest.adoptable_parts for name in names]
         agreed: list[int] = share(self._world, ours if self._world.is_first else None)
         blind = self._world.sum(*(mine < parts for mine, parts in zip(ours, agreed, strict=True)))
-        for name, parts, is_streamed, unseen in zip(names, agreed, streamed, blind, strict=True):
-            if is_streamed or unseen or parts <= known_parts(loader, name):
+        for name, parts, unseen in zip(names, agreed, blind, strict=True):
+            if unseen or parts <= known_parts(loader, name):
                 continue
             loader.extend_corpus(name, parts=parts)
             log.info("corpus=%s grew: %d parts from step=%d on", name, parts, loader.step)
