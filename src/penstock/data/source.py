@@ -10,7 +10,7 @@ from penstock.data.pool import PackedPool, pack_pool
 from penstock.data.types import Int64
 from penstock.data.way import Way
 
-_POLL_SECONDS = 0.2
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two looks at a manifest, which may be far away
 
 
 class Source:
@@ -82,14 +82,15 @@ class Source:
         Raises:
             CorpusError: no further part came in time, or its preparation failed.
         """
-        end = clock.monotonic() + self._wait_seconds
+        end, pause = clock.monotonic() + self._wait_seconds, _FIRST_PAUSE_S
         while self.corpus.manifest.streamed_parts == 0 and len(self.corpus.manifest.part_ends) < parts:
             if clock.monotonic() > end:
                 raise CorpusError(
                     f"Corpus {self.name!r} is being prepared and gave no part in {self._wait_seconds:.0f} s",
                     fix="Start its preparation again, or wait for it and resume.",
                 )
-            clock.sleep(_POLL_SECONDS)
+            clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
             before = len(self.corpus.manifest.part_ends)
             self.reopen()
             # What this process keeps going has no time limit: an error would be raised on reopening.
