@@ -106,26 +106,27 @@ class Corpus:
 
     def fragments(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
         """Cut ranges [start, stop) of corpus positions at document ends, range by range."""
-        stops: list[Int64] = []
-        range_starts: list[int] = []
-        first_of_range: list[int] = []
-        unfinished: list[int] = []
+        ends: list[Int64] = []
+        spans = []  # (shard, its first position, first position of the span, fragments)
+        unfinished = []
         count = 0
         for start, stop in ranges:
             for index, base, low, high in self._spans(start, stop):
-                range_starts.append(base + low)
-                first_of_range.append(count)
-                ends = self.shard(index).document_ends(low, high)
-                stops.append(ends + base)
-                count += len(ends)
-                if not len(ends) or ends[-1] != high:
-                    stops.append(np.array((base + high,)))
-                    unfinished.append(count)
-                    count += 1
-        past = np.concatenate(stops)
+                found = self.shard(index).document_ends(low, high)
+                ends.append(found)
+                num = len(found)
+                if not num or found[-1] != high:
+                    ends.append(np.array((high,)))
+                    num += 1
+                    unfinished.append(count + num - 1)
+                spans.append((index, base, base + low, num))
+                count += num
+        shards, bases, firsts, nums = np.array(spans, dtype=np.int64).T
+        past = np.concatenate(ends)
+        past += np.repeat(bases, nums)
         first = np.empty_like(past)
         first[1:] = past[:-1]
-        first[first_of_range] = range_starts
+        first[np.cumsum(nums) - nums] = firsts
         lengths = past - first
         if lengths.min() < 0:
             raise CorpusError(
@@ -134,10 +135,8 @@ class Corpus:
             )
         continued = np.zeros(count, dtype=np.bool_)
         continued[unfinished] = True
-        held = lengths > 0  # an empty document ends where it starts
-        if held.all():
-            return Fragments(first, lengths, continued)
-        return Fragments(first[held], lengths[held], continued[held])
+        fragments = Fragments(np.repeat(shards, nums), first, lengths, continued)
+        return fragments if lengths.all() else fragments.take(np.flatnonzero(lengths))  # less the empty ones
 
     def next_document(self, position: int) -> int:
         """Return the smallest document start that is >= position, or num_tokens."""

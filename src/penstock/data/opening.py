@@ -201,7 +201,7 @@ def _synthetic(options: Options) -> Corpus:
     starts, options = made.starts, made.as_options()
 
     def opened(index: int) -> TokenShard:
-        return synthetic.open_shard(LocalStorage(Path()), str(index), options)
+        return synthetic.SyntheticShard(made, made.start(index), made.start(index + 1))
 
     entries: list[ShardEntry] = []
     if made.shards <= _LISTED_SHARDS:

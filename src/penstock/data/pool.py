@@ -73,16 +73,17 @@ def pack_pool(
 
 def _pack(found: Fragments, space: TokenSpace, *, length: int, rule: str, keys: Sequence[int]) -> PackedPool:
     mix = shuffled(len(found), keys[0])
-    starts, lengths, continued = found.starts[mix], found.lengths[mix], found.continued[mix]
+    lengths = found.lengths[mix]
     num_tokens = int(lengths.sum())
     num_rows = -(-num_tokens // length)
     packed = PACKERS[rule](lengths, num_rows=num_rows, sequence_length=length)
 
-    cut_inside = packed.offset + packed.length < lengths[packed.fragment]
-    shard, start = space.corpus.locate(starts[packed.fragment] + packed.offset)
-    goes_on = cut_inside | continued[packed.fragment]
-    pieces = np.empty((len(shard), 4), dtype=np.int64)
-    pieces[:, 0], pieces[:, 1], pieces[:, 2], pieces[:, 3] = shard, start, start + packed.length, goes_on
+    of = found.take(mix[packed.fragment])
+    past = packed.offset + packed.length
+    in_shard = of.starts - space.corpus.starts[of.shards]
+    pieces = np.empty((len(past), 4), dtype=np.int64)
+    pieces[:, 0], pieces[:, 1], pieces[:, 2] = of.shards, in_shard + packed.offset, in_shard + past
+    pieces[:, 3] = (past < of.lengths) | of.continued
     row_ends = packed.row_ends
     if short := num_rows * length - num_tokens:
         pieces = np.concatenate((pieces, np.array([[PADDING, 0, short, 0]])))
@@ -105,4 +106,4 @@ def _left_over(packed: PackedPool, space: TokenSpace, *, after: int) -> Fragment
     joined = continued[:-1] & (starts[:-1] + lengths[:-1] == starts[1:])
     first = np.flatnonzero(np.concatenate(([True], ~joined)))
     last = np.append(first[1:], len(starts)) - 1
-    return Fragments(starts[first], np.add.reduceat(lengths, first), continued[last])
+    return Fragments(shard[order][first], starts[first], np.add.reduceat(lengths, first), continued[last])

@@ -22,6 +22,8 @@ IGNORED_LABEL = -100
 class Fragments:
     """Runs of tokens that each lie in one document, in corpus order; all arrays are [n]."""
 
+    shards: Int64
+    """Index of the shard."""
     starts: Int64
     """First token, as a position in the corpus."""
     lengths: Int64
@@ -31,6 +33,12 @@ class Fragments:
 
     def __len__(self) -> int:
         return len(self.starts)
+
+    def take(self, indices: Int64) -> "Fragments":
+        """Return the fragments at some indices."""
+        return Fragments(
+            self.shards[indices], self.starts[indices], self.lengths[indices], self.continued[indices]
+        )
 
 
 @dataclass(frozen=True, slots=True)
