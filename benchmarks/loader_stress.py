@@ -64,12 +64,16 @@ def make_plan(target, changes, *, seed):
     return plan
 
 
-def run(arguments, folder, location):
+def expected_of(num_tokens):
+    """Return what the ledger expects of an epoch of each corpus."""
+    sizes = [_tokens_of(share, num_tokens) for share in SHARES.values()]
+    return [(size // LENGTH, *checksums(index, size)) for index, size in enumerate(sizes)]
+
+
+def run(arguments, folder, location, *, expected):
     """Stream to the target through all faults; return the faults and the time."""
     chance = random.Random(arguments.seed)
     faults = {"kills": 0, "rescales": 0}
-    sizes = [_tokens_of(share, arguments.corpus_tokens) for share in SHARES.values()]
-    expected = [(size // LENGTH, *checksums(index, size)) for index, size in enumerate(sizes)]
     plan = make_plan(arguments.tokens, arguments.changes, seed=arguments.seed)
     context, ranks, start = multiprocessing.get_context("spawn"), 0, clock.monotonic()
     while True:
@@ -112,7 +116,7 @@ def say(folder, target, faults, wall_s):
 def summarize(folder, faults, wall_s, *, changes):
     """Return the account of a finished run."""
     saved = json.loads((folder / "save.json").read_text())
-    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    log = _log_of(folder)
     ledger = saved["ledger"]
     unproven = sum(rows for rows, _, _ in ledger["open"].values()) * LENGTH
     return {
@@ -125,29 +129,39 @@ def summarize(folder, faults, wall_s, *, changes):
         "wall_s": round(wall_s, 1),
         "tokens_per_s": round(saved["tokens"] / wall_s),
         "faults_survived": {**faults, "weight_changes": changes, "corpora_added": 1 if changes else 0},
-        "memory": memory_growth(log),
+        "peak_memory_mib": round(max(line["anonymous_kib"] for line in log) / 1024),
         "largest_state_bytes": max(line["state_bytes"] for line in log),
     }
 
 
-def memory_growth(log):
-    """Compare anonymous memory late in the run with early, life against life of the same ranks.
+def steady_memory(arguments, folder, location, *, expected):
+    """Stream on one rank with no faults; return anonymous KiB at each of twelve points.
 
-    Within a life it rises while the first pools are opened; the lives after it must not rise above.
+    Apart from the run with faults, where lives differ in ranks, threads and mixture, and so in memory.
     """
-    peaks = []  # per life: ranks and the most it had
-    for before, line in zip([None, *log], log, strict=False):
-        if before is None or line["cpu_s"] < before["cpu_s"]:
-            peaks.append([line["ranks"], line["anonymous_kib"]])
-        peaks[-1][1] = max(peaks[-1][1], line["anonymous_kib"])
-    half = len(peaks) // 2
-    early = dict(sorted(peaks[:half], key=lambda peak: peak[1]))
-    late = dict(sorted(peaks[half:], key=lambda peak: peak[1]))
-    grown = {str(r): round((late[r] - early[r]) / 1024, 1) for r in sorted(set(early) & set(late))}
-    return {
-        "peak_mib": round(max(kib for _, kib in peaks) / 1024),
-        "second_half_less_first_mib_by_ranks": grown,
-    }
+    tokens = max(arguments.tokens // 100, 12 * 192 * LENGTH)
+    job = Job(
+        folder=folder / "steady",
+        corpora={name: f"{location}/{name}" for name in SHARES},
+        expected=expected,
+        target_tokens=tokens,
+        plan=make_plan(tokens, 0, seed=0),
+        length=LENGTH,
+        batch=192,
+        ranks=1,
+        workers=0,
+        packing=arguments.packing,
+        save_every=tokens // 12,
+    )
+    job.folder.mkdir()
+    life = multiprocessing.get_context("spawn").Process(target=stream, args=(job,))
+    life.start()
+    life.join()
+    return [line["anonymous_kib"] for line in _log_of(job.folder)]
+
+
+def _log_of(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
 
 
 def report(result):
@@ -162,12 +176,9 @@ def report(result):
     print(f"lost or repeated   {'0 and 0' if not bad else result['epochs_wrong'] or 'steps differ'}")
     print(f"faults survived    {faults}")
     print(f"largest state      {result['largest_state_bytes']:,} bytes")
-    memory = result["memory"]
-    print(
-        f"memory             at most {memory['peak_mib']} MiB; second half less first, by ranks, MiB: ",
-        end="",
-    )
-    print(memory["second_half_less_first_mib_by_ranks"])
+    steady = result["steady_memory_kib"]
+    print(f"memory             at most {result['peak_memory_mib']} MiB in any life; ", end="")
+    print(f"without faults {steady[len(steady) // 3]:,} KiB after a third, {steady[-1]:,} at the end")
     return bad
 
 
@@ -193,8 +204,11 @@ def main():
         folder = Path(temporary)
         if not arguments.corpus:
             write_corpora(folder, arguments.corpus_tokens)
-        faults, wall_s, changes = run(arguments, folder, arguments.corpus or str(folder))
+        location = arguments.corpus or str(folder)
+        expected = expected_of(arguments.corpus_tokens)
+        faults, wall_s, changes = run(arguments, folder, location, expected=expected)
         result = summarize(folder, faults, wall_s, changes=changes)
+        result["steady_memory_kib"] = steady_memory(arguments, folder, location, expected=expected)
     bad = report(result)
     if arguments.out:
         file_result(arguments.out, "loader_stress", {"settings": _settings(arguments), **result})
