@@ -24,21 +24,22 @@ from penstock.data.way import Plan, Way, begin
 class Course:
     """What a timeline makes of a set of corpora. Thread-safe.
 
+    Corpora are numbered as the timeline names them first: the rows of a batch lie in that order, after a
+    resume too, in whatever order the corpora are then given.
+
     Args:
-        sources: by name; the order numbers the corpora. A corpus that the timeline names and that is not
-            here can be counted but not read.
+        sources: by name. A corpus that the timeline names and that is not here can be counted but not read.
         plans: by name; how each corpus's order is keyed and sized at the first length.
     """
 
     def __init__(self, timeline: Timeline, sources: Mapping[str, Source], plans: Mapping[str, Plan]) -> None:
-        told = {name for _, slots, _ in timeline.mix for name in slots} | {
-            name for _, name, _ in timeline.grown
-        }
-        self.names = [*sources, *sorted(told - sources.keys())]
+        told = [name for _, slots, _ in timeline.mix for name in slots]
+        self.names = list(dict.fromkeys([*told, *sources]))
         self.timeline = timeline
         self._sources = sources
         self._plans = plans
-        self._stretches = Stretches(timeline, {name: index for index, name in enumerate(self.names)})
+        self._index = {name: index for index, name in enumerate(self.names)}
+        self._stretches = Stretches(timeline, self._index)
         self._ways: list[dict[int, Way]] = [{} for _ in self._stretches.lengths]
         self._reaching = Lock()
 
@@ -129,7 +130,7 @@ class Course:
 
     def parts_begun(self, name: str, step: int) -> int:
         """Return how many parts of a streamed corpus were begun before a step."""
-        corpus, first = self.names.index(name), self.timeline.first_sample(step)
+        corpus, first = self._index[name], self.timeline.first_sample(step)
         stretch = self._stretches.all[self._stretches.number_of(first - 1)]
         taken = stretch.plus(stretch.before, first).get(corpus, 0)
         way = self._sources[name].reach(self._way(corpus, stretch.phase), taken - 1)
@@ -137,7 +138,7 @@ class Course:
 
     def supply(self) -> int | None:
         """Return the first sample id that a capped corpus cannot give, or None where none is capped."""
-        ends = [self._ends(corpus, source) for corpus, source in enumerate(self._sources.values())]
+        ends = [self._ends(self._index[name], source) for name, source in self._sources.items()]
         return min((end for end in ends if end is not None), default=None)
 
     def sample_of(self, corpus: int, phase: int, turn: int) -> int | None:

@@ -10,6 +10,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from penstock.core.errors import ConfigError, UsageError
 from penstock.data.arguments import at_least, check_fields, delivery
 from penstock.data.assign import check_divisible
@@ -225,8 +227,12 @@ class Loader:
         return find(self._run.course, name, document, steps=steps)
 
     def corpora_of(self, samples: Int64) -> Int64:
-        """Return which corpus each sample [n] comes from [n], as an index into `corpora`."""
-        return self._run.course.locate(samples).corpus
+        """Return which corpus each sample [n] comes from [n]: its index in `corpora`, or -1 if not there."""
+        here, course = list(self._run.sources), self._run.course
+        numbers = np.array(
+            [here.index(name) if name in here else -1 for name in course.names], dtype=np.int64
+        )
+        return numbers[course.locate(samples).corpus]
 
     def set_weights(
         self, weights: Mapping[str, float], *, reason: str = "set_weights", step: int | None = None

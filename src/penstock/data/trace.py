@@ -85,6 +85,8 @@ def find(course: Course, name: str, document: int, *, steps: range) -> list[Use]
     if steps.step != 1:
         raise UsageError("steps must be a range without gaps", got=steps)
     shard, start, stop = _document(course.corpus(index), document)
+    if start == stop:
+        return []
     uses = []
     for phase, turns in enumerate(course.taken(index, steps)):
         if turns:
@@ -104,9 +106,17 @@ def _document(corpus: Corpus, document: int) -> tuple[int, int, int]:
     if not 0 <= document < corpus.num_documents:
         raise UsageError(f"{corpus.location} has documents 0 to {corpus.num_documents - 1:,}", got=document)
     shard = corpus.shard_of_document(document)
-    inside = document - corpus.first_document(shard)
+    inside = document - corpus.first_document(shard) - _empty_ones_first(corpus, shard)
+    if inside < 0:
+        return shard, 0, 0
     ends = corpus.shard(shard).document_ends(0, int(corpus.starts[shard + 1] - corpus.starts[shard]))
     return shard, int(ends[inside - 1]) if inside else 0, int(ends[inside])
+
+
+def _empty_ones_first(corpus: Corpus, shard: int) -> int:
+    """Return how many empty documents a shard begins with: they end at 0, and that is not looked at."""
+    of = corpus.shard(shard)
+    return of.num_documents - len(of.document_ends(0, of.num_tokens))
 
 
 def _turns_with(
@@ -150,7 +160,7 @@ def _piece(corpus: Corpus, name: str, epoch: int, piece: list[int]) -> Piece:
         corpus=name,
         epoch=epoch,
         shard=corpus.shard_name(shard),
-        document=corpus.first_document(shard) + len(ends),
+        document=corpus.first_document(shard) + _empty_ones_first(corpus, shard) + len(ends),
         offset=offset,
         start=start,
         tokens=stop - start,
