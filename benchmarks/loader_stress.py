@@ -216,7 +216,7 @@ def main():
 
 
 def _settings(arguments):
-    return {key: str(value) if isinstance(value, Path) else value for key, value in vars(arguments).items()}
+    return {key: value for key, value in vars(arguments).items() if key not in ("out", "write", "corpus")}
 
 
 if __name__ == "__main__":
