@@ -6,8 +6,8 @@ the last gaps; because a pool holds exactly num_rows * L tokens, every row comes
 packing of language-model data: Ding et al., "Fewer truncations improve language modeling" (ICML
 2024); theirs pads, this one does not.
 
-Cost: about a microsecond a fragment. The rows with room for c tokens are a stack, and the non-empty
-stacks are the set bits of one integer, so "the smallest c >= length" is a shift and a lowest bit.
+Cost: about half a microsecond a fragment, at any sequence length. The rows with room for c tokens are a
+stack, and the non-empty stacks are set bits, so "the smallest c >= length" is a shift and a lowest bit.
 """
 
 import numpy as np
@@ -54,30 +54,47 @@ def pack(lengths: Int64, *, num_rows: int, sequence_length: int) -> Pieces:
 
 
 def _best_fit(lengths: list[int], capacities: list[int]) -> list[int]:
-    """Return the bin of each length, or -1; lengths descend."""
+    """Return the bin of each length, or -1; lengths descend.
+
+    `words[w]` has bit b set while some bin has room for exactly 64w + b tokens, `index` bit w while that
+    word is not zero. The loop is the cost of packing, so it calls nothing that it can do itself.
+    """
     stacks: dict[int, list[int]] = {}
-    rooms = 0  # bit c is set while some bin has room for exactly c tokens
-    for index, capacity in enumerate(capacities):
-        stacks.setdefault(capacity, []).append(index)
-        rooms |= 1 << capacity
+    for bin_, capacity in enumerate(capacities):
+        stacks.setdefault(capacity, []).append(bin_)
+    words = [0] * (max(capacities, default=0) // 64 + 1)
+    index = 0
+    for room in stacks:
+        words[room >> 6] |= 1 << (room & 63)
+        index |= 1 << (room >> 6)
     placed = []
     for length in lengths:
-        fitting = rooms >> length
-        if not fitting:
+        word = length >> 6
+        if fitting := words[word] >> (length & 63) if word < len(words) else 0:
+            room = length + (fitting & -fitting).bit_length() - 1
+        elif later := index >> word + 1:
+            word += (later & -later).bit_length()
+            fitting = words[word]
+            room = (word << 6) + (fitting & -fitting).bit_length() - 1
+        else:
             placed.append(-1)
             continue
-        room = length + (fitting & -fitting).bit_length() - 1
         stack = stacks[room]
-        index = stack.pop()
+        bin_ = stack.pop()
+        placed.append(bin_)
         if not stack:
-            rooms ^= 1 << room
+            word = room >> 6
+            words[word] ^= 1 << (room & 63)
+            if not words[word]:
+                index ^= 1 << word
         rest = room - length
-        if rest in stacks:
-            stacks[rest].append(index)
+        if same := stacks.get(rest):
+            same.append(bin_)
         else:
-            stacks[rest] = [index]
-        rooms |= 1 << rest
-        placed.append(index)
+            stacks[rest] = [bin_]
+            word = rest >> 6
+            words[word] |= 1 << (rest & 63)
+            index |= 1 << word
     return placed
 
 
