@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Sequence
 
 from penstock import __version__
-from penstock.core.errors import PenstockError, nearest
+from penstock.core.env import ranks
+from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.table import Table
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -57,7 +58,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         message, code = explain(error)
-        complain(message)
+        if not (
+            isinstance(error, UsageError) and ranks().local_rank
+        ):  # torchrun starts each rank: say it once
+            complain(message)
         return code
 
 

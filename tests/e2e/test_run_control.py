@@ -1,0 +1,251 @@
+"""A run that is steered from outside, as a user does it: changed while it runs, killed, looked into."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from penstock.cli.main import main
+from penstock.core import config
+from penstock.core.files import write_json
+from penstock.train.config import build_recipe
+from tests.e2e.conftest import penstock
+
+
+@pytest.fixture(scope="module")
+def second(corpus, tmp_path_factory):
+    """A second corpus with the tokenizer of the first."""
+    out = tmp_path_factory.mktemp("second") / "code"
+    source = Path(__import__("email").__file__).parent
+    done = penstock(
+        "data", "prepare", source, "--tokenizer", corpus / "tokenizer.json", "--max-errors", 9, "--out", out
+    )
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def mixed(recipe, corpus, second):
+    """The recipe with two corpora, a batch warm-up, a ramp and a phase of longer rows."""
+    text = recipe.read_text().replace("[data.corpora.python]", "[data.corpora.web]")
+    recipe.write_text(
+        text.replace(
+            f'path = "{corpus}"\n',
+            f"""path = "{corpus}"
+weight = 1
+[data.corpora.code]
+path = "{second}"
+weight = 1
+[[data.schedule]]
+at_tokens = 3000
+global_batch_size = 24
+[[data.schedule]]
+at_step = 30
+weights = {{ web = 0.2, code = 0.8 }}
+ramp_steps = 4
+[[data.schedule]]
+at_step = 36
+sequence_length = 64
+global_batch_size = 12
+""",
+        )
+    )
+    return recipe
+
+
+def records_of(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def steps_of(run):
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return {
+        r["step"]: r for r in map(json.loads, (line for line in lines if line.endswith("\n"))) if "loss" in r
+    }
+
+
+def wait_for(run, process, step):
+    deadline = time.monotonic() + 120
+    while step not in steps_of(run):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def mix(run, *words):
+    done = penstock("data", "mix", run, *words, "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mixed, tmp_path):
+    run, words = (
+        tmp_path / "run",
+        ["--set", "run.steps=3000", "--set", "data.schedule=[]", "--processes", "2"],
+    )
+    command = [sys.executable, "-m", "penstock", "train", str(mixed), *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(run, process, 3)
+        code, changed = mix(run, "--set", "web=0.9", "--reason", "more web")
+        assert (code, changed["status"]) == (0, "taken up")
+        bad = run / "control" / "request-000050.json"
+        bad.write_text("nonsense")
+        code, refused = mix(run, "--skip-steps", "1:2")
+        assert (code, refused["status"], refused["request"]) == (1, "refused", 51)
+        at = max(steps_of(run)) + 40
+        code, _ = mix(run, "--skip-steps", f"{at}:{at + 3}", "--reason", "spike")
+        assert code == 0
+        code, later = mix(run, "--set", "code=0.7", "--at-step", str(at + 5))
+        assert (code, later["answer"]["holds_from"]) == (0, at + 5)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+    assert "refused" in (run / "control" / "answer-000050.json").read_text()
+    assert (run / "control" / "request-000050.json.bad").is_file()
+    killed = steps_of(run)
+
+    words[1] = f"run.steps={at + 9}"
+    done = penstock("train", mixed, *words)
+    assert done.returncode == 0, done.stderr
+    audit = penstock("data", "audit", run)
+    assert audit.returncode == 0, audit.stdout
+    again = steps_of(run)
+    for step in set(killed) & set(again):
+        for name in ("corpus_tokens", "corpus_weights", "corpus_shares"):
+            assert again[step][name] == killed[step][name], "as if it had not been killed"
+    assert max(killed) > max(r["step"] for r in records_of(run) if r.get("event") == "start")
+    assert again[at + 6]["corpus_weights"]["code"] == pytest.approx(0.7, abs=1e-4), (
+        "planned for later, and kept"
+    )
+    code, waiting = mix(run, "--set", "code=0.5")
+    assert (code, waiting["status"]) == (0, "waiting"), "for a job"
+
+    code, view = mix(run)
+    assert code == 0
+    reasons = [mixture["reason"] for mixture in view["mixtures"]]
+    assert "request 1: more web" in reasons
+    assert [skip["reason"] for skip in view["skips"]] == ["request 52: spike"]
+    assert view["skips"][0]["stop"] - view["skips"][0]["start"] == 3 * 12
+
+
+def test_a_planned_run_stopped_and_resumed_is_that_of_one_go_and_can_be_looked_into(mixed, tmp_path):
+    plan = json.loads(penstock("train", mixed, "--dry-run", "--json").stdout)
+    assert [change.split(":")[0] for change in plan["changes"]] == [
+        "after step 8 and 3,072 tokens (3.07k)",
+        "after step 30 and 19,968 tokens (20k)",
+        "after step 36 and 24,576 tokens (24.6k)",
+    ]
+    assert plan["derived"]["tokens in the run"] == 24_576 + 4 * 12 * 64
+    run, whole = tmp_path / "run", tmp_path / "whole"
+    done = penstock("train", mixed, "--set", f"run.dir={whole}", "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    with subprocess.Popen(
+        [sys.executable, "-m", "penstock", "train", str(mixed), "--processes", "2"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        wait_for(run, process, 13)
+        process.kill()
+        process.communicate(timeout=60)
+    assert penstock("train", mixed, "--processes", 2).returncode == 0
+    one, other = (
+        {s: (r["loss"], r["tokens"], r["corpus_shares"]) for s, r in steps_of(r).items()}
+        for r in (run, whole)
+    )
+    assert one == other, "every digit of every step"
+    audit = json.loads(penstock("data", "audit", run, "--json").stdout)
+    assert (audit["samples"], audit["tokens"], audit["faults"]) == (8 * 12 + 28 * 24 + 4 * 12, 27_648, [])
+    looked_into(run, tmp_path / "replayed")
+
+
+def looked_into(run, out):
+    where = json.loads(penstock("data", "where", run, "--step", 38, "--row", 5, "--json").stdout)
+    assert sum(piece["tokens"] for piece in where["pieces"]) == 64
+    piece = where["pieces"][0]
+    assert piece["text"]
+    assert (
+        f"{piece['corpus']}:{piece['document']}"
+        in penstock("data", "where", run, "--step", 38, "--row", 5).stdout
+    )
+    document = f"{piece['corpus']}:{piece['document']}"
+    found = json.loads(penstock("data", "find", run, "--document", document, "--json").stdout)
+    assert [
+        (use["offset"], use["taken"]) for use in found["uses"] if (use["step"], use["row"]) == (38, 5)
+    ].count((piece["offset"], True)) == 1
+    done = penstock("data", "replay", run, "--steps", "35:39", "--out", out, "--json")
+    assert [step["rows"] for step in json.loads(done.stdout)["steps"]] == [24, 24, 12, 12]
+    batch = np.load(out / "step-00000038.npz", allow_pickle=False)
+    assert batch["sample_ids"][5] == where["sample"]
+    assert batch["input_ids"].shape == (12, 64)
+    logged = sorted(
+        sample
+        for path in (run / "samples").glob("*.jsonl")
+        for record in map(json.loads, path.read_text().splitlines())
+        if record["step"] == 38
+        for sample in record["sample_ids"]
+    )
+    assert sorted(batch["sample_ids"].tolist()) == logged
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["mix", "RUN", "--set", "wbe=0.5"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
+        (["mix", "RUN", "--set", "web"], 2, "--set takes CORPUS=SHARE (got 'web')"),
+        (["mix", "RUN", "--set", "web=2"], 2, "must be between 0 and 1 (got 2.0)"),
+        (["mix", "RUN", "--set", "web=0.5", "--extend", "web"], 2, "requests of their own"),
+        (["mix", "RUN", "--at-step", "3"], 2, "--at-step and --reason go with a request"),
+        (["mix", "RUN", "--skip-steps", "9:3"], 2, "--skip-steps takes FIRST:PAST"),
+        (["where", "RUN", "--step", "41"], 2, "The run has steps 1 to 40 (got 41)"),
+        (["where", "RUN", "--step", "3", "--row", "12"], 2, "Step 3 has rows 0 to 11 (got 12)"),
+        (["find", "RUN", "--document", "web"], 2, "--document takes CORPUS:NUMBER (got 'web')"),
+        (["find", "RUN", "--document", "web:99999999"], 2, "has documents 0 to"),
+        (["replay", "RUN", "--steps", "39:43", "--out", "x"], 2, "The run has steps 1 to 40 (got 42)"),
+        (["where", "nowhere", "--step", "3"], 2, "nowhere is not a folder. Give the folder of a run"),
+    ],
+)
+def test_wrong_usage_is_one_paragraph(prepared, capsys, words, code, message):
+    assert main(["data", *[str(prepared) if word == "RUN" else word for word in words]]) == code
+    said = capsys.readouterr()
+    assert not said.out
+    assert message in " ".join(said.err.split())
+
+
+@pytest.fixture(scope="module")
+def prepared(corpus, second, tmp_path_factory):
+    """A run folder without a step: what is written before the first one."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    run.mkdir()
+    sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    corpora = {"web": {"path": str(corpus), "weight": 1}, "code": {"path": str(second), "weight": 1}}
+    raw = {
+        "run": {"dir": str(run), "steps": 40},
+        "model": sizes,
+        "data": {"corpora": corpora, "sequence_length": 32, "global_batch_size": 12},
+    }
+    write_json(run / "config.json", config.dump(build_recipe(raw)))
+    return run
+
+
+def test_torchrun_says_what_is_wrong_with_a_recipe_once(mixed):
+    words = [
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "penstock",
+        "train",
+        str(mixed),
+        "--set",
+        "run.steps=0",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 1
+    assert done.stderr.count("run.steps must be at least 1") == 1
