@@ -285,7 +285,7 @@ def test_a_folder_that_is_no_corpus_exits_with_1(tmp_path: Path, command: str) -
     assert "Corpus absent does not exist. Make it with" in one_line(done.stderr)
 
 
-@pytest.mark.parametrize("command", ["prepare", "describe", "verify"])
+@pytest.mark.parametrize("command", ["prepare", "append", "describe", "verify"])
 def test_help_has_an_example_and_the_exit_codes(tmp_path: Path, command: str) -> None:
     shown = penstock(command, "--help", folder=tmp_path).stdout
     assert f"penstock data {command} " in shown.split("example:")[1]

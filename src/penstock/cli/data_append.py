@@ -31,7 +31,7 @@ new part when it is told to (loader.extend_corpus). Inputs are as for `penstock 
 What is rejected is listed in DIR/rejected-N.jsonl for part N. With more of it than --max-errors nothing
 is appended. A run that is stopped or killed is continued by the same command.
 
-examples:
+example:
   penstock data append corpus news-2025.jsonl.zst
   penstock data append corpus more/ --max-errors 10 --json
 

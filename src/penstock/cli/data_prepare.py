@@ -33,7 +33,7 @@ DIR/rejected.jsonl. With more of them than --max-errors no corpus is made.
 
 A run that is stopped or killed is continued by the same command, and gives the same bytes.
 
-examples:
+example:
   penstock data prepare docs/ web.jsonl.zst --train-tokenizer 4096 --exclude tests --out corpus
   penstock data prepare web/ --tokenizer tokenizer.json --stream --out corpus &   (see docs/growing.md)
 
