@@ -11,13 +11,18 @@ import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import NoReturn
 
 from penstock import __version__
+from penstock.core import clock
 from penstock.core.env import ranks
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.table import Table
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+_FIRST_SPEAKS_S = 2.0
+"""torchrun gives each rank the same wrong words: the first of a machine says so, before the others end."""
 
 VERBS = {
     "data": "prepare, describe, verify and audit token corpora",
@@ -58,11 +63,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         message, code = explain(error)
-        if not (
-            isinstance(error, UsageError) and ranks().local_rank
-        ):  # torchrun starts each rank: say it once
+        if isinstance(error, UsageError) and ranks().local_rank:
+            clock.sleep(_FIRST_SPEAKS_S)
+        else:
             complain(message)
         return code
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if ranks().local_rank:
+            clock.sleep(_FIRST_SPEAKS_S)
+            sys.exit(EXIT_USAGE)
+        super().error(message)
 
 
 def _write_utf8() -> None:
@@ -92,7 +105,7 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def _dispatch(words: list[str], *, debug: bool) -> int:
-    top = argparse.ArgumentParser(
+    top = _Parser(
         prog="penstock",
         usage="penstock COMMAND [options]",
         description="Train, tune and serve foundation models on ordinary machines joined by Ethernet.",
@@ -110,7 +123,7 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
         top.error(f"unknown command {verb!r}. {nearest(verb, list(VERBS))}")
     __import__(_MODULES[verb])
     module = sys.modules[f"penstock.cli.{verb}"]
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=f"penstock {verb}",
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
