@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -75,9 +76,10 @@ class Reader:
         """Read rows, run by run of rows that come from one corpus."""
         places, corpus = chosen.places, chosen.corpus
         at = np.stack((chosen.legs, places.epoch, places.pool, places.row), axis=1)
+        edges = [0, *(np.flatnonzero(corpus[1:] != corpus[:-1]) + 1).tolist(), len(corpus)]
         parts = []
-        for rows in np.split(np.arange(len(corpus)), np.flatnonzero(np.diff(corpus)) + 1):
-            source, tables = course.rows(int(corpus[rows[0]]), phase, at[rows])
+        for first, past in pairwise(edges):
+            source, tables = course.rows(int(corpus[first]), phase, at[first:past])
             parts.append((source.corpus, tables))
         length = course.length(phase)
         return collate(parts, length=length, fields=fields, buffers=self._buffers)

@@ -103,9 +103,9 @@ class Source:
         Args:
             places: [n, 4] leg, epoch, pool, row.
         """
-        tables, legs = [], way.legs
+        tables, legs, pools = [], [leg.identity for leg in way.legs], self._pools
         for leg, epoch, pool, row in places.tolist():
-            packed = self._pools.get((legs[leg].identity, epoch, pool)) or self.pool(way, (leg, epoch, pool))
+            packed = pools.get((legs[leg], epoch, pool)) or self.pool(way, (leg, epoch, pool))
             tables.append(packed.pieces[packed.firsts[row] : packed.pasts[row]])
         return tables
 
