@@ -9,7 +9,7 @@ when it is read again, which is what a full cache needs to know. For a corpus on
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -24,6 +24,7 @@ from penstock.data.storage import FarSlices, Float64
 from penstock.data.types import Int64
 
 _SIDE_BY_SIDE = 16  # shards opened at once
+_POOLS_AT_ONCE = 4
 _REMEMBERED = 4096  # pools that were begun
 
 
@@ -38,12 +39,10 @@ class Lookahead:
         self._corpus = corpus
         self._max_epochs = max_epochs
         self._far = "://" in corpus.location
-        self._begun: OrderedDict[tuple[int, int, int], None] = OrderedDict()
+        self._begun: OrderedDict[tuple[int, int, int], Future[None]] = OrderedDict()
         self._front: tuple[Leg, int, int] | None = None  # leg, epoch, group that were read last
         self._lock = threading.Lock()
-        self._background = (
-            ThreadPoolExecutor(1, thread_name_prefix="penstock-lookahead") if self._far else None
-        )
+        self._background = ThreadPoolExecutor(_POOLS_AT_ONCE, "penstock-lookahead") if self._far else None
 
     def read(self, legs: Sequence[Leg], places: Int64) -> None:
         """Note that rows are about to be read; returns when their document boundaries are here.
@@ -58,26 +57,27 @@ class Lookahead:
         rows = {
             (leg, epoch, pool): row for leg, epoch, pool, row in places[np.argsort(places[:, 3])].tolist()
         }
+        begun = []
         for (index, epoch, pool), row in rows.items():
             leg = legs[index]
             geometry = leg.order.geometry
             self._front = leg, epoch, pool // geometry.lanes
-            if self._is_new(id(leg), epoch, pool):
-                self._begin(leg.space, leg.order, epoch, pool)
-            if 2 * row < geometry.rows_per_pool:
-                continue
-            after = self._after(leg, epoch, pool)
-            if after and self._is_new(id(leg), *after):
-                self._background.submit(self._begin, leg.space, leg.order, *after)
+            begun.append(self._once(leg, epoch, pool))
+            if 2 * row >= geometry.rows_per_pool and (after := self._after(leg, epoch, pool)):
+                self._once(leg, *after)
+        for pool_begun in begun:  # what is read before its block is queued would be fetched in windows
+            pool_begun.result()
 
-    def _is_new(self, leg: int, epoch: int, pool: int) -> bool:
+    def _once(self, leg: Leg, epoch: int, pool: int) -> "Future[None]":
+        """Begin a pool in the background, unless it was begun."""
+        key = id(leg), epoch, pool
         with self._lock:
-            if (leg, epoch, pool) in self._begun:
-                return False
-            self._begun[leg, epoch, pool] = None
-            if len(self._begun) > _REMEMBERED:
-                self._begun.popitem(last=False)
-            return True
+            if key not in self._begun:
+                assert self._background is not None
+                self._begun[key] = self._background.submit(self._begin, leg.space, leg.order, epoch, pool)
+                if len(self._begun) > _REMEMBERED:
+                    self._begun.popitem(last=False)
+            return self._begun[key]
 
     def _after(self, leg: Leg, epoch: int, pool: int) -> tuple[int, int] | None:
         """Return the pool that the lane of a pool reads next; None where the leg or the run ends."""

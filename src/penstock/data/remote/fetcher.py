@@ -99,12 +99,15 @@ class Fetcher:
                 self._changed.wait(_POLL_S if claimed else None)
                 return
             self._in_hand.update(mine)
+        taken = mine
         try:
+            # Who had them in hand may have finished between the look and the lock.
+            mine = [page for page in mine if held[page // REGION_PAGES].verify(_one(page))]
             for run in self._requests(mine):
                 self._fetch(held, run, hint=hint)
         finally:
             with self._changed:
-                self._in_hand.difference_update(mine)
+                self._in_hand.difference_update(taken)
                 self._changed.notify_all()
 
     def _requests(self, pages: Sequence[int]) -> Iterator[range]:
@@ -153,6 +156,10 @@ def _missing(held: dict[int, Region], pages: range) -> list[int]:
         for index in _region_range(pages)
         for page in held[index].verify(_inside(index, pages))
     ]
+
+
+def _one(page: int) -> range:
+    return range(page % REGION_PAGES, page % REGION_PAGES + 1)
 
 
 def _is_claimed(held: dict[int, Region], page: int) -> bool:
