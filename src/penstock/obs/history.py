@@ -23,6 +23,7 @@ STEP_METRICS = tuple(
 )
 """What a step's record holds one number of."""
 
+_MIXTURE_POINTS = 200
 _FIX = "Restore the file, or cut it before that line."
 
 
@@ -36,6 +37,27 @@ class Start:
     """Processes from here on."""
     time: str
     """As the run wrote it: ISO 8601, UTC."""
+
+
+@dataclass(frozen=True, slots=True)
+class MixturePoint:
+    """Tokens after a step."""
+
+    step: int
+    tokens: int
+    by_corpus: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureChange:
+    """Another mixture."""
+
+    step: int
+    """First step of it."""
+    tokens: int
+    """Trained on before it."""
+    reason: str
+    """What asked for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +76,10 @@ class History:
     """In order."""
     corpus_tokens: dict[str, int]
     """Of the last step."""
+    mixture: tuple[MixturePoint, ...]
+    """Tokens by corpus after some steps, the last one among them: as many as a chart needs."""
+    mixture_changes: tuple[MixtureChange, ...]
+    """In order."""
     num_ignored: int
     """Records of a kind that this module does not know."""
 
@@ -105,12 +131,18 @@ class _Gathering:
         self._validation_steps, self._validation_loss = array("d"), array("d")
         self._starts: list[Start] = []
         self._corpus_tokens: dict[str, int] = {}
+        self._points: list[MixturePoint] = []
+        self._stride = 1
+        self._changes: list[MixtureChange] = []
         self._num_ignored = 0
 
     def add(self, record: Record) -> None:
         if record.get("event") == "start":
             start = Start(step=int(record["step"]), ranks=int(record["ranks"]), time=str(record["time"]))
             self._starts.append(start)
+        elif record.get("event") == "mixture":
+            step, tokens, reason = int(record["step"]), int(record["tokens"]), str(record["reason"])
+            self._changes.append(MixtureChange(step, tokens, reason))
         elif "validation_loss" in record:
             self._validation_steps.append(int(record["step"]))
             self._validation_loss.append(_number(record["validation_loss"]))
@@ -127,6 +159,19 @@ class _Gathering:
         for name, column in self._columns.items():
             column.append(_number(record.get(name)))
         self._corpus_tokens = {name: int(n) for name, n in record.get("corpus_tokens", {}).items()}
+        if len(self._corpus_tokens) > 1 and len(self.steps) % self._stride == 0:
+            self._points.append(self._point())
+            if len(self._points) >= 2 * _MIXTURE_POINTS:
+                self._points, self._stride = self._points[1::2], 2 * self._stride
+
+    def _point(self) -> MixturePoint:
+        tokens = self._corpus_tokens
+        return MixturePoint(int(self.steps[-1]), sum(tokens.values()), tokens)
+
+    def _mixture(self) -> tuple[MixturePoint, ...]:
+        last = self._point()
+        ended = self._points and self._points[-1].step == last.step
+        return (*self._points, *([] if ended else [last]))
 
     def result(self) -> History:
         return History(
@@ -136,6 +181,8 @@ class _Gathering:
             validation_loss=np.array(self._validation_loss),
             starts=tuple(self._starts),
             corpus_tokens=self._corpus_tokens,
+            mixture=self._mixture(),
+            mixture_changes=tuple(self._changes),
             num_ignored=self._num_ignored,
         )
 

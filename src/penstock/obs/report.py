@@ -14,6 +14,7 @@ from string import Template
 from penstock.obs.charts import charts
 from penstock.obs.figures import Config, Figure, key_figures, outcome, setting, starts
 from penstock.obs.history import History, gather
+from penstock.obs.mixture_chart import mixture_chart
 from penstock.obs.names import METRICS
 from penstock.obs.sinks import Record
 from penstock.obs.svg import draw
@@ -45,7 +46,7 @@ def render(
         outcome=f'<span class="outcome {kind}">{escape(words)}</span>',
         summary=escape(_summary(history, config)),
         figures="".join(_tile(figure) for figure in key_figures(history, config)),
-        charts="".join(draw(chart) for chart in charts(history, references or {})),
+        charts="".join(draw(chart) for chart in charts(history, references or {})) + mixture_chart(history),
         corpora=_corpora(history.corpus_tokens),
         starts=_starts(history),
         recipe=escape(toml_text(config)),
