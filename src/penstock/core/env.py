@@ -74,7 +74,7 @@ def allow_plain_http() -> bool:
 
 
 def allow_plain_http_endpoint() -> bool:
-    """Whether an object store's endpoint may be unencrypted, as AWS's tools are told (AWS_ALLOW_HTTP=true)."""
+    """Whether an object store's endpoint may be unencrypted: AWS_ALLOW_HTTP=true, as AWS's tools have it."""
     return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
 
 

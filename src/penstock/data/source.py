@@ -5,6 +5,7 @@ from threading import Lock
 
 from penstock.core import clock
 from penstock.core.errors import CorpusError, CorpusExhausted
+from penstock.data.lookahead import Lookahead
 from penstock.data.opening import open_corpus
 from penstock.data.pool import PackedPool, pack_pool
 from penstock.data.types import Int64
@@ -35,10 +36,12 @@ class Source:
         self._wait_seconds = wait_seconds
         self._pools: dict[tuple[str, int, int], PackedPool] = {}
         self._lock = Lock()
+        self._lookahead = Lookahead(self.corpus, max_epochs=max_epochs)
 
     def reopen(self) -> None:
         """Read the corpus's manifest again."""
         self.corpus = open_corpus(self.path)
+        self._lookahead = Lookahead(self.corpus, max_epochs=self.max_epochs)
 
     @property
     def appended(self) -> int:
@@ -103,6 +106,7 @@ class Source:
         Args:
             places: [n, 4] leg, epoch, pool, row.
         """
+        self._lookahead.read(way.legs, places)
         tables, legs, pools = [], [leg.identity for leg in way.legs], self._pools
         for leg, epoch, pool, row in places.tolist():
             packed = pools.get((legs[leg], epoch, pool)) or self.pool(way, (leg, epoch, pool))

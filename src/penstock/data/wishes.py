@@ -59,7 +59,7 @@ class Wishes:
             timeline = timeline.with_batch_size(step, self.global_batch_size)
         if was.get("sequence_length") != self.sequence_length:
             timeline = timeline.with_length(step, self.sequence_length)
-        # What was planned for this very step the saved run took up, and it may have been told otherwise since.
+        # What was planned for this very step the saved run took up; it may have been told otherwise since.
         again = was != asked or planned_before != planned_now
         changes = [c for c in self.schedule if c.step > step or (again and c.step == step)]
         return planned(timeline, changes, list(sources))

@@ -3,9 +3,7 @@
 import urllib.request
 from pathlib import Path
 
-from penstock.data.lookahead import Lookahead
 from penstock.data.remote import RemoteOptions
-from penstock.data.source import Source
 
 
 def quick_options(cache_folder: Path, **changes: object) -> RemoteOptions:
@@ -40,13 +38,3 @@ def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
         if path.is_file():
             obstore.put(store, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
     return f"s3://{bucket}/{prefix}"
-
-
-class Foreseeing(Source):
-    """A source that tells its storage what comes."""
-
-    def rows(self, way, places):
-        if not hasattr(self, "_lookahead"):
-            self._lookahead = Lookahead(self.corpus, max_epochs=self.max_epochs)
-        self._lookahead.read(way.legs, places)
-        return super().rows(way, places)

@@ -5,7 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.integration.remote.faulty import FaultyServer
-from tests.integration.remote.setting import Foreseeing
 
 from penstock.core import clock
 from penstock.core.files import checksum
@@ -33,7 +32,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def address(web: FaultyServer, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr("penstock.data.arguments.Source", Foreseeing)
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1GiB")
     web.origin = folder

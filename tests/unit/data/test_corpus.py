@@ -112,7 +112,9 @@ def test_document_offsets_that_do_not_rise_are_refused(tmp_path: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["shards"][0]["probe"] = ""
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(CorpusError, match=r"shard-00000\.arrow has document ends that do not rise\. Restore it"):
+    with pytest.raises(
+        CorpusError, match=r"shard-00000\.arrow has document ends that do not rise\. Restore it"
+    ):
         open_corpus(folder).fragments([(0, 9)])
 
 
