@@ -1,0 +1,139 @@
+"""Requests on several ranks: taken up at one step by all, parts of a corpus that some rank cannot see too."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from penstock.core.files import checksum
+from penstock.data.manifest import load_manifest, save_manifest
+from penstock.obs.meter import StepMeter
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.train.config import build_recipe
+from penstock.train.control import Control, share
+from penstock.train.loop import train
+from penstock.train.requests import Request, answers, submit
+from penstock.train.setup import open_state
+
+DOCUMENTS = [[1 + i % 9] * 20 for i in range(60)]
+
+
+def append(folder, number):
+    """Give a corpus another part of as many documents."""
+    new = write_corpus(folder.parent / f"{folder.name}-{number}", DOCUMENTS, vocab_size=10)
+    manifest, more = load_manifest(folder), load_manifest(new)
+    shards = []
+    for entry in more.shards:
+        name = f"part-{number}-{entry.name}"
+        (new / entry.name).rename(folder / name)
+        shards.append(replace(entry, name=name, checksum=checksum(folder / name), probe=""))
+    ends = (*manifest.part_ends, len(manifest.shards) + len(shards))
+    save_manifest(folder, replace(manifest, shards=(*manifest.shards, *shards), parts=ends))
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    corpora = {name: write_corpus(tmp_path / name, DOCUMENTS, vocab_size=10) for name in ("web", "code")}
+    return build_recipe(
+        {
+            "run": {"dir": str(tmp_path / "run"), "steps": 30},
+            "model": {
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+            },
+            "data": {
+                "corpora": {name: {"path": str(path), "weight": 1} for name, path in corpora.items()},
+                "sequence_length": 16,
+                "global_batch_size": 4,
+            },
+            "checkpoint": {"every": 100},
+            "compute": "float32",
+        }
+    )
+
+
+def going_on(recipe, world, *, stop_at, at=None):
+    """Train up to a step; `at(step)` runs on rank 0 before each. Returns the state of the loader."""
+    torch.set_num_threads(1)
+    state = open_state(recipe, world)
+    control = Control(recipe, state.loader, world)
+    control.start()
+
+    def stop_requested():
+        if at is not None and world.is_first:
+            at(state.step)
+        return state.step >= stop_at
+
+    train(
+        state,
+        recipe,
+        world,
+        meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
+        stop_requested=stop_requested,
+        sinks=[],
+        on_batch=lambda *_: None,
+        control=control,
+    )
+    return state.loader.state_dict()
+
+
+def test_requests_are_taken_up_after_the_step_in_which_they_came_by_every_rank(recipe, tmp_path):
+    run, asked = (
+        tmp_path / "run",
+        {
+            3: Request(weights={"web": 0.75}),
+            5: Request(skip_steps=(9, 11), reason="spike"),
+            6: Request(weights={"wbe": 0.5}),
+            8: Request(extend="web"),
+        },
+    )
+
+    def at(step):
+        if step == 7:
+            append(tmp_path / "web", 1)
+        if step in asked:
+            submit(run, asked[step])
+
+    one, two = on_ranks(lambda world: going_on(recipe, world, stop_at=12, at=at), ranks=2)
+    assert one == two
+    assert [(step, reason) for step, _, reason in one["mix"]] == [(0, "recipe"), (3, "request 1")]
+    assert one["skip"] == [[32, 40, "request 2: spike"]]
+    assert one["grown"] == [[8, "web", 2]]
+    assert [found.taken_up for found in answers(run)] == [True, True, False, True]
+
+    append(tmp_path / "code", 1)
+    again, other = on_ranks(lambda world: going_on(recipe, world, stop_at=13), ranks=2)
+    assert again == other
+    assert again["grown"] == [[8, "web", 2], [12, "code", 2]], "what was appended meanwhile"
+    last = on_ranks(lambda world: going_on(recipe, world, stop_at=14), ranks=1)[0]
+    assert last["grown"] == again["grown"], "once"
+
+
+def test_parts_that_one_rank_cannot_see_are_refused_on_all(recipe, tmp_path):
+    def work(world):
+        state = open_state(recipe, world)
+        control = Control(recipe, state.loader, world)
+        control.start()
+        if world.is_first:
+            append(tmp_path / "web", 1)
+            submit(tmp_path / "run", Request(extend="web"))
+        dist.barrier()
+        if not world.is_first:  # its file system has not caught up yet
+            control._parts_on_disk = lambda _: 1
+        (found,) = control.take_up()
+        return found.taken_up, found.said
+
+    one, two = on_ranks(work, ranks=2)
+    assert one == two == (False, "refused: Corpus 'web' has no parts beyond the 1 that the run knows.")
+
+
+@pytest.mark.parametrize("value", [None, [], {"a": [1.5, "ü", None]}, "x" * 100_000])
+def test_a_value_of_rank_0_reaches_all(value):
+    assert on_ranks(lambda world: share(world, value if world.is_first else "not read"), ranks=2) == [
+        value,
+        value,
+    ]
