@@ -278,6 +278,21 @@ def test_verify_lists_every_damage_and_exits_with_1(
     )
 
 
+def test_verify_writes_block_checksums_of_a_sound_corpus_only(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", [[1, 2, 3], [4]])
+    assert penstock("verify", "corpus", "--block-checksums", folder=tmp_path).returncode == 0
+    written = tmp_path / "corpus" / "blocks.checksums"
+    assert written.is_file()
+    written.unlink()
+    shard = tmp_path / "corpus" / "shard-00000.arrow"
+    shard.write_bytes(shard.read_bytes()[:-1] + b"x")
+    assert penstock("verify", "corpus", "--block-checksums", folder=tmp_path).returncode == 1
+    assert not written.exists()
+    far = penstock("verify", "s3://bucket/corpus", "--block-checksums", folder=tmp_path)
+    assert far.returncode == 2
+    assert "needs a folder of this machine (got s3://bucket/corpus)" in " ".join(far.stderr.split())
+
+
 @pytest.mark.parametrize("command", ["describe", "verify"])
 def test_a_folder_that_is_no_corpus_exits_with_1(tmp_path: Path, command: str) -> None:
     done = penstock(command, "absent", folder=tmp_path)

@@ -2,10 +2,13 @@
 
 import argparse
 import json
+from pathlib import Path
 
 from penstock.cli.data_describe import parts_of
 from penstock.cli.data_progress import Display
+from penstock.core.errors import UsageError
 from penstock.core.units import mib, plural
+from penstock.data.remote.digests import FILE, write_block_checksums
 from penstock.data.verify import verify
 
 EPILOG = """\
@@ -15,6 +18,7 @@ another tool made have no checksums: their documents are found again and compare
 
 example:
   penstock data verify corpus
+  penstock data verify corpus --block-checksums   # then upload it: wrong bytes are found on arrival
   penstock data verify olmo:/data/dolma,dtype=uint32,eos_id=100257
 
 exit codes: 0 sound, 1 faults found (all are listed) or no corpus there, 2 wrong usage
@@ -24,11 +28,23 @@ exit codes: 0 sound, 1 faults found (all are listed) or no corpus there, 2 wrong
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value,...]")
+    parser.add_argument(
+        "--block-checksums",
+        action="store_true",
+        help=f"if it is sound, write {FILE}, by which remote readers know every 16 KiB",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Verify a corpus; list every fault."""
+    folder = Path(arguments.corpus)
+    if arguments.block_checksums and not folder.is_dir():
+        raise UsageError(
+            "--block-checksums needs a folder of this machine",
+            got=arguments.corpus,
+            fix="Run it before the upload.",
+        )
     with Display() as display:
         verdict = verify(
             arguments.corpus, on_progress=lambda done, total: display.show("verify", done, total)
@@ -48,4 +64,6 @@ def run(arguments: argparse.Namespace) -> int:
         shards = f"shards: {len(manifest.shards):,}{parts_of(manifest)}"
         counts = f"{manifest.num_tokens:,} tokens, {mib(size)}, {shards}"
         print(f"{arguments.corpus} is sound: {counts}.")
+    if arguments.block_checksums and not faults:
+        write_block_checksums(folder, [shard.name for shard in manifest.shards])
     return 1 if faults else 0
