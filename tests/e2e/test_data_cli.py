@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
 
 COMMAND = (sys.executable, "-m", "penstock", "data")
