@@ -60,8 +60,8 @@ def going_on(recipe, world, *, stop_at, at=None):
     """Train up to a step; `at(step)` runs on rank 0 before each. Returns the state of the loader."""
     torch.set_num_threads(1)
     state = open_state(recipe, world)
-    control = Control(recipe, state.loader, world)
-    control.start()
+    state.control = Control(recipe, state.loader, world)
+    state.control.start()
 
     def stop_requested():
         if at is not None and world.is_first:
@@ -76,7 +76,6 @@ def going_on(recipe, world, *, stop_at, at=None):
         stop_requested=stop_requested,
         sinks=[],
         on_batch=lambda *_: None,
-        control=control,
     )
     return state.loader.state_dict()
 

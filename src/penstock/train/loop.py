@@ -19,7 +19,7 @@ from penstock.obs.sinks import Record, Sink
 from penstock.parallel.mesh import World
 from penstock.train.changes import micro_batch_sizes
 from penstock.train.config import TrainConfig
-from penstock.train.control import Control, share
+from penstock.train.control import share
 from penstock.train.derived import micro_rows
 from penstock.train.evaluate import heldout_loss
 from penstock.train.record import MixtureLog, step_record
@@ -37,7 +37,6 @@ def train(
     stop_requested: Callable[[], bool],
     sinks: Sequence[Sink],
     on_batch: Callable[[Batch, int], None],
-    control: Control | None = None,
 ) -> bool:
     """Train until the last step or a request to stop; return whether the run is finished.
 
@@ -45,7 +44,6 @@ def train(
         stop_requested: read once a step, on every rank.
         sinks: receive rank 0's records.
         on_batch: receives every batch of this rank and the step it was taken at, counted from 1.
-        control: takes up what is asked of the run from outside.
     """
     micro_batch_size_at, mixture = micro_batch_sizes(config.data), MixtureLog(state.loader)
     with closing(iter(state.loader)) as batches:
@@ -66,7 +64,7 @@ def train(
                 micro_batch_size=rows,
                 clip_norm=config.optim.clip_norm,
                 stop=stop_requested(),
-                news=control is not None and control.has_news(),
+                news=state.control is not None and state.control.has_news(),
             )
             on_batch(batch, state.step)
             rates = meter.finish(rows=local * world.ranks.world_size, sequence_length=length)
@@ -74,8 +72,8 @@ def train(
             for event in mixture.events():
                 emit(event, sinks)
             follow_losses(state, result, config, world)
-            if result.news and control is not None:
-                control.take_up()
+            if result.news and state.control is not None:
+                state.control.take_up()
             last = state.step == config.run.steps
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
                 loss = heldout_loss(state.model, state.heldout, world, rows=rows)

@@ -49,8 +49,8 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
         if state.step >= recipe.run.steps:
             logger.info("finished steps=%d; raise run.steps to go on", state.step)
             return True
-        control = Control(recipe, state.loader, world)
-        control.start()
+        state.control = Control(recipe, state.loader, world)
+        state.control.start()
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(
             state,
@@ -60,7 +60,6 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
             stop_requested=lambda: flag.requested_by is not None,
             sinks=sinks,
             on_batch=sample_log(samples),
-            control=control,
         )
     if world.is_first and not finished:
         logger.info("stopped on request step=%d; run the same command to resume", state.step)

@@ -8,6 +8,7 @@ from torch import nn
 
 from penstock.data import Loader
 from penstock.train.adaptive import Adaptive
+from penstock.train.control import Control
 from penstock.train.supply import Heldout
 
 
@@ -24,6 +25,8 @@ class TrainState:
     """Rows of the held-out documents, the same on every rank."""
     adaptive: Adaptive | None = None
     """What sets the mixture by the losses, if the recipe asks for it."""
+    control: Control | None = None
+    """Takes up what is asked of the run from outside."""
 
     @property
     def step(self) -> int:

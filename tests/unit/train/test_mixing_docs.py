@@ -1,0 +1,40 @@
+"""The recipes that docs/mixing.md shows are recipes, and its policy is one."""
+
+import re
+import tomllib
+from pathlib import Path
+
+from penstock.core import config
+from penstock.data.adaptive import thousandths
+from penstock.train.changes import plan
+from penstock.train.data_config import AdaptiveConfig, DataConfig
+
+TEXT = (Path(__file__).parents[3] / "docs" / "mixing.md").read_text()
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
+
+
+def test_every_recipe_in_the_text_is_accepted():
+    for block in blocks("toml"):
+        raw = tomllib.loads(block)["data"]
+        names = {name for entry in raw.get("schedule", ()) for name in entry.get("weights", {})} or {
+            "web",
+            "code",
+        }
+        whole = {
+            "corpora": {name: {"path": name} for name in names},
+            "sequence_length": 4096,
+            "global_batch_size": 1024,
+            **raw,
+        }
+        data = config.build(DataConfig, whole, where="data")
+        assert plan(data) or data.is_adaptive, block
+
+
+def test_the_policy_in_the_text_decides():
+    space = {"thousandths": thousandths}
+    exec(blocks("python")[0], space)
+    assert space["Fair"]().decide({"a": 3.0, "b": 1.0}, {"a": 0.5, "b": 0.5}) == {"a": 0.75, "b": 0.25}
+    assert AdaptiveConfig().policy == "none"
