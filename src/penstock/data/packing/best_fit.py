@@ -10,6 +10,9 @@ Cost: about half a microsecond a fragment, at any sequence length. The rows with
 stack, and the non-empty stacks are set bits, so "the smallest c >= length" is a shift and a lowest bit.
 """
 
+from bisect import bisect_left
+from operator import neg
+
 import numpy as np
 
 from penstock.data.cut import overlay
@@ -56,46 +59,60 @@ def pack(lengths: Int64, *, num_rows: int, sequence_length: int) -> Pieces:
 def _best_fit(lengths: list[int], capacities: list[int]) -> list[int]:
     """Return the bin of each length, or -1; lengths descend.
 
-    `words[w]` has bit b set while some bin has room for exactly 64w + b tokens, `index` bit w while that
-    word is not zero. The loop is the cost of packing, so it calls nothing that it can do itself.
+    Bins of equal room are a linked stack. Which stacks are not empty is a bit set of two levels, words of 64
+    rooms and a summary of the words, so a step costs the same at any sequence length. The loop is the cost
+    of packing: it calls nothing that it can do itself.
     """
-    stacks: dict[int, list[int]] = {}
-    for bin_, capacity in enumerate(capacities):
-        stacks.setdefault(capacity, []).append(bin_)
-    words = [0] * (max(capacities, default=0) // 64 + 1)
-    index = 0
-    for room in stacks:
+    most = max(capacities, default=0)
+    top, below = [-1] * (most + 1), [-1] * len(capacities)
+    placed = _largest(lengths, capacities)
+    rooms = [
+        *capacities[: len(capacities) - len(placed)],
+        *(most - length for length in lengths[: len(placed)]),
+    ]
+    for index, room in zip([*range(len(capacities) - len(placed)), *placed], rooms, strict=True):
+        below[index], top[room] = top[room], index
+    words, summary = [0] * ((most >> 6) + 1), 0
+    for room in set(rooms):
         words[room >> 6] |= 1 << (room & 63)
-        index |= 1 << (room >> 6)
-    placed = []
-    for length in lengths:
-        word = length >> 6
-        if fitting := words[word] >> (length & 63) if word < len(words) else 0:
-            room = length + (fitting & -fitting).bit_length() - 1
-        elif later := index >> word + 1:
+        summary |= 1 << (room >> 6)
+    for length in lengths[len(placed) :]:
+        word, room = length >> 6, length
+        fitting = words[word] >> (length & 63) if length <= most else 0
+        if not fitting:
+            later = summary >> (word + 1)
+            if not later:
+                placed.append(-1)
+                continue
             word += (later & -later).bit_length()
-            fitting = words[word]
-            room = (word << 6) + (fitting & -fitting).bit_length() - 1
-        else:
-            placed.append(-1)
-            continue
-        stack = stacks[room]
-        bin_ = stack.pop()
-        placed.append(bin_)
-        if not stack:
-            word = room >> 6
+            fitting, room = words[word], word << 6
+        room += (fitting & -fitting).bit_length() - 1
+        index = top[room]
+        placed.append(index)
+        under = below[index]
+        top[room] = under
+        if under < 0:
             words[word] ^= 1 << (room & 63)
             if not words[word]:
-                index ^= 1 << word
+                summary ^= 1 << word
         rest = room - length
-        if same := stacks.get(rest):
-            same.append(bin_)
-        else:
-            stacks[rest] = [bin_]
-            word = rest >> 6
-            words[word] |= 1 << (rest & 63)
-            index |= 1 << word
+        under = top[rest]
+        below[index], top[rest] = under, index
+        if under < 0:
+            words[rest >> 6] |= 1 << (rest & 63)
+            summary |= 1 << (rest >> 6)
     return placed
+
+
+def _largest(lengths: list[int], capacities: list[int]) -> list[int]:
+    """Return the bins of the lengths over half a row: each takes an empty one, since no two share one.
+
+    None of them where a bin is short, which one of them might fit better.
+    """
+    if not capacities or capacities[-1] != capacities[0]:
+        return []
+    count = bisect_left(lengths, -capacities[0] // 2, key=neg)
+    return list(range(len(capacities) - 1, -1, -1))[:count]
 
 
 def _counts_within(repeats: Int64) -> Int64:
