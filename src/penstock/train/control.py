@@ -25,7 +25,7 @@ from penstock.parallel.mesh import World
 from penstock.train import requests
 from penstock.train.config import TrainConfig
 from penstock.train.requests import Answer, Request
-from penstock.train.take_up import apply, follow, known_parts, take_up
+from penstock.train.take_up import follow, known_parts, take_up
 
 log = logging.getLogger(__name__)
 
@@ -147,9 +147,7 @@ class Control:
 
     def _back_to(self, state: dict[str, Any]) -> None:  # Any: JSON values
         self._loader.load_state_dict(state)
-        for found in self._answers:
-            if found.taken_up and found.holds_from >= self._loader.step:
-                apply(self._loader, found)
+        follow(self._loader, self._answers)
 
 
 def share(world: World, value: Any) -> Any:  # Any: JSON values

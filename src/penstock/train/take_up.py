@@ -73,8 +73,15 @@ def apply(loader: Loader, found: Answer) -> None:
 
 
 def follow(loader: Loader, answers: Sequence[Answer]) -> list[Answer]:
-    """Do again what was decided and is later than the loader's state; return what was."""
-    later = [found for found in answers if found.taken_up and found.holds_from >= loader.step]
+    """Do again what was decided and is not in the loader's state; return what was.
+
+    A state holds all skips and extensions decided before it, and the weights that it has come to.
+    """
+    later = [
+        found
+        for found in answers
+        if found.taken_up and loader.step <= (found.holds_from if found.weights else found.step)
+    ]
     for found in later:
         apply(loader, found)
     return later

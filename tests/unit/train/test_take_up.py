@@ -165,12 +165,17 @@ def test_what_was_decided_after_a_checkpoint_is_done_again_at_the_same_steps(raw
 
 def test_a_state_saved_after_a_decision_needs_it_no_more(raw):
     recipe, loader = opened(raw, steps=6)
-    found = take_up(loader, recipe, Request(number=1, weights={"web": 0.9}))
+    found = [
+        take_up(loader, recipe, Request(number=1, weights={"web": 0.9})),
+        take_up(loader, recipe, Request(number=2, skip_steps=(20, 22), reason="a")),
+        take_up(loader, recipe, Request(number=3, skip_steps=(20, 22), reason="b")),
+    ]
     next(iter(loader))
     _, again = opened(raw)
     again.load_state_dict(loader.state_dict())
-    assert follow(again, [found]) == []
+    assert follow(again, found) == []
     assert again.mixtures == loader.mixtures
+    assert again.state_dict() == loader.state_dict()
 
 
 def test_a_run_knows_the_parts_it_began_with(raw):
