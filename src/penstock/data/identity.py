@@ -1,6 +1,7 @@
 """What a saved run and a loader must have in common, and what is said where they differ."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.core.errors import CorpusChanged, StateMismatch
@@ -21,14 +22,40 @@ def describe(source: Source, plan: Plan, course: Course, *, step: int) -> dict[s
         parts = course.parts_begun(source.name, step)
         fingerprint = source.corpus.fingerprint_of(max([parts, *grown]))
         return {"streamed": True, "parts": parts, "fingerprint": fingerprint}
-    order = plan.whole(source.corpus, plan.base_parts, first=0).order
     return {
         "parts": plan.base_parts,
-        "T": order.num_tokens,
-        "B": order.geometry.block_tokens,
-        "K": order.geometry.blocks_per_pool,
-        "V": order.geometry.lanes,
+        **_sizes(source, plan, course.timeline),
         "fingerprint": source.corpus.fingerprint_of(max([plan.base_parts, *grown])),
+    }
+
+
+def check_sizes(saved: Saved, sources: Mapping[str, Source], plans: Mapping[str, Plan]) -> None:
+    """Refuse a state of a version that cut a corpus into other blocks and lanes: its order was another.
+
+    Raises:
+        StateMismatch: with both sizes.
+    """
+    for name in sources.keys() & saved.corpora.keys():
+        if not plans[name].streamed:
+            ours = _sizes(sources[name], plans[name], saved.timeline)
+            theirs = {key: saved.corpora[name].get(key) for key in ours}
+            if ours != theirs:
+                raise StateMismatch(
+                    f"The loader state has corpus {name!r} in blocks and lanes {theirs}, ours are {ours}",
+                    fix="Resume with the version of Penstock that saved it, or start a new run.",
+                )
+
+
+def _sizes(source: Source, plan: Plan, timeline: Timeline) -> dict[str, int]:
+    """Return the geometry that a corpus has at the run's first sequence length."""
+    plan = replace(plan, sequence_length=timeline.length[0][1])
+    order = plan.whole(source.corpus, plan.base_parts, first=0).order
+    geometry = order.geometry
+    return {
+        "T": order.num_tokens,
+        "B": geometry.block_tokens,
+        "K": geometry.blocks_per_pool,
+        "V": geometry.lanes,
     }
 
 

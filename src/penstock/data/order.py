@@ -25,6 +25,7 @@ _BLOCK_ROWS = 256
 _MIN_BLOCK_ROWS = 16
 _BLOCKS_PER_POOL = 16
 _LANES = 64
+_UNEVEN_POOLS = 64 * _LANES  # from here on a short last group is less than a sixtieth of an epoch
 _POOLS_PER_LANE = 4  # "several": fewer, and the last, short group of lanes would dominate
 
 
@@ -55,7 +56,9 @@ class Geometry:
 def choose_geometry(num_tokens: int, *, sequence_length: int, longest: int = 0) -> Geometry:
     """Return the default geometry: smaller blocks, then fewer lanes, for a smaller corpus.
 
-    A corpus of at most 16 of the smallest blocks is a single pool: a perfect document shuffle.
+    A corpus of at most 16 of the smallest blocks is a single pool: a perfect document shuffle. Lanes are
+    given up, a quarter at most, where the last group of pools is then fuller: a short one ends the epoch
+    with samples from few places (docs/adr/0010).
 
     Args:
         longest: the largest sequence length that the run will come to, where it is known: blocks are sized
@@ -78,8 +81,22 @@ def choose_geometry(num_tokens: int, *, sequence_length: int, longest: int = 0) 
         sequence_length=sequence_length,
         block_tokens=block_rows * unit,
         blocks_per_pool=_BLOCKS_PER_POOL,
-        lanes=max(1, min(_LANES, pools() // _POOLS_PER_LANE)),
+        lanes=_even_lanes(
+            max(1, min(_LANES, pools() // _POOLS_PER_LANE)),
+            pools=-(-num_tokens // (_BLOCKS_PER_POOL * block_rows * unit)),
+        ),
     )
+
+
+def _even_lanes(most: int, *, pools: int) -> int:
+    """Return how many lanes, from three quarters of the most on, leave the fewest empty at the end.
+
+    >>> _even_lanes(15, pools=63)
+    13
+    """
+    if pools > _UNEVEN_POOLS:
+        return most
+    return min(range(most, (3 * most - 1) // 4, -1), key=lambda lanes: -pools % lanes)
 
 
 @dataclass(frozen=True, slots=True)

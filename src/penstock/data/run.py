@@ -13,7 +13,7 @@ from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.arguments import at_least, open_sources, slots_from
 from penstock.data.course import Course
 from penstock.data.holdout import Split
-from penstock.data.identity import check_contents, check_corpora, check_identity, describe
+from penstock.data.identity import check_contents, check_corpora, check_identity, check_sizes, describe
 from penstock.data.mixture import slots_of
 from penstock.data.schedule import Change, checked
 from penstock.data.source import Source
@@ -195,6 +195,7 @@ class Run:
         plans = {name: self._plan(source, saved.identity["longest"]) for name, source in sources.items()}
         for name in sources.keys() & saved.corpora.keys():
             plans[name] = as_saved(plans[name], saved.corpora[name])
+        check_sizes(saved, sources, plans)
         new = {name: source for name, source in sources.items() if name not in saved.corpora}
         timeline = _with_appended(self._wishes.anew(saved, sources, plans), new, step=saved.step)
         self._follow(timeline, sources=sources, plans=plans, step=saved.step)
