@@ -118,7 +118,7 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     for step in set(killed) & set(again):
         for name in ("corpus_tokens", "corpus_weights", "corpus_shares"):
             assert again[step][name] == killed[step][name], "as if it had not been killed"
-    assert max(killed) > max(r["step"] for r in records_of(run) if r.get("event") == "start")
+    assert max(killed) >= max(r["step"] for r in records_of(run) if r.get("event") == "start")
     assert again[at + 6]["corpus_weights"]["code"] == pytest.approx(0.7, abs=1e-4), (
         "planned for later, and kept"
     )
@@ -161,6 +161,21 @@ def test_a_planned_run_stopped_and_resumed_is_that_of_one_go_and_can_be_looked_i
     audit = json.loads(penstock("data", "audit", run, "--json").stdout)
     assert (audit["samples"], audit["tokens"], audit["faults"]) == (8 * 12 + 28 * 24 + 4 * 12, 27_648, [])
     looked_into(run, tmp_path / "replayed")
+
+
+def test_a_run_whose_mixture_follows_the_losses_is_audited_too(mixed, tmp_path):
+    policy = ("data.schedule=[]", "data.adaptive.policy=online_data_mixing", "data.adaptive.every=4")
+    settings = [word for setting in (*policy, "run.steps=14") for word in ("--set", setting)]
+    done = penstock("train", mixed, *settings, "--processes", 2)
+    assert done.returncode == 0, done.stderr
+    audit = penstock("data", "audit", tmp_path / "run")
+    assert audit.returncode == 0, audit.stdout
+    events = [record for record in records_of(tmp_path / "run") if record.get("event") == "mixture"]
+    assert {event["reason"] for event in events} == {"online_data_mixing"}
+    shares = [1000 * share for event in events for share in event["weights"].values()]
+    assert shares == pytest.approx([round(share) for share in shares], abs=0.02), (
+        "thousandths, in 65,536 slots"
+    )
 
 
 def looked_into(run, out):
