@@ -114,10 +114,9 @@ class Processes(Generic[Task]):
             yield answer
 
     def _ask(self, worker: "_Worker", task: Task) -> None:
-        try:
+        # A worker that is gone is reported when its answer is due: what was computed before comes first.
+        with suppress(BrokenPipeError, ConnectionResetError):
             worker.pipe.send(task)
-        except (BrokenPipeError, ConnectionResetError):
-            raise self._death_of(worker) from None
 
     def _answer(self, worker: "_Worker") -> Fields | PenstockError:
         try:

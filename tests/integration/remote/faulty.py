@@ -125,22 +125,20 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         request = self._note()
-        traffic = self.server.traffic
-        try:
-            self.server.released.wait(self.server.delay_s)
-            fault = self.server.fault(request)
-            if fault == "stall":
-                self.server.released.wait(30)
-                self._hang_up()
-            elif fault == "reset":
-                self._hang_up()
-            elif isinstance(fault, Reply):
-                self._send(fault)
-            else:
-                self._send(self._origin(shorter=fault == "short"), fault)
-        finally:
-            with traffic.lock:
-                traffic.in_flight -= 1
+        self.server.released.wait(self.server.delay_s)
+        fault = self.server.fault(request)
+        # Before the answer goes out: the client may ask again before this thread runs again.
+        with self.server.traffic.lock:
+            self.server.traffic.in_flight -= 1
+        if fault == "stall":
+            self.server.released.wait(30)
+            self._hang_up()
+        elif fault == "reset":
+            self._hang_up()
+        elif isinstance(fault, Reply):
+            self._send(fault)
+        else:
+            self._send(self._origin(shorter=fault == "short"), fault)
 
     do_HEAD = do_GET  # noqa: N815 - the name is the library's
 
