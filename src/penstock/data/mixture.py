@@ -21,7 +21,9 @@ PATTERN_SLOTS = 65_536
 def slots_of(weights: Mapping[str, float]) -> dict[str, int]:
     """Turn weights into slots of the pattern: largest remainder, at least one for a weight above zero.
 
-    The slots are reduced by their common divisor, so equal mixtures have equal slots.
+    The slots are reduced by their common divisor, so equal mixtures have equal slots. Weights of at most
+    three decimals are met exactly: shares that sum to one by a pattern of a thousand slots or fewer, which
+    is laid out in a millisecond.
 
     Raises:
         ConfigError: a weight is negative or not a number, or all are zero.
@@ -37,6 +39,8 @@ def slots_of(weights: Mapping[str, float]) -> dict[str, int]:
         raise ConfigError(
             "The weights sum to zero", got=dict(weights), fix="Give one corpus a weight above 0."
         )
+    if thousandths := _in_thousandths(weights):
+        return thousandths
     exact = {name: weight / total * PATTERN_SLOTS for name, weight in weights.items()}
     slots = {name: max(math.floor(share), min(1, math.ceil(share))) for name, share in exact.items()}
     missing = PATTERN_SLOTS - sum(slots.values())
@@ -48,6 +52,15 @@ def slots_of(weights: Mapping[str, float]) -> dict[str, int]:
         slots[max(slots, key=lambda name: (slots[name], name))] -= 1
     divisor = math.gcd(*slots.values())
     return {name: count // divisor for name, count in slots.items()}
+
+
+def _in_thousandths(weights: Mapping[str, float]) -> dict[str, int] | None:
+    counts = {name: round(weight * 1000) for name, weight in weights.items()}
+    if any(not math.isclose(counts[name], weight * 1000, rel_tol=1e-12) for name, weight in weights.items()):
+        return None
+    divisor = math.gcd(*counts.values())
+    reduced = {name: count // divisor for name, count in counts.items()}
+    return reduced if sum(reduced.values()) <= PATTERN_SLOTS else None
 
 
 @lru_cache(maxsize=8)

@@ -10,7 +10,7 @@ from penstock.data.mixture import PATTERN_SLOTS, Mixture, slots_of, tijdeman
 
 
 def test_slots_are_the_largest_remainders_and_the_first_name_breaks_ties() -> None:
-    assert slots_of({"b": 1, "a": 1, "c": 1}) == {"b": 21_845, "a": 21_846, "c": 21_845}
+    assert slots_of({"b": 1 / 3, "a": 1 / 3, "c": 1 / 3}) == {"b": 21_845, "a": 21_846, "c": 21_845}
 
 
 def test_only_the_proportions_of_weights_matter() -> None:
@@ -67,3 +67,9 @@ def test_counts_are_how_many_samples_each_corpus_has_had(start: int) -> None:
     for corpus in (0, 2, 3):
         mine = turns[corpora == corpus]
         assert mine.tolist() == list(range(before[corpus], after[corpus]))
+
+
+def test_weights_of_three_decimals_are_met_exactly_by_a_short_pattern() -> None:
+    assert slots_of({"a": 0.333, "b": 0.667}) == {"a": 333, "b": 667}
+    assert slots_of({"a": 0.6, "b": 0.4}) == {"a": 3, "b": 2}
+    assert sum(slots_of({"a": 0.3333, "b": 0.6667}).values()) == PATTERN_SLOTS
