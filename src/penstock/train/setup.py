@@ -70,6 +70,7 @@ def write_identity(config: TrainConfig, loader: Loader) -> None:
     for corpus in recipe["data"]["corpora"].values():
         corpus["path"] = absolute(corpus["path"])
     write_json(folder / RECIPE_FILE, recipe)
-    tokenizer = next(iter(loader.corpora.values())).tokenizer_path
+    known = (corpus.tokenizer_path for corpus in loader.corpora.values())
+    tokenizer = next((path for path in known if path is not None), None)  # files of other tools have none
     if tokenizer is not None:
         write_atomic(folder / TOKENIZER_FILE, tokenizer.read_bytes())

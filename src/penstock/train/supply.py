@@ -108,15 +108,21 @@ def continue_from(config: TrainConfig, loader: Loader) -> Path | None:
 
 
 def check_tokenizers(loader: Loader) -> None:
-    """Refuse corpora whose tokens mean different things.
+    """Refuse corpora whose tokens mean different things, as far as it is known.
+
+    Files of other tools do not say which tokenizer they were made with, and are taken on trust.
 
     Raises:
         ConfigError: they were made with different tokenizers.
     """
-    tokenizers = {name: corpus.manifest.tokenizer for name, corpus in loader.corpora.items()}
-    if len(set(tokenizers.values())) > 1:
+    corpora: dict[str, list[str]] = {}
+    for name, corpus in sorted(loader.corpora.items()):
+        if corpus.manifest.tokenizer:
+            corpora.setdefault(corpus.manifest.tokenizer, []).append(name)
+    if len(corpora) > 1:
         raise ConfigError(
-            f"The corpora were made with different tokenizers: {', '.join(sorted(tokenizers))}",
+            "The corpora were made with different tokenizers",
+            got="; ".join(f"{', '.join(names)}: {tokenizer[:16]}" for tokenizer, names in corpora.items()),
             fix="Prepare them with the same --tokenizer.",
         )
 

@@ -1,15 +1,27 @@
 """The data of a recipe: held-out rows of every corpus, and where a capped one ends, told before the run."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.data.manifest import load_manifest, save_manifest
 from penstock.data.types import IGNORED_LABEL
 from penstock.testing.corpora import write_corpus
 from penstock.train.config import build_recipe
 from penstock.train.derived import derive
 from penstock.train.open_run import open_run
-from penstock.train.supply import check_supply, heldout_rows, shares_of, shortage, train_loader
+from penstock.train.setup import write_identity
+from penstock.train.supply import (
+    check_supply,
+    check_tokenizers,
+    heldout_rows,
+    shares_of,
+    shortage,
+    train_loader,
+)
 
 
 @pytest.fixture
@@ -132,3 +144,28 @@ def test_the_work_of_a_run_counts_each_token_at_its_length(raw):
 def test_a_folder_without_a_recipe_is_no_run(tmp_path):
     with pytest.raises(ConfigError.__bases__[0], match=r"holds no config\.json\. Give the folder of a run"):
         open_run(tmp_path)
+
+
+def made_with(folder, tokenizer):
+    """Say in a corpus's manifest which tokenizer it was made with."""
+    save_manifest(folder, replace(load_manifest(folder), tokenizer=tokenizer))
+
+
+def test_corpora_of_two_tokenizers_are_refused_and_who_has_which_is_told(raw):
+    made_with(Path(raw["data"]["corpora"]["code"]["path"]), "aa" * 32)
+    for name in ("web", "wiki"):
+        made_with(Path(raw["data"]["corpora"][name]["path"]), "bb" * 32)
+    with pytest.raises(ConfigError, match=r"different tokenizers .*code: aaaaaaaaaaaaaaaa; web, wiki: bbbb"):
+        check_tokenizers(train_loader(build_recipe(raw), rank=0, world_size=1))
+
+
+def test_a_corpus_that_does_not_say_its_tokenizer_mixes_with_one_that_does(raw):
+    code = Path(raw["data"]["corpora"]["code"]["path"])
+    made_with(code, "aa" * 32)
+    (code / "tokenizer.json").write_text("{}")
+    config = build_recipe(raw)
+    loader = train_loader(config, rank=0, world_size=1)
+    check_tokenizers(loader)
+    Path(config.run.dir).mkdir()
+    write_identity(config, loader)
+    assert (Path(config.run.dir) / "tokenizer.json").read_text() == "{}"
