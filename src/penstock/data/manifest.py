@@ -6,7 +6,7 @@ fingerprint covers contents and order, not the path, so a corpus may be moved bu
 """
 
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from penstock.core import config
@@ -15,6 +15,7 @@ from penstock.core.files import write_json
 from penstock.data.storage import LocalStorage, Storage
 
 FILE = "manifest.json"
+VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
 
 
@@ -42,7 +43,7 @@ class Manifest:
 
     format: str
     """Name of the reader in FORMATS."""
-    version: int = 1
+    version: int = VERSION
     """Layout of this file."""
     dtype: Literal["uint16", "uint32"]
     """Type of a stored token."""
@@ -119,7 +120,8 @@ def read_manifest(storage: Storage) -> Manifest:
     """Read the manifest of a corpus, wherever it lies.
 
     Raises:
-        CorpusError: there is none, it is damaged, or the corpus has no tokens.
+        CorpusError: there is none, it is damaged or of a later Penstock, names files outside the corpus, or
+            the corpus has no tokens.
     """
     blob = storage.open(FILE)
     try:
@@ -128,6 +130,19 @@ def read_manifest(storage: Storage) -> Manifest:
         raise CorpusError(
             f"{blob.name} is damaged: {error}", fix="Restore it or prepare the corpus again."
         ) from None
+    if manifest.version != VERSION:
+        raise CorpusError(
+            f"{blob.name} is of layout {manifest.version}, this Penstock reads layout {VERSION}",
+            fix="Read the corpus with the Penstock that made it, or prepare it again.",
+        )
+    for shard in manifest.shards:
+        name = PurePosixPath(shard.name)
+        if name.is_absolute() or ".." in name.parts:
+            raise CorpusError(
+                f"{blob.name} names a shard outside the corpus",
+                got=shard.name,
+                fix="Restore it or prepare the corpus again.",
+            )
     if not manifest.num_tokens:
         raise CorpusError(
             f"Corpus {storage.location} has no tokens", fix="Prepare it from inputs that hold text."

@@ -70,3 +70,16 @@ def test_a_corpus_without_tokens_is_an_error(tmp_path: Path) -> None:
     save_manifest(tmp_path, replace(MANIFEST, shards=()))
     with pytest.raises(CorpusError, match="has no tokens"):
         load_manifest(tmp_path)
+
+
+def test_a_manifest_of_a_later_layout_is_refused(tmp_path: Path) -> None:
+    save_manifest(tmp_path, replace(MANIFEST, version=2))
+    with pytest.raises(CorpusError, match="is of layout 2, this Penstock reads layout 1"):
+        load_manifest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../other/shard-00000.arrow", "/etc/passwd", "a/../../b.arrow"])
+def test_a_manifest_that_names_files_outside_its_corpus_is_refused(tmp_path: Path, name: str) -> None:
+    save_manifest(tmp_path, replace(MANIFEST, shards=(replace(SHARDS[0], name=name),)))
+    with pytest.raises(CorpusError, match="names a shard outside the corpus"):
+        load_manifest(tmp_path)
