@@ -99,5 +99,5 @@ def nearest(name: str, known: list[str]) -> str:
     >>> nearest("x", ["a", "b"])
     'Known: a, b.'
     """
-    match = get_close_matches(name, known, n=1)
+    match = get_close_matches(str(name), known, n=1)  # what a user wrote may be anything
     return f"Did you mean {match[0]!r}?" if match else f"Known: {', '.join(sorted(known))}."

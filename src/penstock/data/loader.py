@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import ConfigError, UsageError
-from penstock.data.arguments import at_least, check_fields, delivery
+from penstock.data.arguments import at_least, check_fields, delivery, sample_ids, whole_number
 from penstock.data.assign import check_divisible
 from penstock.data.corpus import Corpus
 from penstock.data.feed import Feed, ProcessFeed, ThreadFeed
@@ -99,6 +99,7 @@ class Loader:
         )
         self._num_workers = at_least(0, "num_workers", num_workers)
         self._prefetch = at_least(0, "prefetch", prefetch)
+        rank, world_size = whole_number("rank", rank), at_least(1, "world_size", world_size)
         planned = [change.global_batch_size for change in self._run.arguments["schedule"]]
         for size in (global_batch_size, *filter(None, planned)):
             check_divisible(size, world_size=world_size)
@@ -163,19 +164,19 @@ class Loader:
 
     def samples_of(self, step: int) -> Int64:
         """Return the ids of the global samples of a step [global batch size], past or to come."""
-        return self._run.timeline.samples_of(step)
+        return self._run.timeline.samples_of(at_least(0, "step", step))
 
     def tokens_before(self, step: int) -> int:
         """Return how many tokens, padding counted, all ranks are served before a step."""
-        return self._run.timeline.tokens_before(step)
+        return self._run.timeline.tokens_before(at_least(0, "step", step))
 
     def samples_by_corpus(self, step: int) -> dict[str, int]:
         """Return how many samples the steps before a step take from each corpus, by name."""
-        return samples_by_corpus(self._run.course, step)
+        return samples_by_corpus(self._run.course, at_least(0, "step", step))
 
     def tokens_by_corpus(self, step: int) -> dict[str, int]:
         """Return how many tokens, padding counted, the steps before a step take from each corpus."""
-        return tokens_by_corpus(self._run.course, step)
+        return tokens_by_corpus(self._run.course, at_least(0, "step", step))
 
     def epochs_by_corpus(self, step: int) -> dict[str, float]:
         """Return how many passes over each corpus the steps before a step make."""
@@ -198,7 +199,7 @@ class Loader:
         Args:
             on_sample: called with each sample id before it is transformed.
         """
-        return self._reader.step(self._run.course, step, on_sample)
+        return self._reader.step(self._run.course, at_least(0, "step", step), on_sample)
 
     def gather(self, samples: Int64) -> dict[str, Any]:
         """Return a batch of any global samples [n], in the order given, whole on this rank.
@@ -207,15 +208,14 @@ class Loader:
             CorpusExhausted: one of them needs more epochs of a corpus than it may give.
             UsageError: there are none, one is negative, or they are of different sequence lengths.
         """
-        if not len(samples) or samples.min() < 0:
-            raise UsageError(
-                "gather takes one sample or more, none of them negative", got=samples[:8].tolist()
-            )
+        samples = sample_ids(samples)
+        if not len(samples):
+            raise UsageError("gather takes one sample or more", got=[])
         return self._deliver(Batch(self._reader.samples(self._run.course, samples)))
 
     def explain(self, samples: Int64) -> list[list[Piece]]:
         """Return where the tokens of each sample come from, piece by piece."""
-        return explain(self._run.course, samples)
+        return explain(self._run.course, sample_ids(samples))
 
     def find(self, name: str, document: int, *, steps: range) -> list[Use]:
         """Return which rows of some steps train on a document of a corpus, in the order of steps.
@@ -232,7 +232,7 @@ class Loader:
         numbers = np.array(
             [here.index(name) if name in here else -1 for name in course.names], dtype=np.int64
         )
-        return numbers[course.locate(samples).corpus]
+        return numbers[course.locate(sample_ids(samples)).corpus]
 
     def set_weights(
         self, weights: Mapping[str, float], *, reason: str = "set_weights", step: int | None = None
@@ -312,9 +312,10 @@ class Loader:
     def _not_past(self, step: int | None) -> int:
         if step is None:
             return self.step
+        step = at_least(0, "step", step)
         if step < self.step:
             raise UsageError(f"{self.step} steps were served already", got=step, fix="Change a later one.")
-        return at_least(0, "step", step)
+        return step
 
     def __iter__(self) -> Generator[dict[str, Any]]:
         with self._feed() as feed:

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core.errors import ConfigError, UsageError, nearest
-from penstock.data.arguments import at_least, open_sources, slots_from
+from penstock.data.arguments import (
+    at_least,
+    check_name,
+    check_table,
+    check_text,
+    number,
+    open_sources,
+    slots_from,
+)
 from penstock.data.course import Course
 from penstock.data.holdout import Split
 from penstock.data.identity import check_contents, check_corpora, check_identity, check_sizes, describe
@@ -18,7 +26,7 @@ from penstock.data.mixture import slots_of
 from penstock.data.schedule import Change, checked
 from penstock.data.source import Source
 from penstock.data.state import Saved, State, decode, encode
-from penstock.data.timeline import Skip, Timeline
+from penstock.data.timeline import MOST_SAMPLES, Skip, Timeline
 from penstock.data.way import Plan
 from penstock.data.wishes import Wishes, as_saved, plan_of, tokens_of
 
@@ -63,14 +71,14 @@ class Run:
         changes = checked(schedule, list(self.sources))
         self.arguments: dict[str, Any] = {  # Any: what Loader takes, to make another one
             "corpora": dict(corpora),
-            "weights": None if weights is None else dict(weights),
+            "weights": None if weights is None else check_table("weights", weights, example="{'web': 1}"),
             "sequence_length": length,
             "global_batch_size": size,
             "seed": at_least(0, "seed", seed),
             "packing": packing,
-            "epochs": dict(epochs),
+            "epochs": {name: at_least(1, name, cap) for name, cap in epochs.items()},
             "split": split,
-            "holdout": holdout,
+            "holdout": number("holdout", holdout),
             "schedule": changes,
         }
         self.step = 0
@@ -99,10 +107,12 @@ class Run:
 
     def set_weights(self, weights: Mapping[str, float], *, reason: str, step: int) -> None:
         """Change the mixture from a step on."""
-        self._follow(self.timeline.with_slots(step, slots_from(weights, list(self.sources)), reason))
+        slots = slots_from(weights, list(self.sources))
+        self._follow(self.timeline.with_slots(step, slots, check_text("reason", reason)))
 
     def add_corpus(self, name: str, path: str | Path, weights: Mapping[str, float]) -> None:
         """Add a corpus from the next step on."""
+        check_name(name)
         if name in self.sources:
             raise ConfigError("The loader has a corpus of this name already", got=name)
         sources = {**self.sources, **self._opened(name, path)}
@@ -133,7 +143,7 @@ class Run:
         source = self.sources[name]
         source.reopen()
         known = len(source.corpus.manifest.part_ends)
-        parts = known if parts is None else parts
+        parts = known if parts is None else at_least(1, "parts", parts)
         finished = source.corpus.manifest.streamed_parts
         if finished == 0:
             raise ConfigError(f"Corpus {name!r} is taken up by itself while it is prepared", got=name)
@@ -157,13 +167,15 @@ class Run:
         if (samples is None) == (steps is None):
             raise UsageError("skip takes either samples or steps", got=(samples, steps))
         if steps is not None:
-            if not steps or steps.step != 1:
+            if not isinstance(steps, range) or not steps or steps.step != 1:
                 raise UsageError("steps must be a range of one step or more", got=steps)
             ids = self.timeline.samples_of(steps[0])[0], self.timeline.samples_of(steps[-1])[-1]
             samples = range(int(ids[0]), int(ids[1]) + 1)
         assert samples is not None
-        if not samples or samples.step != 1 or samples.start < 0:
+        if not isinstance(samples, range) or not samples or samples.step != 1 or samples.start < 0:
             raise UsageError("samples must be a range of one sample or more", got=samples)
+        if samples.stop >= MOST_SAMPLES:
+            raise UsageError("samples must be below 2^62", got=samples)
         first = self.timeline.first_sample(self.step)
         if not self.timeline.skips_all(samples.start, min(first, samples.stop)):
             raise UsageError(
@@ -171,7 +183,7 @@ class Run:
                 got=samples,
                 fix="Load a state from before them.",
             )
-        self._follow(self.timeline.with_skip(Skip(samples.start, samples.stop, reason)))
+        self._follow(self.timeline.with_skip(Skip(samples.start, samples.stop, check_text("reason", reason))))
 
     def state_dict(self) -> State:
         """Return the state after the steps taken."""

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.data.arguments import at_least, slots_from
+from penstock.core.errors import ConfigError
+from penstock.data.arguments import at_least, check_table, slots_from
 from penstock.data.timeline import Timeline
 
 
@@ -29,12 +30,18 @@ def checked(schedule: Sequence[Change], names: Sequence[str]) -> tuple[Change, .
         ConfigError: a number is out of range, or a weight is missing or names no corpus.
     """
     changes = []
+    if not isinstance(schedule, Sequence) or not all(isinstance(change, Change) for change in schedule):
+        raise ConfigError(
+            "schedule must be a list of changes", got=schedule, fix="Write [Change(step=1000, weights=...)]."
+        )
     for change in schedule:
         size, length = change.global_batch_size, change.sequence_length
         plain = replace(
             change,
             step=at_least(0, "step of a change", change.step),
-            weights=None if change.weights is None else dict(change.weights),
+            weights=None
+            if change.weights is None
+            else check_table("weights", change.weights, example="{'web': 1}"),
             global_batch_size=None if size is None else at_least(1, "global_batch_size", size),
             sequence_length=None if length is None else at_least(2, "sequence_length", length),
         )

@@ -169,7 +169,7 @@ def test_another_corpus_cannot_come_back_under_a_removed_ones_name(make: Make, t
         (lambda x: x.find("wbe", 0, steps=range(3)), ConfigError, "Did you mean 'web'"),
         (lambda x: x.find("web", 0, steps=range(0, 9, 3)), UsageError, "without gaps"),
         (lambda x: x.batch_at(2**62), UsageError, "within 2.62 samples"),
-        (lambda x: x.tokens_before(-1), UsageError, "zero or more"),
+        (lambda x: x.tokens_before(-1), UsageError, "step must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(
