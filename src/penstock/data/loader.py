@@ -99,7 +99,7 @@ class Loader:
         )
         self._num_workers = at_least(0, "num_workers", num_workers)
         self._prefetch = at_least(0, "prefetch", prefetch)
-        rank, world_size = whole_number("rank", rank), at_least(1, "world_size", world_size)
+        rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
         planned = [change.global_batch_size for change in self._run.arguments["schedule"]]
         for size in (global_batch_size, *filter(None, planned)):
             check_divisible(size, world_size=world_size)

@@ -311,7 +311,7 @@ def test_without_a_cap_a_loader_has_no_end(make: Make) -> None:
         ({"global_batch_size": 0}, r"global_batch_size must be at least 1 \(got 0\)"),
         ({"num_workers": -1}, r"num_workers must be at least 0 \(got -1\)"),
         ({"prefetch": -1}, r"prefetch must be at least 0 \(got -1\)"),
-        ({"world_size": 0}, r"world_size must be at least 1 \(got 0\)"),
+        ({"world_size": 0}, r"number of ranks must be at least 1 \(got 0\)"),
         ({"world_size": 3}, "batch of 4 sequences does not divide over 3 ranks.*3 or 6"),
         ({"world_size": 2, "rank": 2}, r"rank must be in \[0, 2\) \(got 2\)"),
         ({"rank": -1}, r"rank must be in \[0, 1\) \(got -1\)"),
