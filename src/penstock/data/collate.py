@@ -5,6 +5,7 @@ and widened into the batch once; labels are the same tokens shifted by one, mend
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -87,7 +88,7 @@ def _gather(parts: Parts, pieces: Int64, *, length: int) -> Tokens:
             for shard in set(shards[first:past])
         }
         spans = zip(shards[first:past], starts[first:past], stops[first:past], strict=True)
-        if corpus.manifest.dtype == dtype and all(map(_is_mapped, tokens.values())):
+        if all(_is_mapped(array, dtype) for array in tokens.values()):
             mapped = {shard: memoryview(array) for shard, array in tokens.items()}  # type: ignore[arg-type]
             views += [mapped[shard][start:stop] for shard, start, stop in spans]
         else:
@@ -97,8 +98,9 @@ def _gather(parts: Parts, pieces: Int64, *, length: int) -> Tokens:
     return np.frombuffer(b"".join(views), dtype=dtype)
 
 
-def _is_mapped(tokens: Slices) -> bool:
-    return isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous
+def _is_mapped(tokens: Slices, dtype: np.dtype[Any]) -> bool:  # Any: of the tokens
+    """Return whether bytes of a shard are those of the batch; shards of one corpus may differ in width."""
+    return isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous and tokens.itemsize == dtype.itemsize
 
 
 def _end_labels(labels: Int64, parts: Parts, pieces: Int64, *, ends: Int64) -> None:

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -557,3 +558,17 @@ def test_numpy_integers_are_plain_ones_in_the_state(tmp_path):
     corpora = {"c": numbered_corpus(tmp_path, [9] * 40)}
     sizes = {"sequence_length": np.int64(4), "global_batch_size": np.int32(4), "seed": np.int64(3)}
     assert json.loads(json.dumps(Loader(corpora, **sizes).state_dict()))["length"] == [[0, 4]]
+
+
+@pytest.mark.parametrize("packing", ["best_fit", "concat"])
+def test_shards_of_one_corpus_may_differ_in_the_width_of_their_tokens(tmp_path, packing):
+    data = Path(__file__).parents[2] / "data" / "datatrove"
+    for width in ("uint16", "uint32"):
+        shutil.copytree(data / width, tmp_path / width, ignore=shutil.ignore_patterns(".penstock"))
+    loader = Loader({"c": tmp_path}, sequence_length=16, global_batch_size=4, num_workers=0, packing=packing)
+    corpus = loader.corpora["c"]
+    assert {corpus.shard(shard).tokens.dtype.name for shard in range(4)} == {"uint16", "uint32"}
+    stored = np.concatenate([corpus.shard(shard).tokens[:] for shard in range(4)])
+    rows = loader.samples_per_epoch["c"]
+    served = loader.gather(np.arange(rows))["input_ids"].numpy().ravel()
+    assert np.array_equal(np.sort(served[served != 0]), np.sort(stored[stored != 0]))
