@@ -36,7 +36,11 @@ def said(capsys, *words):
         (["model.vocab_size=100"], 2, ["token ids up to 399", "at least 400"]),
         (["data.sequence_length=64", "model.max_position_embeddings=32"], 2, ["64", "32"]),
         (["data.micro_batch_size=5"], 2, ["micro_batch_size 5 does not divide", "12 rows"]),
-        (["data.corpora.python.epochs=1", "run.steps=99999"], 2, ["used up at step", "Lower run.steps"]),
+        (
+            ["data.corpora.python.epochs=1", "run.steps=99999"],
+            2,
+            ["reaches the end of its one epoch at step", "Lower run.steps"],
+        ),
         (["schedule.rule=linear"], 2, ["no such choice", "'linear'", "cosine"]),
         (["data.holdout=0"], 2, ["validate.every needs held-out data"]),
         (["data.holdout=0.9"], 2, ["between 0 and 0.5", "0.9"]),

@@ -291,7 +291,7 @@ def test_verify_writes_block_checksums_of_a_sound_corpus_only(tmp_path: Path) ->
     assert not written.exists()
     far = penstock("verify", "s3://bucket/corpus", "--block-checksums", folder=tmp_path)
     assert far.returncode == 2
-    assert "needs a folder of this machine (got s3://bucket/corpus)" in " ".join(far.stderr.split())
+    assert "needs a folder of this machine (got 's3://bucket/corpus')" in " ".join(far.stderr.split())
 
 
 @pytest.mark.parametrize("command", ["describe", "verify"])

@@ -114,6 +114,10 @@ def thousandths(weights: Mapping[str, float]) -> dict[str, float]:
     {'web': 0.667, 'code': 0.333, 'wiki': 0.0}
     """
     total = math.fsum(weights.values())
+    if not total:
+        raise ConfigError(
+            "The weights sum to zero", got=dict(weights), fix="Give one corpus a weight above 0."
+        )
     parts = _PARTS
     while parts < 2 * len(weights):
         parts *= 10

@@ -17,11 +17,13 @@ from penstock.data.timeline import MOST_SAMPLES
 from penstock.data.types import Batch, Int64
 
 
-def at_least(least: int, name: str, value: int) -> int:
+def at_least(least: int, name: str, value: int, *, most: int | None = None) -> int:
     """Return an integer of any kind as a plain one, which JSON can write."""
     whole = whole_number(name, value)
     if whole < least:
         raise ConfigError(f"{name} must be at least {least}", got=whole)
+    if most is not None and whole > most:
+        raise ConfigError(f"{name} can be at most {most:,}", got=whole)
     return whole
 
 

@@ -8,7 +8,7 @@ from penstock.core.errors import CorpusChanged, StateMismatch
 from penstock.data.course import Course
 from penstock.data.source import Source
 from penstock.data.state import Saved, damaged
-from penstock.data.timeline import Timeline
+from penstock.data.timeline import MOST_LENGTH, Timeline
 from penstock.data.way import Plan
 
 
@@ -66,7 +66,7 @@ def check_identity(saved: Saved, ours: Mapping[str, Any]) -> None:
         StateMismatch: with both values.
     """
     longest = saved.identity.get("longest")
-    if not isinstance(longest, int) or isinstance(longest, bool) or longest < 2:
+    if not isinstance(longest, int) or isinstance(longest, bool) or not 2 <= longest <= MOST_LENGTH:
         raise damaged("longest must be a sequence length", got=longest)
     for key, value in ours.items():
         if key != "longest" and saved.identity.get(key) != value:

@@ -23,6 +23,7 @@ from penstock.data.run import Run, Snapshot
 from penstock.data.schedule import Change
 from penstock.data.state import State
 from penstock.data.tally import samples_by_corpus, tokens_by_corpus
+from penstock.data.timeline import MOST_LENGTH
 from penstock.data.trace import Piece, Use, explain, find
 from penstock.data.transform import Transform, name_of
 from penstock.data.types import Batch, Int32, Int64
@@ -97,8 +98,8 @@ class Loader:
             holdout=holdout,
             schedule=schedule,
         )
-        self._num_workers = at_least(0, "num_workers", num_workers)
-        self._prefetch = at_least(0, "prefetch", prefetch)
+        self._num_workers = at_least(0, "num_workers", num_workers, most=1024)
+        self._prefetch = at_least(0, "prefetch", prefetch, most=1024)
         rank, world_size = whole_number("rank", rank), whole_number("world_size", world_size)
         planned = [change.global_batch_size for change in self._run.arguments["schedule"]]
         for size in (global_batch_size, *filter(None, planned)):
@@ -108,7 +109,7 @@ class Loader:
         self._reader = Reader(
             fields=check_fields(fields), rank=rank, world_size=world_size, transform=transform, seed=seed
         )
-        self._processes = at_least(0, "transform_processes", transform_processes)
+        self._processes = at_least(0, "transform_processes", transform_processes, most=1024)
         self._deliver = delivery(deliver)
         self._delivers = deliver
         self._changes = 0
@@ -290,7 +291,7 @@ class Loader:
 
         What is left of each corpus's epoch is cut anew (see legs.py): no token is lost or repeated.
         """
-        self._run.set_sequence_length(at_least(2, "sequence_length", length))
+        self._run.set_sequence_length(at_least(2, "sequence_length", length, most=MOST_LENGTH))
         self._changes += 1
 
     def skip(
@@ -358,6 +359,16 @@ class Loader:
         from penstock.data.torch_dataset import map_style
 
         return map_style(self)
+
+    def stream(self, steps: int | None = None) -> Any:  # Any: as above
+        """Return the batches from here on as an iterable torch dataset, for DataLoader(..., batch_size=None).
+
+        Args:
+            steps: batches until the stream ends; None: it goes on for ever.
+        """
+        from penstock.data.torch_dataset import stream
+
+        return stream(self, steps)
 
     def _feed(self) -> Feed:
         if not (self._processes and self._reader.transform):

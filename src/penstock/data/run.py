@@ -26,7 +26,7 @@ from penstock.data.mixture import slots_of
 from penstock.data.schedule import Change, checked
 from penstock.data.source import Source
 from penstock.data.state import Saved, State, decode, encode
-from penstock.data.timeline import MOST_SAMPLES, Skip, Timeline
+from penstock.data.timeline import MOST_LENGTH, MOST_SAMPLES, Skip, Timeline
 from penstock.data.way import Plan
 from penstock.data.wishes import Wishes, as_saved, plan_of, tokens_of
 
@@ -65,7 +65,7 @@ class Run:
         holdout: float,
         schedule: Sequence[Change],
     ) -> None:
-        length = at_least(2, "sequence_length", sequence_length)
+        length = at_least(2, "sequence_length", sequence_length, most=MOST_LENGTH)
         size = at_least(1, "global_batch_size", global_batch_size)
         self.sources = open_sources(corpora, rule=packing, epochs=epochs)
         changes = checked(schedule, list(self.sources))

@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.core.errors import ConfigError
 from penstock.data.arguments import at_least, check_table, slots_from
-from penstock.data.timeline import Timeline
+from penstock.data.timeline import MOST_LENGTH, Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,9 @@ def checked(schedule: Sequence[Change], names: Sequence[str]) -> tuple[Change, .
             if change.weights is None
             else check_table("weights", change.weights, example="{'web': 1}"),
             global_batch_size=None if size is None else at_least(1, "global_batch_size", size),
-            sequence_length=None if length is None else at_least(2, "sequence_length", length),
+            sequence_length=None
+            if length is None
+            else at_least(2, "sequence_length", length, most=MOST_LENGTH),
         )
         if plain.weights is not None:
             slots_from(plain.weights, names)

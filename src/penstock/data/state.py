@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, TypeGuard
 
 from penstock.core.errors import StateMismatch
-from penstock.data.timeline import MOST_SAMPLES, Skip, Timeline
+from penstock.data.timeline import MOST_LENGTH, MOST_SAMPLES, Skip, Timeline
 
 VERSION = 2
 
@@ -105,6 +105,8 @@ def _entries(state: State, key: str) -> tuple[tuple[int, int], ...]:
     if not (isinstance(entries, list | tuple) and entries and all(map(_is_entry, entries))):
         raise damaged(f"{key} must list pairs of a first step and a size of 1 or more", got=entries)
     _check_rising(key, [first for first, _ in entries])
+    if key == "length" and max(size for _, size in entries) > MOST_LENGTH:
+        raise damaged(f"a length can be at most {MOST_LENGTH:,}", got=entries)
     return tuple((first, size) for first, size in entries)
 
 

@@ -22,6 +22,9 @@ E = TypeVar("E", bound=tuple[Any, ...])  # Any: step, then what an entry holds
 MOST_SAMPLES = 2**62
 """What sample arithmetic in int64 can hold."""
 
+MOST_LENGTH = 2**30
+"""Tokens of a row: a pool of such rows can still be counted, and a row still be in memory."""
+
 Slots = dict[str, int]
 
 

@@ -87,3 +87,8 @@ def test_rounded_weights_sum_to_one_and_lose_no_corpus(count):
     assert rounded["none"] == 0
     assert min(value for name, value in rounded.items() if name != "none") > 0
     assert thousandths(rounded) == rounded
+
+
+def test_weights_that_are_all_zero_are_refused() -> None:
+    with pytest.raises(ConfigError, match="The weights sum to zero"):
+        thousandths({"web": 0, "code": 0})

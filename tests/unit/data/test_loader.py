@@ -572,3 +572,26 @@ def test_shards_of_one_corpus_may_differ_in_the_width_of_their_tokens(tmp_path, 
     rows = loader.samples_per_epoch["c"]
     served = loader.gather(np.arange(rows))["input_ids"].numpy().ravel()
     assert np.array_equal(np.sort(served[served != 0]), np.sort(stored[stored != 0]))
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "most"),
+    [
+        ("prefetch", 2**40, "1,024"),
+        ("num_workers", 2000, "1,024"),
+        ("sequence_length", 2**40, "1,073,741,824"),
+    ],
+)
+def test_an_argument_that_no_memory_could_hold_is_refused(
+    make: Make, option: str, value: int, most: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"{option} can be at most {most} \(got {value}\)"):
+        make(**{option: value})
+
+
+def test_a_state_of_a_length_that_no_memory_could_hold_is_refused(make: Make) -> None:
+    state = make().state_dict()
+    with pytest.raises(StateMismatch, match="a length can be at most"):
+        make().load_state_dict({**state, "length": [[0, 2**40]]})
+    with pytest.raises(StateMismatch, match="longest must be a sequence length"):
+        make().load_state_dict({**state, "longest": 2**61})
