@@ -24,6 +24,8 @@ from pathlib import Path
 from unittest.mock import patch
 from urllib.request import urlopen
 
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the faulty server of the tests
+
 import numpy as np
 from results_file import file_result
 from tests.integration.remote.faulty import serving

@@ -22,7 +22,7 @@ example:
   penstock data find runs/first --document web:12345
   penstock data find runs/first --document web:12345 --steps 1:2000 --json
 
-exit codes: 0 found or not, 1 the run or a corpus cannot be read, 2 no such corpus or document
+exit codes: 0 found or not, 1 a corpus or a checkpoint cannot be read, 2 no such run, corpus or document
 """
 
 
@@ -49,7 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
     with Console(stderr=True).status("searching"):
         uses = opened.loader.find(corpus, int(number), steps=range(steps.start - 1, steps.stop - 1))
     taken = opened.steps_taken()
-    found = [{**asdict(use), "step": use.step + 1, "taken": use.step < taken} for use in uses]
+    found = [
+        {**asdict(use), "step": use.step + 1, "epoch": use.epoch + 1, "taken": use.step < taken}
+        for use in uses
+    ]
     if arguments.json:
         print(json.dumps({"document": arguments.document, "steps_taken": taken, "uses": found}))
         return 0
@@ -58,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
         when = "" if use["taken"] else "  to come"
         print(
             f"step {use['step']:,}  row {use['row']}  tokens {use['offset']:,} to {past - 1:,}  "
-            f"epoch {use['epoch'] + 1}{when}"
+            f"epoch {use['epoch']}{when}"
         )
     if len(found) > _SHOWN:
         print(f"and {len(found) - _SHOWN:,} more; --json lists them all")

@@ -21,7 +21,8 @@ example:
   penstock data replay runs/first --steps 1200:1210 --out spike
   python -c "import numpy; print(numpy.load('spike/step-00001200.npz')['input_ids'].shape)"
 
-exit codes: 0 done, 1 the run or a corpus cannot be read, 2 no such steps, or the folder has other files
+exit codes: 0 done, 1 a corpus or a checkpoint cannot be read, 2 no such run or steps, or
+the folder has other files
 """
 
 

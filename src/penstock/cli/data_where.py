@@ -22,7 +22,7 @@ still to come: then it is what it will be if nothing is changed until then.
 example:
   penstock data where runs/first --step 1200 --row 3
 
-exit codes: 0 done, 1 the run or a corpus cannot be read, 2 no such step or row
+exit codes: 0 done, 1 a corpus or a checkpoint cannot be read, 2 no such run, step or row
 """
 
 
@@ -60,7 +60,10 @@ def explained(opened: OpenRun, step: int, row: int) -> dict[str, Any]:  # Any: J
     tokens = opened.loader.gather(one)["input_ids"][0]
     edges = np.cumsum([piece.tokens for piece in pieces])[:-1]
     texts = _texts(opened.folder, np.split(tokens, edges))
-    found = [{**asdict(piece), "text": text} for piece, text in zip(pieces, texts, strict=True)]
+    found = [
+        {**asdict(piece), "epoch": piece.epoch + 1, "text": text}
+        for piece, text in zip(pieces, texts, strict=True)
+    ]
     return {"step": step, "row": row, "sample": int(one[0]), "pieces": found}
 
 
@@ -80,7 +83,7 @@ def _as_text(piece: dict[str, Any], *, full: bool) -> list[str]:
     past = piece["offset"] + piece["tokens"]
     lines = [
         f"  {piece['corpus']}:{piece['document']}  tokens {piece['offset']:,} to {past - 1:,} of it, "
-        f"epoch {piece['epoch'] + 1}, {piece['shard']} from token {piece['start']:,}"
+        f"epoch {piece['epoch']}, {piece['shard']} from token {piece['start']:,}"
     ]
     if (text := piece["text"]) is not None:
         shown = text if full else text[:_SHOWN]

@@ -2,8 +2,9 @@
 
 import re
 from dataclasses import dataclass, field
+from inspect import signature
 
-from penstock.core.errors import ConfigError, UsageError
+from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.core.units import parse_count
 from penstock.data.adaptive import POLICIES
 
@@ -89,9 +90,16 @@ class AdaptiveConfig:
         at_least("data.adaptive.warmup_steps", self.warmup_steps, 0)
         if self.policy != "none":
             try:
-                POLICIES[self.policy](**self.options)
-            except (UsageError, TypeError) as error:
+                policy = POLICIES[self.policy]
+            except UsageError as error:
                 raise ConfigError(f"data.adaptive cannot be: {error}") from None
+            known = list(signature(policy).parameters)
+            for name in self.options:
+                if name not in known:
+                    raise ConfigError(
+                        f"Policy {self.policy} has no such option", got=name, fix=nearest(name, known)
+                    )
+            policy(**self.options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

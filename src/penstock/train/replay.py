@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from penstock.core.errors import UsageError
-from penstock.core.files import commit, temporary_beside, write_json
+from penstock.core.files import commit, remove_tree, temporary_beside, write_json
 from penstock.train.open_run import OpenRun
 
 FIELDS = ("input_ids", "labels", "position_ids", "cu_seqlens")
@@ -17,7 +17,7 @@ INDEX_FILE = "replay.json"
 def replay(
     opened: OpenRun, steps: range, out: Path, *, progress: Callable[[], None] = lambda: None
 ) -> list[dict[str, Any]]:  # Any: JSON values
-    """Write steps, counted from 1, and an index of them; return what the index says of each.
+    """Write steps, counted from 1, and an index of them, whole or not at all; return what the index says.
 
     Args:
         opened: with FIELDS.
@@ -28,14 +28,15 @@ def replay(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UsageError(f"{out} is not a new or empty folder", fix="Name another one with --out.")
-    out.mkdir(parents=True, exist_ok=True)
+    building = temporary_beside(out)
+    remove_tree(building)  # of a replay that was stopped
+    building.mkdir(parents=True)
     written = []
     for step in steps:
         batch = opened.loader.gather(opened.loader.samples_of(step - 1))  # in the order of `where` and `find`
         name = f"step-{step:08d}.npz"
-        with temporary_beside(out / name).open("wb") as file:
+        with (building / name).open("wb") as file:
             np.savez(file, **{field: batch[field] for field in ("sample_ids", *FIELDS)})
-        commit(temporary_beside(out / name), out / name)
         rows, length = batch["input_ids"].shape
         written.append(
             {
@@ -48,5 +49,6 @@ def replay(
         )
         progress()
     index = {"run": str(opened.folder.resolve()), "state": opened.loader.state_dict(), "steps": written}
-    write_json(out / INDEX_FILE, index)
+    write_json(building / INDEX_FILE, index)
+    commit(building, out)
     return written
