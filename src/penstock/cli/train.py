@@ -16,9 +16,14 @@ after saving a checkpoint
 
 import argparse
 import json
+import logging
+import os
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 from penstock.cli.main import complain, explain
+from penstock.core.env import ranks
 from penstock.core.signals import StopFlag
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.local import run as run_processes
@@ -50,7 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.train.run import run as train_here  # torch; imported once, before processes fork
 
     if arguments.processes == 1:
-        return _ended(train_here(config, flag))
+        code = _ended(train_here(config, flag))
+        return code if ranks().world_size == 1 else _leave(code)
     outcome = run_processes(
         lambda: _ended(train_here(config, flag)),
         _with_traceback if arguments.debug else explain,
@@ -63,6 +69,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _with_traceback(error: BaseException) -> tuple[str, int]:
     raise error
+
+
+def _leave(code: int) -> NoReturn:
+    """End a rank that is done without tearing its interpreter down.
+
+    Threads of gloo can still be there when C++ objects are destroyed, which aborts the process now and then;
+    a scheduler would then take a finished run for a failed one.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _ended(finished: bool) -> int:
