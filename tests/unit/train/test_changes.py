@@ -125,7 +125,7 @@ def test_weights_set_in_the_middle_of_a_ramp_are_refused():
     ("adaptive", "message"),
     [
         ({"policy": "odm"}, r"data\.adaptive cannot be: Unknown mixing policy \(got 'odm'\)"),
-        ({"policy": "online_data_mixing", "options": {"speed": 1.0}}, r"has no such option .got 'speed'.. Known: smoothing"),
+        ({"policy": "online_data_mixing", "options": {"speed": 1.0}}, "no such option .got .speed."),
         ({"policy": "online_data_mixing", "every": 0}, r"data\.adaptive\.every must be at least 1"),
     ],
 )
