@@ -2,6 +2,7 @@
 
     python benchmarks/loader_stress.py --tokens 2G                      # a minute: the size for CI
     python benchmarks/loader_stress.py --tokens 2T --out benchmarks/results
+    python benchmarks/loader_stress.py --tokens 2G --storage-faults 0.05  # behind a web server that fails
     python benchmarks/loader_stress.py --tokens 2G --corpus DIR_OR_URL  # corpora written with --write DIR
 
 Three corpora, a fourth that joins half-way, 256 million tokens together, are streamed epoch after epoch
@@ -70,7 +71,7 @@ def expected_of(num_tokens):
     return [(size // LENGTH, *checksums(index, size)) for index, size in enumerate(sizes)]
 
 
-def run(arguments, folder, location, *, expected):
+def run(arguments, folder, location, *, expected, storage=None):
     """Stream to the target through all faults; return the faults and the time."""
     chance = random.Random(arguments.seed)
     faults = {"kills": 0, "rescales": 0}
@@ -99,6 +100,8 @@ def run(arguments, folder, location, *, expected):
             life.kill()
             life.join()
             faults["kills"] += 1
+            if storage and chance.random() < 0.3:
+                storage.lose_cache()
         elif life.exitcode:
             raise SystemExit(f"The stream failed with exit code {life.exitcode}: see above.")
         else:
@@ -189,6 +192,9 @@ def main():
     parser.add_argument("--tokens", type=parse_count, default=parse_count("2G"), help="tokens to stream")
     parser.add_argument("--corpus-tokens", type=parse_count, default=256_000_000, help="of all four together")
     parser.add_argument("--corpus", help="folder or URL under which the corpora already are")
+    parser.add_argument(
+        "--storage-faults", type=float, default=0.0, help="share of requests that fail, over http"
+    )
     parser.add_argument("--write", type=Path, help="write the corpora here and stop")
     parser.add_argument("--packing", default="concat")
     parser.add_argument("--changes", type=int, default=24, help="changes of the mixture over the run")
@@ -206,12 +212,22 @@ def main():
             write_corpora(folder, arguments.corpus_tokens)
         location = arguments.corpus or str(folder)
         expected = expected_of(arguments.corpus_tokens)
-        faults, wall_s, changes = run(arguments, folder, location, expected=expected)
+        if arguments.storage_faults:
+            from bad_storage import badly_served  # which needs the checkout's tests
+
+            with badly_served(folder, SHARES, share=arguments.storage_faults, seed=arguments.seed) as storage:
+                faults, wall_s, changes = run(
+                    arguments, folder, storage.url, expected=expected, storage=storage
+                )
+            faults |= storage.counts
+        else:
+            faults, wall_s, changes = run(arguments, folder, location, expected=expected)
         result = summarize(folder, faults, wall_s, changes=changes)
         result["steady_memory_kib"] = steady_memory(arguments, folder, location, expected=expected)
     bad = report(result)
     if arguments.out:
-        file_result(arguments.out, "loader_stress", {"settings": _settings(arguments), **result})
+        name = "loader_stress_storage" if arguments.storage_faults else "loader_stress"
+        file_result(arguments.out, name, {"settings": _settings(arguments), **result})
     raise SystemExit(1 if bad else 0)
 
 
