@@ -10,6 +10,7 @@ from penstock.cli.data_prepare import (
     EXIT_RESUMABLE,
     Terminated,
     Watch,
+    add_reading_options,
     as_json,
     as_text,
     raising_on_sigterm,
@@ -17,8 +18,8 @@ from penstock.cli.data_prepare import (
 )
 from penstock.cli.data_progress import Display
 from penstock.core.clock import monotonic
-from penstock.core.units import parse_count, plural
-from penstock.data.prepare import DEFAULT_SUFFIXES, PrepareConfig
+from penstock.core.units import plural
+from penstock.data.prepare import PrepareConfig
 from penstock.data.prepare.append import append, tokenizer_of
 from penstock.data.prepare.folder import APPEND_FOLDER
 
@@ -46,17 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("inputs", nargs="+", metavar="INPUT", help="files and folders, in reading order")
     add("--tokenizer", type=Path, metavar="FILE",
         help="the tokenizer.json the corpus was made with, where it came without")  # fmt: skip
-    add("--shard-tokens", type=parse_count, default=100_000_000, metavar="N",
-        help="tokens a shard, held in memory (default 100M)")  # fmt: skip
-    add("--text-column", default="text", metavar="NAME",
-        help="field of a JSON line or column of a Parquet file (default text)")  # fmt: skip
-    add("--exclude", nargs="+", action="extend", default=[], metavar="PATTERN",
-        help="leave out files and folders of this name, such as tests or '*.min.js'")  # fmt: skip
-    add("--suffix", nargs="+", action="extend", metavar="SUFFIX",
-        help=f"files of a folder that count (default {' '.join(DEFAULT_SUFFIXES)})")  # fmt: skip
-    add("--max-errors", type=parse_count, default=0, metavar="N", help="rejected inputs allowed (default 0)")
-    add("--max-document-bytes", type=parse_count, default=256 * 2**20, metavar="N",
-        help="reject larger documents (default 256MiB)")  # fmt: skip
+    add_reading_options(parser)
     add("--restart", action="store_true", help="begin again where an earlier append was left unfinished")
     add("--json", action="store_true", help="print the summary as JSON")
 

@@ -53,6 +53,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tokenizer", type=Path, metavar="FILE", help="use this tokenizer.json")
     add("--train-tokenizer", type=parse_count, metavar="VOCAB",
         help="train a byte-level BPE tokenizer of so many entries on up to 64 MiB of inputs")  # fmt: skip
+    add_reading_options(parser)
+    add("--stream", action="store_true",
+        help="let training read the corpus, part by part, while it is prepared")  # fmt: skip
+    add("--first-part-tokens", type=parse_count, default=FIRST_PART_TOKENS, metavar="N",
+        help="with --stream: tokens of the first part; each next one has twice it (default 1M)")  # fmt: skip
+    add("--part-tokens", type=parse_count, metavar="N",
+        help="with --stream: tokens of the largest parts (default --shard-tokens)")  # fmt: skip
+    add("--restart", action="store_true", help="delete the corpus in DIR, finished or not, and begin again")
+    add("--json", action="store_true", help="print the summary as JSON")
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say which inputs are read, how, and into shards of what size."""
+    add = parser.add_argument
     add("--shard-tokens", type=parse_count, default=100_000_000, metavar="N",
         help="tokens a shard, held in memory (default 100M)")  # fmt: skip
     add("--text-column", default="text", metavar="NAME",
@@ -64,14 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-errors", type=parse_count, default=0, metavar="N", help="rejected inputs allowed (default 0)")
     add("--max-document-bytes", type=parse_count, default=256 * 2**20, metavar="N",
         help="reject larger documents (default 256MiB)")  # fmt: skip
-    add("--stream", action="store_true",
-        help="let training read the corpus, part by part, while it is prepared")  # fmt: skip
-    add("--first-part-tokens", type=parse_count, default=FIRST_PART_TOKENS, metavar="N",
-        help="with --stream: tokens of the first part; each next one has twice it (default 1M)")  # fmt: skip
-    add("--part-tokens", type=parse_count, metavar="N",
-        help="with --stream: tokens of the largest parts (default --shard-tokens)")  # fmt: skip
-    add("--restart", action="store_true", help="delete the corpus in DIR, finished or not, and begin again")
-    add("--json", action="store_true", help="print the summary as JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:

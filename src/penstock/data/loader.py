@@ -332,7 +332,11 @@ class Loader:
 
     def state_dict(self) -> State:
         """Return the state after the batches handed out so far: JSON values, equal on all ranks."""
-        return self._run.state_dict()
+        return self._run.state_at(self.step)
+
+    def state_at(self, step: int) -> State:
+        """Return the state that this loader has after the steps before a step, as far as it is planned."""
+        return self._run.state_at(at_least(0, "step", step))
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a saved state, on this loader's ranks.

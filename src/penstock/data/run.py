@@ -185,14 +185,14 @@ class Run:
             )
         self._follow(self.timeline.with_skip(Skip(samples.start, samples.stop, check_text("reason", reason))))
 
-    def state_dict(self) -> State:
-        """Return the state after the steps taken."""
+    def state_at(self, step: int) -> State:
+        """Return the state after the steps before a step."""
         corpora = {
-            name: describe(self.sources[name], plan, self.course, step=self.step)
+            name: describe(self.sources[name], plan, self.course, step=step)
             for name, plan in self._plans.items()
         }
-        asked = self._wishes.asked(self.step, names=self.arguments["corpora"])
-        return encode(Saved(self.step, self.timeline, asked, self._identity(), {**self._absent, **corpora}))
+        asked = self._wishes.asked(step, names=self.arguments["corpora"])
+        return encode(Saved(step, self.timeline, asked, self._identity(), {**self._absent, **corpora}))
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Loader.load_state_dict`."""

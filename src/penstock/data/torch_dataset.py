@@ -106,7 +106,7 @@ class Batches(IterableDataset[Tensors]):
         """Return the loader's state after so many batches of a DataLoader's iterator."""
         if batches < 0:
             raise UsageError("batches must be zero or more", got=batches)
-        return _state_at(self._loader, self._loader.step + batches)
+        return self._loader.state_at(self._loader.step + batches)
 
     def loader_state(self, saved: dict[str, Any]) -> State:  # Any: torchdata's nested state
         """Return the loader's state that a StatefulDataLoader's state amounts to.
@@ -124,7 +124,7 @@ class Batches(IterableDataset[Tensors]):
         loader.load_state_dict(turns[0]["loader"])
         # Workers stand at their next turns; those behind the last snapshot are counted apart.
         step = min(turn["next"] for turn in turns) + saved.get("_steps_since_snapshot", 0)
-        return _state_at(loader, step)
+        return loader.state_at(step)
 
 
 class _Turns(Iterator[Tensors]):
@@ -174,10 +174,3 @@ def _marked(state: object) -> Iterator[dict[str, Any]]:
     if isinstance(state, list | tuple):
         for inner in state:
             yield from _marked(inner)
-
-
-def _state_at(loader: Loader, step: int) -> State:
-    """Return a loader's state after the steps before `step`."""
-    other = copy(loader)
-    other._run.step = step
-    return other.state_dict()

@@ -15,8 +15,6 @@ from tests.integration.remote.setting import quick_options
 from penstock.core import clock
 from penstock.data.remote import RemoteOptions
 
-pytest.importorskip("obstore")
-
 
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[FaultyServer]:

@@ -68,11 +68,9 @@ def test_an_epoch_of_a_format_is_its_corpus_exactly(example: Example, rule: str,
     assert seen == expected
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=of_folder)
+@pytest.mark.parametrize("example", [e for e in EXAMPLES if not e.options], ids=of_folder)
 def test_a_format_is_told_by_the_names_of_its_files(example: Example, tmp_path: Path) -> None:
     spec = example.copy(tmp_path)
-    if example.options:
-        pytest.skip("its files leave something open")
     assert open_corpus(tmp_path / "example").fingerprint == open_corpus(spec).fingerprint
 
 
@@ -117,8 +115,6 @@ def test_a_shard_swapped_for_another_of_equal_size_is_noticed_while_reading(
     spec = example.copy(tmp_path)
     corpus = open_corpus(spec)
     path = Path(corpus.location) / corpus.manifest.shards[0].name
-    if path.is_dir():
-        pytest.skip("its shards are not files")
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
