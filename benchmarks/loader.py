@@ -3,8 +3,8 @@
     python benchmarks/loader.py                     # two minutes
     python benchmarks/loader.py --tokens 200M --rounds 5
 
-It is `loader_throughput.py --no-peers --lengths 4096`: tokens only, with labels and with all fields. To file a
-result, run that one whole.
+It is `loader_throughput.py --no-peers --lengths 4096`: tokens only, with labels and with all fields. To
+file a result, run that one whole.
 """
 
 import sys
