@@ -2,7 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from penstock.checkpoint.hf import load_pretrained
 from penstock.core.errors import ModelError, UsageError
@@ -30,6 +37,8 @@ CONFIGS = {
     "llama-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
     "granite": GraniteConfig(**SMALL, residual_multiplier=0.5, logits_scaling=4.0, embedding_multiplier=3.0),
     "mistral": MistralConfig(**SMALL, sliding_window=7),
+    "qwen2": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=7, max_window_layers=2),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16),
 }
 PROMPTS = [[3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], list(range(100, 145))]
 

@@ -5,10 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GraniteConfig, LlamaConfig, MistralConfig
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from penstock.checkpoint.hf import load_pretrained, read_config, save_pretrained
 from penstock.core.errors import ModelError, UsageError
+from penstock.models import FAMILIES
 
 SMALL = {
     "vocab_size": 97,
@@ -54,8 +62,25 @@ CONFIGS = {
     "granite-neutral": GraniteConfig(**SMALL),
     "mistral": MistralConfig(**SMALL, sliding_window=9),
     "mistral-no-window": MistralConfig(**SMALL, sliding_window=None),
+    "qwen2": Qwen2Config(**SMALL),
+    "qwen2-tied": Qwen2Config(**SMALL, tie_word_embeddings=True),
+    "qwen2-windows": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+    "qwen2-window-of-no-layer": Qwen2Config(**SMALL, use_sliding_window=True, max_window_layers=28),
+    "qwen3": Qwen3Config(**SMALL, head_dim=16),
+    "qwen3-biases-and-windows": Qwen3Config(
+        **SMALL,
+        head_dim=8,
+        attention_bias=True,
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=0,
+    ),
 }
 IDS = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(0))
+
+
+def test_every_family_is_compared():
+    assert {config.model_type for config in CONFIGS.values()} == set(FAMILIES)
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
@@ -192,6 +217,14 @@ def test_an_unknown_model_type_names_the_nearest(llama):
         ({"quantization_config": {"bits": 4}}, "Quantised"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type.*longrope"),
         ({"partial_rotary_factor": 0.5}, "part of each head"),
+        (
+            {
+                "model_type": "qwen2",
+                "use_sliding_window": True,
+                "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            },
+            "full attention first",
+        ),
         ({"num_attention_heads": 7}, "num_attention_heads|num_key_value_heads"),
     ],
 )

@@ -5,11 +5,13 @@ mask or a document table is built once, and the block's own code has no branch o
 Legend of suffixes: b batch, l queries, s keys, h query heads, k key-value heads, d head dim, c hidden.
 """
 
+from collections.abc import Collection
 from typing import Protocol
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rotate
 
 Rope = tuple[Tensor, Tensor]
@@ -37,6 +39,9 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         scale: factor on the scores before the softmax.
+        biases: which of the projections query, key, value and output have one.
+        norm_eps: normalise each head's query and key over its own dims, before the rotation
+            (Henry et al., arXiv:2010.04245; with RMSNorm as in Qwen 3); None: do not.
     """
 
     def __init__(
@@ -47,15 +52,18 @@ class GroupedQueryAttention(nn.Module):
         num_key_value_heads: int,
         head_dim: int,
         scale: float,
-        bias: bool,
+        biases: Collection[str] = (),
+        norm_eps: float | None = None,
     ) -> None:
         super().__init__()
         self.head_dim = head_dim
         self.scale = scale
-        self.query = nn.Linear(hidden_size, num_heads * head_dim, bias=bias)
-        self.key = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
-        self.value = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias=bias)
-        self.output = nn.Linear(num_heads * head_dim, hidden_size, bias=bias)
+        self.query = nn.Linear(hidden_size, num_heads * head_dim, bias="query" in biases)
+        self.key = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="key" in biases)
+        self.value = nn.Linear(hidden_size, num_key_value_heads * head_dim, bias="value" in biases)
+        self.output = nn.Linear(num_heads * head_dim, hidden_size, bias="output" in biases)
+        self.query_norm = None if norm_eps is None else RMSNorm(head_dim, eps=norm_eps)
+        self.key_norm = None if norm_eps is None else RMSNorm(head_dim, eps=norm_eps)
 
     def forward(
         self,
@@ -66,8 +74,10 @@ class GroupedQueryAttention(nn.Module):
     ) -> Float[Tensor, "batch seq hidden"]:
         """Mix tokens; with a cache, `x` follows the positions already in it."""
         heads = (*x_blc.shape[:-1], -1, self.head_dim)
-        q_bhld = rotate(self.query(x_blc).view(heads).transpose(1, 2), *rope)
-        k_bkld = rotate(self.key(x_blc).view(heads).transpose(1, 2), *rope)
+        q_blhd, k_blkd = self.query(x_blc).view(heads), self.key(x_blc).view(heads)
+        if self.query_norm is not None and self.key_norm is not None:
+            q_blhd, k_blkd = self.query_norm(q_blhd), self.key_norm(k_blkd)
+        q_bhld, k_bkld = (rotate(t.transpose(1, 2), *rope) for t in (q_blhd, k_blkd))
         v_bkld = self.value(x_blc).view(heads).transpose(1, 2)
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)

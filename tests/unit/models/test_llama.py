@@ -28,13 +28,23 @@ def built(**changes):
     model.to_empty(device="cpu")
     init_weights(model, seed=0)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(5)  # so that what a token sees moves its logits by more than rounding
+        for name, parameter in model.named_parameters():
+            if not name.endswith(
+                ("query_norm.weight", "key_norm.weight")
+            ):  # a sharp softmax magnifies rounding
+                parameter.mul_(5)  # so that what a token sees moves its logits by more than rounding
     return model
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"model_type": "mistral", "sliding_window": 3}], ids=["all", "window"]
+    "changes",
+    [
+        {},
+        {"model_type": "mistral", "sliding_window": 3},
+        {"model_type": "qwen2", "sliding_window": 3, "max_window_layers": 1},
+        {"model_type": "qwen3"},
+    ],
+    ids=["all", "window", "windowed-layer", "query-key-norm"],
 )
 def test_a_document_in_a_packed_row_has_the_logits_it_has_alone(changes):
     model = built(**changes)
@@ -81,7 +91,14 @@ def test_nothing_has_to_be_rebuilt_after_construction_on_the_meta_device():
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"tie_word_embeddings": True, "head_dim": 10}, {"attention_bias": True, "mlp_bias": True}]
+    "changes",
+    [
+        {},
+        {"tie_word_embeddings": True, "head_dim": 10},
+        {"attention_bias": True, "mlp_bias": True},
+        {"model_type": "qwen2"},
+        {"model_type": "qwen3", "head_dim": 16, "attention_bias": True},
+    ],
 )
 def test_num_parameters_is_what_the_model_has(changes):
     model = built(**changes)
@@ -101,6 +118,14 @@ def test_training_flops_are_those_that_torch_counts():
     counted = sum(n for op, n in counter.get_flop_counts()["Global"].items() if "attention" not in str(op))
     norms = 6 * IDS.numel() * 32 * 5  # counted as parameters by the formula; elementwise for torch
     assert counted == expected - norms
+
+
+def test_a_window_of_some_layers_is_counted_for_those():
+    sizes = {**SIZES, "num_hidden_layers": 3, "model_type": "qwen3"}
+    whole = LlamaConfig(**sizes)
+    some = LlamaConfig(**sizes, sliding_window=10, max_window_layers=1)
+    assert some.windows == (None, 10, 10)
+    assert whole.flops_per_token(50) - some.flops_per_token(50) == 12 * 32 * 2 * (50 - 10)
 
 
 @torch.no_grad()
@@ -152,9 +177,18 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads 4"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": 0}, "vocab_size must be positive"),
-        ({"sliding_window": 4}, "no meaning in a llama model.*Set model_type to mistral"),
+        ({"sliding_window": 4}, "no meaning in a llama model.*Set model_type to mistral or qwen2"),
         ({"logits_scaling": 2.0}, "Set model_type to granite"),
         ({"model_type": "granit"}, "Did you mean 'granite'"),
+        ({"attention_bias": True, "model_type": "qwen2"}, "no meaning in a qwen2 model"),
+        (
+            {"model_type": "qwen3", "max_window_layers": 1},
+            "max_window_layers has no meaning without a window",
+        ),
+        (
+            {"model_type": "qwen3", "sliding_window": 4, "max_window_layers": 3},
+            r"from 0 to num_hidden_layers 2 \(got 3\)",
+        ),
     ],
 )
 def test_a_shape_that_cannot_be_built_is_refused(changes, message):

@@ -1,1 +1,1 @@
-"""The Llama decoder, which with other numbers is Granite and Mistral."""
+"""The Llama decoder, which with other numbers, biases and norms is Granite, Mistral and Qwen."""

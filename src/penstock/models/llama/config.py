@@ -1,18 +1,17 @@
-"""The shape of a Llama, Granite or Mistral decoder, with the field names of Hugging Face; no torch."""
+"""The shape of a decoder of any family, with the field names of Hugging Face; no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self
 
 from penstock.core.errors import ConfigError, ModelError, nearest
+from penstock.models.families import FAMILY, NEUTRAL, Family, ModelType, families_with
 from penstock.nn.rope_scaling import RopeScaling, read_rope, write_rope
-
-ModelType = Literal["llama", "granite", "mistral"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """One decoder; the defaults are those of Llama, and every multiplier of Granite is neutral."""
+    """One decoder; the defaults are those of Llama, and what only other families have is neutral."""
 
     model_type: ModelType = "llama"
     """What `config.json` calls the network; decides which fields below may be set."""
@@ -41,11 +40,13 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     """Use the embedding as the output matrix too."""
     attention_bias: bool = False
-    """Biases in the four attention projections; not in Mistral."""
+    """Llama, Granite, Qwen 3: biases in the four attention projections. Qwen 2 always has three."""
     mlp_bias: bool = False
-    """Biases in the feed-forward projections; not in Mistral."""
+    """Llama, Granite: biases in the feed-forward projections."""
     sliding_window: int | None = None
-    """Mistral: a token sees itself and the `sliding_window - 1` tokens before it; None: all."""
+    """Mistral, Qwen: a token sees itself and the `sliding_window - 1` tokens before it; None: all."""
+    max_window_layers: int = 0
+    """Qwen: so many first layers see all, the window is that of the layers after them."""
     embedding_multiplier: float = 1.0
     """Granite: factor on the embeddings."""
     attention_multiplier: float | None = None
@@ -57,8 +58,8 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         """Refuse shapes that cannot be built and fields of another family."""
-        if self.model_type not in get_args(ModelType):
-            known = nearest(self.model_type, list(get_args(ModelType)))
+        if self.model_type not in FAMILY:
+            known = nearest(self.model_type, list(FAMILY))
             raise ConfigError("Unknown model_type", got=self.model_type, fix=known)
         for name in _POSITIVE:
             value = getattr(self, name)
@@ -83,13 +84,44 @@ class LlamaConfig:
             raise ConfigError("head_dim must be even, because positions rotate pairs", got=self.size_of_head)
 
     def _check_family(self) -> None:
-        for name, (families, neutral) in _FAMILY_FIELDS.items():
-            if getattr(self, name) != neutral and self.model_type not in families:
+        for name, neutral in NEUTRAL.items():
+            if getattr(self, name) != neutral and name not in self.family.fields:
                 raise ConfigError(
                     f"{name} has no meaning in a {self.model_type} model",
                     got=getattr(self, name),
-                    fix=f"Set model_type to {' or '.join(families)}, or leave it out.",
+                    fix=f"Set model_type to {' or '.join(families_with(name))}, or leave it out.",
                 )
+        if self.max_window_layers and self.sliding_window is None:
+            raise ConfigError(
+                "max_window_layers has no meaning without a window",
+                got=self.max_window_layers,
+                fix="Set sliding_window, or leave it out.",
+            )
+        if not 0 <= self.max_window_layers <= self.num_hidden_layers:
+            raise ConfigError(
+                f"max_window_layers must be from 0 to num_hidden_layers {self.num_hidden_layers}",
+                got=self.max_window_layers,
+                fix="Say how many of the first layers see the whole context.",
+            )
+
+    @property
+    def family(self) -> Family:
+        """What the family of this decoder has."""
+        return FAMILY[self.model_type]
+
+    @property
+    def attention_biases(self) -> tuple[str, ...]:
+        """The attention projections that have a bias: of query, key, value and output."""
+        rule = self.family.attention_bias
+        if rule == "query_key_value":
+            return ("query", "key", "value")
+        return ("query", "key", "value", "output") if self.attention_bias else ()
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """How far back each layer sees, first layer first; None: over the whole context."""
+        whole = self.max_window_layers
+        return (None,) * whole + (self.sliding_window,) * (self.num_hidden_layers - whole)
 
     @property
     def key_value_heads(self) -> int:
@@ -111,10 +143,12 @@ class LlamaConfig:
         """Trainable numbers; a tied embedding counts once."""
         query = self.num_attention_heads * self.size_of_head
         key_value = self.key_value_heads * self.size_of_head
+        widths = {"query": query, "key": key_value, "value": key_value, "output": self.hidden_size}
         attention = 2 * self.hidden_size * (query + key_value)
+        attention += sum(widths[name] for name in self.attention_biases)
+        if self.family.has_query_key_norm:
+            attention += 2 * self.size_of_head
         feed_forward = 3 * self.hidden_size * self.intermediate_size
-        if self.attention_bias:
-            attention += query + 2 * key_value + self.hidden_size
         if self.mlp_bias:
             feed_forward += 2 * self.intermediate_size + self.hidden_size
         block = attention + feed_forward + 2 * self.hidden_size
@@ -132,10 +166,10 @@ class LlamaConfig:
         Args:
             seq_len: keys a query could see in a full row, in tokens.
         """
-        keys = seq_len if self.sliding_window is None else min(seq_len, self.sliding_window)
+        keys = sum(seq_len if window is None else min(seq_len, window) for window in self.windows)
         looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         width = self.num_attention_heads * self.size_of_head
-        return 6.0 * (self.num_parameters - looked_up) + 12.0 * self.num_hidden_layers * width * keys
+        return 6.0 * (self.num_parameters - looked_up) + 12.0 * width * keys
 
     @classmethod
     def from_hugging_face(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON
@@ -147,8 +181,8 @@ class LlamaConfig:
             ModelError: another kind of model, a missing size, or a feature Penstock does not have.
         """
         model_type = str(raw.get("model_type"))
-        if model_type not in get_args(ModelType):
-            known = nearest(model_type, list(get_args(ModelType)))
+        if model_type not in FAMILY:
+            known = nearest(model_type, list(FAMILY))
             raise ModelError("Models of this type cannot be opened", got=model_type, fix=known)
         if raw.get("quantization_config"):
             raise ModelError("Quantised weights cannot be opened", fix="Use the model's bf16 or fp32 folder.")
@@ -157,7 +191,9 @@ class LlamaConfig:
         theta, scaling = read_rope(raw)
         known_names = {field.name for field in fields(cls)} - {"rope_theta", "rope_scaling"}
         read = {name: value for name, value in raw.items() if name in known_names}
-        values = {**_DEFAULTS[model_type], **read, "rope_theta": theta, "rope_scaling": scaling}
+        values = {**FAMILY[model_type].defaults, **read, "rope_theta": theta, "rope_scaling": scaling}
+        if "max_window_layers" in FAMILY[model_type].fields:
+            values |= _read_windows(raw)
         try:
             return cls(**values)
         except (ConfigError, TypeError) as error:
@@ -166,19 +202,40 @@ class LlamaConfig:
     def to_hugging_face(self) -> dict[str, Any]:
         """Return the content of a `config.json` that transformers 4 and 5 open."""
         values: dict[str, Any] = {
-            "architectures": [f"{self.model_type.capitalize()}ForCausalLM"],
+            "architectures": [self.family.architecture],
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "num_key_value_heads": self.key_value_heads,
             "head_dim": self.size_of_head,
             "hidden_act": "silu",
             **write_rope(self.rope_theta, self.rope_scaling),
         }
-        for name, (families, _) in _FAMILY_FIELDS.items():
-            if self.model_type not in families:
-                del values[name]
-        if self.model_type == "granite":
+        for name in NEUTRAL.keys() - self.family.fields:
+            del values[name]
+        if "attention_multiplier" in values:
             values["attention_multiplier"] = self.attention_scale
+        if "max_window_layers" in values:
+            values["use_sliding_window"] = self.sliding_window is not None
         return values
+
+
+def _read_windows(raw: Mapping[str, Any]) -> dict[str, int | None]:  # Any: JSON
+    """Read which layers of a Qwen have a window, from any of the three keys that say it.
+
+    Raises:
+        ModelError: full and windowed layers alternate.
+    """
+    layers = raw.get("num_hidden_layers", 0)
+    if not raw.get("use_sliding_window", False):
+        return {"sliding_window": None, "max_window_layers": 0}
+    kinds = raw.get("layer_types")
+    whole = min(raw.get("max_window_layers", 28), layers)
+    if kinds is not None:
+        whole = kinds.count("full_attention")
+        if kinds != ["full_attention"] * whole + ["sliding_attention"] * (layers - whole):
+            raise ModelError("layer_types must be full attention first, then sliding attention", got=kinds)
+    if whole == layers:
+        return {"sliding_window": None, "max_window_layers": 0}
+    return {"sliding_window": raw.get("sliding_window", 4096), "max_window_layers": whole}
 
 
 _POSITIVE = (
@@ -186,20 +243,3 @@ _POSITIVE = (
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rope_theta", "rms_norm_eps",
     "sliding_window", "embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling",
 )  # fmt: skip
-
-_FAMILY_FIELDS: dict[str, tuple[tuple[str, ...], object]] = {
-    "attention_bias": (("llama", "granite"), False),
-    "mlp_bias": (("llama", "granite"), False),
-    "sliding_window": (("mistral",), None),
-    "embedding_multiplier": (("granite",), 1.0),
-    "attention_multiplier": (("granite",), None),
-    "residual_multiplier": (("granite",), 1.0),
-    "logits_scaling": (("granite",), 1.0),
-}
-
-# what transformers takes for an absent key, where that differs from the defaults above
-_DEFAULTS: dict[str, dict[str, object]] = {
-    "llama": {},
-    "granite": {"attention_multiplier": 1.0},
-    "mistral": {"num_key_value_heads": 8, "max_position_embeddings": 131_072, "sliding_window": 4096},
-}

@@ -1,4 +1,4 @@
-"""The decoder of Llama, Granite and Mistral.
+"""The decoder of Llama, Granite, Mistral and Qwen.
 
 One forward pass: look the tokens up, prepare positions and attention once, run the blocks, normalise,
 project. The blocks are the units that `fully_shard`, recomputation and `torch.compile` wrap; the
@@ -8,6 +8,7 @@ parameter: the embedding is used again, so there is no pair to keep equal when s
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -67,7 +68,8 @@ class Block(nn.Module):
             num_key_value_heads=config.key_value_heads,
             head_dim=config.size_of_head,
             scale=config.attention_scale,
-            bias=config.attention_bias,
+            biases=config.attention_biases,
+            norm_eps=config.rms_norm_eps if config.family.has_query_key_norm else None,
         )
         self.mlp_norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = SwiGLU(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
@@ -146,14 +148,14 @@ class Llama(nn.Module):
             batch=batch,
             seq_len=seq_len,
             num_cached=0 if cache is None else cache.length,
-            window=self.config.sliding_window,
             cu_seqlens=cu_seqlens,
         )
         x = _scaled(self.embed(input_ids), self.config.embedding_multiplier)
         rope = self._rope(_positions(layout, input_ids.device) if position_ids is None else position_ids, x)
-        attend = self.choose(layout, device=x.device, dtype=x.dtype, head_dim=self.config.size_of_head)
+        windows = self.config.windows
+        attend = {window: self._attend(replace(layout, window=window), x) for window in set(windows)}
         for index, block in enumerate(self.layers):
-            x = block(x, rope, attend, None if cache is None else cache.layers[index])
+            x = block(x, rope, attend[windows[index]], None if cache is None else cache.layers[index])
         if cache is not None:
             cache.advance(seq_len)
         out: Tensor = self.norm(x)
@@ -172,6 +174,9 @@ class Llama(nn.Module):
         """Return the standard deviation with which a weight matrix starts; see `nn.init`."""
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
+
+    def _attend(self, layout: Layout, like: Tensor) -> Attend:
+        return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
 
     def _rope(self, positions: Tensor, like: Tensor) -> Rope:
         return rope_tables(

@@ -1,0 +1,84 @@
+"""Every family sharded over gloo ranks against the same model in one process: losses and gradients."""
+
+import pytest
+import torch
+
+from penstock.models import FAMILIES
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.nn.init import init_weights
+from penstock.parallel.fsdp import shard
+from penstock.testing.ranks import on_ranks
+from penstock.train.loss import next_token_loss
+
+SIZES = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+SHAPES = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "granite": {"logits_scaling": 4.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
+    "mistral": {"sliding_window": 5},
+    "qwen2": {"sliding_window": 4, "max_window_layers": 2, "tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+}
+IDS = torch.randint(0, 61, (4, 16), generator=torch.Generator().manual_seed(0))
+ENDS = torch.tensor([0, 5, 16, 23, 32], dtype=torch.int32)  # of two rows
+
+
+def gradients(config, world=None):
+    """Return the loss and the gradients of IDS, over two ranks or in one process."""
+    with torch.device("meta"):
+        model = Llama(config)
+    if world is not None:
+        shard(model, world.mesh, compute_dtype=torch.float32)
+    model.to_empty(device="cpu")
+    init_weights(model, seed=3)
+    halves = IDS.split(2)
+    mine = halves if world is None else halves[world.ranks.rank : world.ranks.rank + 1]
+    total = torch.zeros(())
+    for rows in mine:
+        loss = model(rows, cu_seqlens=ENDS, finish=next_token_loss(rows.roll(-1, 1)))
+        total = total + loss.detach()
+        (loss * (1 if world is None else len(halves))).backward()  # FSDP averages over ranks
+    whole = {
+        name: (p.grad if world is None else p.grad.full_tensor()).clone()
+        for name, p in model.named_parameters()
+    }
+    return total.item(), whole
+
+
+def both(world):
+    results = {}
+    for family, changes in SHAPES.items():
+        config = LlamaConfig(**SIZES, model_type=family, **changes)
+        results[family] = gradients(config, world), gradients(config)
+    return results
+
+
+@pytest.fixture(scope="module")
+def results():
+    return on_ranks(both, ranks=2)
+
+
+def test_every_family_is_tried():
+    assert set(SHAPES) == set(FAMILIES)
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_a_sharded_model_has_the_loss_and_gradients_of_one_process(results, family):
+    """Sums of float32 in another order: 1e-5 of a loss that sums 64 labels, 1e-6 of the largest gradient."""
+    (_, expected), losses = results[0][family][1], [rank[family][0][0] for rank in results]
+    assert sum(losses) == pytest.approx(results[0][family][1][0], rel=1e-5)
+    for rank in results:
+        sharded = rank[family][0][1]
+        assert sharded.keys() == expected.keys()
+        for name, gradient in expected.items():
+            assert gradient.abs().max() > 0, name
+            torch.testing.assert_close(
+                sharded[name], gradient, rtol=0, atol=1e-6 * max(1.0, gradient.abs().max().item()), msg=name
+            )
