@@ -1,8 +1,8 @@
-"""Fully sharded data parallel (FSDP2): parameters, gradients and optimizer state in even shards.
+"""Data parallel by FSDP2: full shards, hybrid shards, plain copies, and state in the machine's memory.
 
 Each block is a unit: gathered before its forward and backward, freed after. Compute may be bfloat16
 while the sharded parameters, the reductions and the optimizer stay float32. (Zhao et al., "PyTorch
-FSDP", VLDB 2023.)
+FSDP", VLDB 2023.) One way for all: plain data parallel is a hybrid whose shards are whole.
 """
 
 from typing import cast
@@ -10,18 +10,43 @@ from typing import cast
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 
-def shard(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype) -> FSDPModule:
+def shard(
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    compute_dtype: torch.dtype,
+    reshard_after_forward: bool | int = True,
+    offload: bool = False,
+) -> FSDPModule:
     """Shard a model in place, block by block; `model.layers` are the units.
 
     Call before the parameters are materialised: on the meta device it costs nothing.
 
     Args:
+        mesh: one axis: all its ranks share the parameters. Two: the first copies what the second shares.
         compute_dtype: of gathered parameters and activations.
+        reshard_after_forward: as in ParallelConfig; the root's parameters are kept for its backward.
+        offload: keep the shards in the machine's memory.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
+    away: OffloadPolicy = (
+        CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
+    )
     for block in cast(nn.ModuleList, model.layers):
-        fully_shard(block, mesh=mesh, mp_policy=policy)
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+        fully_shard(
+            block,
+            mesh=mesh,
+            mp_policy=policy,
+            offload_policy=away,
+            reshard_after_forward=reshard_after_forward,
+        )
+    return fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=away)

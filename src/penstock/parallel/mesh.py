@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.core.env import Ranks, local_world_size, num_cores, ranks, rendezvous
 from penstock.core.errors import PeerLost
+from penstock.parallel.layout import Layout
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +40,52 @@ class World:
         dist.all_reduce(total)
         sums: list[float] = total.tolist()
         return sums
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """The ranks of a run on the axes of its layout, as one of them sees it."""
+
+    layout: Layout
+    rank: int
+    """This rank's index among all."""
+    state: DeviceMesh
+    """Where parameters lie: axes "replicate", "shard" and "tensor" of this rank's pipeline stage. The
+    ranks of the context axis share parameters too, so they are part of "shard"."""
+
+    @property
+    def data(self) -> DeviceMesh:
+        """What FSDP works on: "shard", or "replicate" and "shard"."""
+        return self.state["shard"] if self.layout.replicate == 1 else self.state["replicate", "shard"]
+
+    @property
+    def data_rank(self) -> int:
+        """Whose rows this rank works on, in [0, layout.num_data)."""
+        return self.layout.data_rank(self.rank)
+
+    @property
+    def copies(self) -> int:
+        """Ranks that compute the same loss of the same tokens, each all of it."""
+        return self.layout.tensor
+
+    @property
+    def num_averaged(self) -> int:
+        """Ranks over which FSDP averages gradients."""
+        return self.layout.num_data * self.layout.context
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank speaks for those that work on the same rows."""
+        return self.layout.leads(self.rank)
+
+
+def make_mesh(world: World, layout: Layout) -> Mesh:
+    """Lay out the ranks of a run; every rank must call it, with the same layout."""
+    assert layout.world_size == world.ranks.world_size, (layout, world.ranks)
+    degrees = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
+    names = ("pipeline", "replicate", "shard", "tensor")
+    whole = init_device_mesh(world.device.type, degrees, mesh_dim_names=names)
+    return Mesh(layout, world.ranks.rank, whole["replicate", "shard", "tensor"])
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
 from penstock.data.opening import vocab_size_of
 from penstock.models.llama.config import LlamaConfig
+from penstock.parallel.layout import ParallelConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "ChangeConfig",
     "CorpusConfig",
     "DataConfig",
+    "ParallelConfig",
     "TrainConfig",
     "build_recipe",
     "load_recipe",
@@ -127,6 +129,7 @@ class TrainConfig:
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     compute: Literal["float32", "bfloat16"] = "bfloat16"

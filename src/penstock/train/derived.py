@@ -10,6 +10,7 @@ from penstock.data import Loader
 from penstock.data.adaptive import thousandths
 from penstock.data.assign import check_divisible
 from penstock.obs.toml import toml_text
+from penstock.parallel.layout import layout_of
 from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
 from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
@@ -46,26 +47,30 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
         ConfigError: the recipe cannot run on so many ranks, or its corpora cannot feed it.
     """
     data, model = config.data, config.model
-    loader = train_loader(config, rank=0, world_size=world_size, deliver="numpy")
+    layout = layout_of(config.parallel, world_size=world_size)
+    loader = train_loader(config, rank=0, world_size=layout.num_data, deliver="numpy")
     continue_from(config, loader)
     check_supply(config, loader)
     check_tokenizers(loader)
     heldout = heldout_rows(config)
-    local = data.global_batch_size // world_size
-    rows = check_rows(config, world_size=world_size)
+    local = data.global_batch_size // layout.num_data
+    rows = check_rows(config, world_size=layout.num_data)
     tokens = data.global_batch_size * data.sequence_length
     parameters, in_all = model.num_parameters, loader.tokens_before(config.run.steps)
     flops = flops_of(config, loader)
     numbers: dict[str, int | float | str] = {
         "parameters": parameters,
         "ranks": world_size,
+        "layout": str(layout),
         "rows per rank and step": local,
         "micro-batches per step": -(-local // rows),
         "tokens per step": tokens,
         "tokens in the run": in_all,
         "FLOP per token": model.flops_per_token(data.sequence_length),
         "FLOP in the run": flops,
-        "weights, gradients and optimizer per rank": mib(parameters * _STATE_BYTES / world_size),
+        "weights, gradients and optimizer per rank": mib(
+            parameters * _STATE_BYTES * layout.replicate / world_size
+        ),
         "checkpoint": mib(parameters * 12),
     }
     for name, epochs in loader.epochs_by_corpus(config.run.steps).items():

@@ -4,20 +4,20 @@ import numpy as np
 import torch
 
 from penstock.data.types import IGNORED_LABEL
-from penstock.parallel.mesh import World
+from penstock.parallel.mesh import Mesh, World
 from penstock.train.step import loss_sum, micro_batches
 from penstock.train.supply import Heldout
 
 
 @torch.no_grad()
-def heldout_loss(model: torch.nn.Module, heldout: Heldout, world: World, *, rows: int) -> float:
+def heldout_loss(model: torch.nn.Module, heldout: Heldout, world: World, mesh: Mesh, *, rows: int) -> float:
     """Return the mean loss over the held-out rows, in nats; every rank must call it.
 
     Args:
         rows: rows per forward pass. Every rank makes as many passes; what it has too many of is
             masked.
     """
-    rank, world_size = world.ranks.rank, world.ranks.world_size
+    rank, world_size = mesh.data_rank, mesh.layout.num_data
     samples, passes = heldout.rows, -(-heldout.rows // (rows * world_size))
     total, labels = 0.0, 0
     model.eval()

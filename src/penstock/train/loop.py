@@ -48,7 +48,7 @@ def train(
     micro_batch_size_at, mixture = micro_batch_sizes(config.data), MixtureLog(state.loader)
     with closing(iter(state.loader)) as batches:
         while state.step < config.run.steps:
-            torch.manual_seed(key_of(config.run.seed, "step", state.step, world.ranks.rank) % 2**63)
+            torch.manual_seed(key_of(config.run.seed, "step", state.step, state.mesh.data_rank) % 2**63)
             rate = set_learning_rate(state, config)
             meter.start()
             mixture.begin_step()
@@ -67,7 +67,7 @@ def train(
                 news=state.control is not None and state.control.has_news(),
             )
             on_batch(batch, state.step)
-            rates = meter.finish(rows=local * world.ranks.world_size, sequence_length=length)
+            rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
             emit(step_record(state, result, rates, learning_rate=rate) | mixture.record(), sinks)
             for event in mixture.events():
                 emit(event, sinks)
@@ -76,7 +76,7 @@ def train(
                 state.control.take_up()
             last = state.step == config.run.steps
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
-                loss = heldout_loss(state.model, state.heldout, world, rows=rows)
+                loss = heldout_loss(state.model, state.heldout, world, state.mesh, rows=rows)
                 emit({"step": state.step, "validation_loss": loss}, sinks)
             if last or result.stop or state.step % config.checkpoint.every == 0:
                 checkpoint(state, config, world)

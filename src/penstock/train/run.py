@@ -81,7 +81,7 @@ def _open_logs(
         file({"event": "start", "step": state.step, "ranks": world.ranks.world_size, "time": clock.utc_now()})
         sinks = [file, stack.enter_context(ProgressLine(steps=recipe.run.steps, done=state.step))]
     dist.barrier()
-    if not recipe.run.log_samples:
+    if not (recipe.run.log_samples and state.mesh.leads):
         return sinks, None
     samples = JsonLines(folder / SAMPLES_FOLDER / f"rank-{world.ranks.rank:05d}.jsonl")
     stack.callback(samples.close)

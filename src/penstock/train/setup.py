@@ -17,8 +17,9 @@ from penstock.data.spec import absolute
 from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
 from penstock.obs.names import RECIPE_FILE
-from penstock.parallel.fsdp import shard
-from penstock.parallel.mesh import World
+from penstock.parallel.apply import apply
+from penstock.parallel.layout import layout_of
+from penstock.parallel.mesh import Mesh, World, make_mesh
 from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
 from penstock.train.derived import check_rows
@@ -29,28 +30,29 @@ from penstock.train.supply import check_supply, check_tokenizers, continue_from,
 log = logging.getLogger(__name__)
 
 
-def build_model(config: TrainConfig, world: World) -> nn.Module:
-    """Build, shard and initialise the model; no rank ever holds more than its shards."""
+def build_model(config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
+    """Build, spread and initialise the model; no rank ever holds more than its shards."""
     with torch.device("meta"):
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
-    shard(model, world.mesh, compute_dtype=getattr(torch, config.compute))
-    model.to_empty(device=world.device)
+    apply(model, mesh, config.parallel, compute_dtype=getattr(torch, config.compute))
+    model.to_empty(device="cpu" if config.parallel.offload else world.device)
     init_weights(model, seed=config.run.seed)
     return model
 
 
 def open_state(config: TrainConfig, world: World) -> TrainState:
     """Make the training state, resumed from the newest complete checkpoint if there is one."""
-    ranks = world.ranks
-    check_rows(config, world_size=ranks.world_size)
+    mesh = make_mesh(world, layout_of(config.parallel, world_size=world.ranks.world_size))
+    num_data = mesh.layout.num_data
+    check_rows(config, world_size=num_data)
     deliver = "pinned" if world.device.type == "cuda" else "torch"
-    loader = train_loader(config, rank=ranks.rank, world_size=ranks.world_size, deliver=deliver)
+    loader = train_loader(config, rank=mesh.data_rank, world_size=num_data, deliver=deliver)
     checkpoint = continue_from(config, loader)
     check_supply(config, loader)
     check_tokenizers(loader)
-    model = build_model(config, world)
+    model = build_model(config, world, mesh)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
-    state = TrainState(model, adamw(model, config.optim), loader, heldout_rows(config), adaptive)
+    state = TrainState(model, adamw(model, config.optim), loader, mesh, heldout_rows(config), adaptive)
     if checkpoint is not None:
         if adaptive is not None:
             adaptive.load_state_dict(read_meta(checkpoint).adaptive)

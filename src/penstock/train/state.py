@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from penstock.data import Loader
+from penstock.parallel.mesh import Mesh
 from penstock.train.adaptive import Adaptive
 from penstock.train.control import Control
 from penstock.train.supply import Heldout
@@ -20,7 +21,9 @@ class TrainState:
     """Sharded; parameters float32."""
     optimizer: torch.optim.Optimizer
     loader: Loader
-    """Its batches are this rank's."""
+    """Its batches are those of this rank, and of the ranks that work on the same rows."""
+    mesh: Mesh
+    """Which rank does what."""
     heldout: Heldout | None
     """Rows of the held-out documents, the same on every rank."""
     adaptive: Adaptive | None = None

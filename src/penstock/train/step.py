@@ -2,7 +2,7 @@
 
 The loss is the mean over the labels of *all* ranks and micro-batches: each sum is divided by the
 global count before its backward, so the gradient does not depend on how rows are spread. FSDP
-averages gradients over ranks, hence the factor `world_size`.
+averages gradients over the data-parallel ranks, hence the factor `num_averaged`.
 """
 
 import math
@@ -11,11 +11,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import clip_grad_norm_
 
 from penstock.core.errors import CorpusError, PenstockError
 from penstock.data.types import IGNORED_LABEL
+from penstock.parallel.clip import clip_gradients
 from penstock.parallel.mesh import World
 from penstock.train.corpus_losses import CorpusLosses, corpus_losses, found_by_corpus
 from penstock.train.loss import next_token_loss
@@ -85,20 +84,20 @@ def train_step(
         PenstockError: the loss or the gradient is not finite; nothing was updated.
     """
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
+    copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
     labels = int((batch["labels"] != IGNORED_LABEL).sum())
     global_labels, stops, told = world.sum(labels, stop, news)
     by_corpus = corpus_losses(state, batch, world.device)
-    scale = world.ranks.world_size / max(global_labels, 1.0)
+    scale = num_averaged / max(global_labels / copies, 1.0)
     local_loss = torch.zeros((), device=world.device)
     for part in micro_batches(batch, rows=micro_batch_size, device=world.device):
         loss = loss_sum(state.model, part, by_corpus) * scale
         loss.backward()  # type: ignore[no-untyped-call]
         local_loss += loss.detach()
-    total_norm = clip_grad_norm_(state.model.parameters(), clip_norm)
-    grad_norm = (total_norm.full_tensor() if isinstance(total_norm, DTensor) else total_norm).item()
+    grad_norm = clip_gradients(state.model.parameters(), clip_norm, world)
     each = found_by_corpus(by_corpus, batch)
-    summed, *each = world.sum(local_loss.item(), *each)
-    mean_loss = summed / world.ranks.world_size
+    summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))
+    mean_loss = summed / num_averaged
     check_finite(mean_loss, grad_norm, step=state.step)
     state.optimizer.step()
     state.optimizer.zero_grad()

@@ -1,0 +1,35 @@
+"""The one place that knows in which order the parallelisms, recomputation and compilation are applied.
+
+From the innermost change to the outermost: slices of matrices are what is recomputed; what is
+recomputed is compiled; what is compiled is gathered and freed as one unit.
+"""
+
+import torch
+from torch import nn
+
+from penstock.core.errors import ConfigError
+from penstock.parallel.fsdp import shard
+from penstock.parallel.layout import ParallelConfig
+from penstock.parallel.mesh import Mesh
+
+
+def apply(model: nn.Module, mesh: Mesh, config: ParallelConfig, *, compute_dtype: torch.dtype) -> None:
+    """Spread a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
+
+    Args:
+        compute_dtype: of gathered parameters and activations.
+    """
+    for axis in ("tensor", "context", "pipeline"):
+        if getattr(mesh.layout, axis) > 1:
+            raise ConfigError(
+                f"parallel.{axis} is not built yet",
+                got=getattr(mesh.layout, axis),
+                fix="Use shard and replicate.",
+            )
+    shard(
+        model,
+        mesh.data,
+        compute_dtype=compute_dtype,
+        reshard_after_forward=config.reshard_after_forward,
+        offload=config.offload,
+    )

@@ -1,0 +1,188 @@
+"""How the ranks of a run share its work: degrees, and who is where; imports no torch.
+
+A rank has a place on five axes. From the outermost, whose neighbours are far apart, to the innermost,
+whose neighbours are on one machine:
+
+    pipeline   ranks hold different blocks of the model
+    replicate  ranks hold equal copies and different rows; gradients are averaged once a step
+    shard      ranks hold shards of each parameter and different rows (FSDP)
+    context    ranks hold stretches of the same rows; they shard parameters like `shard`
+    tensor     ranks hold slices of each matrix and see the same rows
+
+Ranks that differ only in their place on `context`, `tensor` or `pipeline` work on the same samples:
+to the loader they are one data-parallel rank.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.errors import ConfigError
+
+AXES = ("pipeline", "replicate", "shard", "context", "tensor")
+REST = -1
+
+ContextRule = Literal["all_gather", "ulysses"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelConfig:
+    """Degrees: how many ranks share each kind of work. Their product is the number of ranks."""
+
+    shard: int = REST
+    """Ranks over which parameters, gradients and optimizer state are cut (FSDP). -1: all that the other
+    axes leave."""
+    replicate: int = 1
+    """Copies of the sharded model (hybrid sharding); with shard = 1, plain data parallel. -1: the rest."""
+    tensor: int = 1
+    """Ranks that share each matrix, and between matrices the tokens of a row. They talk in every layer:
+    keep it within one machine."""
+    context: int = 1
+    """Ranks that share each row, for rows too long for one."""
+    context_rule: ContextRule = "all_gather"
+    """How attention sees the whole row: gather keys and values (any number of heads), or ulysses, which
+    exchanges heads for tokens (fewer bytes; the degree must divide the heads)."""
+    pipeline: int = 1
+    """Ranks that share the blocks of the model."""
+    reshard_after_forward: bool | int = True
+    """Free a block's gathered parameters after its forward and gather them again for its backward. false:
+    keep them, half the gathers for the memory of a whole model. A number: keep them sharded over groups
+    of so many neighbouring ranks, say those of one machine, so that the second gather stays inside."""
+    offload: bool = False
+    """Keep sharded parameters, gradients and optimizer state in the machine's memory, not the device's."""
+
+    def __post_init__(self) -> None:
+        for axis in AXES:
+            degree = getattr(self, axis)
+            if degree < 1 and not (degree == REST and axis in ("shard", "replicate")):
+                rest = ", or -1 for all ranks that are left" if axis in ("shard", "replicate") else ""
+                raise ConfigError(f"parallel.{axis} must be 1 or more{rest}", got=degree)
+        if self.shard == self.replicate == REST:
+            raise ConfigError(
+                "parallel.shard and parallel.replicate are both -1",
+                fix="Only one can be the rest: set the other.",
+            )
+        if self.reshard_after_forward is not True and self.reshard_after_forward is not False:
+            self._check_groups(self.reshard_after_forward)
+
+    def _check_groups(self, size: int) -> None:
+        if size < 2:
+            raise ConfigError(
+                "parallel.reshard_after_forward must be true, false or a group of at least 2 ranks", got=size
+            )
+        if self.tensor > 1 or self.pipeline > 1 or self.replicate != 1:
+            raise ConfigError(
+                "parallel.reshard_after_forward can be a number only where all ranks share the parameters",
+                got=size,
+                fix="Use true or false, or leave tensor, pipeline and replicate at 1.",
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """The degrees of a run, none left open, and the arithmetic of ranks."""
+
+    pipeline: int = 1
+    replicate: int = 1
+    shard: int = 1
+    context: int = 1
+    tensor: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return math.prod(self.degrees)
+
+    @property
+    def degrees(self) -> tuple[int, ...]:
+        """One per axis, in the order of AXES."""
+        return tuple(getattr(self, axis) for axis in AXES)
+
+    @property
+    def num_data(self) -> int:
+        """Data-parallel ranks: the parts into which the rows of a batch are dealt."""
+        return self.replicate * self.shard
+
+    @property
+    def num_sharing(self) -> int:
+        """Ranks that work on the same rows."""
+        return self.world_size // self.num_data
+
+    def place(self, rank: int) -> dict[str, int]:
+        """Return a rank's place on each axis.
+
+        >>> Layout(replicate=2, tensor=2).place(3)
+        {'pipeline': 0, 'replicate': 1, 'shard': 0, 'context': 0, 'tensor': 1}
+        """
+        places = {}
+        for axis in reversed(AXES):
+            rank, places[axis] = divmod(rank, getattr(self, axis))
+        return {axis: places[axis] for axis in AXES}
+
+    def data_rank(self, rank: int) -> int:
+        """Return which of the data-parallel ranks a rank belongs to.
+
+        >>> [Layout(shard=2, tensor=2).data_rank(rank) for rank in range(4)]
+        [0, 0, 1, 1]
+        """
+        place = self.place(rank)
+        return place["replicate"] * self.shard + place["shard"]
+
+    def sharing(self, rank: int) -> list[int]:
+        """Return the ranks that work on the same rows as `rank`, itself among them.
+
+        >>> Layout(shard=2, tensor=2).sharing(2)
+        [2, 3]
+        """
+        wanted = self.data_rank(rank)
+        return [other for other in range(self.world_size) if self.data_rank(other) == wanted]
+
+    def leads(self, rank: int) -> bool:
+        """Whether a rank is the first of those that work on the same rows, and speaks for them."""
+        return self.sharing(rank)[0] == rank
+
+    def __str__(self) -> str:
+        """Return the axes that share anything, as `shard 4 x tensor 2`."""
+        said = [f"{axis} {degree}" for axis, degree in zip(AXES, self.degrees, strict=True) if degree > 1]
+        return " x ".join(said) or "one rank"
+
+
+def layout_of(config: ParallelConfig, *, world_size: int) -> Layout:
+    """Return the layout of a run on so many ranks.
+
+    Raises:
+        ConfigError: the degrees do not multiply to them; with what would.
+
+    >>> str(layout_of(ParallelConfig(tensor=2), world_size=8))
+    'shard 4 x tensor 2'
+    """
+    if world_size < 1:
+        raise ConfigError("The number of ranks must be at least 1", got=world_size)
+    degrees = {axis: getattr(config, axis) for axis in AXES}
+    fixed = math.prod(degree for degree in degrees.values() if degree != REST)
+    rest, left_over = divmod(world_size, fixed)
+    shown = " x ".join(f"{axis} {d}" for axis, d in degrees.items() if d not in (1, REST)) or "1"
+    if REST in degrees.values():
+        if left_over or not rest:
+            raise ConfigError(
+                f"The degrees in parallel ({shown} = {fixed}) do not divide {world_size} ranks",
+                fix=f"Start a multiple of {fixed} ranks, or lower a degree.",
+            )
+        degrees = {axis: rest if degree == REST else degree for axis, degree in degrees.items()}
+    elif fixed != world_size:
+        raise ConfigError(
+            f"The degrees in parallel ({shown}) multiply to {fixed}, and there are {world_size} ranks",
+            fix=f"Start {fixed} ranks, or set parallel.shard = -1 to share the model over all that are left.",
+        )
+    return _checked(Layout(**degrees), config.reshard_after_forward)
+
+
+def _checked(layout: Layout, reshard_after_forward: bool | int) -> Layout:
+    sharded = layout.shard * layout.context
+    if not isinstance(reshard_after_forward, bool) and sharded % reshard_after_forward:
+        raise ConfigError(
+            f"parallel.reshard_after_forward does not divide the {sharded} ranks that share the parameters",
+            got=reshard_after_forward,
+            fix=f"Use a divisor of {sharded}, say the ranks of one machine, or true.",
+        )
+    return layout

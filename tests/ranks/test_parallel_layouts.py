@@ -1,0 +1,166 @@
+"""Every layout against a plain torch loop in one process: same losses, same gradients.
+
+The reference knows nothing of Penstock's trainer, optimizer or parallelisms: the network, a loader of all
+rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 20 steps and
+gradients to 1e-6 of the largest element: float32 sums in another order, and nothing else.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.nn.init import init_weights
+from penstock.obs.meter import StepMeter
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.train.config import TrainConfig, build_recipe
+from penstock.train.loop import train
+from penstock.train.setup import open_state
+from penstock.train.supply import train_loader
+
+VOCAB, STEPS = 48, 20
+LLAMA = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LAYOUTS: list[tuple[int, dict[str, Any]]] = [
+    (2, {}),
+    (4, {"shard": 2, "replicate": 2}),
+    (2, {"shard": 1, "replicate": 2}),
+    (2, {"reshard_after_forward": False}),
+    (4, {"reshard_after_forward": 2}),
+    (2, {"offload": True}),
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(1, 60, (400,), generator=generator).tolist()
+    documents = [torch.randint(1, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=VOCAB)
+
+
+def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, **parallel) -> TrainConfig:
+    return build_recipe(
+        {
+            "run": {"dir": str(folder), "steps": steps},
+            "model": model,
+            "data": {
+                "corpora": {"c": {"path": str(corpus)}},
+                "sequence_length": 24,
+                "global_batch_size": 8,
+                "holdout": 0.1,
+            },
+            "optim": {"learning_rate": 1e-2, "clip_norm": 0.5},
+            "schedule": {"rule": "constant"},
+            "validate": {"every": 20, "samples": 5},
+            "parallel": parallel,
+            "compute": "float32",
+        }
+    )
+
+
+def plain_loop(recipe: TrainConfig) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return the losses of all steps and the gradients of the first, before clipping."""
+    model = Llama(LlamaConfig(**{f: getattr(recipe.model, f) for f in recipe.model.__dataclass_fields__}))
+    init_weights(model, seed=recipe.run.seed)
+    optim = recipe.optim
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    adamw = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": optim.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=optim.learning_rate,
+        betas=(optim.beta1, optim.beta2),
+        eps=optim.eps,
+    )
+    losses, first = [], {}
+    loader = train_loader(recipe, rank=0, world_size=1, deliver="torch")
+    batches = iter(loader)
+    for batch in batches:
+        logits = model(batch["input_ids"], position_ids=batch["position_ids"], cu_seqlens=batch["cu_seqlens"])
+        loss = functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        loss.backward()
+        first = first or {name: p.grad.clone() for name, p in model.named_parameters()}
+        torch.nn.utils.clip_grad_norm_(model.parameters(), optim.clip_norm)
+        adamw.step()
+        adamw.zero_grad()
+        losses.append(loss.item())
+        if len(losses) == recipe.run.steps:
+            break
+    batches.close()
+    return losses, first
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def trained(recipe: TrainConfig, world) -> tuple[list[dict[str, Any]], dict[str, torch.Tensor]]:
+    """Return the records of a run, and the gradients of its first step, clipped."""
+    records, first = [], {}
+    state = open_state(recipe, world)
+
+    def keep(*_) -> None:
+        if not first:
+            first.update({name: whole(p.grad) for name, p in state.model.named_parameters()})
+
+    state.optimizer.register_step_pre_hook(keep)
+    train(
+        state,
+        recipe,
+        world,
+        meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
+        stop_requested=lambda: False,
+        sinks=[records.append],
+        on_batch=lambda *_: None,
+    )
+    return records, first
+
+
+@pytest.fixture(scope="module")
+def plain(corpus, tmp_path_factory):
+    """What the plain loop finds, by model, computed once each."""
+    found: dict[str, Any] = {}
+
+    def of(model: dict[str, Any]):
+        if (key := str(model)) not in found:
+            recipe = recipe_of(corpus, tmp_path_factory.mktemp("plain"), model=model)
+            (found[key],) = on_ranks(lambda _: plain_loop(recipe), ranks=1)
+        return found[key]
+
+    return of
+
+
+def assert_equal(results, expected) -> None:
+    losses, gradients = expected
+    norm = torch.stack([g.double().norm() for g in gradients.values()]).norm().item()
+    clip = min(1.0, 0.5 / (norm + 1e-6))
+    largest = clip * max(g.abs().max().item() for g in gradients.values())
+    for records, found in results:
+        steps = [record for record in records if "loss" in record]
+        assert [record["loss"] for record in steps] == pytest.approx(losses, rel=1e-5)
+        assert steps[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
+        assert found.keys() <= gradients.keys()
+        for name, gradient in found.items():
+            torch.testing.assert_close(
+                gradient,
+                clip * gradients[name],
+                rtol=0,
+                atol=1e-6 * largest,
+                msg=lambda m, n=name: f"{n}: {m}",
+            )
+
+
+@pytest.mark.parametrize(("ranks", "parallel"), LAYOUTS, ids=str)
+def test_losses_and_gradients_equal_those_of_the_plain_loop(corpus, tmp_path, plain, ranks, parallel):
+    recipe = recipe_of(corpus, tmp_path, **parallel)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(LLAMA))
