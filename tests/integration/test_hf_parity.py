@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     GraniteConfig,
     LlamaConfig,
@@ -15,8 +16,11 @@ from transformers import (
 )
 
 from penstock.checkpoint.hf import load_pretrained, read_config, save_pretrained
+from penstock.core.config import build
 from penstock.core.errors import ModelError, UsageError
 from penstock.models import FAMILIES
+from penstock.models.llama.config import LlamaConfig as OurConfig
+from penstock.models.presets import PRESETS
 
 SMALL = {
     "vocab_size": 97,
@@ -127,6 +131,17 @@ def test_num_parameters_counts_the_parameters_of_transformers(reference):
     folder, _ = reference
     model = AutoModelForCausalLM.from_pretrained(folder)
     assert read_config(folder).num_parameters == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_is_the_same_model_in_transformers(name):
+    config = build(OurConfig, PRESETS[name])
+    with torch.device("meta"):
+        theirs = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config.to_hugging_face()))
+        ours = FAMILIES[config.model_type](config)
+    names = FAMILIES[config.model_type].hugging_face_names(config)
+    shapes = {names[name]: parameter.shape for name, parameter in ours.named_parameters()}
+    assert shapes == {name: parameter.shape for name, parameter in theirs.named_parameters()}
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
 from penstock.data.opening import vocab_size_of
 from penstock.models.llama.config import LlamaConfig
+from penstock.models.presets import expanded
 from penstock.parallel.layout import ParallelConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 
@@ -152,8 +153,9 @@ class TrainConfig:
 def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:
     """Read a recipe with `--set` values over it, and fill in what follows from the data.
 
-    `model.vocab_size` follows from the corpora and `model.max_position_embeddings` from the sequence
-    length where the recipe leaves them out.
+    `model.preset` names a published shape, whose values the section's own keys change. `model.vocab_size`
+    follows from the corpora and `model.max_position_embeddings` from the sequence length where neither the
+    recipe nor the preset says them.
 
     Raises:
         ConfigError: an unknown key, a wrong type or a value out of range.
@@ -168,6 +170,9 @@ def build_recipe(raw: Raw) -> TrainConfig:
     for name, section in (("data", data), ("model", model)):
         if name in raw and not isinstance(section, dict):
             raise ConfigError(f"{name} must be a section", got=section, fix=f"Write its keys under [{name}].")
+    if isinstance(model, dict):
+        model = expanded(model)
+        raw = {**raw, "model": model}
     if isinstance(data, dict) and isinstance(model, dict):
         built = config.build(DataConfig, data, where="data")
         vocab_sizes = {name: vocab_size_of(path) for name, path in built.paths.items()}

@@ -51,6 +51,16 @@ def test_the_vocabulary_is_that_of_the_largest_corpus(raw: dict[str, Any], tmp_p
         build_recipe(raw)
 
 
+def test_a_preset_is_written_out_under_the_keys_beside_it(raw: dict[str, Any]) -> None:
+    raw["model"] = {"preset": "llama3-8b", "num_hidden_layers": 2}
+    model = build_recipe(raw).model
+    assert (model.hidden_size, model.num_hidden_layers) == (4096, 2)
+    assert (model.vocab_size, model.max_position_embeddings) == (128_256, 8192)
+    raw["model"]["vocab_size"] = 40
+    with pytest.raises(ConfigError, match=r"Corpus 'c' has token ids up to 49, model.vocab_size is 40"):
+        build_recipe(raw)
+
+
 def test_a_recipe_dumped_as_json_builds_an_equal_one(raw: dict[str, Any]) -> None:
     raw["data"]["corpora"]["c"] |= {"weight": 2, "epochs": 3}
     raw |= {

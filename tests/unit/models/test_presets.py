@@ -1,0 +1,73 @@
+"""Presets: each builds without memory and has the published number of parameters."""
+
+import pytest
+import torch
+
+from penstock.core.config import build
+from penstock.core.errors import ConfigError
+from penstock.models import FAMILIES
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.presets import PRESETS, expanded
+
+PUBLISHED = {
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "granite-7b": 6_738_415_616,  # the architecture and vocabulary of Llama 2
+    "t5-11b-decoder": 11_000_942_592,  # of our own making
+    "llama3-8b": 8_030_261_248,
+    "llama3-70b": 70_553_706_496,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.1-405b": 405_853_388_800,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "granite3-2b": 2_533_531_648,
+    "granite3-8b": 8_170_848_256,
+    "mistral-7b-v0.1": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo": 12_247_782_400,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen2.5-14b": 14_770_033_664,
+    "qwen2.5-32b": 32_763_876_352,
+    "qwen2.5-72b": 72_706_203_648,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-14b": 14_768_307_200,
+    "qwen3-32b": 32_762_123_264,
+}
+
+
+def test_every_preset_has_a_published_count():
+    assert list(PRESETS) == list(PUBLISHED)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_builds_on_the_meta_device_with_the_published_number_of_parameters(name):
+    config = build(LlamaConfig, PRESETS[name])
+    with torch.device("meta"):
+        model = FAMILIES[config.model_type](config)
+    assert sum(parameter.numel() for parameter in model.parameters()) == PUBLISHED[name]
+    assert config.num_parameters == PUBLISHED[name]
+
+
+def test_keys_beside_a_preset_change_it():
+    model = expanded({"preset": "llama3.1-405b", "num_hidden_layers": 2, "tie_word_embeddings": True})
+    assert "preset" not in model
+    config = build(LlamaConfig, model)
+    assert (config.num_hidden_layers, config.tie_word_embeddings) == (2, True)
+    assert config.hidden_size == 16_384
+    assert config.rope_scaling is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("llama3.1-8B", "Did you mean 'llama3.1-8b'"), (7, "Known: granite-7b, ")]
+)
+def test_an_unknown_preset_names_the_nearest(name, hint):
+    with pytest.raises(ConfigError, match=hint):
+        expanded({"preset": name})
