@@ -13,7 +13,7 @@ from penstock.testing.ranks import on_ranks
 from penstock.train.config import build_recipe
 from penstock.train.loop import train
 from penstock.train.setup import open_state
-from penstock.train.step import train_step
+from penstock.train.step import Asked, train_step
 
 VOCAB = 50
 
@@ -94,7 +94,7 @@ def test_the_losses_of_a_step_by_corpus_are_those_of_float64(corpora, tmp_path, 
             )
         state = open_state(recipe, world)
         result = train_step(
-            state, next(iter(state.loader)), world, micro_batch_size=2, clip_norm=1.0, stop=False
+            state, next(iter(state.loader)), world, micro_batch_size=2, clip_norm=1.0, asked=Asked(stop=False)
         )
         labels, names = whole["labels"], state.loader.corpora_of(whole["sample_ids"].numpy())
         each = functional.cross_entropy(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from penstock.core import clock
+from penstock.obs.phases import Phases
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,8 +15,11 @@ class Rates:
 
     step_s: float
     tokens_per_s: float
-    data_wait_share: float
     mfu: float
+    hfu: float
+    """As mfu, with what is computed a second time to save memory."""
+    shares: dict[str, float]
+    """Phase -> its share of the step; see obs/phases.py."""
 
 
 class StepMeter:
@@ -24,20 +28,32 @@ class StepMeter:
     Args:
         flops_per_token: of forward and backward, at a sequence length.
         peak_flops: what all devices of the run could do per second.
+        recomputed_share: of the forward pass that is computed a second time.
+        phases: where a step's time goes.
     """
 
-    def __init__(self, *, flops_per_token: Callable[[int], float], peak_flops: float) -> None:
+    def __init__(
+        self,
+        *,
+        flops_per_token: Callable[[int], float],
+        peak_flops: float,
+        recomputed_share: float = 0.0,
+        phases: Phases | None = None,
+    ) -> None:
         self._flops = flops_per_token
         self._peak = peak_flops
-        self._start = self._got_batch = clock.monotonic()
-
-    def start(self) -> None:
-        """Mark the start of a step."""
+        self._hardware = 1 + recomputed_share / 3  # backward computes twice what forward does
+        self._phases = phases or Phases()
         self._start = clock.monotonic()
 
-    def got_batch(self) -> None:
-        """Mark the moment the step's batch arrived."""
-        self._got_batch = clock.monotonic()
+    def start(self) -> None:
+        """Begin a step."""
+        self._start = clock.monotonic()
+        self._phases.start()
+
+    def mark(self, phase: str) -> None:
+        """Say that the time since the last mark was spent in a phase of obs/phases.py."""
+        self._phases.mark(phase)
 
     def finish(self, *, rows: int, sequence_length: int) -> Rates:
         """Mark the end of the step.
@@ -47,11 +63,10 @@ class StepMeter:
         """
         step_s = max(clock.monotonic() - self._start, 1e-9)
         rate = rows * sequence_length / step_s
+        mfu = rate * self._flops(sequence_length) / self._peak
+        self._phases.mark("")
         return Rates(
-            step_s=step_s,
-            tokens_per_s=rate,
-            data_wait_share=(self._got_batch - self._start) / step_s,
-            mfu=rate * self._flops(sequence_length) / self._peak,
+            step_s=step_s, tokens_per_s=rate, mfu=mfu, hfu=mfu * self._hardware, shares=self._phases.shares()
         )
 
 

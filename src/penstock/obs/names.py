@@ -6,6 +6,10 @@ METRICS_FILE = "metrics.jsonl"
 """Rank 0's records, one a step, and one a start of the run."""
 SAMPLES_FOLDER = "samples"
 """Each rank's log of sample ids and checksums."""
+TRACES_FOLDER = "traces"
+"""Traces of single steps, where the recipe asks for them."""
+TENSORBOARD_FOLDER = "tensorboard"
+"""Event files, where the recipe asks for them."""
 RECIPE_FILE = "config.json"
 """The resolved recipe."""
 
@@ -20,8 +24,13 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "learning_rate": ("", "of the step"),
     "tokens_per_s": ("tokens/s", "tokens of the step over its wall time, all ranks"),
     "mfu": ("share", "model FLOPs utilisation: useful FLOP/s over the devices' peak"),
+    "hfu": ("share", "hardware FLOPs utilisation: as mfu, with activations that were computed twice"),
     "step_s": ("s", "wall time of the step, waiting for data included"),
     "data_wait_share": ("share", "share of the step spent waiting for its batch"),
+    "forward_share": ("share", "share of the step in forward passes, the loss included"),
+    "backward_share": ("share", "share of the step in backward passes"),
+    "communication_share": ("share", "share of the step blocked on other ranks: not hidden by computation"),
+    "optimizer_share": ("share", "share of the step clipping the gradient and updating the weights"),
     "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
     "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, by name"),
     "corpus_epochs": ("passes", "passes over each corpus so far, by name"),

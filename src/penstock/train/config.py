@@ -13,6 +13,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import expanded
 from penstock.parallel.layout import ParallelConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
+from penstock.train.measure_config import MeasureConfig
 
 __all__ = [
     "AdaptiveConfig",
@@ -133,6 +134,7 @@ class TrainConfig:
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of gathered weights and activations; sharded weights and reductions are float32."""
 

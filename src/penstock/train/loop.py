@@ -25,7 +25,7 @@ from penstock.train.evaluate import heldout_loss
 from penstock.train.record import MixtureLog, step_record
 from penstock.train.schedule import learning_rate
 from penstock.train.state import Batch, TrainState
-from penstock.train.step import StepResult, train_step
+from penstock.train.step import Asked, StepResult, train_step
 
 
 def train(
@@ -50,11 +50,13 @@ def train(
         while state.step < config.run.steps:
             torch.manual_seed(key_of(config.run.seed, "step", state.step, state.mesh.data_rank) % 2**63)
             rate = set_learning_rate(state, config)
+            if state.windows is not None:
+                state.windows.begin(state.step + 1)
             meter.start()
             mixture.begin_step()
             rows_asked = micro_batch_size_at(state.step)
             batch = next(batches)
-            meter.got_batch()
+            meter.mark("data_wait")
             local, length = batch["input_ids"].shape
             rows = micro_rows(local, rows_asked)
             result = train_step(
@@ -63,11 +65,13 @@ def train(
                 world,
                 micro_batch_size=rows,
                 clip_norm=config.optim.clip_norm,
-                stop=stop_requested(),
-                news=state.control is not None and state.control.has_news(),
+                asked=Asked(stop_requested(), state.control is not None and state.control.has_news()),
+                mark=meter.mark,
             )
             on_batch(batch, state.step)
             rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
+            if state.windows is not None:
+                state.windows.end(state.step)
             emit(step_record(state, result, rates, learning_rate=rate) | mixture.record(), sinks)
             for event in mixture.events():
                 emit(event, sinks)

@@ -2,7 +2,6 @@
 
 import zlib
 from collections.abc import Callable
-from dataclasses import asdict
 
 import torch
 
@@ -23,7 +22,11 @@ def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning
         "loss": result.loss,
         "grad_norm": result.grad_norm,
         "learning_rate": learning_rate,
-        **asdict(rates),
+        "step_s": rates.step_s,
+        "tokens_per_s": rates.tokens_per_s,
+        "mfu": rates.mfu,
+        "hfu": rates.hfu,
+        **{f"{phase}_share": share for phase, share in rates.shares.items()},
         "memory_bytes": memory,
     }
 

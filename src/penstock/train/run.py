@@ -8,14 +8,18 @@ import torch
 import torch.distributed as dist
 
 from penstock.core import clock, log
+from penstock.core import config as configs
 from penstock.core.files import exclusive
 from penstock.core.signals import StopFlag
 from penstock.obs.meter import StepMeter
-from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER
+from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
 from penstock.obs.peak import peak_flops
+from penstock.obs.phases import Phases, stamps_for
 from penstock.obs.sinks import Sink
 from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines, rewind
+from penstock.obs.sinks.tensorboard import TensorBoard
+from penstock.obs.sinks.wandb import WeightsAndBiases
 from penstock.parallel.mesh import World, join
 from penstock.train.config import TrainConfig
 from penstock.train.control import Control
@@ -23,6 +27,7 @@ from penstock.train.loop import train
 from penstock.train.record import sample_log
 from penstock.train.setup import open_state, write_identity
 from penstock.train.state import TrainState
+from penstock.train.tracing import Windows
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +56,8 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
             return True
         state.control = Control(recipe, state.loader, world)
         state.control.start()
+        windows = Windows(recipe.measure, folder, rank=world.ranks.rank, device=world.device)
+        state.windows = stack.enter_context(windows)
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(
             state,
@@ -80,12 +87,26 @@ def _open_logs(
         stack.callback(file.close)
         file({"event": "start", "step": state.step, "ranks": world.ranks.world_size, "time": clock.utc_now()})
         sinks = [file, stack.enter_context(ProgressLine(steps=recipe.run.steps, done=state.step))]
+        sinks += _optional_sinks(recipe, state, stack)
     dist.barrier()
     if not (recipe.run.log_samples and state.mesh.leads):
         return sinks, None
     samples = JsonLines(folder / SAMPLES_FOLDER / f"rank-{world.ranks.rank:05d}.jsonl")
     stack.callback(samples.close)
     return sinks, samples
+
+
+def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) -> list[Sink]:
+    folder, asked = Path(recipe.run.dir), recipe.measure
+    sinks: list[Sink] = []
+    if asked.tensorboard:
+        sinks.append(stack.enter_context(TensorBoard(folder / TENSORBOARD_FOLDER, done=state.step)))
+    if asked.wandb_project:
+        resolved = configs.dump(recipe)
+        sinks.append(
+            stack.enter_context(WeightsAndBiases(folder, project=asked.wandb_project, config=resolved))
+        )
+    return sinks
 
 
 def _meter(recipe: TrainConfig, world: World) -> StepMeter:
@@ -98,4 +119,8 @@ def _meter(recipe: TrainConfig, world: World) -> StepMeter:
                 recipe.compute,
                 slower,
             )
-    return StepMeter(flops_per_token=recipe.model.flops_per_token, peak_flops=peak * world.ranks.world_size)
+    return StepMeter(
+        flops_per_token=recipe.model.flops_per_token,
+        peak_flops=peak * world.ranks.world_size,
+        phases=Phases(stamps_for(world.device.type)),
+    )

@@ -11,6 +11,7 @@ from penstock.parallel.mesh import Mesh
 from penstock.train.adaptive import Adaptive
 from penstock.train.control import Control
 from penstock.train.supply import Heldout
+from penstock.train.tracing import Windows
 
 
 @dataclass(slots=True)
@@ -30,6 +31,8 @@ class TrainState:
     """What sets the mixture by the losses, if the recipe asks for it."""
     control: Control | None = None
     """Takes up what is asked of the run from outside."""
+    windows: Windows | None = None
+    """Looks at single steps, if the recipe asks for it."""
 
     @property
     def step(self) -> int:

@@ -6,8 +6,9 @@ averages gradients over the data-parallel ranks, hence the factor `num_averaged`
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,6 +20,15 @@ from penstock.parallel.mesh import World
 from penstock.train.corpus_losses import CorpusLosses, corpus_losses, found_by_corpus
 from penstock.train.loss import next_token_loss
 from penstock.train.state import Batch, TrainState
+
+
+class Asked(NamedTuple):
+    """What a rank was asked in the meantime."""
+
+    stop: bool
+    """To stop."""
+    news: bool = False
+    """To look at a request to the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +78,15 @@ def train_step(
     *,
     micro_batch_size: int,
     clip_norm: float,
-    stop: bool,
-    news: bool = False,
+    asked: Asked,
+    mark: Callable[[str], None] = lambda _: None,
 ) -> StepResult:
     """Take one step with this rank's share of the batch; every rank must call it.
 
     Args:
         micro_batch_size: rows per forward pass.
-        stop: whether this rank was asked to stop; the ranks agree on it here, so all stop after the
-            same step.
-        news: whether this rank knows of a request to the run; agreed on likewise.
+        asked: of this rank; the ranks agree on it here, so all stop after the same step.
+        mark: told each phase as it ends; see obs/phases.py.
 
     Raises:
         CorpusError: the batch holds a token beyond the model's vocabulary.
@@ -86,21 +95,27 @@ def train_step(
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
     labels = int((batch["labels"] != IGNORED_LABEL).sum())
-    global_labels, stops, told = world.sum(labels, stop, news)
+    global_labels, stops, told = world.sum(labels, *asked)
+    mark("communication")
     by_corpus = corpus_losses(state, batch, world.device)
     scale = num_averaged / max(global_labels / copies, 1.0)
     local_loss = torch.zeros((), device=world.device)
     for part in micro_batches(batch, rows=micro_batch_size, device=world.device):
         loss = loss_sum(state.model, part, by_corpus) * scale
+        mark("forward")
         loss.backward()  # type: ignore[no-untyped-call]
+        mark("backward")
         local_loss += loss.detach()
     grad_norm = clip_gradients(state.model.parameters(), clip_norm, world)
+    mark("optimizer")
     each = found_by_corpus(by_corpus, batch)
     summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))
+    mark("communication")
     mean_loss = summed / num_averaged
     check_finite(mean_loss, grad_norm, step=state.step)
     state.optimizer.step()
     state.optimizer.zero_grad()
+    mark("optimizer")
     middle = len(each) // 2
     return StepResult(mean_loss, grad_norm, stops > 0, told > 0, tuple(each[:middle]), tuple(each[middle:]))
 

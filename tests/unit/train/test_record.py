@@ -19,7 +19,7 @@ from penstock.train.state import TrainState
 from penstock.train.step import StepResult
 from penstock.train.supply import train_loader
 
-RATES = Rates(step_s=0.5, tokens_per_s=192.0, data_wait_share=0.25, mfu=0.125)
+RATES = Rates(step_s=0.5, tokens_per_s=192.0, mfu=0.125, hfu=0.15, shares={"data_wait": 0.25, "forward": 0.5})
 
 
 @pytest.fixture
@@ -62,7 +62,9 @@ def test_a_record_counts_the_tokens_of_all_ranks(recipe, world_size: int) -> Non
         "step_s": 0.5,
         "tokens_per_s": 192.0,
         "data_wait_share": 0.25,
+        "forward_share": 0.5,
         "mfu": 0.125,
+        "hfu": 0.15,
     }
     json.dumps(record)
 
