@@ -14,19 +14,16 @@ from typing import Protocol
 import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
-from torch.nn import functional
 
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.weights import hugging_face_names
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
+from penstock.nn.head import Head
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.layout import Layout, starts_of
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rope_tables
-
-Project = Callable[[Tensor], Tensor]
-"""[..., hidden] -> logits [..., vocab]."""
 
 
 class Cache(Protocol):
@@ -117,7 +114,7 @@ class Llama(nn.Module):
         position_ids: Int[Tensor, "batch seq"] | None = None,
         cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None,
         cache: Cache | None = None,
-        finish: Callable[[Tensor, Project], Tensor] | None = None,
+        finish: Callable[[Tensor, Head], Tensor] | None = None,
     ) -> Tensor:
         """Return logits [batch, seq, vocab] in the dtype of the weights.
 
@@ -127,12 +124,12 @@ class Llama(nn.Module):
             cu_seqlens: ends of documents over the flattened batch, from 0; a row's end is always
                 among them. None: each row is one document.
             cache: holds the positions before `input_ids` and receives theirs.
-            finish: called as `finish(hidden, lm_head)` with hidden [batch, seq, hidden]; its result
-                is returned instead of logits. A loss that projects a chunk at a time belongs here:
+            finish: called as `finish(hidden, head)` with hidden [batch, seq, hidden]; its result is
+                returned instead of logits. A loss that projects a chunk at a time belongs here:
                 under `fully_shard` the output matrix is whole only inside this call.
         """
         hidden = self.hidden(input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache)
-        return self.lm_head(hidden) if finish is None else finish(hidden, self.lm_head)
+        return self.head(hidden) if finish is None else finish(hidden, self.head)
 
     def hidden(
         self,
@@ -161,14 +158,11 @@ class Llama(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
-    def lm_head(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
-        """Project the normalised residual stream to logits."""
-        logits: Tensor
-        if self.unembed is None:
-            logits = functional.linear(hidden, self.embed.weight)
-        else:
-            logits = self.unembed(hidden)
-        return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling
+    @property
+    def head(self) -> Head:
+        """What projects the normalised residual stream to logits; for use inside a forward pass."""
+        matrix = self.embed if self.unembed is None else self.unembed
+        return Head(matrix.weight, self.config.logits_scaling)
 
     def initial_std(self, name: str) -> float:
         """Return the standard deviation with which a weight matrix starts; see `nn.init`."""

@@ -1,0 +1,109 @@
+"""Cross entropy from hidden states and the output matrix, without ever holding the logits.
+
+The logits of a batch are its largest tensor: 8,192 tokens x 128,256 ids are 4.2 GB in float32, and the
+plain loss holds them two to four times. Here a few tokens at a time are projected, and their part of both
+gradients is computed at once, while their logits are there: the softmax minus one at the label is the
+gradient. So each logit is computed once and the work is that of the plain loss, three products; computing
+them anew in the backward pass would be a fourth (the idea of Liger Kernel, Hsu et al., arXiv:2410.10989).
+
+Costs: from the loss to its backward pass, which comes next, the gradient of the output matrix is held in
+float32; and the gradient of a function of *single* losses cannot be had, only that of their sum.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from penstock.nn.chunks import chunk_tokens
+from penstock.nn.head import Head
+
+
+def cross_entropy(
+    hidden: Float[Tensor, "tokens hidden"],
+    head: Head,
+    labels: Int[Tensor, "tokens"],
+    *,
+    ignored: int = -100,
+    tokens_at_once: int | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "tokens"]]:
+    """Return the summed cross entropy in nats, and that of each token without a graph.
+
+    Both are float32, or float64 if the hidden states are. Softmax, sums and the gradient of the output
+    matrix are of that type too; products are of the dtype of `hidden`.
+
+    Args:
+        labels: token ids of the whole vocabulary, whichever rows of it the head has.
+        ignored: a label that counts as 0 and gives no gradient.
+        tokens_at_once: None: as `chunk_tokens` says.
+    """
+    size = tokens_at_once or chunk_tokens(head.weight.shape[0])
+    wants = torch.is_grad_enabled()  # inside the function, gradients are always off
+    total, each = _ChunkedCrossEntropy.apply(hidden, head.weight, head, labels, ignored, size, wants)  # type: ignore[no-untyped-call]
+    return total, each
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # Any: torch adds the attributes
+        hidden: Tensor,
+        weight: Tensor,
+        head: Head,
+        labels: Tensor,
+        ignored: int,
+        size: int,
+        wants: bool,
+    ) -> tuple[Tensor, Tensor]:
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        each = torch.empty(len(labels), dtype=exact, device=hidden.device)
+        wants_hidden, wants_weight, *_ = (wants and needed for needed in ctx.needs_input_grad)
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=exact) if wants_weight else None
+        for start in range(0, len(labels), size):
+            part = slice(start, start + size)
+            logits = head(hidden[part]).to(exact)
+            each[part] = _losses(
+                logits, labels[part], head, ignored=ignored, keep=wants_hidden or wants_weight
+            )
+            slope = logits.to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(slope, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                _add_product(grad_weight, slope.T, hidden[part])
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.dtype = weight.dtype
+        ctx.mark_non_differentiable(each)
+        return each.sum(), each
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        # in place: nobody else has them, and a second one of the output matrix would not be small
+        grad_hidden, grad_weight = (None if g is None else g.mul_(upstream) for g in ctx.saved_tensors)
+        grad_weight = None if grad_weight is None else grad_weight.to(ctx.dtype)
+        return grad_hidden, grad_weight, None, None, None, None, None
+
+
+def _losses(logits: Tensor, labels: Tensor, head: Head, *, ignored: int, keep: bool) -> Tensor:
+    """Return the loss of each token; with `keep`, turn the logits in place into the gradient of their sum."""
+    vocabulary = head.vocabulary
+    seen, own = labels != ignored, labels - vocabulary.first
+    here = seen & (own >= 0) & (own < logits.shape[1])
+    own = torch.where(here, own, 0)[:, None]
+    logits -= vocabulary.largest(logits.amax(1))[:, None]
+    picked = vocabulary.total(torch.where(here, logits.gather(1, own)[:, 0], 0.0))
+    sums = vocabulary.total(logits.exp_().sum(1))
+    if keep:
+        logits *= (seen / (sums * head.logits_scaling))[:, None]
+        logits.scatter_add_(1, own, (here / -head.logits_scaling).to(logits.dtype)[:, None])
+    return torch.where(seen, sums.log() - picked, 0.0)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
