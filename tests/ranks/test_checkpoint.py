@@ -22,7 +22,7 @@ from penstock.parallel.fsdp import shard
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
 from penstock.train.config import OptimConfig
-from penstock.train.optim import adamw
+from penstock.train.optim.optimizer import build_optimizer
 
 # No dimension divides by 2, 3 or 4, and a norm of 10 leaves some of 4 ranks less than others.
 MODEL = LlamaConfig(
@@ -47,7 +47,7 @@ def sharded_tensors(world: World, *, seed: int, stepped: bool) -> dict[str, Tens
     shard(model, world.mesh, compute_dtype=torch.float32)
     model.to_empty(device=world.device)
     init_weights(model, seed=seed)
-    optimizer = adamw(model, OptimConfig(learning_rate=0.1))
+    optimizer = build_optimizer(model, OptimConfig(learning_rate=0.1))
     if stepped:
         ids = (torch.arange(32).view(2, 16) * 7) % 37
         model(ids).square().mean().backward()

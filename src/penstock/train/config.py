@@ -1,6 +1,5 @@
 """The recipe: every knob of a training run, its meaning, unit and default; imports no torch."""
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -14,12 +13,14 @@ from penstock.models.presets import expanded
 from penstock.parallel.layout import ParallelConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 from penstock.train.measure_config import MeasureConfig
+from penstock.train.optim.config import OptimConfig
 
 __all__ = [
     "AdaptiveConfig",
     "ChangeConfig",
     "CorpusConfig",
     "DataConfig",
+    "OptimConfig",
     "ParallelConfig",
     "TrainConfig",
     "build_recipe",
@@ -44,33 +45,6 @@ class RunConfig:
         if not self.dir.strip():
             raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
         at_least("run.steps", self.steps, 1)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OptimConfig:
-    """AdamW (Loshchilov and Hutter, ICLR 2019)."""
-
-    learning_rate: float = 3e-4
-    """Peak."""
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
-    weight_decay: float = 0.1
-    """On matrices; norms and biases have none."""
-    clip_norm: float = field(default=1.0, metadata=config.INFINITE)
-    """Largest norm of the whole gradient; larger ones are scaled down to it."""
-
-    def __post_init__(self) -> None:
-        for name in ("learning_rate", "eps"):
-            if not 0 < getattr(self, name) < math.inf:  # TOML has nan and inf
-                raise ConfigError(f"optim.{name} must be a number above 0", got=getattr(self, name))
-        if not self.clip_norm > 0:
-            raise ConfigError("optim.clip_norm must be above 0; inf: never clip", got=self.clip_norm)
-        if not 0 <= self.weight_decay < math.inf:
-            raise ConfigError("optim.weight_decay must be a number, zero or more", got=self.weight_decay)
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"optim.{name} must be in [0, 1)", got=getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

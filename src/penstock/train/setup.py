@@ -23,7 +23,7 @@ from penstock.parallel.mesh import Mesh, World, make_mesh
 from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
 from penstock.train.derived import check_rows
-from penstock.train.optim import adamw
+from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.state import TrainState
 from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
 
@@ -52,7 +52,8 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     check_tokenizers(loader)
     model = build_model(config, world, mesh)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
-    state = TrainState(model, adamw(model, config.optim), loader, mesh, heldout_rows(config), adaptive)
+    optimizer = build_optimizer(model, config.optim)
+    state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), adaptive)
     if checkpoint is not None:
         if adaptive is not None:
             adaptive.load_state_dict(read_meta(checkpoint).adaptive)

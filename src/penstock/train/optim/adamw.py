@@ -1,0 +1,44 @@
+"""AdamW as torch's fused kernel, on what each rank holds."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from penstock.train.optim.rule import Group, States, Update
+from penstock.train.optim.shards import local
+
+
+def init(parameter: Tensor) -> States:
+    """Return zero moments and the steps taken."""
+    return {
+        "step": torch.zeros((), dtype=torch.float32, device=local(parameter).device),
+        "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
+        "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
+    }
+
+
+def update(updates: Sequence[Update], group: Group) -> None:
+    """Take one step of AdamW for all parameters at once."""
+    beta1, beta2 = group["betas"]
+    held = [one for one in updates if one.weight.numel()]  # a rank may hold no row of a small parameter
+    for one in updates:
+        if not one.weight.numel():
+            one.states["step"] += 1
+    adamw(
+        [one.weight for one in held],
+        [one.gradient for one in held],
+        [local(one.states["exp_avg"]) for one in held],
+        [local(one.states["exp_avg_sq"]) for one in held],
+        [],
+        [one.states["step"] for one in held],
+        fused=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=group["lr"],
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        maximize=False,
+    )

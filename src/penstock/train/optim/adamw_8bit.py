@@ -1,0 +1,101 @@
+"""AdamW whose two moments are kept in 8 bits: a quarter of the memory (Dettmers et al., ICLR 2022).
+
+A matrix's moments are codes and the scales of their blocks; a few rows at a time are opened to float32,
+moved, and coded again. The step itself uses the moments before they are coded. Vectors and small matrices
+keep float32 moments, as in the paper's code: they cost nothing and are the most sensitive.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from penstock.core.errors import ConfigError
+from penstock.nn.low_bit import code_of_zero, from_codes, num_blocks, to_codes
+from penstock.train.optim import adamw
+from penstock.train.optim.config import BLOCK
+from penstock.train.optim.rule import Group, States, Update
+from penstock.train.optim.shards import like, local
+
+_SMALLEST = 4096  # numbers in a matrix whose moments are coded
+_AT_ONCE = 2**18  # numbers that are open at a time: their temporaries stay in a processor's cache
+
+
+def init(parameter: Tensor) -> States:
+    """Return the codes and scales of zero moments, or float32 moments for what is small.
+
+    Raises:
+        ConfigError: the ranks cut the rows of the matrix inside a block.
+    """
+    if parameter.ndim != 2 or parameter.numel() < _SMALLEST:
+        return adamw.init(parameter)
+    here = local(parameter)
+    _check_cut(parameter, here)
+    shape = (parameter.shape[0], num_blocks(parameter.shape[1], BLOCK))
+    states = {"step": torch.zeros((), dtype=torch.float32, device=here.device)}
+    for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
+        states[name] = torch.full_like(parameter, code_of_zero(signed=signed), dtype=torch.uint8)
+        scales = here.new_zeros((here.shape[0], num_blocks(here.shape[1], BLOCK)), dtype=torch.float32)
+        states[f"{name}_scale"] = like(parameter, scales, shape)
+    return states
+
+
+def _check_cut(parameter: Tensor, here: Tensor) -> None:
+    cuts_rows = isinstance(parameter, DTensor) and any(
+        isinstance(p, Shard) and p.dim == 1 for p in parameter.placements
+    )
+    if (
+        cuts_rows
+        and here.shape[1] != parameter.shape[1]
+        and (parameter.shape[1] % BLOCK or here.shape[1] % BLOCK)
+    ):
+        raise ConfigError(
+            f"optim.rule 'adamw_8bit' keeps a scale for each {BLOCK} columns, and parallel.tensor cuts "
+            f"{parameter.shape[1]} columns into {here.shape[1]} a rank",
+            fix="Use fewer tensor-parallel ranks, or optim.rule 'adamw'.",
+        )
+
+
+def update(updates: Sequence[Update], group: Group) -> None:
+    """Take one step of AdamW; small parameters take it in float32."""
+    adamw.update([one for one in updates if "exp_avg_scale" not in one.states], group)
+    for one in updates:
+        if "exp_avg_scale" in one.states:
+            _update_coded(one, group)
+
+
+def _update_coded(one: Update, group: Group) -> None:
+    one.states["step"] += 1
+    step = one.states["step"].item()
+    codes = {name: local(one.states[name]) for name in one.states if name != "step"}
+    rows = max(1, _AT_ONCE // one.weight.shape[1])
+    for first in range(0, one.weight.shape[0], rows):
+        some = slice(first, first + rows)
+        part = {name: state[some] for name, state in codes.items()}
+        _move(one.weight[some], one.gradient[some], part, step=step, group=group)
+
+
+def _move(weight: Tensor, gradient: Tensor, codes: States, *, step: float, group: Group) -> None:
+    """Algorithm 2 of Loshchilov and Hutter on a few rows."""
+    beta1, beta2 = group["betas"]
+    first = _opened(codes, "exp_avg", signed=True).lerp_(gradient, 1 - beta1)
+    second = (
+        _opened(codes, "exp_avg_sq", signed=False).mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+    )
+    _code(codes, "exp_avg", first, signed=True)
+    _code(codes, "exp_avg_sq", second, signed=False)
+    size = second.sqrt_().div_(math.sqrt(1 - beta2**step)).add_(group["eps"])
+    weight.mul_(1 - group["lr"] * group["weight_decay"])
+    weight.addcdiv_(first, size, value=-group["lr"] / (1 - beta1**step))
+
+
+def _opened(codes: States, name: str, *, signed: bool) -> Tensor:
+    return from_codes(codes[name], codes[f"{name}_scale"], block=BLOCK, signed=signed)
+
+
+def _code(codes: States, name: str, values: Tensor, *, signed: bool) -> None:
+    new, scales = to_codes(values, block=BLOCK, signed=signed)
+    codes[name].copy_(new)
+    codes[f"{name}_scale"].copy_(scales)
