@@ -86,6 +86,38 @@ def test_best_fit_leaves_the_shortfall_to_the_last_row() -> None:
     assert [sum(length for _, _, length in row) for row in rows] == [10, 3]
 
 
+@pytest.mark.parametrize("length", [5, 30, 4096])
+@pytest.mark.parametrize("more", [0, 1])
+def test_best_fit_is_best_fit_decreasing_by_definition(length: int, more: int) -> None:
+    rng = np.random.default_rng(length)
+    for mean in (0.1, 0.3, 0.6, 1.5):
+        lengths = rng.integers(1, 2 + int(2 * mean * length), 300).tolist()
+        lengths[0] += (more - sum(lengths)) % length  # `more` tokens too many: the last row is short
+        rows = packed("best_fit", lengths, length=length)
+        placed = [(fragment, row) for row, pieces in enumerate(rows) for fragment, *_ in pieces]
+        for fragment, expected in by_definition(lengths, length=length).items():
+            assert ((fragment, expected) in placed) == (expected is not None)
+
+
+def by_definition(lengths: list[int], *, length: int) -> dict[int, int | None]:
+    """Return the row of every remainder that fits somewhere whole, the longest first, and None for others."""
+    full = sum(n // length for n in lengths)
+    rooms = [length] * (-(-sum(lengths) // length) - full)
+    if rooms:
+        rooms[-1] -= -sum(lengths) % length
+    found: dict[int, int | None] = {}
+    for fragment in sorted(range(len(lengths)), key=lambda i: -(lengths[i] % length)):
+        rest = lengths[fragment] % length
+        fitting = [(room, row) for row, room in enumerate(rooms) if room >= rest > 0]
+        if fitting:
+            row = min(fitting)[1]
+            rooms[row] -= rest
+            found[fragment] = full + row
+        elif rest:
+            found[fragment] = None
+    return found
+
+
 def test_concat_keeps_the_given_order() -> None:
     rows = packed("concat", [3, 4, 5], length=8)
     assert rows == [[(0, 0, 3), (1, 0, 4), (2, 0, 1)], [(2, 1, 4)]]

@@ -6,16 +6,18 @@ the last gaps; because a pool holds exactly num_rows * L tokens, every row comes
 packing of language-model data: Ding et al., "Fewer truncations improve language modeling" (ICML
 2024); theirs pads, this one does not.
 
-Cost: about half a microsecond a fragment, at any sequence length. The rows with room for c tokens are a
-stack, and the non-empty stacks are set bits, so "the smallest c >= length" is a shift and a lowest bit.
+Cost: about a tenth of a microsecond a fragment, at any sequence length. Lengths descend, so rows fall into
+two stacks, those with too little room for the present length and those with enough, each with the row
+that is wanted next on top. A row that has just been given a fragment and has room for one as long is the
+tightest of all: it stays on top, and nothing is searched.
 """
 
-from bisect import bisect_left
-from operator import neg
+from bisect import insort
 
 import numpy as np
 
 from penstock.data.cut import overlay
+from penstock.data.sorting import stable_order
 from penstock.data.types import Int64, Pieces
 
 
@@ -26,97 +28,99 @@ def pack(lengths: Int64, *, num_rows: int, sequence_length: int) -> Pieces:
         lengths: [n] int64 fragment lengths, each at least 1.
         num_rows: ceil(sum of lengths / sequence_length).
     """
-    full_rows, remainders = np.divmod(lengths, sequence_length)
-    num_full = int(full_rows.sum())
-    capacities = np.full(num_rows - num_full, sequence_length, dtype=np.int64)
-    if len(capacities):
-        capacities[-1] -= num_rows * sequence_length - int(lengths.sum())
+    long = np.flatnonzero(lengths >= sequence_length)
+    full = lengths[long] // sequence_length  # rows that a fragment fills by itself
+    base = np.zeros_like(lengths)  # where its remainder begins
+    base[long] = full * sequence_length
+    remainders = lengths - base
+    num_full = int(full.sum())
+    rooms = np.full(num_rows - num_full, sequence_length)
+    rooms[-1:] -= num_rows * sequence_length - int(lengths.sum())
 
-    order = np.argsort(-remainders, kind="stable")[: np.count_nonzero(remainders)]
-    placed = np.array(_best_fit(remainders[order].tolist(), capacities.tolist()), dtype=np.int64)
+    order = stable_order(sequence_length - remainders)[: np.count_nonzero(remainders)]
+    descending = remainders[order]
+    placed = _best_fit(descending, rooms)
     fits = placed >= 0
-    whole, whole_row = order[fits], placed[fits]
-    rooms = capacities - np.bincount(whole_row, weights=remainders[whole], minlength=len(capacities)).astype(
-        np.int64
+    whole, left = order[fits], order[~fits]
+    split, split_offset, split_length, gap = _fill(
+        rooms, placed[fits], whole_lengths=descending[fits], left_lengths=descending[~fits]
     )
-    gaps = np.flatnonzero(rooms)
-    gaps = gaps[np.argsort(-rooms[gaps], kind="stable")]  # the largest gaps first: fewest splits
-    left = order[~fits]
-    split, split_offset, split_length, gap = overlay(remainders[left], rooms[gaps])
+    fragment = np.concatenate((whole, left[split]))
+    offset = base[fragment]
+    offset[len(whole) :] += split_offset
+    length = np.concatenate((descending[fits], split_length))
+    row = np.concatenate((placed[fits], gap))
 
-    base = full_rows * sequence_length
-    full_fragment = np.repeat(np.arange(len(lengths)), full_rows)
-    full_offset = _counts_within(full_rows) * sequence_length
-    fragment = np.concatenate((full_fragment, whole, left[split]))
-    offset = np.concatenate((full_offset, base[whole], base[left[split]] + split_offset))
-    length = np.concatenate((np.full(num_full, sequence_length), remainders[whole], split_length))
-    row = np.concatenate((np.arange(num_full), num_full + whole_row, num_full + gaps[gap]))
-    by_row = np.argsort(row, kind="stable")
-    ends = np.cumsum(np.bincount(row, minlength=num_rows))
-    return Pieces(fragment[by_row], offset[by_row], length[by_row], ends)
+    by_row = stable_order(row)
+    full_ends = np.arange(1, num_full + 1)
+    ends = num_full + np.cumsum(np.bincount(row, minlength=len(rooms)))
+    return Pieces(
+        np.concatenate((np.repeat(long, full), fragment[by_row])),
+        np.concatenate((_counts_within(full) * sequence_length, offset[by_row])),
+        np.concatenate((np.full(num_full, sequence_length), length[by_row])),
+        np.concatenate((full_ends, ends)),
+    )
 
 
-def _best_fit(lengths: list[int], capacities: list[int]) -> list[int]:
+def _best_fit(lengths: Int64, rooms: Int64) -> Int64:
     """Return the bin of each length, or -1; lengths descend.
 
-    Bins of equal room are a linked stack. Which stacks are not empty is a bit set of two levels, words of 64
-    rooms and a summary of the words, so a step costs the same at any sequence length. The loop is the cost
-    of packing: it calls nothing that it can do itself.
+    A bin is one integer, its room above its number. `tight` holds those with too little room for the present
+    length, ascending; `fitting` those with enough, descending: both end with the one that is wanted next.
     """
-    most = max(capacities, default=0)
-    top, below = [-1] * (most + 1), [-1] * len(capacities)
-    placed = _largest(lengths, capacities)
-    rooms = [
-        *capacities[: len(capacities) - len(placed)],
-        *(most - length for length in lengths[: len(placed)]),
-    ]
-    for index, room in zip([*range(len(capacities) - len(placed)), *placed], rooms, strict=True):
-        below[index], top[room] = top[room], index
-    words, summary = [0] * ((most >> 6) + 1), 0
-    for room in set(rooms):
-        words[room >> 6] |= 1 << (room & 63)
-        summary |= 1 << (room >> 6)
-    for length in lengths[len(placed) :]:
-        word, room = length >> 6, length
-        fitting = words[word] >> (length & 63) if length <= most else 0
+    bits, alone = len(rooms).bit_length(), _alone(lengths, rooms)
+    left = rooms.copy()
+    left[:alone] -= lengths[:alone]
+    tight = [-1, *np.sort(left << bits | np.arange(len(left))).tolist()]  # no length is that small
+    fitting: list[int] = []
+    placed = []
+    needed = (lengths[alone:] << bits).tolist()
+    least, most = min(needed, default=0), tight[-1]
+    for length in needed:
+        while most >= length:
+            fitting.append(tight.pop())
+            most = tight[-1]
         if not fitting:
-            later = summary >> (word + 1)
-            if not later:
-                placed.append(-1)
-                continue
-            word += (later & -later).bit_length()
-            fitting, room = words[word], word << 6
-        room += (fitting & -fitting).bit_length() - 1
-        index = top[room]
-        placed.append(index)
-        under = below[index]
-        top[room] = under
-        if under < 0:
-            words[word] ^= 1 << (room & 63)
-            if not words[word]:
-                summary ^= 1 << word
-        rest = room - length
-        under = top[rest]
-        below[index], top[rest] = under, index
-        if under < 0:
-            words[rest >> 6] |= 1 << (rest & 63)
-            summary |= 1 << (rest >> 6)
-    return placed
+            placed.append(-1)
+            continue
+        room = fitting.pop()
+        placed.append(room)
+        room -= length
+        if room >= length:
+            fitting.append(room)
+        elif room >= least:  # what has less takes nothing any more
+            insort(tight, room)
+            most = tight[-1]
+    bins = np.fromiter(placed, np.int64, len(placed))
+    return np.concatenate((np.arange(alone), np.where(bins < 0, -1, bins & (1 << bits) - 1)))
 
 
-def _largest(lengths: list[int], capacities: list[int]) -> list[int]:
-    """Return the bins of the lengths over half a row: each takes an empty one, since no two share one.
+def _alone(lengths: Int64, rooms: Int64) -> int:
+    """Return how many lengths are over half a row: each takes an empty one, since no two share one.
 
     None of them where a bin is short, which one of them might fit better.
     """
-    if not capacities or capacities[-1] != capacities[0]:
-        return []
-    count = bisect_left(lengths, -capacities[0] // 2, key=neg)
-    return list(range(len(capacities) - 1, -1, -1))[:count]
+    if not len(rooms) or rooms[-1] != rooms[0]:
+        return 0
+    return min(int(np.count_nonzero(lengths > rooms[0] // 2)), len(rooms))
+
+
+def _fill(
+    rooms: Int64, placed: Int64, *, whole_lengths: Int64, left_lengths: Int64
+) -> tuple[Int64, Int64, Int64, Int64]:
+    """Split what is left to fill the gaps, the largest first: fewest splits.
+
+    Returns:
+        as `overlay`, for what is left, and the bins.
+    """
+    gaps = rooms - np.bincount(placed, weights=whole_lengths, minlength=len(rooms)).astype(np.int64)
+    bins = np.flatnonzero(gaps)
+    bins = bins[np.argsort(-gaps[bins], kind="stable")]
+    split, offset, length, gap = overlay(left_lengths, gaps[bins])
+    return split, offset, length, bins[gap]
 
 
 def _counts_within(repeats: Int64) -> Int64:
     """Return 0, 1, ..., r-1 for each r of `repeats`, end to end."""
     ends = np.cumsum(repeats)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.arange(total) - np.repeat(ends - repeats, repeats)
+    return np.arange(repeats.sum()) - np.repeat(ends - repeats, repeats)
