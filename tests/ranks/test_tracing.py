@@ -1,4 +1,4 @@
-"""Traces and memory records of single steps, written by ranks that train, opened as Perfetto opens them."""
+"""What ranks that train write down of single steps: traces, memory, traffic, time blocked on each other."""
 
 import gzip
 import json
@@ -8,6 +8,9 @@ import pytest
 import torch
 
 from penstock.obs.meter import StepMeter
+from penstock.obs.phases import PHASES, Phases
+from penstock.parallel.blocked import count_blocked
+from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.train.config import build_recipe
@@ -15,14 +18,16 @@ from penstock.train.loop import train
 from penstock.train.measure_config import MeasureConfig
 from penstock.train.setup import open_state
 from penstock.train.tracing import Windows
+from penstock.train.watch import Watch
 
 STEPS = 5
+_OF_SUMS = 250  # bytes of the step's own counts, losses and norms
 
 
-def recipe_of(folder):
+def recipe_of(folder, **sections):
     generator = torch.Generator().manual_seed(0)
-    documents = [torch.randint(1, 50, (30,), generator=generator).tolist() for _ in range(60)]
-    corpus = write_corpus(folder / "corpus", documents, vocab_size=50)
+    documents = [torch.randint(1, 64, (30,), generator=generator).tolist() for _ in range(60)]
+    corpus = write_corpus(folder / "corpus", documents, vocab_size=64)
     model = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
@@ -32,24 +37,62 @@ def recipe_of(folder):
         {
             "run": {"dir": str(folder / "run"), "steps": STEPS},
             "model": model,
-            "data": {"corpora": {"c": {"path": str(corpus)}}, "sequence_length": 16, "global_batch_size": 2},
+            "data": {"corpora": {"c": {"path": str(corpus)}}, "sequence_length": 16, "global_batch_size": 4},
             "compute": "float32",
+            **sections,
         }
     )
 
 
 def trained(recipe, folder, config, world):
+    """Train; return the records, and the bytes of all parameters and of those in blocks."""
     state = open_state(recipe, world)
-    with Windows(config, folder, rank=world.ranks.rank, device=world.device) as state.windows:
+    meter = StepMeter(
+        flops_per_token=lambda _: 1, peak_flops=1, phases=Phases(blocked_s=count_blocked(state.model))
+    )
+    records = []
+    with Windows(config, folder, rank=world.ranks.rank, device=world.device) as windows:
+        state.watch = Watch(windows=windows, traffic=TrafficMeter(state.mesh))
         train(
             state,
             recipe,
             world,
-            meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
+            meter=meter,
             stop_requested=lambda: False,
-            sinks=[],
+            sinks=[records.append],
             on_batch=lambda *_: None,
         )
+    sizes = {name: 4 * p.numel() for name, p in state.model.named_parameters()}
+    in_blocks = sum(size for name, size in sizes.items() if name.startswith("layers."))
+    return records, sum(sizes.values()), in_blocks
+
+
+@pytest.mark.parametrize(("shard", "replicate"), [(4, 1), (2, 2), (1, 2)])
+def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(tmp_path, shard, replicate):
+    recipe = recipe_of(tmp_path, parallel={"shard": shard, "replicate": replicate})
+    found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=shard * replicate)
+    for records, whole, in_blocks in found:
+        (event,) = (record for record in records if record.get("event") == "traffic")
+        assert event["step"] == 2
+        sent = event["sent_bytes"]
+        # Gathered for the forward, blocks again for the backward; gloo reduces for all, at twice the price.
+        per_shard = (whole + in_blocks + 2 * whole) * (shard - 1) / shard
+        per_copy = 2 * whole / shard * (replicate - 1) / replicate
+        for axis, expected in (("shard", per_shard), ("replicate", per_copy)):
+            assert expected <= sent.get(axis, 0) <= expected + _OF_SUMS
+        assert sent.get("all", 0) <= _OF_SUMS
+
+
+def test_time_blocked_on_the_others_is_communication(tmp_path):
+    (records, *_), _ = on_ranks(partial(trained, recipe_of(tmp_path), tmp_path, MeasureConfig()), ranks=2)
+    steps = [record for record in records if "loss" in record]
+    assert len(steps) == STEPS
+    for step in steps:
+        shares = [step[f"{phase}_share"] for phase in PHASES]
+        assert all(0 <= share <= 1 for share in shares)
+        assert sum(shares) <= 1 + 1e-6
+        assert step["communication_share"] > 0
+        assert step["backward_share"] > 0
 
 
 @pytest.fixture(scope="module")

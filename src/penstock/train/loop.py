@@ -50,8 +50,7 @@ def train(
         while state.step < config.run.steps:
             torch.manual_seed(key_of(config.run.seed, "step", state.step, state.mesh.data_rank) % 2**63)
             rate = set_learning_rate(state, config)
-            if state.windows is not None:
-                state.windows.begin(state.step + 1)
+            state.watch.begin(state.step + 1)
             meter.start()
             mixture.begin_step()
             rows_asked = micro_batch_size_at(state.step)
@@ -70,10 +69,8 @@ def train(
             )
             on_batch(batch, state.step)
             rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
-            if state.windows is not None:
-                state.windows.end(state.step)
             emit(step_record(state, result, rates, learning_rate=rate) | mixture.record(), sinks)
-            for event in mixture.events():
+            for event in [*mixture.events(), *state.watch.end(state.step, (local, length, rows))]:
                 emit(event, sinks)
             follow_losses(state, result, config, world)
             if result.news and state.control is not None:

@@ -20,7 +20,9 @@ from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines, rewind
 from penstock.obs.sinks.tensorboard import TensorBoard
 from penstock.obs.sinks.wandb import WeightsAndBiases
+from penstock.parallel.blocked import count_blocked
 from penstock.parallel.mesh import World, join
+from penstock.parallel.recorder import TrafficMeter
 from penstock.train.config import TrainConfig
 from penstock.train.control import Control
 from penstock.train.loop import train
@@ -28,6 +30,7 @@ from penstock.train.record import sample_log
 from penstock.train.setup import open_state, write_identity
 from penstock.train.state import TrainState
 from penstock.train.tracing import Windows
+from penstock.train.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -57,13 +60,13 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
         state.control = Control(recipe, state.loader, world)
         state.control.start()
         windows = Windows(recipe.measure, folder, rank=world.ranks.rank, device=world.device)
-        state.windows = stack.enter_context(windows)
+        state.watch = Watch(windows=stack.enter_context(windows), traffic=TrafficMeter(state.mesh))
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(
             state,
             recipe,
             world,
-            meter=_meter(recipe, world),
+            meter=_meter(recipe, state, world),
             stop_requested=lambda: flag.requested_by is not None,
             sinks=sinks,
             on_batch=sample_log(samples),
@@ -109,7 +112,7 @@ def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) ->
     return sinks
 
 
-def _meter(recipe: TrainConfig, world: World) -> StepMeter:
+def _meter(recipe: TrainConfig, state: TrainState, world: World) -> StepMeter:
     peak = peak_flops(world.device, getattr(torch, recipe.compute))
     if recipe.compute != "float32" and world.device.type == "cpu" and world.is_first:
         slower = peak_flops(world.device, torch.float32) / peak
@@ -119,8 +122,9 @@ def _meter(recipe: TrainConfig, world: World) -> StepMeter:
                 recipe.compute,
                 slower,
             )
+    blocked = count_blocked(state.model) if world.device.type == "cpu" else lambda: 0.0
     return StepMeter(
         flops_per_token=recipe.model.flops_per_token,
         peak_flops=peak * world.ranks.world_size,
-        phases=Phases(stamps_for(world.device.type)),
+        phases=Phases(stamps_for(world.device.type), blocked),
     )

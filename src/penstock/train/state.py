@@ -1,6 +1,6 @@
 """The live objects of a training run: what a step changes and a checkpoint saves."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from penstock.parallel.mesh import Mesh
 from penstock.train.adaptive import Adaptive
 from penstock.train.control import Control
 from penstock.train.supply import Heldout
-from penstock.train.tracing import Windows
+from penstock.train.watch import Watch
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class TrainState:
     """What sets the mixture by the losses, if the recipe asks for it."""
     control: Control | None = None
     """Takes up what is asked of the run from outside."""
-    windows: Windows | None = None
-    """Looks at single steps, if the recipe asks for it."""
+    watch: Watch = field(default_factory=Watch)
+    """Looks at single steps, as the recipe asks."""
 
     @property
     def step(self) -> int:

@@ -1,0 +1,95 @@
+"""Read torch's flight recorder: the last collectives of this rank, kept by the process group itself.
+
+It records always, on gloo and NCCL, at the cost of a small entry a collective; so it can say what a step
+sent, and after a hang which collective each rank had come to.
+"""
+
+import json
+import logging
+import math
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+
+from penstock.core.env import local_world_size
+from penstock.obs.traffic import Collective, by_axis
+from penstock.parallel.mesh import Mesh
+
+log = logging.getLogger(__name__)
+
+_BYTES = {
+    "Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2,
+    "Byte": 1, "Char": 1, "Bool": 1, "Float8_e4m3fn": 1, "Float8_e5m2": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A stretch of the recorder."""
+
+    last: int
+    """Number of the last collective recorded so far; -1: none."""
+    collectives: tuple[Collective, ...]
+    is_whole: bool
+    """Whether none of the stretch had been overwritten."""
+
+
+def recorded(after: int = -1) -> Recorded:
+    """Return the collectives that this rank has begun after number `after`."""
+    entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+    numbers = [entry["record_id"] for entry in entries]
+    new = [entry for entry in entries if entry["record_id"] > after]
+    is_whole = not numbers or min(numbers) <= after + 1
+    return Recorded(max(numbers, default=after), tuple(map(_collective, new)), is_whole)
+
+
+def _collective(entry: dict[str, list[list[int]]]) -> Collective:
+    name, group = str(entry["profiling_name"]), str(entry["process_group"][0])
+    sides = (("input_sizes", "input_dtypes"), ("output_sizes", "output_dtypes"))
+    num_bytes = max(
+        sum(
+            math.prod(size) * _BYTES.get(str(kind), 4)
+            for size, kind in zip(entry[sizes], entry[kinds], strict=False)
+        )
+        for sizes, kinds in sides
+    )
+    return Collective(group, name.partition(":")[2].lstrip("_"), num_bytes)
+
+
+class TrafficMeter:
+    """Counts what this rank sends in a step, once for each shape of batch: it is the same in all of them."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        groups = {axis: mesh.state[axis].get_group() for axis in mesh.state.mesh_dim_names or ()}
+        several = {axis: group for axis, group in groups.items() if group.size() > 1}
+        self._axes = {str(group.group_name): axis for axis, group in several.items()}
+        self._sizes = {str(group.group_name): group.size() for group in several.values()}
+        self._sizes[""] = dist.get_world_size()
+        machine = local_world_size()
+        self._far = [
+            axis
+            for axis, group in several.items()
+            if len({rank // machine for rank in dist.get_process_group_ranks(group)}) > 1
+        ]
+        self._known: set[tuple[int, ...]] = set()
+        self._shape: tuple[int, ...] | None = None
+        self._last = -1
+
+    def begin(self) -> None:
+        """Look at the recorder, if the step before was the first of its shape of batch."""
+        if self._shape is not None and self._shape not in self._known:
+            self._last = recorded().last
+
+    def end(self, shape: tuple[int, ...]) -> dict[str, object] | None:
+        """Return what the step sent, if it was the second of its shape: the first may set things up."""
+        expected, self._shape = self._shape, shape
+        if shape in self._known or shape != expected:
+            return None
+        self._known.add(shape)
+        found = recorded(self._last)
+        if not found.is_whole:
+            log.warning("traffic not counted: a step has more collectives than TORCH_FR_BUFFER_SIZE keeps")
+            return None
+        sent = by_axis(found.collectives, axes=self._axes, sizes=self._sizes)
+        return {"sent_bytes": sent, "network_axes": self._far}
