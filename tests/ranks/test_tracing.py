@@ -118,7 +118,7 @@ def test_every_rank_writes_the_steps_that_were_asked_for(events):
 
 def test_a_trace_holds_the_operations_of_its_steps_and_no_others(events):
     names = [event.get("name") for event in events["trace-steps-2-to-3-rank-00000.json.gz"]]
-    assert names.count("Optimizer.step#AdamW.step") == 2
+    assert sum(str(name).startswith("Optimizer.step#") for name in names) == 2
     assert any("gather" in str(name) for name in names)
     assert "[memory]" not in names
 
