@@ -1,8 +1,9 @@
 """Every layout against a plain torch loop in one process: same losses, same gradients.
 
 The reference knows nothing of Penstock's trainer, optimizer or parallelisms: the network, a loader of all
-rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 20 steps and
-gradients to 1e-6 of the largest element: float32 sums in another order, and nothing else.
+rows, torch's cross entropy, clipping and AdamW. Losses agree to 1e-5 of themselves over 20 steps, and the
+gradient of each parameter to 1e-6 of its norm: float32 sums in another order, and nothing else. (A key's
+bias moves no softmax but by rotation: its gradient is what is left of sums a thousand times larger.)
 """
 
 from typing import Any
@@ -16,6 +17,8 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
 from penstock.obs.meter import StepMeter
+from penstock.parallel import apply as apply_module
+from penstock.parallel.tensor import slice_blocks
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.train.config import TrainConfig, build_recipe
@@ -38,6 +41,11 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (2, {"reshard_after_forward": False}),
     (4, {"reshard_after_forward": 2}),
     (2, {"offload": True}),
+    (2, {"tensor": 2}),
+    (4, {"tensor": 2}),
+    (4, {"tensor": 2, "shard": 1, "replicate": 2}),
+    (8, {"tensor": 2, "shard": 2, "replicate": 2}),
+    (4, {"tensor": 2, "offload": True, "reshard_after_forward": False}),
 ]
 
 
@@ -144,23 +152,66 @@ def assert_equal(results, expected) -> None:
     losses, gradients = expected
     norm = torch.stack([g.double().norm() for g in gradients.values()]).norm().item()
     clip = min(1.0, 0.5 / (norm + 1e-6))
-    largest = clip * max(g.abs().max().item() for g in gradients.values())
     for records, found in results:
         steps = [record for record in records if "loss" in record]
         assert [record["loss"] for record in steps] == pytest.approx(losses, rel=1e-5)
         assert steps[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
         assert found.keys() <= gradients.keys()
         for name, gradient in found.items():
-            torch.testing.assert_close(
-                gradient,
-                clip * gradients[name],
-                rtol=0,
-                atol=1e-6 * largest,
-                msg=lambda m, n=name: f"{n}: {m}",
-            )
+            difference = (gradient - clip * gradients[name]).double().norm()
+            own = gradients[name].double().norm()
+            assert difference <= 1e-6 * clip * (own + 1e-3 * norm), name
 
 
 @pytest.mark.parametrize(("ranks", "parallel"), LAYOUTS, ids=str)
 def test_losses_and_gradients_equal_those_of_the_plain_loop(corpus, tmp_path, plain, ranks, parallel):
     recipe = recipe_of(corpus, tmp_path, **parallel)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(LLAMA))
+
+
+FAMILIES = {
+    "tied": {"tie_word_embeddings": True},
+    "biases": {"attention_bias": True, "mlp_bias": True},
+    "granite": {
+        "model_type": "granite",
+        "embedding_multiplier": 3.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 2.0,
+        "tie_word_embeddings": True,
+    },
+    "mistral": {"model_type": "mistral", "sliding_window": 5},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_cut_over_ranks_without_changing_what_it_learns(corpus, tmp_path, plain, family):
+    model = LLAMA | FAMILIES[family]
+    recipe = recipe_of(corpus, tmp_path, model=model, tensor=2)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(model))
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
+def test_blocks_cut_over_ranks_learn_the_same_when_compiled(corpus, tmp_path, plain, monkeypatch):
+    """torch's own collectives hand out tensors still under way; compiled, their gradients were lost."""
+
+    def compiled(model, mesh):
+        slice_blocks(model, mesh)
+        for block in model.layers:
+            block.compile(backend="aot_eager")
+
+    monkeypatch.setattr(apply_module, "slice_blocks", compiled)
+    recipe = recipe_of(corpus, tmp_path, tensor=2)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(LLAMA))
+
+
+def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):
+    """8 steps on shards x slices, 6 on copies, 6 on one rank: the losses of the plain loop throughout."""
+    losses = []
+    for steps, ranks, parallel in [(8, 4, {"tensor": 2}), (14, 2, {"shard": 1, "replicate": 2}), (20, 1, {})]:
+        recipe = recipe_of(corpus, tmp_path, steps=steps, **parallel)
+        ((records, _), *_) = on_ranks(lambda world, recipe=recipe: trained(recipe, world), ranks=ranks)
+        losses += [record["loss"] for record in records if "loss" in record]
+    assert losses == pytest.approx(plain(LLAMA)[0], rel=1e-5)

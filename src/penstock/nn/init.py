@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from penstock.core.rng import key_of
 
@@ -109,10 +109,20 @@ def _place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the shape of what this rank holds and the index of its first element, per dim."""
     if not isinstance(parameter, DTensor):
         return tuple(parameter.shape), (0,) * parameter.ndim
-    for placement in parameter.placements:
-        if not isinstance(placement, Shard | Replicate):
+    shape, first = list(parameter.shape), [0] * parameter.ndim
+    coordinate = parameter.device_mesh.get_coordinate()
+    assert coordinate is not None, parameter.device_mesh
+    axes = zip(parameter.placements, parameter.device_mesh.shape, coordinate, strict=True)
+    # FSDP cuts what tensor parallelism has cut, though its axis comes first; "strided" says so
+    for placement, size, index in sorted(axes, key=lambda axis: isinstance(axis[0], _StridedShard)):
+        if isinstance(placement, Shard | _StridedShard):
+            dim = placement.dim
+            most = -(-shape[dim] // size)
+            before = min(index * most, shape[dim])
+            first[dim], shape[dim] = first[dim] + before, min(most, shape[dim] - before)
+        elif not isinstance(placement, Replicate):
             raise TypeError(f"cannot initialise a parameter placed as {placement}: a shard must be a block")
-    return compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+    return tuple(shape), tuple(first)
 
 
 def _global_index(

@@ -11,6 +11,8 @@ from penstock.core.errors import ConfigError
 from penstock.parallel.fsdp import shard
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
+from penstock.parallel.tensor import slice_blocks
+from penstock.parallel.vocabulary import slice_vocabulary
 
 
 def apply(model: nn.Module, mesh: Mesh, config: ParallelConfig, *, compute_dtype: torch.dtype) -> None:
@@ -19,7 +21,10 @@ def apply(model: nn.Module, mesh: Mesh, config: ParallelConfig, *, compute_dtype
     Args:
         compute_dtype: of gathered parameters and activations.
     """
-    for axis in ("tensor", "context", "pipeline"):
+    if mesh.layout.tensor > 1:
+        slice_blocks(model, mesh.state["tensor"])
+        slice_vocabulary(model, mesh.state["tensor"])
+    for axis in ("context", "pipeline"):
         if getattr(mesh.layout, axis) > 1:
             raise ConfigError(
                 f"parallel.{axis} is not built yet",

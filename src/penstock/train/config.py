@@ -10,6 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.data.opening import vocab_size_of
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import expanded
+from penstock.parallel.fit import check_fit
 from penstock.parallel.layout import ParallelConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 from penstock.train.measure_config import MeasureConfig
@@ -124,6 +125,7 @@ class TrainConfig:
             raise ConfigError("schedule.warmup_steps and decay_steps exceed run.steps", got=self.run.steps)
         if self.validate.every and not self.data.holdout:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
+        check_fit(self.parallel, self.model, lengths=self.data.lengths)
 
 
 def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:

@@ -154,9 +154,15 @@ class DataConfig:
         return self.adaptive.policy != "none"
 
     @property
+    def lengths(self) -> list[int]:
+        """The sequence lengths the run comes to."""
+        later = (change.sequence_length for change in self.schedule)
+        return [self.sequence_length, *(length for length in later if length is not None)]
+
+    @property
     def longest(self) -> int:
-        """The largest sequence length the run comes to."""
-        return max([self.sequence_length, *(change.sequence_length or 0 for change in self.schedule)])
+        """The largest of them."""
+        return max(self.lengths)
 
     @property
     def weights(self) -> dict[str, float] | None:

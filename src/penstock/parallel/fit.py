@@ -1,0 +1,80 @@
+"""Whether a model can be shared as a recipe asks, and if not, what could; imports no torch."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from penstock.core.errors import ConfigError
+from penstock.parallel.layout import ParallelConfig
+
+
+class Shape(Protocol):
+    """What of a model's config decides how it can be cut."""
+
+    @property
+    def vocab_size(self) -> int: ...  # noqa: D102
+    @property
+    def num_attention_heads(self) -> int: ...  # noqa: D102
+    @property
+    def key_value_heads(self) -> int: ...  # noqa: D102
+    @property
+    def intermediate_size(self) -> int: ...  # noqa: D102
+    @property
+    def num_hidden_layers(self) -> int: ...  # noqa: D102
+    @property
+    def tie_word_embeddings(self) -> bool: ...  # noqa: D102
+
+
+def check_fit(config: ParallelConfig, shape: Shape, *, lengths: Iterable[int]) -> None:
+    """Refuse degrees that do not divide what they cut.
+
+    Args:
+        lengths: of rows in tokens, all that the run will have.
+
+    Raises:
+        ConfigError: with degrees or sizes that would do.
+    """
+    _check_tensor(config.tensor, shape)
+    for length in lengths:
+        _check_length(config, length)
+
+
+def _check_tensor(degree: int, shape: Shape) -> None:
+    cut = {
+        "model.num_attention_heads": shape.num_attention_heads,
+        "model.num_key_value_heads": shape.key_value_heads,
+        "model.intermediate_size": shape.intermediate_size,
+    }
+    for name, size in cut.items():
+        if size % degree:
+            raise ConfigError(
+                f"parallel.tensor does not divide {name} {size}",
+                got=degree,
+                fix=f"Use one of {_shown(_common(cut.values()))}, the divisors of heads and neurons.",
+            )
+    if shape.vocab_size % degree:
+        padded = -(-shape.vocab_size // degree) * degree
+        raise ConfigError(
+            f"parallel.tensor does not divide model.vocab_size {shape.vocab_size}",
+            got=degree,
+            fix=f"Set model.vocab_size to {padded}: rows that no token uses do no harm.",
+        )
+
+
+def _check_length(config: ParallelConfig, length: int) -> None:
+    parts = config.context * config.tensor
+    if length % parts:
+        lower = length // parts * parts
+        raise ConfigError(
+            f"Rows of {length} tokens do not divide into {parts} parts (parallel.context {config.context} "
+            f"x parallel.tensor {config.tensor})",
+            fix=f"Use a sequence length of {f'{lower} or ' if lower else ''}{lower + parts}.",
+        )
+
+
+def _common(sizes: Iterable[int]) -> list[int]:
+    several = list(sizes)
+    return [d for d in range(1, min(several) + 1) if not any(size % d for size in several)]
+
+
+def _shown(degrees: list[int]) -> str:
+    return ", ".join(map(str, degrees))

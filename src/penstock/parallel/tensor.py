@@ -1,0 +1,98 @@
+"""Tensor and sequence parallel: each matrix cut over the ranks of an axis, and the tokens between matrices.
+
+Query, key, value, gate and up are cut by output, so that a rank has whole heads and whole neurons; output
+and down by input, so that their results are sums over ranks (Shoeybi et al., "Megatron-LM", 2019). Between
+them, where work is per token, each rank holds a stretch of the tokens (Korthikanti et al., 2022):
+
+    tokens/T -> norm -> gather -> query key value -> attend over heads/T -> output -> sum, scatter -> tokens/T
+    tokens/T -> norm -> gather -> gate up -> multiply                    -> down   -> sum, scatter -> tokens/T
+
+Parameters are DTensors, which tell a sharder and a checkpoint what a rank holds; the arithmetic is on
+plain tensors with named collectives (docs/adr/0013). What every rank holds whole (norms, biases after a
+sum) sees a part of the tokens or heads on each, so its gradient is summed over the axis.
+"""
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard
+from torch.nn import functional
+
+from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
+from penstock.nn.mlp import SwiGLU
+from penstock.nn.norm import RMSNorm
+from penstock.parallel.collectives import gather, scatter_sum, sum_gradient
+from penstock.parallel.slices import become, local
+
+_BY_OUTPUT = ("query", "key", "value", "gate", "up")
+_BY_INPUT = ("output", "down")
+
+
+class ColumnLinear(nn.Linear):
+    """Computes this rank's outputs, from whole inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return functional.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
+
+
+class RowLinear(nn.Linear):
+    """Computes all outputs from this rank's inputs; the ranks' sums go to whom the tokens belong."""
+
+    group: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to [batch, seq, ...]; the result is [batch, seq / ranks, ...]."""
+        out = scatter_sum(functional.linear(x, local(self.weight)), dim=1, group=self.group)
+        return out if self.bias is None else out + sum_gradient(local(self.bias), group=self.group)
+
+
+class SharedNorm(RMSNorm):
+    """A norm whose weight every rank holds, of tokens or heads that only this one has."""
+
+    group: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise over the last dim."""
+        weight = sum_gradient(local(self.weight), group=self.group)
+        return functional.rms_norm(x, weight.shape, weight, self.eps)
+
+
+class SlicedAttention(GroupedQueryAttention):
+    """Attention over this rank's heads, of all tokens."""
+
+    group: str
+
+    def forward(self, x_blc: Tensor, rope: Rope, attend: Attend, cache: LayerCache | None = None) -> Tensor:
+        """Mix tokens; takes and returns this rank's stretch of them."""
+        return super().forward(gather(x_blc, dim=1, group=self.group), rope, attend, cache)
+
+
+class SlicedSwiGLU(SwiGLU):
+    """The feed-forward layer over this rank's neurons, of all tokens."""
+
+    group: str
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer; takes and returns this rank's stretch of the tokens."""
+        return super().forward(gather(x, dim=1, group=self.group))
+
+
+def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut the matrices of all blocks over the ranks of a mesh, in place, and share the norms.
+
+    Args:
+        model: on the meta device; its embedding and output matrix are left alone.
+        mesh: of one axis, which divides heads and neurons.
+    """
+    for name, module in model.named_modules():
+        last = name.rpartition(".")[2]
+        if isinstance(module, RMSNorm):
+            become(module, SharedNorm, mesh, {"weight": Replicate()})
+        elif type(module) is nn.Linear and last in _BY_OUTPUT:
+            become(module, ColumnLinear, mesh, {"weight": Shard(0), "bias": Shard(0)})
+        elif type(module) is nn.Linear and last in _BY_INPUT:
+            become(module, RowLinear, mesh, {"weight": Shard(1), "bias": Replicate()})
+        elif isinstance(module, GroupedQueryAttention):
+            become(module, SlicedAttention, mesh, {})
+        elif isinstance(module, SwiGLU):
+            become(module, SlicedSwiGLU, mesh, {})

@@ -1,0 +1,81 @@
+"""The embedding and the output matrix, cut by rows of the vocabulary over the ranks of an axis.
+
+A rank looks up the tokens it has rows for and zeros for the others; the sum over ranks is the embedding.
+The loss needs no logits of other ranks: the largest, the sum of exponentials and the label's logit are
+one number per token each, reduced over the ranks (Shoeybi et al., "Megatron-LM", 2019, section 3).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Shard
+from torch.nn import functional
+
+from penstock.nn.head import Head
+from penstock.parallel.collectives import all_reduce, gather, scatter_sum
+from penstock.parallel.slices import become, local
+
+
+class SlicedEmbedding(nn.Embedding):
+    """Looks tokens up over all ranks; each gets its stretch of the positions."""
+
+    group: str
+    first: int
+    """Token id of the first row here."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up [batch, seq]; the result is [batch, seq / ranks, hidden]."""
+        weight = local(self.weight)
+        row = ids - self.first
+        is_here = (row >= 0) & (row < weight.shape[0])
+        found = functional.embedding(row.where(is_here, 0), weight)
+        return scatter_sum(found * is_here[..., None], dim=1, group=self.group)
+
+
+@dataclass(frozen=True, slots=True)
+class SlicedVocabulary:
+    """The rows of the output matrix that this rank has, and reductions over those with the others."""
+
+    first: int
+    """Token id of the first row here."""
+    group: str
+
+    def largest(self, x: Tensor) -> Tensor:
+        """Return the elementwise maximum over the ranks; no graph."""
+        return all_reduce(x, "max", self.group)
+
+    def total(self, x: Tensor) -> Tensor:
+        """Return the elementwise sum over the ranks; no graph."""
+        return all_reduce(x, "sum", self.group)
+
+
+def slice_vocabulary(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Cut `embed`, and `unembed` where there is one, over the ranks of a mesh, in place.
+
+    The model's `finish` then receives the hidden states of all tokens and a head that knows its rows.
+
+    Args:
+        model: on the meta device.
+        mesh: of one axis, which divides the vocabulary.
+    """
+    embed = cast(nn.Embedding, model.embed)
+    first = embed.num_embeddings // mesh.size() * mesh.get_local_rank()
+    become(embed, SlicedEmbedding, mesh, {"weight": Shard(0)})
+    embed.first = first  # type: ignore[assignment]  # a number, not a module or tensor
+    if isinstance(model.unembed, nn.Linear):
+        become(model.unembed, nn.Linear, mesh, {"weight": Shard(0)})
+    vocabulary = SlicedVocabulary(first, mesh.get_group().group_name)
+
+    def finish_sliced(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # Any: torch's hook
+        finish: Callable[[Tensor, Head], Tensor] = kwargs["finish"]
+
+        def finish_whole(hidden: Tensor, head: Head) -> Tensor:
+            sliced = replace(head, weight=local(head.weight), vocabulary=vocabulary)
+            return finish(gather(hidden, dim=1, group=vocabulary.group), sliced)
+
+        return args, {**kwargs, "finish": finish_whole}
+
+    model.register_forward_pre_hook(finish_sliced, with_kwargs=True)

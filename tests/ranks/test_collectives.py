@@ -1,0 +1,87 @@
+"""Collectives against what one process computes, forward and backward."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from penstock.parallel.collectives import all_reduce, exchange, gather, scatter_sum, sum_gradient
+from penstock.testing.ranks import on_ranks
+
+RANKS = 3
+
+
+def of_rank(rank: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def forward_and_backward(work, x: torch.Tensor, weigh: torch.Tensor):
+    x = x.clone().requires_grad_()
+    out = work(x)
+    (out * weigh).sum().backward()
+    return out.detach(), x.grad
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+def test_gather_joins_in_order_and_its_gradient_is_summed_over_who_used_it(dim):
+    xs = [of_rank(rank, 2, 3, 4) for rank in range(RANKS)]
+    whole = torch.cat(xs, dim)
+    weighs = [of_rank(10 + rank, *whole.shape) for rank in range(RANKS)]
+
+    def work(world):
+        rank, group = world.ranks.rank, dist.group.WORLD.group_name
+        return forward_and_backward(lambda x: gather(x, dim=dim, group=group), xs[rank], weighs[rank])
+
+    gradients = torch.stack(weighs).sum(0).chunk(RANKS, dim)
+    for (out, gradient), expected in zip(on_ranks(work, ranks=RANKS), gradients, strict=True):
+        assert out.equal(whole)
+        torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_scatter_sum_is_its_mirror(dim):
+    xs = [of_rank(rank, 6, 9, 2) for rank in range(RANKS)]
+    sums = torch.stack(xs).sum(0).chunk(RANKS, dim)
+    weighs = [of_rank(10 + rank, *sums[0].shape) for rank in range(RANKS)]
+
+    def work(world):
+        rank, group = world.ranks.rank, dist.group.WORLD.group_name
+        return forward_and_backward(lambda x: scatter_sum(x, dim=dim, group=group), xs[rank], weighs[rank])
+
+    for (out, gradient), expected in zip(on_ranks(work, ranks=RANKS), sums, strict=True):
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(gradient, torch.cat(weighs, dim))
+
+
+def test_exchange_gives_each_rank_its_part_and_back_again():
+    xs = [of_rank(rank, 2, 3, 6) for rank in range(RANKS)]
+    parts = [torch.cat([x.chunk(RANKS, 2)[rank] for x in xs], dim=1) for rank in range(RANKS)]
+    weighs = [of_rank(10 + rank, *parts[0].shape) for rank in range(RANKS)]
+
+    def work(world):
+        rank, group = world.ranks.rank, dist.group.WORLD.group_name
+        there = forward_and_backward(
+            lambda x: exchange(x, split=2, join=1, group=group), xs[rank], weighs[rank]
+        )
+        return *there, exchange(there[0], split=1, join=2, group=group)
+
+    for rank, (out, gradient, back) in enumerate(on_ranks(work, ranks=RANKS)):
+        assert out.equal(parts[rank])
+        assert back.equal(xs[rank])
+        assert gradient.equal(torch.cat([w.chunk(RANKS, 1)[rank] for w in weighs], dim=2))
+
+
+def test_sum_gradient_changes_nothing_but_the_gradient():
+    x, weighs = of_rank(0, 5), [of_rank(10 + rank, 5) for rank in range(RANKS)]
+
+    def work(world):
+        group = dist.group.WORLD.group_name
+        largest = all_reduce(weighs[world.ranks.rank], "max", group)
+        return *forward_and_backward(
+            lambda x: sum_gradient(x, group=group), x, weighs[world.ranks.rank]
+        ), largest
+
+    for out, gradient, largest in on_ranks(work, ranks=RANKS):
+        assert out.equal(x)
+        torch.testing.assert_close(gradient, torch.stack(weighs).sum(0))
+        assert largest.equal(torch.stack(weighs).amax(0))
