@@ -12,6 +12,7 @@ stream (Radford et al., "Language models are unsupervised multitask learners", 2
 """
 
 import math
+from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -48,26 +49,47 @@ def init_weights(model: nn.Module, *, seed: int) -> None:
     """
     assert isinstance(model, HasInitialStd), type(model)
     for name, parameter in model.named_parameters():
-        for wrapper in _WRAPPERS:
-            name = name.replace(wrapper, "")
+        name = plain_name(name)
         if parameter.ndim == 1:
             _local(parameter).fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             fill_normal(parameter, key_of(seed, "init", name), std=model.initial_std(name))
 
 
+def plain_name(name: str) -> str:
+    """Return a parameter's name without what wrappers of modules add to it.
+
+    >>> plain_name("layers.0._orig_mod.mlp.up.weight")
+    'layers.0.mlp.up.weight'
+    """
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    return name
+
+
 @torch.no_grad()
 def fill_normal(parameter: Tensor, key: int, *, std: float) -> None:
     """Fill a tensor, or this rank's shard of it, with normal values truncated at 3 `std`."""
+    flat = _local(parameter).view(-1)
+    for some, index in element_indices(parameter):
+        flat[some] = (normal(index, key) * std).to(flat.dtype)
+
+
+def element_indices(parameter: Tensor) -> Iterator[tuple[slice, Int64[Tensor, "n"]]]:
+    """Yield runs of what this rank holds, flat, and the index of each element in the whole tensor."""
     local = _local(parameter)
     shape, offset = _place(parameter)
     assert local.is_contiguous() and tuple(local.shape) == shape, (local.stride(), local.shape, shape)  # noqa: PT018
-    flat = local.view(-1)
-    for start in range(0, flat.numel(), _CHUNK):
-        stop = min(start + _CHUNK, flat.numel())
-        counter = torch.arange(start, stop, device=flat.device)
+    for start in range(0, local.numel(), _CHUNK):
+        stop = min(start + _CHUNK, local.numel())
+        counter = torch.arange(start, stop, device=local.device)
         index = _global_index(counter, shape, offset=offset, full=tuple(parameter.shape))
-        flat[start:stop] = normal(index, key) * std
+        yield slice(start, stop), index
+
+
+def keyed_bits(index: Int64[Tensor, "n"], key: int) -> Int64[Tensor, "n"]:
+    """Return 64 random bits for each index, the same on every machine."""
+    return mix64(index ^ _signed(key))
 
 
 def normal(index: Int64[Tensor, "n"], key: int) -> Tensor:
@@ -76,7 +98,7 @@ def normal(index: Int64[Tensor, "n"], key: int) -> Tensor:
     >>> normal(torch.tensor([0, 1]), 7).equal(normal(torch.tensor([1, 0]), 7).flip(0))
     True
     """
-    bits = mix64(index ^ _signed(key))
+    bits = keyed_bits(index, key)
     first = (_shift(bits, 32).double() + 0.5) / 2**32  # never 0, whose logarithm is infinite
     second = (bits & 0xFFFFFFFF).double() / 2**32
     values = torch.sqrt(-2 * torch.log(first)) * torch.cos(2 * math.pi * second)

@@ -15,6 +15,7 @@ from penstock.parallel.layout import ParallelConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 from penstock.train.measure_config import MeasureConfig
 from penstock.train.optim.config import OptimConfig
+from penstock.train.precision import PrecisionConfig
 
 __all__ = [
     "AdaptiveConfig",
@@ -23,6 +24,7 @@ __all__ = [
     "DataConfig",
     "OptimConfig",
     "ParallelConfig",
+    "PrecisionConfig",
     "TrainConfig",
     "build_recipe",
     "load_recipe",
@@ -105,13 +107,14 @@ class TrainConfig:
     model: LlamaConfig
     data: DataConfig
     optim: OptimConfig = field(default_factory=OptimConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     compute: Literal["float32", "bfloat16"] = "bfloat16"
-    """Type of gathered weights and activations; sharded weights and reductions are float32."""
+    """Type of gathered weights and activations; reductions are float32, shards as precision.weights says."""
 
     def __post_init__(self) -> None:
         length, context = self.data.longest, self.model.max_position_embeddings

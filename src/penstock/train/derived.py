@@ -14,9 +14,8 @@ from penstock.parallel.layout import layout_of
 from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
 from penstock.train.optim.config import optimizer_bytes_per_parameter
+from penstock.train.precision import gradient_bytes_per_parameter, weight_bytes_per_parameter
 from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
-
-_WEIGHT_BYTES = 4  # float32; as many for the gradient
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +58,8 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     tokens = data.global_batch_size * data.sequence_length
     parameters, in_all = model.num_parameters, loader.tokens_before(config.run.steps)
     flops = flops_of(config, loader)
-    states = optimizer_bytes_per_parameter(config.optim)
+    weights = config.precision.weights
+    kept = weight_bytes_per_parameter(weights) + optimizer_bytes_per_parameter(config.optim)
     numbers: dict[str, int | float | str] = {
         "parameters": parameters,
         "ranks": world_size,
@@ -71,9 +71,9 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
         "FLOP per token": model.flops_per_token(data.sequence_length),
         "FLOP in the run": flops,
         "weights, gradients and optimizer per rank": mib(
-            parameters * (2 * _WEIGHT_BYTES + states) * layout.replicate / world_size
+            parameters * (kept + gradient_bytes_per_parameter(weights)) * layout.replicate / world_size
         ),
-        "checkpoint": mib(parameters * (_WEIGHT_BYTES + states)),
+        "checkpoint": mib(parameters * kept),
     }
     for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
         numbers[f"epochs of {name}"] = round(epochs, 3)

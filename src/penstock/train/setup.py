@@ -24,6 +24,7 @@ from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
 from penstock.train.derived import check_rows
 from penstock.train.optim.optimizer import build_optimizer
+from penstock.train.optim.storage import STORAGES
 from penstock.train.state import TrainState
 from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
 
@@ -34,6 +35,7 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
     """Build, spread and initialise the model; no rank ever holds more than its shards."""
     with torch.device("meta"):
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
+    model.to(STORAGES[config.precision.weights].dtype)
     apply(model, mesh, config.parallel, compute_dtype=getattr(torch, config.compute))
     model.to_empty(device="cpu" if config.parallel.offload else world.device)
     init_weights(model, seed=config.run.seed)
@@ -52,7 +54,7 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     check_tokenizers(loader)
     model = build_model(config, world, mesh)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
-    optimizer = build_optimizer(model, config.optim)
+    optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
     state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), adaptive)
     if checkpoint is not None:
         if adaptive is not None:

@@ -19,7 +19,7 @@ class TrainState:
     """Model, optimizer and loader; the loader's step is the run's step."""
 
     model: nn.Module
-    """Sharded; parameters float32."""
+    """Sharded; parameters as the recipe's `precision.weights` says."""
     optimizer: torch.optim.Optimizer
     loader: Loader
     """Its batches are those of this rank, and of the ranks that work on the same rows."""

@@ -34,7 +34,7 @@ def init(parameter: Tensor) -> States:
     here = local(parameter)
     _check_cut(parameter, here)
     shape = (parameter.shape[0], num_blocks(parameter.shape[1], BLOCK))
-    states = {"step": torch.zeros((), dtype=torch.float32, device=here.device)}
+    states = {"step": torch.zeros(())}  # read on the host
     for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         states[name] = torch.full_like(parameter, code_of_zero(signed=signed), dtype=torch.uint8)
         scales = here.new_zeros((here.shape[0], num_blocks(here.shape[1], BLOCK)), dtype=torch.float32)

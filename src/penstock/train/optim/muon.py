@@ -27,14 +27,15 @@ _RMS_OF_ADAMW = 0.2  # Liu et al., "Muon is scalable for LLM training", arXiv:25
 
 
 def init(parameter: Tensor) -> States:
-    """Return zero momentum."""
-    return {"momentum": torch.zeros_like(parameter, dtype=torch.float32)}
+    """Return zero momentum and the steps taken."""
+    return {"step": torch.zeros(()), "momentum": torch.zeros_like(parameter, dtype=torch.float32)}
 
 
 def update(updates: Sequence[Update], group: Group) -> None:
     """Take one step; every rank of a shard group must call it with the same matrices."""
     directions = []
     for one in updates:
+        one.states["step"] += 1
         momentum = local(one.states["momentum"]).lerp_(one.gradient, 1 - group["momentum"])
         directions.append(one.gradient.lerp(momentum, group["momentum"]).bfloat16())
     parameters = [one.parameter for one in updates]

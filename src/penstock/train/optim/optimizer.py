@@ -1,21 +1,27 @@
 """The optimizer of a run: groups of parameters, each with a rule, over weights of any storage."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from penstock.core.rng import key_of
+from penstock.nn.init import plain_name
 from penstock.train.optim import adamw, adamw_8bit, muon
 from penstock.train.optim.config import OptimConfig
 from penstock.train.optim.rule import Rule, Update
 from penstock.train.optim.shards import local
+from penstock.train.optim.storage import STORAGES, Storage
 
 RULES: Mapping[str, Rule] = {
     "adamw": Rule(adamw.init, adamw.update),
     "adamw_8bit": Rule(adamw_8bit.init, adamw_8bit.update),
     "muon": Rule(muon.init, muon.update),
 }
+
+Named = tuple[str, nn.Parameter]
+"""A parameter and its name in the model."""
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -24,54 +30,91 @@ class Optimizer(torch.optim.Optimizer):
     Works on plain and on sharded (DTensor) parameters; states lie on the ranks as their parameters do.
 
     Args:
-        groups: each with "params", "rule" and the rule's numbers.
+        groups: each with "named" parameters, "rule" and the rule's numbers.
+        storage: how the parameters keep their values.
+        seed: keys random rounding.
     """
 
-    def __init__(self, groups: list[dict[str, Any]]) -> None:
-        super().__init__(groups, {})
+    def __init__(self, groups: Sequence[dict[str, Any]], *, storage: Storage, seed: int) -> None:
+        self.storage = storage
+        self.seed = seed
+        self.names = {id(p): name for group in groups for name, p in group["named"]}
+        super().__init__([{"params": [p for _, p in g["named"]], **_numbers(g)} for g in groups], {})
         for group in self.param_groups:
             for parameter in group["params"]:
-                self.state[parameter] = RULES[group["rule"]].init(parameter)
+                states = RULES[group["rule"]].init(parameter)
+                self.state[parameter] = {**states, **storage.init(parameter)}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Change every parameter that has a gradient; every rank must call it."""
         assert closure is None, closure
         for group in self.param_groups:
-            updates = [
-                Update(p, local(p), local(p.grad), self.state[p])
-                for p in group["params"]
-                if p.grad is not None
-            ]
-            RULES[group["rule"]].update(updates, group)
+            for parameters in _runs(group["params"], at_once=self.storage.at_once):
+                updates = [self._opened(p, p.grad) for p in parameters if p.grad is not None]
+                RULES[group["rule"]].update(updates, group)
+                self._close(updates)
+
+    def _opened(self, parameter: Tensor, gradient: Tensor) -> Update:
+        states = self.state[parameter]
+        weight = self.storage.opened(parameter, states)
+        return Update(parameter, weight, local(gradient).float(), states)
+
+    def _close(self, updates: list[Update]) -> None:
+        if self.storage.close is None or not updates:
+            return
+        step = int(updates[0].states["step"])  # one wait for a device, not one a parameter
+        for one in updates:
+            key = key_of(self.seed, "round", self.names[id(one.parameter)], step)
+            self.storage.close(one.parameter, one.weight, key)
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig) -> Optimizer:
+def _numbers(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "named"}
+
+
+def _runs(parameters: Sequence[Tensor], *, at_once: int | None) -> Iterator[list[Tensor]]:
+    """Yield runs of parameters of at most `at_once` numbers in all, one at least, the same on all ranks."""
+    run: list[Tensor] = []
+    for parameter in parameters:
+        if run and at_once is not None and sum(p.numel() for p in run) + parameter.numel() > at_once:
+            yield run
+            run = []
+        run.append(parameter)
+    yield run
+
+
+def build_optimizer(
+    model: nn.Module, config: OptimConfig, *, weights: str = "float32", seed: int = 0
+) -> Optimizer:
     """Make the optimizer that a recipe asks for, over all parameters that need a gradient.
 
     Norms and biases (one dimension) are not decayed. Muon is for the matrices of `model.layers`; the
     embedding, the output matrix, norms and biases follow AdamW.
+
+    Args:
+        weights: how the parameters keep their values: a name in STORAGES.
+        seed: keys random rounding.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    layers = getattr(model, "layers", None)
-    inner = {id(p) for p in layers.parameters() if p.ndim == 2} if isinstance(layers, nn.Module) else set()
+    parameters = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
+    storage = STORAGES[weights]
+    assert all(p.dtype == storage.dtype for _, p in parameters), weights
+    matrices = [(name, p) for name, p in parameters if p.ndim > 1]
+    inner = [(name, p) for name, p in matrices if name.startswith("layers.") and p.ndim == 2]
+    outer = [(name, p) for name, p in matrices if not (name.startswith("layers.") and p.ndim == 2)]
+    vectors = [(name, p) for name, p in parameters if p.ndim <= 1]
     rest = "adamw" if config.rule == "muon" else config.rule
     groups = [
-        _group(config.rule, [p for p in parameters if id(p) in inner], config, decay=config.weight_decay),
-        _group(
-            rest,
-            [p for p in parameters if p.ndim > 1 and id(p) not in inner],
-            config,
-            decay=config.weight_decay,
-        ),
-        _group(rest, [p for p in parameters if p.ndim <= 1], config, decay=0.0),
+        _group(config.rule, inner, config, decay=config.weight_decay),
+        _group(rest, outer, config, decay=config.weight_decay),
+        _group(rest, vectors, config, decay=0.0),
     ]
-    return Optimizer([group for group in groups if group["params"]])
+    return Optimizer([group for group in groups if group["named"]], storage=storage, seed=seed)
 
 
-def _group(rule: str, parameters: list[Tensor], config: OptimConfig, *, decay: float) -> dict[str, Any]:
+def _group(rule: str, named: list[Named], config: OptimConfig, *, decay: float) -> dict[str, Any]:
     return {
-        "params": parameters,
+        "named": named,
         "rule": rule,
         "lr": config.learning_rate,
         "betas": (config.beta1, config.beta2),
