@@ -27,6 +27,7 @@ _FIRST_SPEAKS_S = 2.0
 VERBS = {
     "data": "prepare, describe, verify and audit token corpora",
     "train": "train a model from a recipe, on one process or many",
+    "eval": "score a model on text: loss, perplexity, bits per byte",
     "export": "write a checkpoint as a Hugging Face folder",
     "generate": "continue a prompt with a trained model",
     "chat": "talk to a trained model",

@@ -19,7 +19,9 @@ from penstock.obs.sinks import Record
 Float64 = npt.NDArray[np.float64]
 
 STEP_METRICS = tuple(
-    name for name in METRICS if name not in BY_CORPUS and name not in ("step", "validation_loss")
+    name
+    for name in METRICS
+    if name not in BY_CORPUS and name != "step" and not name.startswith("validation_")
 )
 """What a step's record holds one number of."""
 
@@ -72,6 +74,8 @@ class History:
     """[validations]"""
     validation_loss: Float64
     """[validations]"""
+    heldout: dict[str, dict[str, float]]
+    """Of the last validation: corpus -> metric -> value, and "" -> those of all corpora together."""
     starts: tuple[Start, ...]
     """In order."""
     corpus_tokens: dict[str, int]
@@ -129,6 +133,7 @@ class _Gathering:
         self.steps = array("d")
         self._columns = {name: array("d") for name in STEP_METRICS}
         self._validation_steps, self._validation_loss = array("d"), array("d")
+        self._heldout: dict[str, dict[str, float]] = {}
         self._starts: list[Start] = []
         self._corpus_tokens: dict[str, int] = {}
         self._points: list[MixturePoint] = []
@@ -146,6 +151,7 @@ class _Gathering:
         elif "validation_loss" in record:
             self._validation_steps.append(int(record["step"]))
             self._validation_loss.append(_number(record["validation_loss"]))
+            self._heldout = _heldout(record)
         elif "loss" in record:
             self._add_step(record)
         else:
@@ -179,12 +185,25 @@ class _Gathering:
             columns={name: np.frombuffer(column) for name, column in self._columns.items()},
             validation_steps=np.array(self._validation_steps),
             validation_loss=np.array(self._validation_loss),
+            heldout=self._heldout,
             starts=tuple(self._starts),
             corpus_tokens=self._corpus_tokens,
             mixture=self._mixture(),
             mixture_changes=tuple(self._changes),
             num_ignored=self._num_ignored,
         )
+
+
+def _heldout(record: Record) -> dict[str, dict[str, float]]:
+    """Return the scores of a validation, corpus by corpus."""
+    found: dict[str, dict[str, float]] = {"": {}}
+    for name, value in record.items():
+        if name in BY_CORPUS:
+            for corpus, number in value.items():
+                found.setdefault(corpus, {})[name] = _number(number)
+        elif name in METRICS and name != "step":
+            found[""][name] = _number(value)
+    return found
 
 
 def _number(value: object) -> float:

@@ -13,7 +13,15 @@ TENSORBOARD_FOLDER = "tensorboard"
 RECIPE_FILE = "config.json"
 """The resolved recipe."""
 
-BY_CORPUS: Final = ("corpus_tokens", "corpus_epochs", "corpus_weights", "corpus_shares")
+BY_CORPUS: Final = (
+    "corpus_tokens",
+    "corpus_epochs",
+    "corpus_weights",
+    "corpus_shares",
+    "corpus_validation_loss",
+    "corpus_perplexity",
+    "corpus_bits_per_byte",
+)
 """Metrics that are a table, corpus by corpus."""
 
 METRICS: Final[dict[str, tuple[str, str]]] = {
@@ -37,4 +45,9 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "corpus_weights": ("share", "share of samples asked of each corpus in this step, by name"),
     "corpus_shares": ("share", "share of samples served of each corpus since that mixture began, by name"),
     "validation_loss": ("nats/token", "mean loss on held-out documents"),
+    "validation_perplexity": ("", "exp of the validation loss"),
+    "validation_bits_per_byte": ("bits/byte", "validation loss over the bytes of text, for any tokenizer"),
+    "corpus_validation_loss": ("nats/token", "mean loss on held-out documents of each corpus, by name"),
+    "corpus_perplexity": ("", "exp of that loss, by name"),
+    "corpus_bits_per_byte": ("bits/byte", "that loss over the bytes of text, by name"),
 }

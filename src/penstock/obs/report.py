@@ -13,6 +13,7 @@ from string import Template
 
 from penstock.obs.charts import charts
 from penstock.obs.figures import Config, Figure, key_figures, outcome, setting, starts
+from penstock.obs.heldout_table import heldout_table
 from penstock.obs.history import History, gather
 from penstock.obs.mixture_chart import mixture_chart
 from penstock.obs.names import METRICS
@@ -47,7 +48,7 @@ def render(
         summary=escape(_summary(history, config)),
         figures="".join(_tile(figure) for figure in key_figures(history, config)),
         charts="".join(draw(chart) for chart in charts(history, references or {})) + mixture_chart(history),
-        corpora=_corpora(history.corpus_tokens),
+        corpora=_corpora(history.corpus_tokens) + heldout_table(history),
         starts=_starts(history),
         recipe=escape(toml_text(config)),
         glossary="".join(_entry(metric) for metric in METRICS),

@@ -78,6 +78,11 @@ class Tokenizer:
         except InputError as error:
             raise InputError(f"{path}: {str(error).rstrip('.')}", fix=remedy) from None
 
+    def vocabulary(self) -> dict[str, int]:
+        """Return the id of each entry, as the vocabulary spells it; added tokens are among them."""
+        found: dict[str, int] = self._plain.get_vocab(with_added_tokens=True)
+        return found
+
     def save(self, path: Path) -> None:
         """Write the tokenizer durably, byte for byte as it was loaded."""
         write_atomic(path, self.content)

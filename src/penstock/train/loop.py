@@ -21,9 +21,10 @@ from penstock.train.changes import micro_batch_sizes
 from penstock.train.config import TrainConfig
 from penstock.train.control import share
 from penstock.train.derived import micro_rows
-from penstock.train.evaluate import heldout_loss
+from penstock.train.evaluate import heldout_scores
 from penstock.train.record import MixtureLog, step_record
 from penstock.train.schedule import learning_rate
+from penstock.train.score import validation_record
 from penstock.train.state import Batch, TrainState
 from penstock.train.step import Asked, StepResult, train_step
 
@@ -77,8 +78,8 @@ def train(
                 state.control.take_up()
             last = state.step == config.run.steps
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
-                loss = heldout_loss(state.model, state.heldout, world, state.mesh, rows=rows)
-                emit({"step": state.step, "validation_loss": loss}, sinks)
+                scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
+                emit(validation_record(scores, step=state.step), sinks)
             if last or result.stop or state.step % config.checkpoint.every == 0:
                 checkpoint(state, config, world)
             if result.stop and not last:

@@ -10,10 +10,14 @@ from penstock.checkpoint.layout import check_model, complete, read_meta
 from penstock.core.errors import ConfigError
 from penstock.data import Loader
 from penstock.data.schedule import Change
+from penstock.data.types import Int64
+from penstock.text.token_bytes import token_bytes
+from penstock.text.tokenizer import Tokenizer
 from penstock.train.changes import changes
 from penstock.train.config import TrainConfig
 
-_FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
+FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
+"""What a step needs of a batch."""
 
 
 def train_loader(config: TrainConfig, *, rank: int, world_size: int, **options: Any) -> Loader:
@@ -31,7 +35,7 @@ def train_loader(config: TrainConfig, *, rank: int, world_size: int, **options: 
         "world_size": world_size,
         "seed": config.run.seed,
         "packing": data.packing,
-        "fields": _FIELDS,
+        "fields": FIELDS,
         "epochs": data.epochs,
         "holdout": data.holdout,
         "num_workers": data.num_workers,
@@ -63,6 +67,8 @@ class Heldout:
 
     loader: Loader
     rows: int
+    token_bytes: Int64 | None = None
+    """[vocabulary] bytes of text each token stands for; None where no corpus says its tokenizer."""
 
 
 def heldout_rows(config: TrainConfig, **options: Any) -> Heldout | None:
@@ -75,7 +81,17 @@ def heldout_rows(config: TrainConfig, **options: Any) -> Heldout | None:
     quotas = shares_of(config.validate.samples, loader.weights, loader.first_rows)
     loader.set_weights(quotas, reason="validation")  # any so many first samples hold the quota of each
     rows, most = sum(quotas.values()), loader.num_samples  # none is known of a corpus that grows
-    return Heldout(loader=loader, rows=rows if most is None else min(rows, most))
+    rows = rows if most is None else min(rows, most)
+    return Heldout(loader=loader, rows=rows, token_bytes=bytes_of_tokens(loader))
+
+
+def bytes_of_tokens(loader: Loader) -> Int64 | None:
+    """Return how many bytes of text each token id of the corpora stands for; None where that is unknown.
+
+    Corpora that do not say their tokenizer are taken to share that of those that do.
+    """
+    known = [corpus.tokenizer_path for corpus in loader.corpora.values() if corpus.tokenizer_path is not None]
+    return token_bytes(Tokenizer.load(known[0])) if known else None
 
 
 def shares_of(samples: int, weights: Mapping[str, float], most: Mapping[str, int]) -> dict[str, int]:

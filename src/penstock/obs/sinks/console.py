@@ -47,7 +47,9 @@ class ProgressLine:
     def __call__(self, record: Record) -> None:
         """Show one record."""
         if "validation_loss" in record:
+            bits = record.get("validation_bits_per_byte")
             self._validation = f"  validation {record['validation_loss']:.4f}"
+            self._validation += "" if bits is None else f" ({bits:.3f} bits/byte)"
         if "loss" not in record:
             return
         self._loss = record["loss"]

@@ -1,0 +1,76 @@
+"""What a model is worth on some text: loss, perplexity and bits per byte; sums, so that parts add up.
+
+Perplexity is exp(loss): the number of equally likely tokens the model is as unsure as. Bits per byte is the
+loss in bits over the bytes of text that the predicted tokens stand for (Gao et al., "The Pile",
+arXiv:2101.00027, section 3.1): the same for any tokenizer, where a loss per token is not. A token that
+stands for no text, such as the end of a document, adds to the loss and not to the bytes. The first token of
+each piece of a document in a row is not predicted, so neither counts it.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """Sums over predicted tokens."""
+
+    nats: float
+    """Their losses."""
+    tokens: int
+    """How many they are."""
+    text_bytes: int
+    """Bytes of text that they stand for; 0 where nobody knows."""
+
+    def __add__(self, other: "Score") -> "Score":
+        """Return the score of both texts; its bytes are known if those of both are."""
+        known = all(score.text_bytes or not score.tokens for score in (self, other))
+        return Score(
+            nats=self.nats + other.nats,
+            tokens=self.tokens + other.tokens,
+            text_bytes=self.text_bytes + other.text_bytes if known else 0,
+        )
+
+    @property
+    def loss(self) -> float:
+        """Mean loss in nats per token; 0 of no tokens."""
+        return self.nats / max(self.tokens, 1)
+
+    @property
+    def perplexity(self) -> float:
+        """exp(loss); infinite beyond what a float holds."""
+        return math.exp(self.loss) if self.loss < 700 else math.inf
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """Loss in bits over bytes of text; None where the bytes are not known."""
+        return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
+
+
+def total(scores: Mapping[str, Score]) -> Score:
+    """Return the score of all corpora together, a corpus of many tokens counting for more.
+
+    >>> part = Score(nats=6.0, tokens=3, text_bytes=9)
+    >>> both = total({"a": part, "b": Score(nats=4.0, tokens=1, text_bytes=3)})
+    >>> both.loss, both.text_bytes
+    (2.5, 12)
+    """
+    return sum(scores.values(), Score(nats=0.0, tokens=0, text_bytes=0))
+
+
+def validation_record(scores: Mapping[str, Score], *, step: int) -> dict[str, Any]:  # Any: JSON values
+    """Return the record of a validation; the names are those of obs/names.py."""
+    whole = total(scores)
+    scored = {name: score for name, score in scores.items() if score.tokens}
+    bits = {name: score.bits_per_byte for name, score in scored.items() if score.text_bytes}
+    return {
+        "step": step,
+        "validation_loss": whole.loss,
+        "validation_perplexity": whole.perplexity,
+        **({} if whole.bits_per_byte is None else {"validation_bits_per_byte": whole.bits_per_byte}),
+        "corpus_validation_loss": {name: score.loss for name, score in scored.items()},
+        "corpus_perplexity": {name: score.perplexity for name, score in scored.items()},
+        **({"corpus_bits_per_byte": bits} if bits else {}),
+    }

@@ -1,0 +1,58 @@
+"""`penstock eval` as a user runs it: the figures that training logged, and those of an exported folder."""
+
+import json
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.obs.sinks.jsonl import read_records
+
+from .conftest import penstock
+
+
+@pytest.fixture
+def run(recipe, tmp_path):
+    done = penstock("train", recipe, "--set", "run.steps=20")
+    assert done.returncode == 0, done.stderr
+    return tmp_path / "run"
+
+
+def scored(capsys, *words):
+    code = main(["eval", *map(str, words), "--json"])
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    return json.loads(said.out), said.err
+
+
+def test_a_run_is_scored_as_training_logged_it_and_its_export_alike(run, corpus, tmp_path, capsys):
+    """1e-5: one process scores eight rows at once, training did so by its own micro-batch."""
+    logged = next(
+        record for record in reversed(read_records(run / "metrics.jsonl")) if "validation_loss" in record
+    )
+    found, _ = scored(capsys, run)
+    assert found["rows"] == 8
+    assert logged["step"] == 20
+    assert found["all"]["loss"] == pytest.approx(logged["validation_loss"], abs=1e-5)
+    assert found["all"]["perplexity"] == pytest.approx(logged["validation_perplexity"], rel=1e-5)
+    assert found["all"]["bits_per_byte"] == pytest.approx(logged["validation_bits_per_byte"], abs=1e-5)
+    assert found["corpora"]["python"]["loss"] == pytest.approx(
+        logged["corpus_validation_loss"]["python"], abs=1e-5
+    )
+
+    assert main(["export", str(run), "--out", str(tmp_path / "hf"), "--dtype", "fp32"]) == 0
+    capsys.readouterr()
+    held = ("--corpus", f"python={corpus}", "--holdout", 0.1, "--sequence-length", 32)
+    ours, _ = scored(capsys, run, *held)
+    theirs, warned = scored(capsys, tmp_path / "hf", *held)
+    assert theirs["all"] == pytest.approx(ours["all"], rel=1e-6)
+    assert theirs["rows"] > 8
+    assert "another tokenizer" not in warned
+
+    (tmp_path / "hf" / "tokenizer.json").write_text((tmp_path / "hf" / "tokenizer.json").read_text() + "\n")
+    _, warned = scored(capsys, tmp_path / "hf", "--corpus", corpus, "--rows", 2)
+    assert "another tokenizer" in warned
+
+    assert main(["eval", str(run), "--corpus", str(corpus), "--rows", "3"]) == 0
+    assert "python " in capsys.readouterr().out
+    assert main(["eval", str(tmp_path / "hf")]) == 2
+    assert "has no held-out rows of its own. Give --corpus DIR." in " ".join(capsys.readouterr().err.split())
