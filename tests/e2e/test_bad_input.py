@@ -143,7 +143,7 @@ def test_a_damaged_checkpoint_is_one_paragraph_with_a_remedy(recipe, tmp_path):
         done = penstock(*words)
         assert done.returncode == 1
         assert "Traceback" not in done.stderr
-        assert "remove it to use the one before" in " ".join(done.stderr.split())
+        assert "or remove that checkpoint to use the one before" in " ".join(done.stderr.split())
 
 
 def test_a_gradient_that_is_not_finite_changes_no_weight(recipe):

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from penstock.checkpoint.layout import Meta, complete, find, folder_of, read_meta
+from penstock.checkpoint.find import find, saved_of
+from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.load import load_into, open_model
-from penstock.checkpoint.save import save
+from penstock.checkpoint.place import place_in
+from penstock.checkpoint.resume import agreed
+from penstock.checkpoint.saver import Keeping, Saver
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core.errors import CheckpointError
 from penstock.models.llama.config import LlamaConfig
@@ -34,6 +37,10 @@ MODEL = LlamaConfig(
     num_key_value_heads=1,
     max_position_embeddings=16,
 )
+
+
+def folder_of(run: Path, step: int) -> Path:
+    return run / "checkpoints" / f"step-{step:08d}"
 
 
 def meta_of(step: int) -> Meta:
@@ -67,8 +74,9 @@ def save_steps(run: Path, *steps: int, keep: int = 9) -> Callable[[World], dict[
 
     def work(world: World) -> dict[str, Tensor]:
         tensors = sharded_tensors(world, seed=5, stepped=True)
-        for step in steps:
-            save(run, tensors, meta_of(step), keep=keep)
+        with Saver(place_in(run, ""), Keeping(newest=keep)) as saver:
+            for step in steps:
+                saver.save(tensors, meta_of(step))
         return whole(tensors)
 
     return work
@@ -95,10 +103,8 @@ def loading(run: Path) -> Callable[[World], tuple[str, dict[str, Tensor]]]:
 
     def work(world: World) -> tuple[str, dict[str, Tensor]]:
         tensors = sharded_tensors(world, seed=6, stepped=False)
-        try:
-            load_into(find(run), tensors)
-        except CheckpointError as error:
-            return str(error), {}
+        if failure := agreed(lambda: load_into(find(run), tensors)):
+            return str(failure), {}
         return "", whole(tensors)
 
     return work
@@ -130,11 +136,11 @@ def test_one_process_opens_the_model_without_a_process_group(
 
 
 def test_a_checkpoint_says_what_it_is(saved: tuple[Path, dict[str, Tensor]]) -> None:
-    assert read_meta(find(saved[0])) == meta_of(3)
+    assert find(saved[0]).index().meta == meta_of(3)
 
 
 def test_no_file_of_a_checkpoint_is_a_pickle(saved: tuple[Path, dict[str, Tensor]]) -> None:
-    files = sorted(find(saved[0]).iterdir())
+    files = sorted(folder_of(saved[0], 3).iterdir())
     assert {path.suffix for path in files} == {".json", ".safetensors"}
     for path in files:
         with path.open("rb") as file, pytest.raises((pickle.UnpicklingError, ValueError, EOFError, KeyError)):
@@ -142,7 +148,7 @@ def test_no_file_of_a_checkpoint_is_a_pickle(saved: tuple[Path, dict[str, Tensor
 
 
 def shards_of(run: Path) -> list[Path]:
-    return sorted(find(run).glob("*.safetensors"))
+    return sorted(folder_of(run, 3).glob("*.safetensors"))
 
 
 def cut(path: Path) -> None:
@@ -167,14 +173,14 @@ def test_a_damaged_or_missing_file_is_refused_with_the_checkpoints_name(
 ) -> None:
     damage(shards_of(copy)[which])
     for refused, _ in on_ranks(loading(copy), ranks=ranks):
-        assert f"Checkpoint {folder_of(copy, 3)} cannot be read: " in refused
-        assert "remove it to use the one before" in refused
+        assert f"Checkpoint {folder_of(copy, 3)} is damaged: " in refused
+        assert "remove that checkpoint to use the one before" in refused
 
 
 @pytest.mark.parametrize("damage", [cut, Path.unlink])
 def test_a_damaged_checkpoint_is_not_opened_as_a_model(copy: Path, damage: Callable[[Path], None]) -> None:
     damage(shards_of(copy)[0])
-    with pytest.raises(CheckpointError, match=r"Checkpoint .*step-00000003 cannot be read"):
+    with pytest.raises(CheckpointError, match=r"Checkpoint .*step-00000003 is damaged"):
         open_model(copy)
 
 
@@ -182,12 +188,12 @@ def test_a_damaged_checkpoint_is_not_opened_as_a_model(copy: Path, damage: Calla
 def test_a_damaged_description_is_refused_with_its_path(copy: Path, content: str) -> None:
     (folder_of(copy, 3) / "checkpoint.json").write_text(content)
     with pytest.raises(CheckpointError, match=r"step-00000003/checkpoint\.json is damaged: "):
-        read_meta(folder_of(copy, 3))
+        find(copy).index()
 
 
 def test_a_run_without_a_complete_checkpoint_has_none(copy: Path, tmp_path: Path) -> None:
     (folder_of(copy, 3) / "checkpoint.json").unlink()
-    assert complete(copy) == []
+    assert saved_of(copy) == []
     with pytest.raises(CheckpointError, match=r"run has no complete checkpoint\. Give the folder of a run"):
         find(copy)
     with pytest.raises(CheckpointError, match="nowhere does not exist"):
@@ -201,7 +207,7 @@ def test_only_the_newest_checkpoints_are_kept_and_leftovers_of_a_kill_are_cleare
         (root / leftover / "half.safetensors").write_bytes(b"half")
     on_ranks(save_steps(tmp_path, 8, 9, 10, 100_000_000, keep=2), ranks=2)
     assert sorted(path.name for path in root.iterdir()) == ["step-00000010", "step-100000000"]
-    assert find(tmp_path) == root / "step-100000000"
+    assert str(find(tmp_path)) == str(root / "step-100000000")
 
 
 def test_a_step_saved_again_replaces_its_checkpoint(copy: Path) -> None:
@@ -216,8 +222,9 @@ def test_a_folder_that_cannot_be_written_is_refused_on_every_rank(tmp_path: Path
 
     def work(world: World) -> str:
         tensors = sharded_tensors(world, seed=5, stepped=False)
-        with pytest.raises(CheckpointError) as refusal:
-            save(tmp_path, tensors, meta_of(3), keep=2)
+        saver = Saver(place_in(tmp_path, ""), Keeping())
+        with pytest.raises(CheckpointError) as refusal, saver:
+            saver.save(tensors, meta_of(3))
         return str(refusal.value)
 
     for message in on_ranks(work, ranks=2):

@@ -1,31 +1,35 @@
-"""Where checkpoints are and what each says about itself; imports no torch.
+"""What a checkpoint is called, and what its index says: step, model, loader, tensors, files; no torch.
 
-    RUN/checkpoints/step-00001200/   tensors in safetensors files, one or more a rank
-                    step-00001200/checkpoint.json   step, model, loader state: written last
+    PLACE/step-00001200/rank-00000.safetensors   what that rank wrote: see shard_file.py
+    PLACE/step-00001200/checkpoint.json          the index: written last, with a checksum of its own
 
-A checkpoint is built under a temporary name and renamed, so a folder with the final name is complete.
-Nothing in it is a pickle: opening a checkpoint cannot run code.
+PLACE is RUN/checkpoints, or what checkpoint.dir of the recipe says. Where there is an index the checkpoint is
+complete. Nothing in it is a pickle: opening a checkpoint cannot run code.
 """
 
+import json
 import re
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from penstock.core import config
-from penstock.core.errors import CheckpointError, PenstockError
+from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
 from penstock.models.llama.config import LlamaConfig
 
 FOLDER = "checkpoints"
-META_FILE = "checkpoint.json"
+INDEX_FILE = "checkpoint.json"
+VERSION = 2
 _NAME = re.compile(r"step-(\d{8,})")
+_CHECKSUM = "crc32"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
     """What a checkpoint is a checkpoint of."""
 
-    version: int = 1
+    version: int = VERSION
     """Layout of the checkpoint."""
     step: int
     """Optimizer steps taken."""
@@ -41,42 +45,112 @@ class Meta:
     """Of the run; keys every random choice, so no generator state is saved."""
     world_size: int
     """Ranks that wrote it. Any number may read it."""
+    saved_at: str = ""
+    """ISO 8601, UTC."""
 
 
-def folder_of(run: Path, step: int) -> Path:
-    """Return the folder of a step's checkpoint."""
-    return run / FOLDER / f"step-{step:08d}"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """A tensor."""
+
+    dtype: str
+    """As safetensors spells it."""
+    shape: tuple[int, ...]
 
 
-def complete(run: Path) -> list[Path]:
-    """Return the complete checkpoints of a run, oldest first."""
-    root = run / FOLDER
-    if not root.is_dir():
-        return []
-    found = [path for path in root.iterdir() if _NAME.fullmatch(path.name) and (path / META_FILE).is_file()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))  # names grow beyond 8 digits
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileEntry:
+    """A rank's file."""
+
+    num_bytes: int
+    header_bytes: int
+    """Of its beginning, up to the data."""
+    header_crc32: int
 
 
-def read_meta(checkpoint: Path) -> Meta:
-    """Read what a checkpoint says about itself.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Index:
+    """All that is not tensor data."""
+
+    meta: Meta
+    tensors: dict[str, TensorEntry]
+    files: dict[str, FileEntry]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all files, the index not counted."""
+        return sum(file.num_bytes for file in self.files.values())
+
+
+def name_of(step: int) -> str:
+    """Return the name of a step's checkpoint.
+
+    >>> name_of(1200)
+    'step-00001200'
+    """
+    return f"step-{step:08d}"
+
+
+def step_of(name: str) -> int | None:
+    """Return the step that a checkpoint's name means; None where it is none.
+
+    >>> step_of("step-00001200"), step_of(".step-00001200.tmp")
+    (1200, None)
+    """
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def in_order(names: Sequence[str]) -> list[str]:
+    """Return the names that are those of checkpoints, oldest first; they grow beyond 8 digits."""
+    steps = {name: step for name in names if (step := step_of(name)) is not None}
+    return sorted(steps, key=steps.__getitem__)
+
+
+def encode(index: Index) -> bytes:
+    """Return the content of the index file."""
+    raw = config.dump(index.meta)
+    raw["tensors"] = {name: [entry.dtype, list(entry.shape)] for name, entry in index.tensors.items()}
+    raw["files"] = {name: config.dump(entry) for name, entry in index.files.items()}
+    raw[_CHECKSUM] = _checksum(raw)
+    return (json.dumps(raw, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def decode(content: bytes, *, path: str) -> Index:
+    """Read the content of an index file.
+
+    Args:
+        path: of the file, for messages.
 
     Raises:
-        CheckpointError: it is no checkpoint, or a damaged one.
+        CheckpointDamaged: it is damaged.
+        CheckpointError: another version of Penstock wrote it.
     """
     try:
-        return config.build(Meta, config.load_json(checkpoint / META_FILE))
-    except FileNotFoundError:
-        raise CheckpointError(
-            f"{checkpoint} has no {META_FILE}", fix="Give a checkpoint or run folder."
-        ) from None
-    except PenstockError as error:
-        raise CheckpointError(
-            f"{checkpoint / META_FILE} is damaged: {error}",
-            fix="Remove that checkpoint to use the one before.",
-        ) from None
+        raw = json.loads(content)
+        if not isinstance(raw, dict) or "version" not in raw:
+            raise ValueError("it is no index of a checkpoint")
+        _check_version(raw["version"], path)
+        if raw.pop(_CHECKSUM, None) != _checksum(raw):
+            raise ValueError("its content does not have its checksum")
+        tensors = {name: TensorEntry(dtype=d, shape=tuple(s)) for name, (d, s) in raw.pop("tensors").items()}
+        files = {name: config.build(FileEntry, entry) for name, entry in raw.pop("files").items()}
+        return Index(meta=config.build(Meta, raw), tensors=tensors, files=files)
+    except CheckpointError:
+        raise
+    except (PenstockError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise damaged(path, str(error)) from None
 
 
-def check_model(meta: Meta, model: LlamaConfig, *, checkpoint: Path) -> None:
+def damaged(path: str, why: str) -> CheckpointDamaged:
+    """Return the error that says what is wrong with a checkpoint."""
+    return CheckpointDamaged(
+        f"{path} is damaged: {why}",
+        fix="Restore it, or remove that checkpoint to use the one before.",
+    )
+
+
+def check_model(meta: Meta, model: LlamaConfig, *, checkpoint: str) -> None:
     """Refuse a checkpoint of another model.
 
     Raises:
@@ -91,15 +165,15 @@ def check_model(meta: Meta, model: LlamaConfig, *, checkpoint: Path) -> None:
         )
 
 
-def find(path: Path) -> Path:
-    """Return the checkpoint that a path means: itself, or the newest complete one of a run.
+def _check_version(version: object, path: str) -> None:
+    if version != VERSION:
+        raise CheckpointError(
+            f"{path} has layout {version}, and this Penstock reads layout {VERSION}",
+            fix="Open it with the Penstock that wrote it: `penstock export` there makes a Hugging Face "
+            "folder. To start anew, choose another run.dir.",
+        )
 
-    Raises:
-        CheckpointError: there is none.
-    """
-    if (path / META_FILE).is_file():
-        return path
-    if found := complete(path):
-        return found[-1]
-    state = "has no complete checkpoint" if path.is_dir() else "does not exist"
-    raise CheckpointError(f"{path} {state}", fix="Give the folder of a run, a checkpoint or a model.")
+
+def _checksum(raw: dict[str, Any]) -> int:
+    """Return the CRC-32 of JSON values, however they are laid out."""
+    return zlib.crc32(json.dumps(raw, sort_keys=True, separators=(",", ":")).encode())

@@ -1,80 +1,86 @@
-"""Read a checkpoint: into a training state on any number of ranks, or as a model on one."""
+"""Read a checkpoint: into a training state of any layout on any number of ranks, or as a model on one.
 
-import logging
-import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+Each rank reads the headers of all files, then the bytes that its own boxes share with what is stored, and
+checks them. The ranks say nothing to one another here; resume.py makes them agree.
+"""
+
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load as load_sharded
 
-from penstock.checkpoint.layout import find, read_meta
-from penstock.checkpoint.tensors import MODEL
+from penstock.checkpoint.boxes import Box, overlaps, span, strides
+from penstock.checkpoint.find import Saved, find
+from penstock.checkpoint.layout import Index, damaged
+from penstock.checkpoint.read import ShardReader, Wanted
+from penstock.checkpoint.shard_file import Stored
+from penstock.checkpoint.tensors import DTYPES, MODEL, held
 from penstock.core.errors import CheckpointError
 from penstock.data.manifest import TOKENIZER_FILE
 from penstock.models import FAMILIES
 
 
-def load_into(checkpoint: Path, tensors: Mapping[str, Tensor], *, alone: bool = False) -> None:
-    """Fill tensors in place, resharding as needed; every rank must call it.
-
-    Args:
-        alone: whether this process reads by itself, outside a process group.
+def load_into(saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+    """Fill tensors in place, whatever layout they were saved in and have now.
 
     Raises:
-        CheckpointError: a file is missing or damaged.
+        CheckpointDamaged: what is stored is not what was written; some tensors were filled.
+        CheckpointError: it is a checkpoint of something else.
     """
-    reader = HuggingFaceStorageReader(str(checkpoint))
-    try:
-        with warnings.catch_warnings(), _quiet():
-            # torch warns that there is no process group although `no_dist` says that none is meant
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            load_sharded(dict(tensors), storage_reader=reader, planner=_Whole(), no_dist=alone)
-    except CheckpointException as error:
-        reasons = {str(failure[0]) for failure in error.failures.values()}
+    index = saved.index()
+    _check_tensors(saved, index, tensors)
+    targets = {name: held(name, tensor) for name, tensor in tensors.items()}
+    missing = {name: box.num_elements for name, (box, _) in targets.items()}
+    for file, entry in index.files.items():
+        reader = ShardReader(saved, file, entry)
+        stored, wanted = reader.header().parts, []
+        for name in stored.keys() & targets.keys():
+            box, local = targets[name]
+            for which, shared in overlaps(box, [part.box for part in stored[name]]):
+                wanted.append(_wanted(stored[name][which], shared, local[shared.within(box)]))
+                missing[name] -= shared.num_elements
+        reader.fetch(wanted)
+    for name, count in missing.items():
+        if count:
+            raise damaged(f"Checkpoint {saved}", f"its files lack {count:,} elements of {name}")
+
+
+def _wanted(part: Stored, shared: Box, room: Tensor) -> Wanted:
+    """Return what to read of a stored part to fill `room` with the box they share."""
+    run, dtype = span(shared, part.box), DTYPES[part.dtype]
+    start = part.start + run.start * dtype.itemsize
+    take = partial(_fill, room, dtype, strides(part.box.sizes))
+    return Wanted(start, start + len(run) * dtype.itemsize, take)
+
+
+def _fill(room: Tensor, dtype: torch.dtype, steps: tuple[int, ...], content: memoryview) -> None:
+    room.copy_(torch.frombuffer(content, dtype=dtype).as_strided(room.shape, steps))
+
+
+def _check_tensors(saved: Saved, index: Index, tensors: Mapping[str, Tensor]) -> None:
+    absent = sorted(tensors.keys() - index.tensors.keys())
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
         raise CheckpointError(
-            f"Checkpoint {checkpoint} cannot be read: {'; '.join(sorted(reasons))}",
-            fix="It is damaged: remove it to use the one before.",
-        ) from None
+            f"Checkpoint {saved} has no {absent[0]}{more}",
+            fix="Resume with the model and optimizer it was saved with, or choose another run.dir.",
+        )
+    for name, tensor in tensors.items():
+        if tuple(tensor.shape) != index.tensors[name].shape:
+            raise CheckpointError(
+                f"Checkpoint {saved} has {name} of shape {index.tensors[name].shape}",
+                got=tuple(tensor.shape),
+                fix="Resume with the model it was saved with.",
+            )
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep torch from printing the traceback of an error that it raises as well."""
-    before = logging.root.manager.disable  # it logs to the root logger
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-
-
-class _Whole(DefaultLoadPlanner):
-    """Refuses a checkpoint that lacks part of a tensor; torch would leave that part as it was."""
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Compare what is wanted with what the files hold."""
-        saved = metadata.state_dict_metadata if metadata else {}
-        for name, tensor in state_dict.items():
-            entry = saved.get(name)
-            chunks = entry.chunks if isinstance(entry, TensorStorageMetadata) else []
-            found = sum({tuple(chunk.offsets): chunk.sizes.numel() for chunk in chunks}.values())
-            if found < tensor.numel():
-                raise ValueError(f"its files hold {found} of {tensor.numel()} elements of {name}")
-        super().set_up_planner(state_dict, metadata, is_coordinator)
-
-
-def open_model(path: Path) -> tuple[nn.Module, Path | None]:
+def open_model(path: Path, *, step: int | None = None) -> tuple[nn.Module, Path | None]:
     """Open the model of a checkpoint, or of a run's newest one, whole, float32, on the CPU.
+
+    Args:
+        step: of a run's checkpoint, instead of the newest.
 
     Returns:
         The model in evaluation mode, and its tokenizer.json if the run has one.
@@ -82,12 +88,12 @@ def open_model(path: Path) -> tuple[nn.Module, Path | None]:
     Raises:
         CheckpointError: there is no checkpoint, or it is damaged.
     """
-    checkpoint = find(path)
-    meta = read_meta(checkpoint)
+    saved = find(path, step=step)
+    meta = saved.index().meta
     with torch.device("meta"):
         model: nn.Module = FAMILIES[meta.model.model_type](meta.model)
     model = model.to_empty(device="cpu")
-    load_into(checkpoint, {f"{MODEL}{name}": t for name, t in model.state_dict().items()}, alone=True)
-    run = checkpoint.parent.parent
-    tokenizer = run / TOKENIZER_FILE
-    return model.eval(), tokenizer if tokenizer.is_file() else None
+    load_into(saved, {f"{MODEL}{name}": t for name, t in model.state_dict().items()})
+    folders = (path, path.parent.parent)  # a run, or a checkpoint inside one
+    tokenizer = next((found for folder in folders if (found := folder / TOKENIZER_FILE).is_file()), None)
+    return model.eval(), tokenizer

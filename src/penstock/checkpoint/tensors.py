@@ -1,12 +1,35 @@
-"""The tensors of a training state, by name: weights and optimizer moments, sharded or whole."""
+"""The tensors of a training state by name, and which box of each this rank holds."""
 
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from penstock.checkpoint.boxes import Box, Cut, cut_box, whole
+from penstock.core.errors import CheckpointError
+from penstock.nn.init import plain_name
 
 MODEL, OPTIMIZER = "model.", "optimizer."
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+"""As safetensors spells them."""
+_SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -17,7 +40,7 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     if not optimizer.state:
         get_optimizer_state_dict(model, optimizer)  # makes the moments that the first step would make
     return {
-        **{f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()},
+        **{f"{MODEL}{plain_name(name)}": tensor for name, tensor in model.state_dict().items()},
         **dict(_moments(model, optimizer)),
     }
 
@@ -26,4 +49,46 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tup
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
             if isinstance(value, Tensor):
-                yield f"{OPTIMIZER}{name}.{key}", value
+                yield f"{OPTIMIZER}{plain_name(name)}.{key}", value
+
+
+def spelled(name: str, tensor: Tensor) -> str:
+    """Return a tensor's type as safetensors spells it.
+
+    Raises:
+        CheckpointError: it has no name for it.
+    """
+    if tensor.dtype not in _SPELLED:
+        raise CheckpointError(f"{name} is of a type that checkpoints do not hold", got=str(tensor.dtype))
+    return _SPELLED[tensor.dtype]
+
+
+def held(name: str, tensor: Tensor) -> tuple[Box, Tensor]:
+    """Return the box that this rank holds of a tensor, and its data; a plain tensor is held whole.
+
+    Raises:
+        CheckpointError: its layout is not one of shards and copies.
+    """
+    data = tensor.detach()
+    if not isinstance(data, DTensor):
+        return whole(data.shape), data
+    box, local = cut_box(data.shape, _cuts(name, data)), data.to_local()
+    if tuple(local.shape) != box.sizes and (local.numel() or box.num_elements):
+        raise CheckpointError(
+            f"{name} has a shard of {tuple(local.shape)} where its layout {data.placements} says {box.sizes}",
+            fix="Write to the authors: a checkpoint of it would be wrong.",
+        )
+    return box, local.reshape(box.sizes)
+
+
+def _cuts(name: str, tensor: DTensor) -> list[Cut]:
+    mesh, cuts = tensor.device_mesh, []
+    coordinate = cast(list[int], mesh.get_coordinate())
+    for axis, placement in enumerate(tensor.placements):
+        kind = type(placement).__name__  # a strided shard is a Shard in some releases of torch, not in others
+        if isinstance(placement, Shard) or kind == "_StridedShard":
+            dim = cast(Shard, placement).dim % tensor.ndim
+            cuts.append(Cut(dim, mesh.size(axis), coordinate[axis], strided=kind == "_StridedShard"))
+        elif not isinstance(placement, Replicate):
+            raise CheckpointError(f"{name} is laid out as {placement}, neither a shard nor a copy")
+    return cuts

@@ -10,6 +10,7 @@ PenstockError                 exit code 1: the work failed
 ├── StateMismatch             a saved state that belongs to another run
 ├── TransformError            a user's transform of samples failed
 ├── CheckpointError           a checkpoint that cannot be written, read or used
+│   └── CheckpointDamaged     one whose bytes are not those that were written
 ├── ModelError                a model folder that cannot be opened
 ├── RunLocked                 another process is writing the same folder
 └── PeerLost                  another process of the run ended; it knows why
@@ -74,6 +75,10 @@ class TransformError(PenstockError):
 
 class CheckpointError(PenstockError):
     """A checkpoint cannot be written, read or used."""
+
+
+class CheckpointDamaged(CheckpointError):
+    """A checkpoint's bytes are missing, truncated or altered."""
 
 
 class ModelError(PenstockError):

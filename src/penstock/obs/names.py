@@ -39,6 +39,8 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "backward_share": ("share", "share of the step in backward passes"),
     "communication_share": ("share", "share of the step blocked on other ranks: not hidden by computation"),
     "optimizer_share": ("share", "share of the step clipping the gradient and updating the weights"),
+    "checkpoint_s": ("s", "time that training stood still for checkpoints, since the step before"),
+    "checkpoint_share": ("share", "share of the time since the run's start that it stood still for them"),
     "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
     "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, by name"),
     "corpus_epochs": ("passes", "passes over each corpus so far, by name"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 
-from penstock.checkpoint.layout import find, read_meta
+from penstock.checkpoint.find import find
 from penstock.core.errors import UsageError
 from penstock.data import Loader
 from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER
@@ -55,7 +55,7 @@ def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
     logs = sorted((run / SAMPLES_FOLDER).glob("rank-*.jsonl"))
     if not logs:
         raise UsageError(f"{run} has no sample logs", fix="Train with --set run.log_samples=true.")
-    meta = read_meta(find(run))
+    meta = find(run).index().meta
     loader = open_run(run, deliver="torch").loader
     starts = [record for record in read_records(run / METRICS_FILE) if record.get("event") == "start"]
     result = Audit(steps=meta.step, ranks=[record["ranks"] for record in starts])

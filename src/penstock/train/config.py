@@ -91,12 +91,21 @@ class CheckpointConfig:
 
     every: int = 1000
     """Steps between checkpoints; also after the last step and before a requested stop."""
+    dir: str = ""
+    """Where they go: a folder that all machines share, or an address of s3://, gs:// or az://. Empty: into
+    the run's folder."""
     keep: int = 2
     """Newest checkpoints kept."""
+    keep_every: int = 0
+    """Those of every so many steps are kept for good; 0: none."""
+    max_failures: int = 3
+    """Saves that may fail in a row, on a full disk say, before the run stops; until then it goes on."""
 
     def __post_init__(self) -> None:
         at_least("checkpoint.every", self.every, 1)
         at_least("checkpoint.keep", self.keep, 1)
+        at_least("checkpoint.keep_every", self.keep_every, 0)
+        at_least("checkpoint.max_failures", self.max_failures, 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

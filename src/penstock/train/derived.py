@@ -15,7 +15,13 @@ from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
 from penstock.train.optim.config import optimizer_bytes_per_parameter
 from penstock.train.precision import gradient_bytes_per_parameter, weight_bytes_per_parameter
-from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
+from penstock.train.supply import (
+    check_supply,
+    check_tokenizers,
+    continue_from_newest,
+    heldout_rows,
+    train_loader,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +55,7 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     data, model = config.data, config.model
     layout = layout_of(config.parallel, world_size=world_size)
     loader = train_loader(config, rank=0, world_size=layout.num_data, deliver="numpy")
-    continue_from(config, loader)
+    continue_from_newest(config, loader)
     check_supply(config, loader)
     check_tokenizers(loader)
     heldout = heldout_rows(config)

@@ -11,8 +11,10 @@ from pathlib import Path
 import torch
 
 from penstock.checkpoint.layout import Meta
-from penstock.checkpoint.save import save
+from penstock.checkpoint.place import place_in
+from penstock.checkpoint.saver import Keeping, Saver
 from penstock.checkpoint.tensors import training_tensors
+from penstock.core import clock
 from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
@@ -47,7 +49,7 @@ def train(
         on_batch: receives every batch of this rank and the step it was taken at, counted from 1.
     """
     micro_batch_size_at, mixture = micro_batch_sizes(config.data), MixtureLog(state.loader)
-    with closing(iter(state.loader)) as batches:
+    with open_saver(config) as saver, closing(iter(state.loader)) as batches:
         while state.step < config.run.steps:
             torch.manual_seed(key_of(config.run.seed, "step", state.step, state.mesh.data_rank) % 2**63)
             rate = set_learning_rate(state, config)
@@ -70,7 +72,8 @@ def train(
             )
             on_batch(batch, state.step)
             rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
-            emit(step_record(state, result, rates, learning_rate=rate) | mixture.record(), sinks)
+            record = step_record(state, result, rates, learning_rate=rate)
+            emit(record | saver.times() | mixture.record(), sinks)
             for event in [*mixture.events(), *state.watch.end(state.step, (local, length, rows))]:
                 emit(event, sinks)
             follow_losses(state, result, config, world)
@@ -81,7 +84,7 @@ def train(
                 scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
                 emit(validation_record(scores, step=state.step), sinks)
             if last or result.stop or state.step % config.checkpoint.every == 0:
-                checkpoint(state, config, world)
+                saver.save(training_tensors(state.model, state.optimizer), meta_of(state, config, world))
             if result.stop and not last:
                 return False
     return True
@@ -114,9 +117,16 @@ def follow_losses(state: TrainState, result: StepResult, config: TrainConfig, wo
         state.loader.set_weights(share(world, decided), reason=config.data.adaptive.policy)
 
 
-def checkpoint(state: TrainState, config: TrainConfig, world: World) -> None:
-    """Save everything a run needs to continue, in one commit."""
-    meta = Meta(
+def open_saver(config: TrainConfig) -> Saver:
+    """Return what saves the checkpoints of a run."""
+    wanted = config.checkpoint
+    keeping = Keeping(newest=wanted.keep, every=wanted.keep_every, max_failures=wanted.max_failures)
+    return Saver(place_in(Path(config.run.dir), wanted.dir), keeping)
+
+
+def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
+    """Return what a run needs to continue, besides its tensors."""
+    return Meta(
         step=state.step,
         tokens=state.loader.tokens_before(state.step),
         model=config.model,
@@ -124,10 +134,5 @@ def checkpoint(state: TrainState, config: TrainConfig, world: World) -> None:
         adaptive=state.adaptive.state_dict() if state.adaptive else {},
         seed=config.run.seed,
         world_size=world.ranks.world_size,
-    )
-    save(
-        Path(config.run.dir),
-        training_tensors(state.model, state.optimizer),
-        meta,
-        keep=config.checkpoint.keep,
+        saved_at=clock.utc_now(),
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.checkpoint.layout import META_FILE
+from penstock.checkpoint.layout import INDEX_FILE
 from penstock.core import config as configs
 from penstock.core.errors import UsageError
 from penstock.data import Loader
@@ -61,7 +61,7 @@ class Opened:
 
 def recipe_of(path: Path) -> TrainConfig | None:
     """Return the recipe of a run, given its folder or one of its checkpoints; None of anything else."""
-    run = path.resolve().parent.parent if (path / META_FILE).is_file() else path
+    run = path.resolve().parent.parent if (path / INDEX_FILE).is_file() else path
     file = run / RECIPE_FILE
     raw = configs.load_json(file) if file.is_file() else {}
     return configs.build(TrainConfig, raw) if "run" in raw else None  # Hugging Face uses the file name too

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.layout import complete, read_meta
+from penstock.checkpoint.find import saved_of
 from penstock.core import config
 from penstock.core.errors import PenstockError, UsageError
 from penstock.data import Loader
@@ -70,7 +70,7 @@ def open_run(folder: Path, **options: Any) -> OpenRun:
         raise PenstockError(f"{folder / RECIPE_FILE} is damaged: {error}") from None
     settings = {"fields": ("input_ids",), "num_workers": 0, "deliver": "numpy", **options}
     loader = train_loader(recipe, rank=0, world_size=1, **settings)
-    if saved := complete(folder):
-        loader.load_state_dict(read_meta(saved[-1]).loader)
+    if saved := saved_of(folder):
+        loader.load_state_dict(saved[-1].index().meta.loader)
     follow(loader, answers(folder))
     return OpenRun(folder=folder, recipe=recipe, loader=loader)

@@ -6,8 +6,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from penstock.checkpoint.layout import read_meta
+from penstock.checkpoint.find import Saved
 from penstock.checkpoint.load import load_into
+from penstock.checkpoint.place import place_in
+from penstock.checkpoint.resume import resume
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
 from penstock.core.files import write_atomic, write_json
@@ -22,11 +24,20 @@ from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, make_mesh
 from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
+from penstock.train.control import share
 from penstock.train.derived import check_rows
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.storage import STORAGES
 from penstock.train.state import TrainState
-from penstock.train.supply import check_supply, check_tokenizers, continue_from, heldout_rows, train_loader
+from penstock.train.supply import (
+    check_supply,
+    check_tokenizers,
+    checkpoints,
+    continue_from,
+    continue_from_newest,
+    heldout_rows,
+    train_loader,
+)
 
 log = logging.getLogger(__name__)
 
@@ -43,25 +54,40 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
 
 
 def open_state(config: TrainConfig, world: World) -> TrainState:
-    """Make the training state, resumed from the newest complete checkpoint if there is one."""
+    """Make the training state, resumed from the newest sound checkpoint if there is one."""
     mesh = make_mesh(world, layout_of(config.parallel, world_size=world.ranks.world_size))
     num_data = mesh.layout.num_data
     check_rows(config, world_size=num_data)
     deliver = "pinned" if world.device.type == "cuda" else "torch"
     loader = train_loader(config, rank=mesh.data_rank, world_size=num_data, deliver=deliver)
-    checkpoint = continue_from(config, loader)
+    continue_from_newest(config, loader)  # what cannot be continued is refused before anything is built
     check_supply(config, loader)
     check_tokenizers(loader)
     model = build_model(config, world, mesh)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
     state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), adaptive)
-    if checkpoint is not None:
-        if adaptive is not None:
-            adaptive.load_state_dict(read_meta(checkpoint).adaptive)
-        load_into(checkpoint, training_tensors(state.model, state.optimizer))
-        log.info("resumed step=%d from=%s", state.step, checkpoint)
+    restore(state, config, world)
     return state
+
+
+def restore(state: TrainState, config: TrainConfig, world: World) -> None:
+    """Bring the state to the newest sound checkpoint of the run, if there is one.
+
+    Raises:
+        CheckpointDamaged: there are checkpoints, and none is sound.
+    """
+
+    def from_(saved: Saved) -> None:
+        meta = continue_from(config, state.loader, saved)
+        if state.adaptive is not None:
+            state.adaptive.load_state_dict(meta.adaptive)
+        load_into(saved, training_tensors(state.model, state.optimizer))
+
+    names = share(world, [saved.name for saved in checkpoints(config)] if world.is_first else None)
+    place = place_in(Path(config.run.dir), config.checkpoint.dir)
+    if saved := resume([Saved(place, name) for name in names], from_):
+        log.info("resumed step=%d from=%s", state.step, saved)
 
 
 def write_identity(config: TrainConfig, loader: Loader) -> None:
@@ -72,6 +98,8 @@ def write_identity(config: TrainConfig, loader: Loader) -> None:
     folder = Path(config.run.dir)
     recipe = configs.dump(config)
     recipe["run"]["dir"] = str(folder.resolve())
+    if config.checkpoint.dir:
+        recipe["checkpoint"]["dir"] = absolute(config.checkpoint.dir)
     for corpus in recipe["data"]["corpora"].values():
         corpus["path"] = absolute(corpus["path"])
     write_json(folder / RECIPE_FILE, recipe)

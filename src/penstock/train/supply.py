@@ -2,12 +2,15 @@
 
 from bisect import bisect_right
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.checkpoint.layout import check_model, complete, read_meta
-from penstock.core.errors import ConfigError
+from penstock.checkpoint.find import Saved, saved_in
+from penstock.checkpoint.layout import Meta, check_model
+from penstock.checkpoint.place import place_in
+from penstock.core.errors import CheckpointDamaged, ConfigError
 from penstock.data import Loader
 from penstock.data.schedule import Change
 from penstock.data.types import Int64
@@ -106,21 +109,32 @@ def shares_of(samples: int, weights: Mapping[str, float], most: Mapping[str, int
     }
 
 
-def continue_from(config: TrainConfig, loader: Loader) -> Path | None:
-    """Move a loader to the newest complete checkpoint of the run and return it; None at the start.
+def checkpoints(config: TrainConfig) -> list[Saved]:
+    """Return the complete checkpoints of the run, oldest first."""
+    return saved_in(place_in(Path(config.run.dir), config.checkpoint.dir))
+
+
+def continue_from(config: TrainConfig, loader: Loader, saved: Saved) -> Meta:
+    """Move a loader to a checkpoint and return what that says of itself.
 
     Raises:
-        CheckpointError: it is damaged or of another model.
+        CheckpointDamaged: its index is damaged.
+        CheckpointError: it is of another model.
         StateMismatch: of other data settings.
         CorpusChanged: a corpus was altered since.
     """
-    saved = complete(Path(config.run.dir))
-    if not saved:
-        return None
-    meta = read_meta(saved[-1])
-    check_model(meta, config.model, checkpoint=saved[-1])
+    meta = saved.index().meta
+    check_model(meta, config.model, checkpoint=str(saved))
     loader.load_state_dict(meta.loader)
-    return saved[-1]
+    return meta
+
+
+def continue_from_newest(config: TrainConfig, loader: Loader) -> None:
+    """Move a loader to the newest checkpoint whose index is sound, if there is any; see `continue_from`."""
+    for saved in reversed(checkpoints(config)):
+        with suppress(CheckpointDamaged):
+            continue_from(config, loader, saved)
+            return
 
 
 def check_tokenizers(loader: Loader) -> None:

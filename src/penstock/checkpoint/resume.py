@@ -1,0 +1,69 @@
+"""Resume from the newest checkpoint that is sound on every rank, and say what is wrong with newer ones."""
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch.distributed as dist
+
+from penstock.checkpoint.find import Saved
+from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
+
+log = logging.getLogger(__name__)
+
+
+def resume(candidates: Sequence[Saved], restore: Callable[[Saved], None]) -> Saved | None:
+    """Restore the state from the newest sound checkpoint; every rank must call it.
+
+    What is damaged is set aside, so that it does not count as the newest again.
+
+    Args:
+        candidates: oldest first; the same on every rank.
+        restore: restores this rank's state; what it did is undone by a later call for another checkpoint.
+
+    Returns:
+        The one resumed from; None where there are no candidates.
+
+    Raises:
+        CheckpointDamaged: none is sound. A run never starts over in silence.
+        PenstockError: one cannot be restored for another reason; older ones are not tried.
+    """
+    bad: list[Saved] = []
+    for saved in reversed(candidates):
+        failure = agreed(lambda saved=saved: restore(saved))  # type: ignore[misc]
+        if failure is None:
+            if bad:
+                _set_aside(bad, instead=saved)
+            return saved
+        if not isinstance(failure, CheckpointDamaged) or saved is candidates[0]:
+            raise failure
+        if dist.get_rank() == 0:
+            log.warning("%s", failure)
+        bad.append(saved)
+    return None
+
+
+def agreed(work: Callable[[], None]) -> PenstockError | None:
+    """Do something on every rank; return what failed on any, this rank's own failure first."""
+    failure: PenstockError | None = None
+    try:
+        work()
+    except PenstockError as error:
+        failure = error
+    said = None if failure is None else (isinstance(failure, CheckpointDamaged), str(failure))
+    found: list[tuple[bool, str] | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, said)
+    for each in found:
+        if failure is None and each is not None:
+            failure = CheckpointDamaged(each[1]) if each[0] else CheckpointError(each[1])
+    return failure
+
+
+def _set_aside(bad: Sequence[Saved], *, instead: Saved) -> None:
+    if dist.get_rank() != 0:
+        return
+    log.warning("resuming from %s instead; set aside: %s", instead, ", ".join(saved.name for saved in bad))
+    for saved in bad:
+        try:
+            saved.place.set_aside(saved.name)
+        except (OSError, PenstockError) as error:
+            log.warning("%s cannot be set aside, remove it: %s", saved, error)
