@@ -102,7 +102,7 @@ def test_the_page_tells_the_rescale_and_the_loss(page):
 def test_a_browser_runs_the_page_without_complaint_or_request(page, tmp_path):
     elements, complaints = open_in_browser(page, tmp_path)
     assert complaints == []
-    assert elements.count('class="read"') == elements.count("<figure") == 5
+    assert elements.count('class="read"') == elements.count("<figure") == 6
     assert not re.search(r"https?://|ftp://|\bsrc=", elements)
 
 
@@ -190,3 +190,31 @@ def test_help_has_a_worked_example(capsys):
     with pytest.raises(SystemExit, match="0"):
         command_line.main(["report", "--help"])
     assert "example:\n  penstock report " in capsys.readouterr().out
+
+
+def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, tmp_path):
+    other = tmp_path / "other" / "run"
+    shutil.copytree(run, other)
+    out = tmp_path / "compared.html"
+    done = penstock("report", run, other, "--out", out)
+    assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
+    elements, complaints = open_in_browser(out, tmp_path / "profile")
+    assert complaints == []
+    assert elements.count('class="read"') == elements.count("<figure") == 6
+    assert f"{run.parent.name}/run" in elements
+    assert "other/run" in elements
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["{run}", "{run}", "--out", "x.html"], "given twice"),
+        (["{run}", "{run}"], "Several runs need --out"),
+        (["{run}", "{run}", "--out", "x.html", "--reference", "a=1"], "--reference is for one run"),
+        (["{run}"] * 9 + ["--out", "x.html"], "9 runs are too many"),
+    ],
+)
+def test_a_comparison_that_cannot_be_drawn_is_explained(run, words, said):
+    done = penstock("report", *(word.format(run=run) for word in words))
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,11 +1,15 @@
-"""Draw a run as one HTML page: loss, speed, learning rate, restarts, the recipe.
+"""Draw a run as one HTML page: loss, speed, where a step's time goes, restarts, the recipe. Or compare runs.
 
 The page is one file that fetches nothing: mail it, keep it, open it offline. It can be drawn while
 the run goes on, and again later. For a run on one corpus, the loss chart has a line at the entropy of
 the corpus's token frequencies: what a model would reach that knows nothing else.
 
+Several runs are drawn over one another: losses by step, by tokens and by time, speed, traffic, and the
+settings in which their recipes differ.
+
 example:
   penstock report runs/first
+  penstock report runs/first runs/second --out compared.html
   penstock report runs/first --out first.html --reference "unigram entropy=6.31"
 
 exit codes: 0 done, 1 the run has no step yet or its records are broken, 2 wrong usage
@@ -21,17 +25,23 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import write_atomic
 from penstock.data.inspect import unigram_entropy
 from penstock.data.opening import open_corpus
+from penstock.obs.compare import MOST_RUNS, Run, render_comparison
 from penstock.obs.figures import Config, setting
-from penstock.obs.history import read_lines
+from penstock.obs.history import gather, read_lines
 from penstock.obs.names import METRICS_FILE, RECIPE_FILE
 from penstock.obs.report import render
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run (run.dir of its recipe)")
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="the page to write; default: report.html in RUN"
+        "runs", type=Path, nargs="+", metavar="RUN", help="folder of a run (run.dir of its recipe)"
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="the page to write; default: report.html in RUN; needed for several runs",
     )
     parser.add_argument(
         "--reference",
@@ -46,7 +56,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path."""
     given = dict(_reference(text) for text in arguments.reference)
-    folder: Path = arguments.run
+    configs = [_config(folder) for folder in arguments.runs]
+    out: Path | None = arguments.out
+    if len(arguments.runs) > 1:
+        page = _comparison(arguments.runs, configs, references=given, out=out)
+    else:
+        (folder,), (config,) = arguments.runs, configs
+        records = read_lines(folder / METRICS_FILE)
+        references = given or _unigram_entropy(config)
+        page = render(records, config, name=folder.resolve().name, references=references)
+        out = out or folder / "report.html"
+    assert out is not None
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(out, page)
+    print(out)
+    return 0
+
+
+def _config(folder: Path) -> Config:
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", fix="Give the folder of a run (run.dir of its recipe).")
     for name in (METRICS_FILE, RECIPE_FILE):
@@ -54,18 +81,35 @@ def run(arguments: argparse.Namespace) -> int:
             raise UsageError(
                 f"{folder} holds no {name}", fix="Give the folder of a run; `penstock train` writes one."
             )
-    config = load_json(folder / RECIPE_FILE)
-    page = render(
-        read_lines(folder / METRICS_FILE),
-        config,
-        name=folder.resolve().name,
-        references=given or _unigram_entropy(config),
-    )
-    out: Path = arguments.out or folder / "report.html"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, page)
-    print(out)
-    return 0
+    return load_json(folder / RECIPE_FILE)
+
+
+def _comparison(
+    folders: list[Path], configs: list[Config], *, references: dict[str, float], out: Path | None
+) -> str:
+    if out is None:
+        raise UsageError("Several runs need --out", fix="Name the page to write: --out compared.html.")
+    if references:
+        raise UsageError("--reference is for one run", fix="Leave it out, or give one run.")
+    if len(folders) > MOST_RUNS:
+        raise UsageError(f"{len(folders)} runs are too many to tell apart", fix=f"Give at most {MOST_RUNS}.")
+    runs = []
+    for name, folder, config in zip(_names(folders), folders, configs, strict=True):
+        try:
+            runs.append(Run(name, gather(read_lines(folder / METRICS_FILE)), config))
+        except PenstockError as error:
+            raise PenstockError(f"{folder}: {error}") from None
+    return render_comparison(runs)
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Return the folders' own names, with as many of their parents' as tell them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    for number in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(part[-number:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
+    raise UsageError("A run is given twice", got=", ".join(map(str, folders)), fix="Name each once.")
 
 
 def _unigram_entropy(config: Config) -> dict[str, float]:

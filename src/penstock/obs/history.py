@@ -63,6 +63,18 @@ class MixtureChange:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What the first rank sends in a step."""
+
+    step: int
+    """The step that was counted."""
+    sent_bytes: dict[str, int]
+    """By mesh axis."""
+    network_axes: tuple[str, ...]
+    """Axes whose ranks are on several machines."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """All that a run recorded; steps increase, and there is at least one."""
 
@@ -84,6 +96,8 @@ class History:
     """Tokens by corpus after some steps, the last one among them: as many as a chart needs."""
     mixture_changes: tuple[MixtureChange, ...]
     """In order."""
+    traffic: Traffic | None
+    """As last counted."""
     num_ignored: int
     """Records of a kind that this module does not know."""
 
@@ -139,6 +153,7 @@ class _Gathering:
         self._points: list[MixturePoint] = []
         self._stride = 1
         self._changes: list[MixtureChange] = []
+        self._traffic: Traffic | None = None
         self._num_ignored = 0
 
     def add(self, record: Record) -> None:
@@ -148,6 +163,10 @@ class _Gathering:
         elif record.get("event") == "mixture":
             step, tokens, reason = int(record["step"]), int(record["tokens"]), str(record["reason"])
             self._changes.append(MixtureChange(step, tokens, reason))
+        elif record.get("event") == "traffic":
+            sent = {str(axis): int(number) for axis, number in record["sent_bytes"].items()}
+            far = tuple(map(str, record["network_axes"]))
+            self._traffic = Traffic(step=int(record["step"]), sent_bytes=sent, network_axes=far)
         elif "validation_loss" in record:
             self._validation_steps.append(int(record["step"]))
             self._validation_loss.append(_number(record["validation_loss"]))
@@ -190,6 +209,7 @@ class _Gathering:
             corpus_tokens=self._corpus_tokens,
             mixture=self._mixture(),
             mixture_changes=tuple(self._changes),
+            traffic=self._traffic,
             num_ignored=self._num_ignored,
         )
 

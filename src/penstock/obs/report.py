@@ -4,21 +4,23 @@ Text from files reaches the page escaped only, and the page's own policy lets no
 and nothing be fetched.
 """
 
-import base64
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from html import escape
-from importlib.resources import files
-from string import Template
 
+import numpy as np
+
+from penstock.core.units import mib, si
 from penstock.obs.charts import charts
 from penstock.obs.figures import Config, Figure, key_figures, outcome, setting, starts
 from penstock.obs.heldout_table import heldout_table
 from penstock.obs.history import History, gather
 from penstock.obs.mixture_chart import mixture_chart
 from penstock.obs.names import METRICS
+from penstock.obs.page_file import fill
+from penstock.obs.phase_chart import phase_chart
 from penstock.obs.sinks import Record
 from penstock.obs.svg import draw
+from penstock.obs.table import glossary, section, table_head
 from penstock.obs.toml import toml_text
 
 _STARTS = ("at step", "processes", "time, UTC", "steps taken", "median tokens/s")
@@ -41,28 +43,24 @@ def render(
     """
     history = gather(records)
     kind, words = outcome(history, config)
-    script = _page_file("report.js")
-    return Template(_page_file("report.html")).substitute(
-        name=escape(name),
+    return fill(
+        "report.html",
+        name=name,
         outcome=f'<span class="outcome {kind}">{escape(words)}</span>',
         summary=escape(_summary(history, config)),
         figures="".join(_tile(figure) for figure in key_figures(history, config)),
-        charts="".join(draw(chart) for chart in charts(history, references or {})) + mixture_chart(history),
+        charts="".join(draw(chart) for chart in charts(history, references or {}))
+        + phase_chart(history)
+        + mixture_chart(history),
+        traffic=_traffic(history),
         corpora=_corpora(history.corpus_tokens) + heldout_table(history),
         starts=_starts(history),
         recipe=escape(toml_text(config)),
-        glossary="".join(_entry(metric) for metric in METRICS),
+        glossary=glossary(),
         ignored=f"{history.num_ignored:,} records of other kinds are not drawn."
         if history.num_ignored
         else "",
-        style=_page_file("report.css"),
-        script=script,
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
-
-
-def _page_file(name: str) -> str:
-    return files("penstock.obs").joinpath("page", name).read_text(encoding="utf-8")
 
 
 def _summary(history: History, config: Config) -> str:
@@ -98,7 +96,7 @@ def _corpora(tokens: Mapping[str, int]) -> str:
     total = max(sum(tokens.values()), 1)
     most_first = sorted(tokens.items(), key=lambda item: -item[1])
     rows = "".join(_corpus(name, number, number / total) for name, number in most_first)
-    head = _head(("corpus", "tokens", "share", ""))
+    head = table_head(("corpus", "tokens", "share", ""))
     return f'<section><h2>Tokens by corpus</h2><div class="table"><table>{head}{rows}</table></div></section>'
 
 
@@ -110,6 +108,24 @@ def _corpus(name: str, tokens: int, share: float) -> str:
     )
 
 
+def _traffic(history: History) -> str:
+    traffic = history.traffic
+    if traffic is None or not traffic.sent_bytes:
+        return ""
+    seconds = float(np.nanmedian(history.columns["step_s"]))
+    rows = [
+        (
+            axis,
+            mib(number),
+            "network" if axis in traffic.network_axes else "within a machine",
+            f"{si(8 * number / seconds)}bit/s",
+        )
+        for axis, number in sorted(traffic.sent_bytes.items(), key=lambda item: -item[1])
+    ]
+    head = ("mesh axis", "sent by the first process", "over", "mean rate")
+    return section(f"Traffic of a step, counted at step {traffic.step:,}", head, rows)
+
+
 def _starts(history: History) -> str:
     rows = starts(history)
     if not rows:
@@ -118,16 +134,5 @@ def _starts(history: History) -> str:
     body = "".join(f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in shown)
     left_out = len(rows) - len(shown)
     note = f"<p>The {left_out:,} starts before these are left out.</p>" if left_out else ""
-    table = f'<div class="table"><table>{_head(_STARTS)}{body}</table></div>'
+    table = f'<div class="table"><table>{table_head(_STARTS)}{body}</table></div>'
     return f"<section><h2>Starts</h2>{note}{table}</section>"
-
-
-def _head(titles: Sequence[str]) -> str:
-    cells = "".join(f'<th scope="col">{escape(title)}</th>' if title else "<td></td>" for title in titles)
-    return f"<thead><tr>{cells}</tr></thead>"
-
-
-def _entry(metric: str) -> str:
-    unit, meaning = METRICS[metric]
-    kind = f" <small>{escape(unit)}</small>" if unit else ""
-    return f"<dt><code>{escape(metric)}</code>{kind}</dt><dd>{escape(meaning)}</dd>"

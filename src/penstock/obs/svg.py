@@ -30,6 +30,13 @@ class Layer:
     series: Series
     style: Literal["raw", "smooth", "dots"]
     """raw: a thin line, and a band from least to greatest where buckets have both; dots: joined by a line."""
+    color: int | None = None
+    """One of the eight colours that tell series of one kind apart."""
+
+    @property
+    def classes(self) -> str:
+        """What the style sheet knows it by."""
+        return self.style if self.color is None else f"{self.style} c{self.color}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +57,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What to draw, by step."""
+    """What to draw, by step, or along something else that grows with the steps."""
 
     key: str
     """Unique in the page; letters, digits and dashes."""
@@ -67,6 +74,8 @@ class Chart:
     from_zero: bool = False
     scale: Scale = "linear"
     unit: Unit = "number"
+    along: str = "step"
+    """What the horizontal axis counts."""
 
 
 def draw(chart: Chart) -> str:
@@ -86,7 +95,8 @@ def draw(chart: Chart) -> str:
     )
     key, title = escape(chart.key), escape(chart.title)
     return (
-        f'<figure class="chart" id="{key}"><figcaption><h3>{title}</h3>{_legend(chart)}</figcaption>'
+        f'<figure class="chart" id="{key}" data-along="{escape(chart.along)}">'
+        f"<figcaption><h3>{title}</h3>{_legend(chart)}</figcaption>"
         f'<div class="plot" tabindex="0" style="padding-top:{top + 8}px">'
         f'<svg role="img" aria-labelledby="{key}-title {key}-text">'
         f'<title id="{key}-title">{title}</title><desc id="{key}-text">{escape(chart.description)}</desc>'
@@ -122,13 +132,17 @@ def read_out(chart: Chart, steps: Axis) -> str:
             "name": layer.name,
             "style": layer.style,
             "at": [round(steps.place(step), 4) for step in layer.series.steps.tolist()],
-            "steps": [f"{round(step):,}" for step in layer.series.steps.tolist()],
+            "steps": [_written(step) for step in layer.series.steps.tolist()],
             "values": _values(layer, chart.unit),
         }
         for layer in chart.layers
         if len(layer.series.steps)
     ]
     return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _written(place: float) -> str:
+    return f"{round(place):,}" if place == round(place) or place >= 100 else short(place)
 
 
 def _values(layer: Layer, unit: Unit) -> list[str]:
@@ -180,7 +194,7 @@ def _lines(chart: Chart, steps: Axis, values: Axis) -> str:
             around = np.concatenate((series.steps, series.steps[::-1]))
             outline = _path(around, np.concatenate((series.high, series.low[::-1])), steps, values)
             drawn.append(f'<path class="band" d="{outline}Z"/>')
-        drawn.append(f'<path class="{layer.style}" d="{_path(series.steps, series.mean, steps, values)}"/>')
+        drawn.append(f'<path class="{layer.classes}" d="{_path(series.steps, series.mean, steps, values)}"/>')
     return "".join(drawn)
 
 
@@ -226,7 +240,7 @@ def _legend(chart: Chart) -> str:
     if len(chart.layers) < 2:
         return ""
     items = "".join(
-        f'<li><i class="{layer.style}"></i>{escape(layer.name)}</li>'
+        f'<li><i class="{layer.classes}"></i>{escape(layer.name)}</li>'
         for layer in chart.layers
         if len(layer.series.steps)
     )

@@ -33,11 +33,11 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const show = (at) => {
     const step = layers[0].steps[index = nearest(layers[0].at, at)];
     const head = document.createElement("b");
-    head.textContent = "step " + step;
+    head.textContent = (figure.dataset.along || "step") + " " + step;
     read.replaceChildren(head, ...layers.map((layer) => {
       const near = nearest(layer.at, at);
       const own = layer.style === "dots" && layer.steps[near] !== step;
-      return row(layer.name, layer.values[near] + (own ? " at step " + layer.steps[near] : ""));
+      return row(layer.name, layer.values[near] + (own ? " at " + (figure.dataset.along || "step") + " " + layer.steps[near] : ""));
     }));
     hair.hidden = read.hidden = false;
     const svg = plot.querySelector("svg"), width = plot.clientWidth, x = layers[0].at[index] * width;
