@@ -53,39 +53,39 @@ def _charts(runs: Sequence[Run]) -> Iterator[Chart]:
     seconds = [np.nancumsum(run.history.columns["step_s"]) for run in runs]
     longest = max(float(each[-1]) for each in seconds)
     size, unit = next(((size, unit) for size, unit in _TIME if longest >= 2 * size), _TIME[-1])
-    tokens = [run.history.columns["tokens"] for run in runs]
-    steps = [run.history.steps for run in runs]
+    steps = _Along("step", [run.history.steps for run in runs])
+    tokens = _Along("tokens", [run.history.columns["tokens"] for run in runs])
+    time = _Along(unit, [each / size for each in seconds])
     loss = "Loss, nats per token"
-    yield _chart(runs, steps, "loss", key="loss", title=loss)
-    yield _chart(runs, tokens, "loss", key="loss-by-tokens", title=f"{loss}, by tokens", along="tokens")
-    yield _chart(
-        runs, [s / size for s in seconds], "loss", key="loss-by-time", title=f"{loss}, by {unit}", along=unit
-    )
-    yield _chart(runs, steps, "tokens_per_s", title="Tokens per second", from_zero=True)
+    yield _chart(runs, steps, "loss", title=loss)
+    yield _chart(runs, tokens, "loss", key="loss-by-tokens", title=f"{loss}, by tokens")
+    yield _chart(runs, time, "loss", key="loss-by-time", title=f"{loss}, by {unit}")
+    yield _chart(runs, steps, "tokens_per_s", title="Tokens per second")
     for metric, title in (
         ("communication_share", "Share of the step blocked on communication"),
         ("data_wait_share", "Data-wait share"),
     ):
         if any(np.isfinite(run.history.columns[metric]).any() for run in runs):
-            yield _chart(runs, steps, metric, title=title, from_zero=True, unit="share")
+            yield _chart(runs, steps, metric, title=title, unit="share")
+
+
+@dataclass(frozen=True, slots=True)
+class _Along:
+    """What a chart is drawn by."""
+
+    name: str
+    places: Sequence[Float64]
+    """[runs][steps]"""
 
 
 def _chart(
-    runs: Sequence[Run],
-    places: Sequence[Float64],
-    metric: str,
-    *,
-    title: str,
-    key: str = "",
-    along: str = "step",
-    from_zero: bool = False,
-    unit: Unit = "number",
+    runs: Sequence[Run], along: _Along, metric: str, *, title: str, key: str = "", unit: Unit = "number"
 ) -> Chart:
     layers = []
-    for color, (run, at) in enumerate(zip(runs, places, strict=True)):
+    for color, (run, places) in enumerate(zip(runs, along.places, strict=True)):
         values = run.history.columns[metric]
         mean = smooth(values, window=window_for(len(values)))
-        layers.append(Layer(name=run.name, series=shrink(at, mean), style="smooth", color=color))
+        layers.append(Layer(name=run.name, series=shrink(places, mean), style="smooth", color=color))
     ends = ", ".join(
         f"{layer.name} ends at {short(float(layer.series.mean[-1]), unit=unit)}"
         for layer in layers
@@ -94,12 +94,12 @@ def _chart(
     return Chart(
         key=key or metric.replace("_", "-"),
         title=title,
-        description=f"{title}, by {along}, of each run: {ends}.",
+        description=f"{title}, by {along.name}, of each run: {ends}.",
         layers=layers,
-        last_step=max(float(at[-1]) for at in places),
-        from_zero=from_zero,
+        last_step=max(float(places[-1]) for places in along.places),
+        from_zero=metric != "loss",
         unit=unit,
-        along=along,
+        along=along.name,
     )
 
 
