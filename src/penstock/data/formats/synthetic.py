@@ -9,7 +9,7 @@ long, scrambled again with a key of the page; a slice costs four passes over mem
 from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -35,6 +35,7 @@ _PAGE_BITS = 16
 _PAGE = 2**_PAGE_BITS
 _MASK = 2**64 - 1
 _ODD = np.uint32(0x9E3779B1)
+_MULTIPLIER = np.uint64(0xD6E8FEB86659FD93)
 _MAX_SHARDS = 100_000
 _MAX_TOKENS = 2**60
 
@@ -122,32 +123,45 @@ class SyntheticShard:
     def __init__(self, corpus: Synthetic, start: int, stop: int) -> None:
         self.num_tokens = stop - start
         self.tokens = _Tokens(corpus, start, stop)
-        self._corpus, self._start = corpus, start
-        self._key = np.uint64(key_of(corpus.seed, "synthetic documents"))
-        whole, rest = divmod(self.num_tokens, corpus.cell)
-        cut_short = len(self.document_ends(whole * corpus.cell, self.num_tokens)) if rest else 0
-        self.num_documents = whole * _CELL_DOCUMENTS + cut_short
+        self._cell, self._first_cell = corpus.cell, start // corpus.cell
+        self._key = np.uint64(_key(corpus.seed, "synthetic documents"))
+
+    @cached_property
+    def num_documents(self) -> int:
+        """Documents of the shard, empty ones too."""
+        whole, rest = divmod(self.num_tokens, self._cell)
+        cut_short = len(self.document_ends(whole * self._cell, self.num_tokens)) if rest else 0
+        return whole * _CELL_DOCUMENTS + cut_short
 
     def document_ends(self, start: int, stop: int) -> Int64:
         """Return the ends e of documents with start < e <= stop; repeats are empty documents."""
-        cell = self._corpus.cell
-        first, past = start // cell, -(-stop // cell)
+        first, past = start // self._cell, -(-stop // self._cell)
         ends = self._cell_ends(first, past)
-        ends = ends[ends < self.num_tokens] if past * cell > self.num_tokens else ends
-        if past * cell >= self.num_tokens and (not len(ends) or ends[-1] != self.num_tokens):
+        if past * self._cell > self.num_tokens:
+            ends = ends[ends < self.num_tokens]
             ends = np.append(ends, self.num_tokens)
-        low, high = ends.searchsorted((start, stop), "right")
-        return ends[low:high]
+        return ends[ends.searchsorted(start, "right") : ends.searchsorted(stop, "right")]
 
     def _cell_ends(self, first: int, past: int) -> Int64:
-        """Return the ends in cells [first, past) of the shard, flat, 64 a cell."""
-        cell = self._corpus.cell
-        cells = np.arange(first, past, dtype=np.int64)[:, None]
-        counters = (cells + self._start // cell) * _CELL_DOCUMENTS + np.arange(_CELL_DOCUMENTS)
-        ends = (mix64(counters.astype(np.uint64) ^ self._key) % np.uint64(cell)).astype(np.int64) + 1
-        ends[:, -1] = cell
+        """Return the ends in cells [first, past) of the shard, flat, 64 a cell.
+
+        A hash of the document's number, scaled to the cell by a multiplication: the upper bits of it.
+        """
+        before = self._first_cell * _CELL_DOCUMENTS
+        at = np.arange(before + first * _CELL_DOCUMENTS, before + past * _CELL_DOCUMENTS, dtype=np.uint64)
+        at ^= self._key
+        at *= _MULTIPLIER
+        at ^= at >> np.uint64(32)
+        at *= _MULTIPLIER
+        bits = 64 - self._cell.bit_length()
+        at >>= np.uint64(64 - bits)
+        at *= np.uint64(self._cell)
+        at >>= np.uint64(bits)
+        ends = at.view(np.int64).reshape(-1, _CELL_DOCUMENTS)
+        ends[:, -1] = self._cell - 1
         ends.sort(axis=1)
-        flat: Int64 = (ends + cells * cell).reshape(-1)
+        ends += np.arange(first * self._cell + 1, past * self._cell + 1, self._cell)[:, None]
+        flat: Int64 = ends.reshape(-1)
         return flat
 
 
@@ -157,7 +171,7 @@ class _Tokens:
     def __init__(self, corpus: Synthetic, start: int, stop: int) -> None:
         self._start, self._count = start, stop - start
         self._vocab_size = corpus.vocab_size
-        self._key = key_of(corpus.seed, "synthetic tokens")
+        self._key = _key(corpus.seed, "synthetic tokens")
 
     def __len__(self) -> int:
         return self._count
@@ -183,6 +197,9 @@ class _Tokens:
             mixed *= np.uint32(self._vocab_size)
             mixed >>= np.uint32(16)
         return mixed.astype(np.uint16)
+
+
+_key = lru_cache(maxsize=16)(key_of)  # the same for the thousands of shards of a corpus
 
 
 @lru_cache(maxsize=1)
