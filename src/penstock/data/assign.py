@@ -7,17 +7,21 @@ from penstock.data.types import Int64
 
 
 def share(corpora: Int64, lanes: Int64, *, rank: int, world_size: int) -> Int64:
-    """Return the positions in the step of the samples that a rank computes: [n / world_size].
+    """Return the positions in the step of the samples that a rank computes: [..., n / world_size].
 
     Samples are sorted by (corpus, lane) and split evenly, so the union over ranks is the step at any
     world size, and a rank keeps its lanes, and with them its open pools, from step to step.
 
+    Args:
+        corpora: [..., n] of each sample of a step, or of each of several steps.
+        lanes: [..., n] as well.
+
     >>> share(np.array([0, 0, 0, 0]), np.array([1, 0, 1, 0]), rank=0, world_size=2).tolist()
     [1, 3]
     """
-    local = len(corpora) // world_size
-    order = np.lexsort((np.arange(len(corpora)), lanes, corpora))
-    return order[rank * local : (rank + 1) * local]
+    local = corpora.shape[-1] // world_size
+    order = np.lexsort((lanes, corpora))  # a stable sort, along the last axis
+    return order[..., rank * local : (rank + 1) * local]
 
 
 def check_divisible(global_batch_size: int, *, world_size: int) -> None:

@@ -66,6 +66,20 @@ class Course:
             )
         return located
 
+    def holds(self, located: Located) -> bool:
+        """Return whether located samples can be read at once: nothing is waited for, absent or used up."""
+        last = np.full(len(self.names), -1)
+        np.maximum.at(last, located.corpus, located.turn)
+        for corpus in np.flatnonzero(last >= 0).tolist():
+            if self.names[corpus] not in self._sources:
+                return False
+            way, source = self._way(corpus, located.phase), self._source(corpus)
+            if way.ends is not None and last[corpus] >= way.ends:
+                return False
+            if not source.supplies(way, int(last[corpus])):
+                return False
+        return True
+
     def way(self, corpus: int, phase: int, *, last: int) -> Way:
         """Return a corpus's way in a phase, reaching to one of its samples at least.
 

@@ -55,12 +55,18 @@ class Source:
         Raises:
             CorpusExhausted: with what the corpus has given.
         """
-        supply = None if self.max_epochs is None else way.max_samples(self.max_epochs)
-        if supply is not None and last >= supply:
+        if not self.supplies(way, last):
+            assert self.max_epochs is not None
+            supply = way.max_samples(self.max_epochs)
             raise CorpusExhausted(
                 f"Corpus {self.name!r} has given all {supply:,} sequences of its {self.max_epochs} epochs",
                 fix="Train for fewer steps, raise its epochs, or give it a smaller weight.",
             )
+
+    def supplies(self, way: Way, last: int) -> bool:
+        """Return whether a sample of a way lies within the cap on epochs."""
+        supply = None if self.max_epochs is None else way.max_samples(self.max_epochs)
+        return supply is None or last < supply
 
     def reach(self, way: Way, sample: int) -> Way:
         """Return a way that holds a sample: that of a corpus still being prepared grows, if need be in time.

@@ -101,9 +101,20 @@ class Timeline:
         Raises:
             UsageError: the step is negative, or beyond what samples can be counted to.
         """
-        if not 0 <= step < MOST_SAMPLES or (stop := self.consumed_before(step + 1)) > MOST_SAMPLES:
-            raise UsageError("A step must be zero or more, and within 2^62 samples", got=step)
-        return self._ids(np.arange(self.consumed_before(step), stop, dtype=np.int64))
+        return self.samples_in(range(step, step + 1))
+
+    def samples_in(self, steps: range) -> Int64:
+        """Return the sample ids of some steps, end to end; errors are as of samples_of."""
+        first, past = steps.start, steps.stop
+        if not 0 <= first < past <= MOST_SAMPLES or (stop := self.consumed_before(past)) > MOST_SAMPLES:
+            raise UsageError("A step must be zero or more, and within 2^62 samples", got=past - 1)
+        return self._ids(np.arange(self.consumed_before(first), stop, dtype=np.int64))
+
+    def steps_alike(self, step: int, *, most: int) -> range:
+        """Return the steps from a step on, at most so many, before anything changes or samples run out."""
+        changes = [*self.turns(), *(start for start, _ in self.batch), step + most]
+        fit = (MOST_SAMPLES - self.consumed_before(step)) // self.batch_size_at(step)
+        return range(step, min(min(change for change in changes if change > step), step + max(1, fit)))
 
     def first_sample(self, step: int) -> int:
         """Return the smallest sample id of a step."""

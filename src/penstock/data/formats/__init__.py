@@ -31,7 +31,10 @@ class TokenShard(Protocol):
     """One run of tokens, usually one file; positions count from the shard's first token."""
 
     num_tokens: int
-    num_documents: int
+
+    @property
+    def num_documents(self) -> int:
+        """Documents, empty ones too."""
 
     def document_ends(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the ends e of documents with start < e <= stop; repeats are empty documents."""
