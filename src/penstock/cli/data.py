@@ -8,7 +8,8 @@ example:
 """
 
 import argparse
-from importlib import import_module
+
+from penstock.cli.subcommands import add_subcommands, run_subcommand
 
 COMMANDS = {
     "prepare": "turn text, JSON lines and Parquet into token shards",
@@ -23,26 +24,14 @@ COMMANDS = {
     "replay": "write the batches of some steps to files",
     "audit": "prove that a run trained on every sample of its order, once",
 }
-"""Subcommand -> what it does. Each is a module `penstock.cli.data_<name>` with `EPILOG`,
-`add_arguments(parser)` and `run(arguments) -> int`."""
+"""Subcommand -> what it does."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands."""
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        module = import_module(f"penstock.cli.data_{name}")
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=module.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(command)
+    add_subcommands(parser, "data", COMMANDS)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the chosen subcommand."""
-    code: int = import_module(f"penstock.cli.data_{arguments.command}").run(arguments)
-    return code
+    return run_subcommand("data", arguments)

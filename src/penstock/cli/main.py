@@ -26,6 +26,7 @@ _FIRST_SPEAKS_S = 2.0
 
 VERBS = {
     "data": "prepare, describe, verify and audit token corpora",
+    "recipes": "list, show and check the recipes that come with Penstock",
     "train": "train a model from a recipe, on one process or many",
     "eval": "score a model on text: loss, perplexity, bits per byte",
     "export": "write a checkpoint as a Hugging Face folder",

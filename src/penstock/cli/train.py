@@ -33,7 +33,7 @@ from penstock.train.derived import derive
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("recipe", type=Path, help="TOML file; examples are in recipes/")
+    parser.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
     )

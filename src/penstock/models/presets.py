@@ -161,6 +161,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 def expanded(model: Mapping[str, Any]) -> Values:
     """Return a recipe's model section with its preset, if it names one, written out under its own keys.
 
+    A key whose value is "none" takes away what the preset has, since TOML cannot write an absent value.
+
     Raises:
         ConfigError: no preset has that name.
 
@@ -173,4 +175,4 @@ def expanded(model: Mapping[str, Any]) -> Values:
     name = own.pop("preset")
     if name not in PRESETS:
         raise ConfigError("Unknown model.preset", got=name, fix=nearest(str(name), list(PRESETS)))
-    return {**PRESETS[name], **own}
+    return {key: value for key, value in {**PRESETS[name], **own}.items() if value != "none"}

@@ -65,6 +65,12 @@ def test_keys_beside_a_preset_change_it():
     assert config.rope_scaling is not None
 
 
+def test_what_a_preset_has_can_be_taken_away():
+    config = build(LlamaConfig, expanded({"preset": "llama3.2-1b", "rope_scaling": "none"}))
+    assert config.rope_scaling is None
+    assert config.head_dim == 64
+
+
 @pytest.mark.parametrize(
     ("name", "hint"), [("llama3.1-8B", "Did you mean 'llama3.1-8b'"), (7, "Known: granite-7b, ")]
 )
