@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from penstock.nn.kernels import documents
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.dense import Causal, Latest, Masked
 from penstock.nn.kernels.documents import PerDocument, per_document
@@ -44,7 +45,7 @@ def document_of(b, i):
 
 CASES = {
     "causal": (Layout(batch=BATCH, seq_len=SEQ), Causal, lambda _, i, j: j <= i),
-    "window": (Layout(batch=BATCH, seq_len=SEQ, window=3), Masked, lambda _, i, j: i - 3 < j <= i),
+    "window": (Layout(batch=BATCH, seq_len=SEQ, window=3), PerDocument, lambda _, i, j: i - 3 < j <= i),
     "wide window": (Layout(batch=BATCH, seq_len=SEQ, window=12), Causal, lambda _, i, j: j <= i),
     "documents": (
         Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS),
@@ -110,8 +111,54 @@ def test_a_document_does_not_depend_on_what_it_is_packed_with(window):
 def test_empty_documents_are_skipped():
     ends = torch.tensor([0, 0, 12, 12, 24, 24], dtype=torch.int32)
     q, k, v = tensors()
-    found = per_document(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends), device=CPU)(q, k, v, scale=1.0)
+    found = per_document(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends))(q, k, v, scale=1.0)
     assert torch.allclose(found, Causal()(q, k, v, scale=1.0))
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 5, 9, 11])
+def test_a_window_in_runs_of_any_length_shows_what_the_dense_mask_shows(window, monkeypatch):
+    layout = Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=window)
+    expected = visibility_mask(layout, device=CPU)
+    for run in (1, 2, 3, 7):
+        monkeypatch.setattr(documents, "_RUN", run)
+        seen = torch.zeros(BATCH * SEQ, BATCH * SEQ, dtype=torch.bool)
+        for piece in documents.pieces(ENDS, window, torch.float32):
+            part = seen[piece.queries, piece.keys]
+            part[:] = torch.ones_like(part).tril() if piece.mask is None else piece.mask == 0
+        for row in range(BATCH):
+            own = slice(row * SEQ, row * SEQ + SEQ)
+            assert seen[own, own].equal(expected[row, 0])
+            seen[own, own] = False
+        assert not seen.any()
+
+
+def test_gradients_add_up_over_the_pieces_that_share_keys(monkeypatch):
+    monkeypatch.setattr(documents, "_RUN", 2)
+    test_the_chosen_kernel_equals_attention_written_out("documents and window")
+
+
+def test_tensors_that_lie_in_memory_in_any_order_are_read_right():
+    attend = choose(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=4))
+    found = []
+    for turned in (False, True):
+        q, k, v = tensors()
+        args = [t.transpose(2, 3).contiguous().transpose(2, 3) if turned else t for t in (q, k, v)]
+        out = attend(*args, scale=0.3).sum()  # the gradient of a sum is one number, expanded
+        found.append([out, *torch.autograd.grad(out, (q, k, v))])
+    for plain, turned in zip(*found, strict=True):
+        torch.testing.assert_close(plain, turned, rtol=0, atol=1e-12)
+    written = written_out(q, k, v, scale=0.3, sees=CASES["documents and window"][2]).sum()
+    torch.testing.assert_close(out, written, rtol=0, atol=1e-12)
+    for ours, theirs in zip(found[0][1:], torch.autograd.grad(written, (q, k, v)), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_the_operator_keeps_the_rules_of_pytorch_operators():
+    q, k, v = (t.detach()[0].transpose(0, 1).float().requires_grad_() for t in tensors())
+    ends = torch.tensor([0, 5, 12] + 10 * [12], dtype=torch.int32)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    operator = torch.ops.penstock.attend_documents.default
+    torch.library.opcheck(operator, (q, k, v, ends, 4, 0.3), test_utils=checks)
 
 
 def test_document_ends_that_do_not_cover_the_batch_are_refused():

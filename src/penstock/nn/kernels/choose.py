@@ -22,6 +22,6 @@ def choose_kernel(layout: Layout, *, device: torch.device, dtype: torch.dtype, h
         return Latest(layout.window if layout.is_windowed else None)
     if not layout.num_cached and is_available(device=device, dtype=dtype, head_dim=head_dim):
         return var_len(layout, device=device)
-    if layout.cu_seqlens is not None and device.type == "cpu":
-        return per_document(layout, device=device)
+    if not layout.num_cached and device.type == "cpu":
+        return per_document(layout)
     return Masked(visibility_mask(layout, device=device))

@@ -1,68 +1,176 @@
-"""Attention one document at a time: the kernel for packed rows on a CPU.
+"""Attention one document at a time: the kernel for packed rows and sliding windows on a CPU.
 
-The batch is flattened and split once, so that the backward pass joins the pieces with one copy.
-Measured with torch 2.13 on two AVX2 cores in float32, forward and backward, milliseconds, against
-a dense boolean mask; 8 query heads over 2 key-value heads of size 64, mean document in brackets:
+The batch is one row of tokens, cut into pieces that share no work: a document, or under a sliding window
+a run of its queries with the keys they can see. Each piece goes through PyTorch's flash kernel for CPUs,
+forward and backward, and writes into its place. A document's values are so the same whatever it is packed
+with. Key-value heads are never repeated: a group of query heads reads the same memory through a stride of 0.
 
-    batch 8 x 512 (150)   73 against 160        batch 2 x 2048 (300)   140 against 626
-    batch 4 x 1024 (40)   49 against 255        batch 2 x 2048 (one document a row)   344 against 565
+To the rest of PyTorch all of it is one operator, because the pieces change with every batch: traced one by
+one they would compile a block anew each time. The ends of documents are an input of constant shape.
 
-It was faster in every case but rows of one document at 512 tokens (136 against 131). A document's
-values are also the same whatever it is packed with, since the mask is not part of the sum.
+The flash kernel is called by the name PyTorch gives it inside (`aten`), since only there does it return what
+its backward pass needs; `tests/unit/nn/test_kernels.py` would notice a change. `benchmarks/attention.py`
+compares with the dense mask.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Int32
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import pad
 
-from penstock.nn.kernels.layout import Layout, visibility_mask
+from penstock.nn.kernels.layout import Layout
+
+_FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_RUN = 256  # queries of a windowed piece: fewer waste less beyond the window, more use the cores better
 
 
 @dataclass(frozen=True, slots=True)
 class PerDocument:
     """Causal attention inside each document."""
 
-    sizes: tuple[int, ...]
-    """Tokens per document, in order over the flattened batch; none is 0."""
+    ends: Int32[Tensor, "tokens_plus_1"]
+    """Ends of documents over the flattened batch, from 0; the last is repeated."""
     window: int | None
     """As in Layout."""
-    band: Bool[Tensor, "longest longest"] | None
-    """The window as a mask for the longest document; a shorter one uses its top left corner."""
 
-    # the sizes change with every batch: traced, they would compile the block anew each time
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
         """Attend."""
-        batch, heads, seq_len, head_dim = q_bhld.shape
-        pieces = zip(
-            *(torch.split(_flatten(t), list(self.sizes), 2) for t in (q_bhld, k_bksd, v_bksd)), strict=True
-        )
-        out = torch.cat([self._one(*piece, scale=scale) for piece in pieces], dim=2)
-        return out.transpose(1, 2).reshape(batch, seq_len, heads, head_dim).transpose(1, 2)
-
-    def _one(self, q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
-        n, grouped = q.shape[2], q.shape[1] != k.shape[1]
-        if self.band is None or self.window is None or n <= self.window:
-            return scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=grouped)
-        mask = self.band[:n, :n]
-        return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)
+        batch, _, seq_len, _ = q_bhld.shape
+        q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q_bhld, k_bksd, v_bksd))
+        out, _ = torch.ops.penstock.attend_documents(q, k, v, self.ends, self.window or 0, scale)
+        return out.view(batch, seq_len, *out.shape[1:]).transpose(1, 2)  # type: ignore[no-any-return]
 
 
-def per_document(layout: Layout, *, device: torch.device) -> PerDocument:
-    """Read the documents' sizes (waits for the device) and prepare the kernel."""
-    assert layout.cu_seqlens is not None, layout
-    sizes = tuple(size for size in layout.cu_seqlens.diff().tolist() if size)
-    if sum(sizes) != layout.batch * layout.seq_len:
-        raise ValueError(f"cu_seqlens ends at {sum(sizes)}, not at {layout.batch} x {layout.seq_len} tokens")
-    longest = max(sizes)
-    if layout.window is None or longest <= layout.window:
-        return PerDocument(sizes, None, None)
-    band = visibility_mask(Layout(batch=1, seq_len=longest, window=layout.window), device=device)[0, 0]
-    return PerDocument(sizes, layout.window, band)
+def per_document(layout: Layout) -> PerDocument:
+    """Prepare the kernel; rows are documents when the layout has none."""
+    tokens, ends = layout.batch * layout.seq_len, layout.cu_seqlens
+    if ends is None:
+        ends = torch.arange(0, tokens + 1, layout.seq_len)
+    if ends[0] != 0 or ends[-1] != tokens:
+        raise ValueError(f"cu_seqlens ends at {ends[-1]}, not at {layout.batch} x {layout.seq_len} tokens")
+    ends = pad(ends.int(), (0, max(0, tokens + 1 - len(ends))), value=tokens)
+    return PerDocument(ends, layout.window if layout.is_windowed else None)
 
 
-def _flatten(x_bhld: Tensor) -> Tensor:
-    return x_bhld.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2)
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Queries and the keys that any of them sees, as slices of the tokens."""
+
+    queries: slice
+    keys: slice
+    mask: Tensor | None
+    """[queries, keys] to add to the scores; None: causal, as many keys as queries."""
+
+
+def pieces(ends: Tensor, window: int, dtype: torch.dtype) -> Iterator[Piece]:
+    """Cut documents into pieces; every query is in one.
+
+    Args:
+        window: as in Layout; 0: none.
+    """
+    edges = torch.unique_consecutive(ends).tolist()
+    for first, past in pairwise(edges):
+        run = _RUN if window and past - first > window else past - first
+        for start in range(first, past, run):
+            stop = min(start + run, past)
+            if not window or stop - first <= min(window, run):  # the start of a document
+                yield Piece(slice(start, stop), slice(start, stop), None)
+                continue
+            since = max(first, start - window + 1)
+            unseen = window - 1 - (start - since)  # columns of the mask before the document's start
+            mask = _band(window, run, dtype)[: stop - start, unseen : unseen + stop - since]
+            yield Piece(slice(start, stop), slice(since, stop), mask)
+
+
+@lru_cache(maxsize=4)
+def _band(window: int, run: int, dtype: torch.dtype) -> Tensor:
+    """Return the mask of `run` queries, the first of which has `window - 1` keys before its own."""
+    own = torch.arange(run)[:, None] + window - 1
+    keys = torch.arange(run + window - 1)
+    return torch.zeros(run, len(keys), dtype=dtype).masked_fill_(
+        (keys > own) | (keys <= own - window), -torch.inf
+    )
+
+
+@torch.library.custom_op("penstock::attend_documents", mutates_args=())
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, ends: Tensor, window: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend; q [tokens, heads, dim], k and v [tokens, fewer heads, dim]."""
+    (out, sums), groups = _made(q, k), k.shape[1]
+    q, k, v, into = (_grouped(t, groups) for t in (q, k, v, out))
+    for piece in pieces(ends, window, q.dtype):
+        here, there = piece.queries, piece.keys
+        into[:, :, here], sums[:, :, here] = _FORWARD(
+            q[:, :, here], _like(q, k[:, :, there]), _like(q, v[:, :, there]),
+            0.0, piece.mask is None, attn_mask=piece.mask, scale=scale,
+        )  # fmt: skip
+    return out, sums
+
+
+@torch.library.custom_op("penstock::attend_documents_backward", mutates_args=())
+def _attend_backward(
+    upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor,
+    ends: Tensor, window: int, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the gradients of q, k and v."""
+    found: tuple[Tensor, Tensor, Tensor] = _room(upstream, q, k, v)
+    groups = k.shape[1]
+    upstream, q, k, v, out = (_grouped(t, groups) for t in (upstream, q, k, v, out))
+    dq, dk, dv = (_grouped(t.zero_(), groups) for t in found)
+    for piece in pieces(ends, window, q.dtype):
+        here, there = piece.queries, piece.keys
+        dq[:, :, here], keys, values = _BACKWARD(
+            upstream[:, :, here], q[:, :, here], _like(q, k[:, :, there]), _like(q, v[:, :, there]),
+            out[:, :, here], sums[:, :, here], 0.0, piece.mask is None, attn_mask=piece.mask, scale=scale,
+        )  # fmt: skip
+        dk[:, :, there] += keys.sum(1, keepdim=True)
+        dv[:, :, there] += values.sum(1, keepdim=True)
+    return found
+
+
+@_attend.register_fake
+def _made(q: Tensor, k: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+    """Return room for the output, and for the logarithms of the softmax's sums."""
+    tokens, heads, _dim = q.shape
+    exact = torch.promote_types(q.dtype, torch.float32)
+    sums = q.new_empty(k.shape[1], heads // k.shape[1], tokens, dtype=exact)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), sums
+
+
+@_attend_backward.register_fake
+def _room(_upstream: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: object) -> tuple[Tensor, Tensor, Tensor]:
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return dq, dk, dv
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # Any: torch's
+    *tensors, ctx.window, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _back(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    q, k, v, ends, out, sums = ctx.saved_tensors
+    return *_attend_backward(upstream, q, k, v, out, sums, ends, ctx.window, ctx.scale), None, None, None
+
+
+_attend.register_autograd(_back, setup_context=_keep)
+
+
+def _grouped(x: Tensor, groups: int) -> Tensor:
+    """[tokens, heads, dim] -> [groups, heads of a group, tokens, dim], a view if the kernel can read it."""
+    x = x if x.stride(-1) == 1 else x.contiguous()  # else it reads what lies beside
+    return x.view(len(x), groups, -1, x.shape[-1]).permute(1, 2, 0, 3)
+
+
+def _like(q: Tensor, k: Tensor) -> Tensor:
+    """One key-value head per group, seen as one per query head."""
+    return k.expand(-1, q.shape[1], -1, -1)
