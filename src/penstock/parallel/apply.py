@@ -1,13 +1,14 @@
 """The one place that knows in which order the parallelisms, recomputation and compilation are applied.
 
-From the innermost change to the outermost: slices of matrices are what is recomputed; what is
-recomputed is compiled; what is compiled is gathered and freed as one unit.
+From the innermost change to the outermost: slices of matrices are what is multiplied in 8 bits and what is
+recomputed; what is recomputed is compiled; what is compiled is gathered and freed as one unit.
 """
 
 import torch
 from torch import nn
 
 from penstock.core.errors import ConfigError
+from penstock.parallel.float8 import multiply_in_8_bits
 from penstock.parallel.fsdp import shard
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
@@ -15,11 +16,19 @@ from penstock.parallel.tensor import slice_blocks
 from penstock.parallel.vocabulary import slice_vocabulary
 
 
-def apply(model: nn.Module, mesh: Mesh, config: ParallelConfig, *, compute_dtype: torch.dtype) -> None:
+def apply(
+    model: nn.Module,
+    mesh: Mesh,
+    config: ParallelConfig,
+    *,
+    compute_dtype: torch.dtype,
+    linear: str = "compute",
+) -> None:
     """Spread a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
 
     Args:
         compute_dtype: of gathered parameters and activations.
+        linear: how the linear layers of the blocks multiply: in `compute_dtype`, or by a recipe in 8 bits.
     """
     if mesh.layout.tensor > 1:
         slice_blocks(model, mesh.state["tensor"])
@@ -31,6 +40,8 @@ def apply(model: nn.Module, mesh: Mesh, config: ParallelConfig, *, compute_dtype
                 got=getattr(mesh.layout, axis),
                 fix="Use shard and replicate.",
             )
+    if linear != "compute":
+        multiply_in_8_bits(model, linear, device=mesh.state.device_type)
     shard(
         model,
         mesh.data,

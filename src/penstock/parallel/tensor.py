@@ -12,6 +12,8 @@ plain tensors with named collectives (docs/adr/0013). What every rank holds whol
 sum) sees a part of the tokens or heads on each, so its gradient is summed over the axis.
 """
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -30,19 +32,22 @@ _BY_INPUT = ("output", "down")
 class ColumnLinear(nn.Linear):
     """Computes this rank's outputs, from whole inputs."""
 
+    multiply: Callable[..., Tensor] = staticmethod(functional.linear)
+
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
-        return functional.linear(x, local(self.weight), None if self.bias is None else local(self.bias))
+        return self.multiply(x, local(self.weight), None if self.bias is None else local(self.bias))
 
 
 class RowLinear(nn.Linear):
     """Computes all outputs from this rank's inputs; the ranks' sums go to whom the tokens belong."""
 
+    multiply: Callable[..., Tensor] = staticmethod(functional.linear)
     group: str
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to [batch, seq, ...]; the result is [batch, seq / ranks, ...]."""
-        out = scatter_sum(functional.linear(x, local(self.weight)), dim=1, group=self.group)
+        out = scatter_sum(self.multiply(x, local(self.weight)), dim=1, group=self.group)
         return out if self.bias is None else out + sum_gradient(local(self.bias), group=self.group)
 
 

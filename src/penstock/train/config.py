@@ -137,6 +137,19 @@ class TrainConfig:
             raise ConfigError("schedule.warmup_steps and decay_steps exceed run.steps", got=self.run.steps)
         if self.validate.every and not self.data.holdout:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
+        if self.precision.gather == "float8":
+            self._check_gather()
+
+    def _check_gather(self) -> None:
+        """Refuse what weights cannot be gathered in float8 with."""
+        if self.parallel.offload:
+            raise ConfigError("precision.gather 'float8' does not work with parallel.offload", got=True)
+        after = self.parallel.reshard_after_forward
+        if not isinstance(after, bool):
+            raise ConfigError(
+                "precision.gather 'float8' needs parallel.reshard_after_forward to be true or false",
+                got=after,
+            )
         check_fit(self.parallel, self.model, lengths=self.data.lengths)
 
 

@@ -11,6 +11,7 @@ from penstock.core import clock, log
 from penstock.core import config as configs
 from penstock.core.files import exclusive
 from penstock.core.signals import StopFlag
+from penstock.nn.float8 import RECIPES, has_native
 from penstock.obs.meter import StepMeter
 from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
 from penstock.obs.peak import peak_flops
@@ -114,7 +115,20 @@ def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) ->
 
 def _meter(recipe: TrainConfig, state: TrainState, world: World) -> StepMeter:
     peak = peak_flops(world.device, getattr(torch, recipe.compute))
-    if recipe.compute != "float32" and world.device.type == "cpu" and world.is_first:
+    if world.is_first:
+        _warn_of_emulation(recipe, world, peak)
+    blocked = count_blocked(state.model) if world.device.type == "cpu" else lambda: 0.0
+    return StepMeter(
+        flops_per_token=recipe.model.flops_per_token,
+        peak_flops=peak * world.ranks.world_size,
+        phases=Phases(stamps_for(world.device.type), blocked),
+    )
+
+
+def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
+    """Say what the hardware has no instructions for."""
+    kind, linear = world.device.type, recipe.precision.linear
+    if recipe.compute != "float32" and kind == "cpu":
         slower = peak_flops(world.device, torch.float32) / peak
         if slower > _EMULATED:
             logger.warning(
@@ -122,9 +136,7 @@ def _meter(recipe: TrainConfig, state: TrainState, world: World) -> StepMeter:
                 recipe.compute,
                 slower,
             )
-    blocked = count_blocked(state.model) if world.device.type == "cpu" else lambda: 0.0
-    return StepMeter(
-        flops_per_token=recipe.model.flops_per_token,
-        peak_flops=peak * world.ranks.world_size,
-        phases=Phases(stamps_for(world.device.type), blocked),
-    )
+    if linear != "compute" and not has_native(RECIPES[linear], kind):
+        logger.warning(
+            "precision.linear=%s is emulated here: it rounds as it should, and saves no time", linear
+        )

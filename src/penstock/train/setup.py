@@ -20,6 +20,7 @@ from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
 from penstock.obs.names import RECIPE_FILE
 from penstock.parallel.apply import apply
+from penstock.parallel.float8 import gather_in_float8
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, make_mesh
 from penstock.train.adaptive import Adaptive
@@ -47,8 +48,16 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
     with torch.device("meta"):
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
     model.to(STORAGES[config.precision.weights].dtype)
-    apply(model, mesh, config.parallel, compute_dtype=getattr(torch, config.compute))
+    apply(
+        model,
+        mesh,
+        config.parallel,
+        compute_dtype=getattr(torch, config.compute),
+        linear=config.precision.linear,
+    )
     model.to_empty(device="cpu" if config.parallel.offload else world.device)
+    if config.precision.gather == "float8":
+        gather_in_float8(model)
     init_weights(model, seed=config.run.seed)
     return model
 

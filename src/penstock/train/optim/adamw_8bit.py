@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Shard
 
 from penstock.core.errors import ConfigError
 from penstock.nn.low_bit import code_of_zero, from_codes, num_blocks, to_codes
@@ -43,17 +42,11 @@ def init(parameter: Tensor) -> States:
 
 
 def _check_cut(parameter: Tensor, here: Tensor) -> None:
-    cuts_rows = isinstance(parameter, DTensor) and any(
-        isinstance(p, Shard) and p.dim == 1 for p in parameter.placements
-    )
-    if (
-        cuts_rows
-        and here.shape[1] != parameter.shape[1]
-        and (parameter.shape[1] % BLOCK or here.shape[1] % BLOCK)
-    ):
+    whole, held = parameter.shape[1], here.shape[1]
+    if held != whole and (whole % BLOCK or held % BLOCK):
         raise ConfigError(
             f"optim.rule 'adamw_8bit' keeps a scale for each {BLOCK} columns, and parallel.tensor cuts "
-            f"{parameter.shape[1]} columns into {here.shape[1]} a rank",
+            f"{whole} columns into {held} a rank",
             fix="Use fewer tensor-parallel ranks, or optim.rule 'adamw'.",
         )
 

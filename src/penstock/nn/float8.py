@@ -1,0 +1,180 @@
+"""Linear layers whose products are of 8-bit floating point numbers, forward and backward.
+
+A product sums over one dim of two matrices. Each is cut into groups along that dim - the whole tensor, a
+row, or 32 neighbours of a row (MXFP8) - and a group's numbers are divided by a scale that brings the largest
+into the range of the type. A layer has three products, which sum over inputs, outputs and tokens, so each
+matrix is scaled anew for each of its two:
+
+    out = x Wᵀ        gradient of x = g W        gradient of W = gᵀ x
+
+Scales are powers of two, held as 8-bit exponents (the e8m0 of the OCP Microscaling specification 1.0, rounded
+up so that nothing overflows). Dividing by them is exact: numbers that were rounded once keep their values
+when rounded again, which is why weights may travel in float8 (parallel/float8.py) and change nothing. The
+backward pass reads the weights as the forward pass rounded them.
+
+Where a device has no such instructions the product is emulated: rounded to 8 bits and back, multiplied in the
+type of the input. What is lost is the same, and no time is saved. MXFP8 is emulated everywhere.
+Sources: Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433; Rouhani et al.,
+"Microscaling data formats", arXiv:2310.10537.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn import functional
+
+Groups = int
+"""Neighbours that share a scale: WHOLE, ROW or a number of them."""
+
+WHOLE, ROW = 0, -1
+_LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}  # of 448 and 57344: 1.75 x 2**exponent
+_MANTISSA_OF_LARGEST = 0x600000  # of 1.75 in float32
+_NATIVE_MULTIPLE = 16  # what the instructions ask of each dim
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How the matrices of a layer are rounded."""
+
+    groups: Groups
+    gradient: torch.dtype
+    """Of gradients; weights and activations are float8_e4m3fn."""
+    native: tuple[int, int] | None
+    """Least compute capability of a GPU whose instructions are used."""
+
+
+RECIPES = {
+    "float8_tensorwise": Recipe(WHOLE, torch.float8_e5m2, (8, 9)),
+    "float8_rowwise": Recipe(ROW, torch.float8_e4m3fn, (9, 0)),
+    "mxfp8": Recipe(32, torch.float8_e4m3fn, None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A matrix in 8 bits, with groups along its rows."""
+
+    codes: Tensor
+    """[rows, columns] of a float8 type."""
+    exponents: Tensor
+    """[rows or 1, groups of a row] uint8: the scale is 2 ** (exponent - 127)."""
+
+    size: int
+    """Neighbours in a group; the last of a row may be smaller."""
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """Return the numbers, exactly, where `dtype` has the range."""
+        scales = power_of_two(self.exponents).to(dtype)
+        if scales.shape[1] > 1:
+            scales = scales.repeat_interleave(self.size, dim=1)[:, : self.codes.shape[1]]
+        return self.codes.to(dtype) * scales
+
+
+def scaled(x: Float[Tensor, "rows columns"], groups: Groups, dtype: torch.dtype) -> Scaled:
+    """Round a matrix to a float8 type with a scale for each group of a row, or for all."""
+    rows, columns = x.shape
+    size = min(groups, columns) if groups > 0 else columns
+    padded = functional.pad(x.float(), (0, -columns % size)).view(rows, -1, size)
+    largest = padded.abs().amax(-1)
+    exponents = _exponents(largest.amax().view(1, 1) if groups == WHOLE else largest, dtype)
+    shares = padded * power_of_two(254 - exponents).unsqueeze(-1)
+    return Scaled(shares.view(rows, -1)[:, :columns].to(dtype), exponents, size)
+
+
+def _exponents(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the exponents of the smallest powers of two that bring numbers within a type's range."""
+    bits = largest.view(torch.int32)
+    exponents = (bits >> 23) + ((bits & 0x7FFFFF) > _MANTISSA_OF_LARGEST) - _LARGEST_EXPONENT[dtype]
+    return exponents.clamp(1, 253).to(torch.uint8)
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """Return 2 ** (exponent - 127) in float32.
+
+    >>> power_of_two(torch.tensor([126, 127, 130], dtype=torch.uint8)).tolist()
+    [0.5, 1.0, 8.0]
+    """
+    return (exponents.int() << 23).view(torch.float32)
+
+
+def product(a: Scaled, b: Scaled, dtype: torch.dtype, *, native: bool) -> Float[Tensor, "m n"]:
+    """Return a bᵀ in `dtype`, summed over columns in float32.
+
+    Args:
+        native: use the float8 instructions of the device where shapes and `dtype` allow; not for blocks.
+    """
+    (m, k), n = a.codes.shape, b.codes.shape[0]
+    fits = not (m % _NATIVE_MULTIPLE or k % _NATIVE_MULTIPLE or n % _NATIVE_MULTIPLE)
+    if native and fits and dtype == torch.bfloat16:
+        scales = power_of_two(a.exponents), power_of_two(b.exponents).t()
+        return torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=dtype)
+    return a.values(dtype) @ b.values(dtype).t()
+
+
+class _Linear(torch.autograd.Function):
+    """x Wᵀ of [tokens, inputs] and [outputs, inputs]."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, weight: Tensor, groups: Groups, gradient: torch.dtype, native: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how = (groups, gradient, native)  # type: ignore[attr-defined]
+        e4m3 = torch.float8_e4m3fn
+        return product(scaled(x, groups, e4m3), scaled(weight, groups, e4m3), x.dtype, native=native)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # Any: torch's context
+        x, weight = ctx.saved_tensors
+        groups, gradient, native = ctx.how
+        e4m3 = torch.float8_e4m3fn
+        read = scaled(weight, groups, e4m3).values(x.dtype)
+        g_by_outputs, g_by_tokens = scaled(g, groups, gradient), scaled(g.t(), groups, gradient)
+        of_x = product(g_by_outputs, scaled(read.t(), groups, e4m3), x.dtype, native=native)
+        of_weight = product(g_by_tokens, scaled(x.t(), groups, e4m3), x.dtype, native=native)
+        return of_x, of_weight, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """What a linear layer computes with its weight, in place of `functional.linear`."""
+
+    recipe: Recipe
+    native: bool
+    """Use the device's float8 instructions."""
+
+    def __call__(
+        self,
+        x: Float[Tensor, "... inputs"],
+        weight: Float[Tensor, "outputs inputs"],
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "... outputs"]:
+        """Return x Wᵀ + bias in the type of `x`."""
+        recipe = self.recipe
+        flat: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x.flatten(0, -2), weight, recipe.groups, recipe.gradient, self.native
+        )
+        out = flat.view(*x.shape[:-1], weight.shape[0])
+        return out if bias is None else out + bias
+
+
+class Float8Linear(nn.Linear):
+    """A linear layer with a product of 8-bit numbers."""
+
+    multiply: Multiply
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        out: Tensor = self.multiply(x, self.weight, self.bias)
+        return out
+
+
+def has_native(recipe: Recipe, device: Literal["cpu", "cuda"] | str) -> bool:
+    """Return whether the devices of a kind multiply by the recipe without emulation."""
+    if recipe.native is None or device != "cuda":
+        return False
+    return torch.cuda.get_device_capability() >= recipe.native

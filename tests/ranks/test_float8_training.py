@@ -1,0 +1,145 @@
+"""Training with 8-bit linear layers on gloo ranks: near bfloat16, equal on any ranks, half the bytes sent."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from penstock.core.errors import ConfigError
+from penstock.nn.float8 import RECIPES
+from penstock.obs.meter import StepMeter
+from penstock.parallel.mesh import World
+from penstock.parallel.recorder import recorded
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.train.config import TrainConfig, build_recipe
+from penstock.train.loop import train
+from penstock.train.setup import open_state
+
+VOCAB = 50
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    documents = [[1 + (start * 7 + 3 * i) % (VOCAB - 1) for i in range(30)] for start in range(200)]
+    return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=VOCAB)
+
+
+def raw_recipe(corpus: Path, folder: Path, **sections: Any) -> dict[str, Any]:
+    return {
+        "run": {"dir": str(folder), "steps": 20, **sections.pop("run", {})},
+        "model": {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "attention_bias": True,
+        },
+        "data": {"corpora": {"c": {"path": str(corpus)}}, "sequence_length": 16, "global_batch_size": 4},
+        "optim": {"learning_rate": 3e-3},
+        "schedule": {"rule": "constant"},
+        **sections,
+    }
+
+
+def losses_of(recipe: TrainConfig, world: World) -> list[float]:
+    """Train from where the run stands; return each step's loss."""
+    state, records = open_state(recipe, world), list[Any]()
+    train(
+        state,
+        recipe,
+        world,
+        meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
+        stop_requested=lambda: False,
+        sinks=[records.append],
+        on_batch=lambda *_: None,
+    )
+    return [record["loss"] for record in records if "loss" in record]
+
+
+def all_losses(
+    corpus: Path, folder: Path, cases: dict[str, dict[str, Any]], *, ranks: int
+) -> dict[str, list[float]]:
+    """Train once for each case, one after the other in the same processes."""
+    recipes = {
+        name: build_recipe(raw_recipe(corpus, folder / f"{name}-{ranks}", **sections))
+        for name, sections in cases.items()
+    }
+    results = on_ranks(lambda world: {n: losses_of(r, world) for n, r in recipes.items()}, ranks=ranks)
+    assert all(result == results[0] for result in results)
+    return results[0]
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "compute": {},
+    **{name: {"precision": {"linear": name}} for name in RECIPES},
+    "sent": {"precision": {"linear": "float8_rowwise", "gather": "float8"}},
+    "sent whole": {"precision": {"linear": "float8_tensorwise", "gather": "float8"}},
+}
+
+
+@pytest.fixture(scope="module")
+def two_ranks(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    return all_losses(corpus, tmp_path_factory.mktemp("two"), CASES, ranks=2)
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "compute"])
+def test_losses_stay_within_a_hundredth_of_bfloat16(two_ranks: dict[str, list[float]], case: str) -> None:
+    """Over 20 steps, which bring the loss down."""
+    expected = two_ranks["compute"]
+    assert two_ranks[case] == pytest.approx(expected, abs=1e-2)
+    assert two_ranks[case] != expected
+    assert expected[-1] < expected[0] - 0.1
+
+
+def test_weights_sent_in_float8_change_no_bit_of_the_loss(two_ranks: dict[str, list[float]]) -> None:
+    assert two_ranks["sent"] == two_ranks["float8_rowwise"]
+
+
+def test_one_process_and_slices_of_matrices_train_alike(
+    corpus: Path, tmp_path: Path, two_ranks: dict[str, list[float]]
+) -> None:
+    """Scales of a row are those of its slice, and sums have another order: twice the bound to bfloat16."""
+    run = {"steps": 8}
+    sections = {"precision": {"linear": "float8_rowwise", "gather": "float8"}, "run": run}
+    one = all_losses(corpus, tmp_path, {"one": sections}, ranks=1)["one"]
+    assert one == pytest.approx(two_ranks["sent"][:8], abs=1e-2)
+    sliced = {**sections, "parallel": {"tensor": 2}}
+    four = all_losses(corpus, tmp_path, {"four": sliced}, ranks=4)["four"]
+    assert four == pytest.approx(two_ranks["compute"][:8], abs=2e-2)
+
+
+def test_weights_sent_in_float8_are_half_the_bytes(corpus: Path, tmp_path: Path) -> None:
+    """A block: 4 x 32 x 32 + 3 x 32 x 64 weights of 1 byte and 384 exponents; the rest in bfloat16."""
+
+    def gathered(world: World) -> dict[str, int]:
+        found = {}
+        for gather in ("compute", "float8"):
+            precision = {"linear": "float8_rowwise", "gather": gather}
+            raw = raw_recipe(corpus, tmp_path / gather, precision=precision)
+            state = open_state(build_recipe(raw), world)
+            start = recorded().last
+            with torch.no_grad():
+                state.model(torch.ones(1, 4, dtype=torch.int64))
+            found[gather] = sum(one.num_bytes for one in recorded(start).collectives if "gather" in one.kind)
+        return found
+
+    for found in on_ranks(gathered, ranks=2):
+        weights, rows = 4 * 32 * 32 + 3 * 32 * 64, 4 * 32 + 2 * 64 + 32
+        assert found["compute"] - found["float8"] == 2 * (weights - rows)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"offload": True}, r"gather 'float8' does not work with parallel.offload \(got True\)"),
+        ({"reshard_after_forward": 2}, r"reshard_after_forward to be true or false \(got 2\)"),
+    ],
+)
+def test_what_float8_cannot_be_gathered_with_is_refused(
+    corpus: Path, tmp_path: Path, parallel: dict[str, object], said: str
+) -> None:
+    precision = {"linear": "float8_rowwise", "gather": "float8"}
+    with pytest.raises(ConfigError, match=said):
+        build_recipe(raw_recipe(corpus, tmp_path, precision=precision, parallel=parallel))
