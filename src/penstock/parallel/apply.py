@@ -7,7 +7,7 @@ recomputed; what is recomputed is compiled; what is compiled is gathered and fre
 import torch
 from torch import nn
 
-from penstock.core.errors import ConfigError
+from penstock.parallel.context import spread_context
 from penstock.parallel.float8 import multiply_in_8_bits
 from penstock.parallel.fsdp import shard
 from penstock.parallel.layout import ParallelConfig
@@ -33,13 +33,8 @@ def apply(
     if mesh.layout.tensor > 1:
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])
-    for axis in ("context", "pipeline"):
-        if getattr(mesh.layout, axis) > 1:
-            raise ConfigError(
-                f"parallel.{axis} is not built yet",
-                got=getattr(mesh.layout, axis),
-                fix="Use shard and replicate.",
-            )
+    if mesh.layout.context > 1:
+        spread_context(model, mesh.context, rule=config.context_rule)
     if linear != "compute":
         multiply_in_8_bits(model, linear, device=mesh.state.device_type)
     shard(

@@ -33,7 +33,14 @@ def check_fit(config: ParallelConfig, shape: Shape, *, lengths: Iterable[int]) -
     Raises:
         ConfigError: with degrees or sizes that would do.
     """
+    if config.pipeline > 1:
+        raise ConfigError(
+            "parallel.pipeline is not built yet",
+            got=config.pipeline,
+            fix="Use shard, replicate, tensor and context.",
+        )
     _check_tensor(config.tensor, shape)
+    _check_exchange(config, shape)
     for length in lengths:
         _check_length(config, length)
 
@@ -57,6 +64,17 @@ def _check_tensor(degree: int, shape: Shape) -> None:
             f"parallel.tensor does not divide model.vocab_size {shape.vocab_size}",
             got=degree,
             fix=f"Set model.vocab_size to {padded}: rows that no token uses do no harm.",
+        )
+
+
+def _check_exchange(config: ParallelConfig, shape: Shape) -> None:
+    heads = shape.num_attention_heads // config.tensor
+    if config.context_rule == "ulysses" and heads % config.context:
+        each = f" on each of {config.tensor} tensor ranks" if config.tensor > 1 else ""
+        raise ConfigError(
+            f"parallel.context does not divide the {heads} query heads{each}, which ulysses exchanges",
+            got=config.context,
+            fix=f"Use one of {_shown(_common([heads]))}, or parallel.context_rule = 'all_gather'.",
         )
 
 

@@ -52,6 +52,8 @@ class Mesh:
     state: DeviceMesh
     """Where parameters lie: axes "replicate", "shard" and "tensor" of this rank's pipeline stage. The
     ranks of the context axis share parameters too, so they are part of "shard"."""
+    context: DeviceMesh
+    """The ranks that hold the stretches of this one's rows."""
 
     @property
     def data(self) -> DeviceMesh:
@@ -62,6 +64,12 @@ class Mesh:
     def data_rank(self) -> int:
         """Whose rows this rank works on, in [0, layout.num_data)."""
         return self.layout.data_rank(self.rank)
+
+    def stretch(self, length: int) -> slice:
+        """Return the part of rows of `length` tokens that this rank holds."""
+        part = length // self.layout.context
+        index = self.layout.place(self.rank)["context"]
+        return slice(index * part, (index + 1) * part)
 
     @property
     def copies(self) -> int:
@@ -85,7 +93,11 @@ def make_mesh(world: World, layout: Layout) -> Mesh:
     degrees = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
     names = ("pipeline", "replicate", "shard", "tensor")
     whole = init_device_mesh(world.device.type, degrees, mesh_dim_names=names)
-    return Mesh(layout, world.ranks.rank, whole["replicate", "shard", "tensor"])
+    rest = layout.world_size // (layout.context * layout.tensor)
+    flow = init_device_mesh(
+        world.device.type, (rest, layout.context, layout.tensor), mesh_dim_names=("rest", "context", "same")
+    )
+    return Mesh(layout, world.ranks.rank, whole["replicate", "shard", "tensor"], flow["context"])
 
 
 @contextmanager

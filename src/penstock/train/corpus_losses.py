@@ -40,9 +40,13 @@ def corpus_losses(state: TrainState, batch: Batch, device: torch.device) -> Corp
     return CorpusLosses(len(state.loader.corpora), torch.from_numpy(of_rows).to(device))
 
 
-def found_by_corpus(by_corpus: CorpusLosses | None, batch: Batch) -> list[float]:
-    """Return this rank's sums and labels of each corpus, one after the other."""
+def found_by_corpus(by_corpus: CorpusLosses | None, labels: Tensor) -> list[float]:
+    """Return this rank's sums and labels of each corpus, one after the other.
+
+    Args:
+        labels: [rows, seq] of this rank.
+    """
     if by_corpus is None:
         return []
-    counts = (batch["labels"] != IGNORED_LABEL).sum(1).to(by_corpus.sums.device)
+    counts = (labels != IGNORED_LABEL).sum(1).to(by_corpus.sums.device)
     return [*by_corpus.sums.tolist(), *by_corpus.labels(counts).tolist()]

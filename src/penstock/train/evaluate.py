@@ -10,7 +10,7 @@ from penstock.parallel.mesh import Mesh, World
 from penstock.train.corpus_losses import CorpusLosses
 from penstock.train.score import Score
 from penstock.train.state import Batch
-from penstock.train.step import loss_sum, micro_batches
+from penstock.train.step import ALL, loss_sum, micro_batches
 from penstock.train.supply import Heldout
 
 
@@ -24,14 +24,13 @@ def heldout_scores(
             masked.
     """
     share = mesh.data_rank, mesh.layout.num_data
-    mine = score_rows(model, heldout, device=world.device, rows=rows, share=share)
+    mine = score_rows(model, heldout, device=world.device, rows=rows, share=share, stretch_of=mesh.stretch)
     sums = world.sum(*(value for score in mine.values() for value in score))
-    copies = world.ranks.world_size // mesh.layout.num_data  # ranks that scored the same rows
     return {
         name: Score(
-            nats=sums[3 * index] / copies,
-            tokens=round(sums[3 * index + 1] / copies),
-            text_bytes=round(sums[3 * index + 2] / copies),
+            nats=sums[3 * index] / mesh.copies,
+            tokens=round(sums[3 * index + 1] / mesh.copies),
+            text_bytes=round(sums[3 * index + 2] / mesh.copies),
         )
         for index, name in enumerate(mine)
     }
@@ -45,12 +44,14 @@ def score_rows(
     device: torch.device,
     rows: int,
     share: tuple[int, int] = (0, 1),
+    stretch_of: Callable[[int], slice] = lambda _length: ALL,
     on_batch: Callable[[Batch, int], None] = lambda _batch, _done: None,
 ) -> dict[str, tuple[float, float, float]]:
     """Return nats, labels and bytes of one share of the rows, by corpus.
 
     Args:
         share: which of how many shares.
+        stretch_of: given the length of a row, the part of it to score here; the model sees the rest.
         on_batch: receives each batch before it is scored, and how many rows are done with it, those of
             other shares counted.
     """
@@ -66,7 +67,8 @@ def score_rows(
         batch = heldout.loader.gather(samples)
         batch["labels"][torch.from_numpy(wanted >= heldout.rows)] = IGNORED_LABEL
         on_batch(batch, min(first + rows, heldout.rows))
-        sums += _sums(model, batch, heldout, samples, device=device)
+        stretch = stretch_of(batch["labels"].shape[1])
+        sums += _sums(model, batch, heldout, samples, device=device, stretch=stretch)
     model.train(was_training)
     return {
         name: (nats, tokens, size) for name, (nats, tokens, size) in zip(names, sums.T.tolist(), strict=True)
@@ -74,15 +76,21 @@ def score_rows(
 
 
 def _sums(
-    model: torch.nn.Module, batch: Batch, heldout: Heldout, samples: Int64, *, device: torch.device
+    model: torch.nn.Module,
+    batch: Batch,
+    heldout: Heldout,
+    samples: Int64,
+    *,
+    device: torch.device,
+    stretch: slice,
 ) -> torch.Tensor:
     """Return nats, labels and bytes of a batch by corpus, [3, corpora] float64."""
     of_rows = torch.from_numpy(heldout.loader.corpora_of(samples))
     by_corpus = CorpusLosses(len(heldout.loader.corpora), of_rows)
     on_device = CorpusLosses(len(heldout.loader.corpora), of_rows.to(device))
-    (part,) = micro_batches(batch, rows=len(samples), device=device)
+    (part,) = micro_batches(batch, rows=len(samples), device=device, stretch=stretch)
     loss_sum(model, part, on_device)
-    labels = batch["labels"]
+    labels = batch["labels"][:, stretch]
     return torch.stack(
         [
             on_device.sums.cpu(),

@@ -31,6 +31,9 @@ class Asked(NamedTuple):
     """To look at a request to the run."""
 
 
+ALL = slice(None)
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step found, equal on all ranks."""
@@ -49,14 +52,18 @@ class StepResult:
     """Over how many labels."""
 
 
-def micro_batches(batch: Batch, *, rows: int, device: torch.device) -> Iterator[Batch]:
-    """Split a batch into runs of `rows` rows on a device; `cu_seqlens` is cut at their edges."""
+def micro_batches(batch: Batch, *, rows: int, device: torch.device, stretch: slice = ALL) -> Iterator[Batch]:
+    """Split a batch into runs of `rows` rows on a device; `cu_seqlens` is cut at their edges.
+
+    Args:
+        stretch: of each row that is wanted; `cu_seqlens` stays that of whole rows.
+    """
     total, length = batch["input_ids"].shape
     for first in range(0, total, rows):
         past = min(first + rows, total)
         ends = batch["cu_seqlens"]
         inside = ends[(ends >= first * length) & (ends <= past * length)] - first * length
-        part = {name: batch[name][first:past] for name in ("input_ids", "labels", "position_ids")}
+        part = {name: batch[name][first:past, stretch] for name in ("input_ids", "labels", "position_ids")}
         yield {name: t.to(device, non_blocking=True) for name, t in {**part, "cu_seqlens": inside}.items()}
 
 
@@ -94,13 +101,14 @@ def train_step(
     """
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
-    labels = int((batch["labels"] != IGNORED_LABEL).sum())
+    stretch = state.mesh.stretch(batch["labels"].shape[1])
+    labels = int((batch["labels"][:, stretch] != IGNORED_LABEL).sum())
     global_labels, stops, told = world.sum(labels, *asked)
     mark("communication")
     by_corpus = corpus_losses(state, batch, world.device)
     scale = num_averaged / max(global_labels / copies, 1.0)
     local_loss = torch.zeros((), device=world.device)
-    for part in micro_batches(batch, rows=micro_batch_size, device=world.device):
+    for part in micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch):
         loss = loss_sum(state.model, part, by_corpus) * scale
         mark("forward")
         loss.backward()  # type: ignore[no-untyped-call]
@@ -108,7 +116,7 @@ def train_step(
         local_loss += loss.detach()
     grad_norm = clip_gradients(state.model.parameters(), clip_norm, world)
     mark("optimizer")
-    each = found_by_corpus(by_corpus, batch)
+    each = found_by_corpus(by_corpus, batch["labels"][:, stretch])
     summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))
     mark("communication")
     mean_loss = summed / num_averaged

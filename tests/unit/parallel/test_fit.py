@@ -8,6 +8,8 @@ from penstock.core.errors import ConfigError
 from penstock.parallel.fit import check_fit
 from penstock.parallel.layout import ParallelConfig
 
+ULYSSES = {"context_rule": "ulysses"}
+
 
 @dataclass
 class Shape:
@@ -28,6 +30,9 @@ class Shape:
         (Shape(), {"tensor": 4}, 30, "do not divide into 4 parts (parallel.context 1 x parallel.tensor 4)"),
         (Shape(), {"tensor": 4}, 30, "Use a sequence length of 28 or 32."),
         (Shape(), {"context": 8}, 6, "Use a sequence length of 8."),
+        (Shape(), {"context": 8} | ULYSSES, 16, "one of 1, 2, 3, 4, 6, 12, or parallel"),
+        (Shape(), {"context": 4, "tensor": 2} | ULYSSES, 16, "6 query heads on each of 2"),
+        (Shape(), {"pipeline": 2}, 16, "parallel.pipeline is not built yet (got 2)"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_refused_with_what_would(shape, parallel, length, said):

@@ -1,0 +1,105 @@
+"""Context parallel: each rank of an axis holds a stretch of every row, and attention sees the whole row.
+
+All else in a decoder is per token. Attention gets the rest of the row in one of two ways:
+
+    all_gather   keys and values of all stretches come here; this rank's queries see those up to theirs.
+                 Any number of heads; sends 2 x key-value heads per token (as in Llama 3, arXiv:2407.21783).
+    ulysses      heads are exchanged for tokens, so a rank attends over whole rows with some heads, and the
+                 result is exchanged back (Jacobs et al., DeepSpeed-Ulysses, arXiv:2309.14509). Sends each
+                 query, key, value and output once; the fast kernels serve it as they are.
+
+Rows hold documents, of which a token sees its own: `cu_seqlens` is that of whole rows on every rank.
+Stretches are even and in order, so with all_gather the last rank has the most to compute.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from penstock.nn.attention import Attend
+from penstock.nn.kernels.dense import Masked
+from penstock.nn.kernels.layout import Layout, starts_of
+from penstock.parallel.collectives import exchange, gather
+from penstock.parallel.layout import ContextRule
+
+Choose = Callable[..., Attend]
+"""As `choose_kernel`."""
+
+
+def spread_context(model: nn.Module, mesh: DeviceMesh, *, rule: ContextRule) -> None:
+    """Let a model attend over whole rows from their stretches, in place.
+
+    Its forward then takes this rank's stretch of `input_ids` and `position_ids`, and the `cu_seqlens` of
+    whole rows.
+
+    Args:
+        model: has `choose`.
+        mesh: of one axis; stretches are in the order of its ranks.
+    """
+    choose = cast(Choose, model.choose)
+    size, index, group = mesh.size(), mesh.get_local_rank(), mesh.get_group().group_name
+
+    def choose_gathered(layout: Layout, *, device: torch.device, **_: Any) -> Attend:
+        first, past = layout.seq_len * index, layout.seq_len * (index + 1)
+        return Gathered(stretch_mask(_whole(layout, size), first, past, device=device), group)
+
+    def choose_exchanged(layout: Layout, **of: Any) -> Attend:  # Any: device, dtype, size of heads
+        return Exchanged(choose(_whole(layout, size), **of), size, group)
+
+    model.choose = choose_exchanged if rule == "ulysses" else choose_gathered  # type: ignore[assignment]
+
+
+def _whole(layout: Layout, size: int) -> Layout:
+    return replace(layout, seq_len=layout.seq_len * size)
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """Queries of one stretch over the keys of the stretches up to it."""
+
+    mask: Bool[Tensor, "batch_or_1 1 seq keys"]
+    group: str
+
+    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
+        """Attend."""
+        both = gather(torch.cat((k_bksd, v_bksd), 1), dim=2, group=self.group)  # one message, not two
+        k_bksd, v_bksd = both[:, :, : self.mask.shape[-1]].chunk(2, 1)
+        return Masked(self.mask)(q_bhld, k_bksd, v_bksd, scale=scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """Some of the heads over whole rows."""
+
+    attend: Attend
+    size: int
+    group: str
+
+    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
+        """Attend."""
+        copies = self.size // math.gcd(self.size, k_bksd.shape[1])  # of key-value heads, until they divide
+        k, v = (t.repeat_interleave(copies, 1) if copies > 1 else t for t in (k_bksd, v_bksd))
+        q, k, v = (exchange(t, split=1, join=2, group=self.group) for t in (q_bhld, k, v))
+        return exchange(self.attend(q, k, v, scale=scale), split=2, join=1, group=self.group)
+
+
+def stretch_mask(
+    whole: Layout, first: int, past: int, *, device: torch.device
+) -> Bool[Tensor, "batch_or_1 1 queries past"]:
+    """Return which keys, of those before `past`, the queries from `first` to `past` of each row may see."""
+    keys = torch.arange(past, device=device)
+    queries = keys[first:, None]
+    mask = keys <= queries
+    if whole.window is not None:
+        mask = mask & (keys > queries - whole.window)
+    if whole.cu_seqlens is None:
+        return mask[None, None]
+    start = starts_of(whole.cu_seqlens.to(device), whole.batch * whole.seq_len)
+    start = start.view(whole.batch, 1, whole.seq_len)[..., :past]
+    return (mask & (start[..., first:].transpose(1, 2) == start))[:, None]
