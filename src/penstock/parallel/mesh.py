@@ -17,7 +17,6 @@ from penstock.parallel.layout import Layout
 log = logging.getLogger(__name__)
 
 _PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
-_TIMEOUT = timedelta(minutes=10)  # a rank that waits longer has lost its peers
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +100,14 @@ def make_mesh(world: World, layout: Layout) -> Mesh:
 
 
 @contextmanager
-def join() -> Iterator[World]:
+def join(*, timeout_s: float = 600.0) -> Iterator[World]:
     """Join the process group; one process alone forms a group of one, so all code is the same.
 
     Uses NCCL and one GPU a rank where there are GPUs, else gloo with the cores shared evenly. The ranks
     meet where torchrun (MASTER_ADDR) or Penstock's launcher says.
+
+    Args:
+        timeout_s: a rank that waits longer for a collective has lost its peers.
     """
     who = ranks()
     if torch.cuda.is_available():
@@ -119,7 +121,12 @@ def join() -> Iterator[World]:
     where = None if alone else rendezvous()
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(
-        backend, where, timeout=_TIMEOUT, world_size=who.world_size, rank=who.rank, store=store
+        backend,
+        where,
+        timeout=timedelta(seconds=timeout_s),
+        world_size=who.world_size,
+        rank=who.rank,
+        store=store,
     )
     try:
         yield World(who, device, init_device_mesh(device.type, (who.world_size,), mesh_dim_names=("data",)))

@@ -35,6 +35,12 @@ class Recorded:
     """Whether none of the stretch had been overwritten."""
 
 
+def last_collectives(number: int) -> list[dict[str, object]]:
+    """Return the recorder's entries of the last collectives, the latest last, as torch writes them."""
+    entries: list[dict[str, object]] = json.loads(_dump_fr_trace_json()).get("entries", [])
+    return sorted(entries, key=lambda entry: int(str(entry["record_id"])))[-number:]
+
+
 def recorded(after: int = -1) -> Recorded:
     """Return the collectives that this rank has begun after number `after`."""
     entries = json.loads(_dump_fr_trace_json()).get("entries", [])

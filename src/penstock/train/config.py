@@ -13,6 +13,7 @@ from penstock.models.presets import expanded
 from penstock.parallel.fit import check_fit
 from penstock.parallel.layout import ParallelConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
+from penstock.train.guard_config import GuardConfig
 from penstock.train.measure_config import MeasureConfig
 from penstock.train.optim.config import OptimConfig
 from penstock.train.precision import PrecisionConfig
@@ -122,6 +123,7 @@ class TrainConfig:
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of gathered weights and activations; reductions are float32, shards as precision.weights says."""
 

@@ -74,16 +74,18 @@ def train(
             rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
             record = step_record(state, result, rates, learning_rate=rate)
             emit(record | saver.times() | mixture.record(), sinks)
-            for event in [*mixture.events(), *state.watch.end(state.step, (local, length, rows))]:
+            for event in [*mixture.events(), *state.watch.end(state.step, (local, length, rows), rates)]:
                 emit(event, sinks)
             follow_losses(state, result, config, world)
             if result.news and state.control is not None:
                 state.control.take_up()
             last = state.step == config.run.steps
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
+                state.watch.doing("validation", step=state.step)
                 scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
                 emit(validation_record(scores, step=state.step), sinks)
             if last or result.stop or state.step % config.checkpoint.every == 0:
+                state.watch.doing("checkpoint", step=state.step)
                 saver.save(training_tensors(state.model, state.optimizer), meta_of(state, config, world))
             if result.stop and not last:
                 return False

@@ -30,11 +30,14 @@ from penstock.train.loop import train
 from penstock.train.record import sample_log
 from penstock.train.setup import open_state, write_identity
 from penstock.train.state import TrainState
+from penstock.train.stragglers import Stragglers
 from penstock.train.tracing import Windows
 from penstock.train.watch import Watch
+from penstock.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
+_TIMEOUT_S = 600.0  # of a collective; the watchdog, which says more, comes first
 _EMULATED = 2.0  # times slower than float32: the processor has no instructions for the type
 
 
@@ -47,7 +50,7 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
     """
     folder = Path(recipe.run.dir)
     with ExitStack() as stack:
-        world = stack.enter_context(join())
+        world = stack.enter_context(join(timeout_s=max(_TIMEOUT_S, 2 * recipe.guard.hang_s)))
         log.set_up(rank=world.ranks.rank)
         if world.is_first:
             stack.enter_context(exclusive(folder, purpose="penstock train"))
@@ -60,8 +63,7 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
             return True
         state.control = Control(recipe, state.loader, world)
         state.control.start()
-        windows = Windows(recipe.measure, folder, rank=world.ranks.rank, device=world.device)
-        state.watch = Watch(windows=stack.enter_context(windows), traffic=TrafficMeter(state.mesh))
+        state.watch = _watch(recipe, state, world, stack)
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(
             state,
@@ -75,6 +77,18 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
     if world.is_first and not finished:
         logger.info("stopped on request step=%d; run the same command to resume", state.step)
     return finished
+
+
+def _watch(recipe: TrainConfig, state: TrainState, world: World, stack: ExitStack) -> Watch:
+    folder, guard, who = Path(recipe.run.dir), recipe.guard, world.ranks
+    watchdog = Watchdog(folder, rank=who.rank, world_size=who.world_size, hang_s=guard.hang_s)
+    windows = Windows(recipe.measure, folder, rank=who.rank, device=world.device)
+    return Watch(
+        watchdog=stack.enter_context(watchdog),
+        windows=stack.enter_context(windows),
+        traffic=TrafficMeter(state.mesh),
+        stragglers=Stragglers(world, every=guard.straggler_every, ratio=guard.straggler_ratio),
+    )
 
 
 def _open_logs(
