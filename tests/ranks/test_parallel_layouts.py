@@ -230,20 +230,20 @@ def test_windows_reach_across_the_edges_of_stretches(corpus, tmp_path, plain, ru
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
-def test_blocks_cut_over_ranks_learn_the_same_when_compiled(corpus, tmp_path, plain, monkeypatch):
+def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path, plain, monkeypatch):
     """torch's own collectives hand out tensors still under way; compiled, their gradients were lost."""
 
     def compiled(model, mesh):
         slice_blocks(model, mesh)
         for block in model.layers:
-            block.compile(backend="aot_eager")
+            block.compile(fullgraph=True, backend="aot_eager")
 
     monkeypatch.setattr(apply_module, "slice_blocks", compiled)
-    recipe = recipe_of(corpus, tmp_path, steps=2, tensor=2)
+    recipe = recipe_of(corpus, tmp_path, steps=1, tensor=2)
     losses, gradients, _ = plain(LLAMA)
     for records, found in on_ranks(lambda world: trained(recipe, world), ranks=2):
         assert [record["loss"] for record in records if "loss" in record] == pytest.approx(
-            losses[:2], rel=1e-5
+            losses[:1], rel=1e-5
         )
         assert_gradients_equal(records, found, gradients)
 

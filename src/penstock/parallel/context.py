@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.dense import Masked
 from penstock.nn.kernels.layout import Layout, starts_of
-from penstock.parallel.collectives import exchange, gather
+from penstock.parallel.collectives import Group, exchange, gather, group_of
 from penstock.parallel.layout import ContextRule
 
 Choose = Callable[..., Attend]
@@ -43,14 +43,14 @@ def spread_context(model: nn.Module, mesh: DeviceMesh, *, rule: ContextRule) -> 
         mesh: of one axis; stretches are in the order of its ranks.
     """
     choose = cast(Choose, model.choose)
-    size, index, group = mesh.size(), mesh.get_local_rank(), mesh.get_group().group_name
+    index, group = mesh.get_local_rank(), group_of(mesh)
 
     def choose_gathered(layout: Layout, *, device: torch.device, **_: Any) -> Attend:
         first, past = layout.seq_len * index, layout.seq_len * (index + 1)
-        return Gathered(stretch_mask(_whole(layout, size), first, past, device=device), group)
+        return Gathered(stretch_mask(_whole(layout, group.size), first, past, device=device), group)
 
     def choose_exchanged(layout: Layout, **of: Any) -> Attend:  # Any: device, dtype, size of heads
-        return Exchanged(choose(_whole(layout, size), **of), size, group)
+        return Exchanged(choose(_whole(layout, group.size), **of), group)
 
     model.choose = choose_exchanged if rule == "ulysses" else choose_gathered  # type: ignore[assignment]
 
@@ -64,7 +64,7 @@ class Gathered:
     """Queries of one stretch over the keys of the stretches up to it."""
 
     mask: Bool[Tensor, "batch_or_1 1 seq keys"]
-    group: str
+    group: Group
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
         """Attend."""
@@ -78,12 +78,12 @@ class Exchanged:
     """Some of the heads over whole rows."""
 
     attend: Attend
-    size: int
-    group: str
+    group: Group
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
         """Attend."""
-        copies = self.size // math.gcd(self.size, k_bksd.shape[1])  # of key-value heads, until they divide
+        heads = k_bksd.shape[1]
+        copies = self.group.size // math.gcd(self.group.size, heads)  # of each, until ranks divide them
         k, v = (t.repeat_interleave(copies, 1) if copies > 1 else t for t in (k_bksd, v_bksd))
         q, k, v = (exchange(t, split=1, join=2, group=self.group) for t in (q_bhld, k, v))
         return exchange(self.attend(q, k, v, scale=scale), split=2, join=1, group=self.group)

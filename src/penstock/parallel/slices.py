@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, distribute_tensor
 
+from penstock.parallel.collectives import group_of
+
 
 def become(
     module: nn.Module, sliced: type[nn.Module], mesh: DeviceMesh, placements: Mapping[str, Placement]
@@ -25,7 +27,7 @@ def become(
     """
     assert issubclass(sliced, type(module)), (sliced, type(module))
     module.__class__ = sliced
-    module.group = mesh.get_group().group_name  # type: ignore[assignment]  # not a module or tensor
+    module.group = group_of(mesh)  # type: ignore[assignment]  # not a module or tensor
     for name, placement in placements.items():
         parameter = getattr(module, name)
         if parameter is not None:

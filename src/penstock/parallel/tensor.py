@@ -22,7 +22,7 @@ from torch.nn import functional
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
-from penstock.parallel.collectives import gather, scatter_sum, sum_gradient
+from penstock.parallel.collectives import Group, gather, scatter_sum, sum_gradient
 from penstock.parallel.slices import become, local
 
 _BY_OUTPUT = ("query", "key", "value", "gate", "up")
@@ -43,7 +43,7 @@ class RowLinear(nn.Linear):
     """Computes all outputs from this rank's inputs; the ranks' sums go to whom the tokens belong."""
 
     multiply: Callable[..., Tensor] = staticmethod(functional.linear)
-    group: str
+    group: Group
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to [batch, seq, ...]; the result is [batch, seq / ranks, ...]."""
@@ -54,7 +54,7 @@ class RowLinear(nn.Linear):
 class SharedNorm(RMSNorm):
     """A norm whose weight every rank holds, of tokens or heads that only this one has."""
 
-    group: str
+    group: Group
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise over the last dim."""
@@ -65,7 +65,7 @@ class SharedNorm(RMSNorm):
 class SlicedAttention(GroupedQueryAttention):
     """Attention over this rank's heads, of all tokens."""
 
-    group: str
+    group: Group
 
     def forward(self, x_blc: Tensor, rope: Rope, attend: Attend, cache: LayerCache | None = None) -> Tensor:
         """Mix tokens; takes and returns this rank's stretch of them."""
@@ -75,7 +75,7 @@ class SlicedAttention(GroupedQueryAttention):
 class SlicedSwiGLU(SwiGLU):
     """The feed-forward layer over this rank's neurons, of all tokens."""
 
-    group: str
+    group: Group
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer; takes and returns this rank's stretch of the tokens."""

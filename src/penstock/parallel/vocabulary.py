@@ -15,14 +15,14 @@ from torch.distributed.tensor import Shard
 from torch.nn import functional
 
 from penstock.nn.head import Head
-from penstock.parallel.collectives import all_reduce, gather, scatter_sum
+from penstock.parallel.collectives import Group, all_reduce, gather, group_of, scatter_sum
 from penstock.parallel.slices import become, local
 
 
 class SlicedEmbedding(nn.Embedding):
     """Looks tokens up over all ranks; each gets its stretch of the positions."""
 
-    group: str
+    group: Group
     first: int
     """Token id of the first row here."""
 
@@ -41,7 +41,7 @@ class SlicedVocabulary:
 
     first: int
     """Token id of the first row here."""
-    group: str
+    group: Group
 
     def largest(self, x: Tensor) -> Tensor:
         """Return the elementwise maximum over the ranks; no graph."""
@@ -67,7 +67,7 @@ def slice_vocabulary(model: nn.Module, mesh: DeviceMesh) -> None:
     embed.first = first  # type: ignore[assignment]  # a number, not a module or tensor
     if isinstance(model.unembed, nn.Linear):
         become(model.unembed, nn.Linear, mesh, {"weight": Shard(0)})
-    vocabulary = SlicedVocabulary(first, mesh.get_group().group_name)
+    vocabulary = SlicedVocabulary(first, group_of(mesh))
 
     def finish_sliced(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # Any: torch's hook
         finish: Callable[[Tensor, Head], Tensor] = kwargs["finish"]
