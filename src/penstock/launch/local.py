@@ -153,6 +153,7 @@ class _Forwarding:
 def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
     messages: list[str] = []
     code, running = 0, list(children)
+    ranks = {child: rank for rank, child in enumerate(children)}
     while running:
         failed = code not in (0, EXIT_STOPPED)
         ready = wait([child.sentinel for child in running], timeout=_GRACE_S if failed else None)
@@ -167,7 +168,7 @@ def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
                 messages.append(children[child].recv())
             except EOFError:  # it ended without a word
                 if exit_code < 0 and not failed:
-                    messages.append(f"A process of the run was killed by {signal.Signals(-exit_code).name}.")
+                    messages.append(_killed(ranks[child], signal.Signals(-exit_code)))
             if exit_code and code in (0, EXIT_STOPPED):  # a failure outranks a stop
                 code = exit_code if exit_code > 0 else 1
             children[child].close()
@@ -177,3 +178,8 @@ def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
                 child.terminate()
     said = [message for message in dict.fromkeys(messages) if message]
     return Outcome(code, [message for message in said if message != str(PeerLost())] or said)
+
+
+def _killed(rank: int, number: signal.Signals) -> str:
+    memory = " The machine may have run out of memory: see dmesg." if number == signal.SIGKILL else ""
+    return f"Rank {rank} was killed by {number.name}.{memory}"

@@ -130,13 +130,15 @@ def test_a_message_longer_than_a_pipe_does_not_hang_the_job() -> None:
     assert outcome.messages[0].startswith("xxx")
 
 
-def test_a_killed_process_is_named_by_its_signal_and_stops_the_job() -> None:
+def test_a_killed_process_is_named_by_its_rank_and_its_signal_and_stops_the_job() -> None:
     def work() -> int:
         if rank() == 0:
             os.kill(os.getpid(), signal.SIGKILL)
         return wait_for_ever()
 
-    assert outcome_of(work) == Outcome(1, ["A process of the run was killed by SIGKILL."])
+    assert outcome_of(work) == Outcome(
+        1, ["Rank 0 was killed by SIGKILL. The machine may have run out of memory: see dmesg."]
+    )
 
 
 def test_processes_that_end_one_after_another_with_many_threads_are_not_taken_for_hung() -> None:
