@@ -3,15 +3,15 @@
     python benchmarks/packing.py --out benchmarks/results
 
 Three rules on web-like (log-normal) and code-like (heavy-tailed) document lengths, pool by pool of 4,096
-rows as the loader packs them. `concat` and `best_fit` are Penstock's. `whole` never splits a document
-that fits a row and pads the gaps; longer documents are cut into rows first. Where Penstock has no such
-rule it is computed here, by best-fit decreasing into as many rows as it takes.
+rows as the loader packs them. `whole` never splits a document and pads the gaps; of a longer one than a row
+it serves the first tokens here (overlong="truncate").
 
     split      documents that fit in a row and yet were cut, of all that fit
     padding    positions that hold no token
     crossing   query-key pairs of plain causal attention over a row that join two documents: wasted work
                without a document mask
     context    of the tokens each position could see in its own document and row length, how many a cut hid
+    left out   tokens that no row holds, of all
 """
 
 import argparse
@@ -23,42 +23,12 @@ import numpy as np
 from results_file import file_result
 
 from penstock.core.rng import shuffled
-from penstock.data.packing import PACKERS
-from penstock.data.types import Pieces
+from penstock.data.packing import PACKERS, PADDING_RULES
 
 LENGTHS = (1024, 2048, 4096, 8192, 32_768)
 ROWS = 4096
 POOLS = 2
 RULES = ("concat", "best_fit", "whole")
-
-
-def pack_whole(lengths, *, sequence_length):
-    """Place documents without splitting what fits: best-fit decreasing, a new row where nothing fits."""
-    full, rest = np.divmod(lengths, sequence_length)
-    order = np.argsort(-rest, kind="stable")[: np.count_nonzero(rest)]
-    rooms, stacks, rows, num_rows = 0, {}, [], 0
-    for length in rest[order].tolist():
-        fitting = rooms >> length
-        if fitting:
-            room = length + (fitting & -fitting).bit_length() - 1
-            row = stacks[room].pop()
-            if not stacks[room]:
-                rooms ^= 1 << room
-        else:
-            room, row, num_rows = sequence_length, num_rows, num_rows + 1
-        if room > length:
-            stacks.setdefault(room - length, []).append(row)
-            rooms |= 1 << (room - length)
-        rows.append(row)
-    num_full = int(full.sum())
-    fragment = np.concatenate((np.repeat(np.arange(len(lengths)), full), order))
-    offsets = [np.arange(count) * sequence_length for count in full[full > 0].tolist()]
-    offset = np.concatenate((*offsets, (full * sequence_length)[order])).astype(np.int64)
-    length = np.concatenate((np.full(num_full, sequence_length), rest[order]))
-    row = np.concatenate((np.arange(num_full), num_full + np.array(rows, dtype=np.int64)))
-    by_row = np.argsort(row, kind="stable")
-    ends = np.cumsum(np.bincount(row, minlength=num_full + num_rows))
-    return Pieces(fragment[by_row], offset[by_row], length[by_row], ends)
 
 
 def pool(make_lengths, sequence_length, *, seed):
@@ -69,13 +39,13 @@ def pool(make_lengths, sequence_length, *, seed):
 
 def pack(rule, lengths, sequence_length):
     """Return the pieces of a pool under a rule."""
-    if rule in PACKERS:
-        return PACKERS[rule](lengths, num_rows=ROWS, sequence_length=sequence_length)
-    return pack_whole(lengths, sequence_length=sequence_length)
+    if rule in PADDING_RULES:
+        lengths = np.minimum(lengths, sequence_length)
+    return PACKERS[rule](lengths, num_rows=ROWS, sequence_length=sequence_length)
 
 
 def figures(lengths, pieces, sequence_length):
-    """Return (split, padding, crossing, context lost), each a share of its whole."""
+    """Return (split, padding, crossing, context lost, left out), each a share of its whole."""
     num_rows = len(pieces.row_ends)
     count = np.bincount(pieces.fragment, minlength=len(lengths))
     fits = lengths <= sequence_length
@@ -93,6 +63,7 @@ def figures(lengths, pieces, sequence_length):
         "padding": 1 - float(pieces.length.sum()) / positions,
         "crossing": 1 - inside / causal,
         "context_lost": 1 - seen / possible,
+        "left_out": 1 - float(pieces.length.sum()) / float(lengths.sum()),
     }
 
 
@@ -121,6 +92,7 @@ def drawn(found):
         "padding": "Padding, % of positions",
         "crossing": "Causal attention pairs that cross documents, %",
         "context_lost": "Context hidden by cuts, %",
+        "left_out": "Tokens that no row holds, %",
     }
     drawings = {}
     for figure, title in titles.items():
@@ -147,11 +119,9 @@ def main():
     parser.add_argument("--pools", type=int, default=POOLS, help="pools of 4,096 rows per figure")
     parser.add_argument("--out", type=Path, help="folder to file the result in, as JSON and SVG")
     arguments = parser.parse_args()
-    if "whole" not in PACKERS:
-        print("`whole` is computed here: Penstock has no such rule.")
     found = measure(arguments.lengths, arguments.pools)
     if arguments.out:
-        result = {"rows_per_pool": ROWS, "whole_computed_here": "whole" not in PACKERS, "figures": found}
+        result = {"rows_per_pool": ROWS, "figures": found}
         file_result(arguments.out, "packing", result, drawings=drawn(found))
 
 

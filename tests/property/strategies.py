@@ -8,3 +8,9 @@ LENGTHS = st.lists(
 ).filter(lambda lengths: sum(lengths) > 0)
 
 RULES = st.sampled_from(["concat", "best_fit"])
+"""Packing that serves a corpus exactly."""
+
+PACKINGS = st.sampled_from(
+    [{"packing": "concat"}, {"packing": "best_fit"}, {"packing": "whole", "overlong": "truncate"}]
+)
+"""All packing, as arguments of a loader."""

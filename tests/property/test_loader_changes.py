@@ -16,7 +16,7 @@ from penstock.data.order import choose_geometry
 from penstock.data.schedule import Change
 from penstock.testing.corpora import numbered_corpus
 from tests.growing import finish, grow, streamed_corpus
-from tests.property.strategies import LENGTHS, RULES
+from tests.property.strategies import LENGTHS, PACKINGS, RULES
 
 PER_STEP = {"num_workers": 0, "deliver": "numpy"}
 ROW_LENGTHS = st.one_of(st.integers(2, 12), st.integers(2, 90), st.sampled_from([16, 128, 700, 3000]))
@@ -140,10 +140,10 @@ def moved(loaders, corpora, ranks, way, make):
     return fresh
 
 
-@given(LENGTHS, LENGTHS, LENGTHS, RULES, ACTS, st.sampled_from([(), (3, 8, 5), (6, 12, 33)]))
+@given(LENGTHS, LENGTHS, LENGTHS, PACKINGS, ACTS, st.sampled_from([(), (3, 8, 5), (6, 12, 33)]))
 @settings(max_examples=25, deadline=None)
 def test_any_changes_moves_and_ranks_serve_what_one_rank_serves_that_was_told_the_same(
-    one, two, three, rule, acts, plan
+    one, two, three, packing, acts, plan
 ):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {
@@ -154,7 +154,7 @@ def test_any_changes_moves_and_ranks_serve_what_one_rank_serves_that_was_told_th
         make = {
             "sequence_length": 16,
             "global_batch_size": 4,
-            "packing": rule,
+            **packing,
             "seed": 2,
             "schedule": schedule,
             **PER_STEP,
@@ -330,6 +330,42 @@ def test_ranks_that_see_a_streamed_corpus_at_other_moments_serve_the_same(parts,
             assert advance(late)["input_ids"].tolist() == expected
 
 
+# what is counted
+
+
+@given(
+    LENGTHS, PACKINGS, ROW_LENGTHS, st.lists(st.integers(1, 12), max_size=3), st.booleans(), st.integers(0, 3)
+)
+@settings(max_examples=25, deadline=None)
+def test_padding_is_counted_as_it_is_served(lengths, packing, other, waits, skips, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        corpora = {
+            "c": numbered_corpus(Path(folder, "c"), lengths, documents_per_shard=9),
+            "d": numbered_corpus(Path(folder, "d"), [40, 0, 3]),
+        }
+        make = {"sequence_length": 8, "global_batch_size": 4, "weights": {"c": 3, "d": 1}, "seed": seed}
+        loader = Loader(corpora, **make, **packing, **PER_STEP)
+        padding, counted = Counter(), []
+
+        def run(steps):
+            for _ in range(steps):
+                rows = advance(loader)
+                for sample, tokens in zip(rows["sample_ids"], rows["input_ids"], strict=True):
+                    padding["cd"[int(loader.corpora_of(sample[None])[0])]] += int((tokens == 0).sum())
+                counted.append({name: padding[name] for name in "cd"})
+
+        for wait in waits:
+            run(wait)
+            loader.set_sequence_length(other if loader.sequence_length == 8 else 8)
+            loader.set_weights({"c": wait, "d": 1})
+            if skips:
+                first = int(loader.samples_of(loader.step)[0]) + 3
+                loader.skip(samples=range(first, first + wait))
+        run(20)
+        assert [loader.padding_by_corpus(step) for step in range(1, loader.step + 1)] == counted
+        assert len(loader.length_changes()) == (len(waits) if other != 8 else 0)
+
+
 # explain and find
 
 
@@ -354,11 +390,11 @@ def explained_uses(loader, documents, steps):
 
 
 @given(
-    LENGTHS, RULES, ROW_LENGTHS, st.lists(st.integers(1, 12), max_size=3), st.booleans(), st.integers(0, 3)
+    LENGTHS, PACKINGS, ROW_LENGTHS, st.lists(st.integers(1, 12), max_size=3), st.booleans(), st.integers(0, 3)
 )
 @settings(max_examples=25, deadline=None)
 def test_find_is_the_inverse_of_explain_and_covers_each_document_once_an_epoch(
-    lengths, rule, other, waits, skips, seed
+    lengths, packing, other, waits, skips, seed
 ):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {
@@ -370,7 +406,7 @@ def test_find_is_the_inverse_of_explain_and_covers_each_document_once_an_epoch(
             weights={"c": 3, "d": 1},
             sequence_length=8,
             global_batch_size=4,
-            packing=rule,
+            **packing,
             seed=seed,
             **PER_STEP,
         )

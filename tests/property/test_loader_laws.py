@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.core.errors import ConfigError
 from penstock.data import Loader
 from penstock.testing.corpora import numbered_corpus
-from tests.property.strategies import LENGTHS, RULES
+from tests.property.strategies import LENGTHS, PACKINGS, RULES
 
 PER_STEP = {"num_workers": 0, "deliver": "numpy"}
 
@@ -83,10 +83,10 @@ def schedules(draw):
     return stretches
 
 
-@given(LENGTHS, LENGTHS, RULES, schedules(), st.integers(0, 3))
+@given(LENGTHS, LENGTHS, PACKINGS, schedules(), st.integers(0, 3))
 @settings(max_examples=30, deadline=None)
 def test_any_schedule_of_ranks_workers_and_batch_sizes_serves_the_same_samples(
-    one, two, rule, schedule, seed
+    one, two, packing, schedule, seed
 ):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {
@@ -96,7 +96,7 @@ def test_any_schedule_of_ranks_workers_and_batch_sizes_serves_the_same_samples(
         common = {
             "weights": {"one": 2, "two": 1},
             "sequence_length": 16,
-            "packing": rule,
+            **packing,
             "seed": seed,
             "deliver": "numpy",
         }
@@ -157,14 +157,14 @@ def test_loading_a_state_gives_the_same_state_and_a_small_one(lengths, steps_bet
         assert loader.step == sum(steps_between)
 
 
-@given(LENGTHS, RULES, st.integers(1, 3))
+@given(LENGTHS, PACKINGS, st.integers(1, 3))
 @settings(max_examples=30, deadline=None)
-def test_replay_after_batch_size_changes_gives_what_was_served(lengths, rule, changes):
+def test_replay_after_batch_size_changes_gives_what_was_served(lengths, packing, changes):
     with tempfile.TemporaryDirectory() as folder:
         corpora = {"c": numbered_corpus(Path(folder), lengths)}
         served, state = [], None
         for size in range(2, 2 + changes + 1):
-            loader = Loader(corpora, sequence_length=8, global_batch_size=size, packing=rule, **PER_STEP)
+            loader = Loader(corpora, sequence_length=8, global_batch_size=size, **packing, **PER_STEP)
             if state is not None:
                 loader.load_state_dict(state)
             batches = iter(loader)

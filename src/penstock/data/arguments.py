@@ -11,7 +11,7 @@ import numpy as np
 from penstock.core.errors import ConfigError, UsageError, nearest
 from penstock.data.collate import FIELDS
 from penstock.data.mixture import slots_of
-from penstock.data.packing import PACKERS
+from penstock.data.packing import check_packing
 from penstock.data.source import Source
 from penstock.data.timeline import MOST_SAMPLES
 from penstock.data.types import Batch, Int64
@@ -86,7 +86,7 @@ def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
 
 
 def open_sources(
-    corpora: Mapping[str, str | Path], *, rule: str, epochs: Mapping[str, int]
+    corpora: Mapping[str, str | Path], *, rule: str, overlong: str | None, epochs: Mapping[str, int]
 ) -> dict[str, Source]:
     """Open every corpus of a mixture."""
     if not isinstance(corpora, Mapping):
@@ -97,7 +97,7 @@ def open_sources(
         raise ConfigError("The loader needs at least one corpus", fix="Name one: {'web': 'path/to/corpus'}.")
     for name in corpora:
         check_name(name)
-    PACKERS[rule]  # an unknown rule is refused here, not at the first batch
+    check_packing(rule, overlong)
     for name, cap in check_table("epochs", epochs, example="{'web': 2}").items():
         if name not in corpora:
             raise ConfigError("epochs names no corpus", got=name, fix=nearest(name, list(corpora)))

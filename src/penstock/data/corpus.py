@@ -16,6 +16,7 @@ from penstock.data.formats import Tokens, TokenShard
 from penstock.data.manifest import Manifest
 from penstock.data.types import Fragments, Int64
 
+_NEAR_TOKENS = 2**15  # most documents end within as many
 _OPEN_SHARDS = 1024  # memory maps kept; below the common limit of 1,024 x 64 per process
 
 
@@ -106,6 +107,9 @@ class Corpus:
 
     def fragments(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
         """Cut ranges [start, stop) of corpus positions at document ends, range by range."""
+        if not ranges:
+            none = np.empty(0, dtype=np.int64)
+            return Fragments(none, none, none, none.astype(np.bool_))
         ends: list[Int64] = []
         spans = []  # (shard, its first position, first position of the span, fragments)
         unfinished = []
@@ -145,8 +149,11 @@ class Corpus:
             base, end = self._starts[index], self._starts[index + 1]
             if position == base:
                 return position
-            # A document that ends at p means one that starts at p: ask for ends in [position, end).
-            ends = self.shard(index).document_ends(position - base - 1, end - base)
+            # A document that ends at p means one that starts at p: ask for ends in [position, end), not for
+            # all of a large shard's at once.
+            low, window = position - base - 1, _NEAR_TOKENS
+            while not len(ends := self.shard(index).document_ends(low, min(end - base, low + window))):
+                window *= 16
             return base + int(ends[0])
         return self.num_tokens
 

@@ -12,12 +12,13 @@ import numpy as np
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data.corpus import Corpus
+from penstock.data.legs import Rest
 from penstock.data.order import Places
 from penstock.data.pool import PackedPool
 from penstock.data.source import Source
 from penstock.data.stretches import Located, Stretches
 from penstock.data.timeline import MOST_SAMPLES, Timeline
-from penstock.data.types import Int64
+from penstock.data.types import Int64, Waste
 from penstock.data.way import Plan, Way, begin
 
 
@@ -116,6 +117,26 @@ class Course:
         """Return how many samples of each corpus have an id below a sample's."""
         totals = self._stretches.totals(sample)
         return {name: totals.get(index, 0) for index, name in enumerate(self.names)}
+
+    def waste(self, sample: int) -> dict[str, Waste]:
+        """Return what the samples with an id below a sample's waste, of each corpus that is here."""
+        wasted = {}
+        for name, source in self._sources.items():
+            corpus, of = self._index[name], Waste()
+            for phase, taken in enumerate(self._stretches.taken_before(sample)):
+                samples = taken.get(corpus, 0)  # of none, too: a change alone may leave documents out
+                of += source.reach(self._way(corpus, phase), samples - 1).waste(samples)
+            wasted[name] = of
+        return wasted
+
+    def recut(self, phase: int) -> dict[str, tuple[int, int]]:
+        """Return, by corpus, the rows that the change to a phase cut anew, and the padding in them."""
+        recut = {}
+        for name in self._sources:
+            legs = self._way(self._index[name], phase).legs
+            if legs and isinstance(rest := legs[0], Rest) and rest.recut:
+                recut[name] = rest.recut, rest.waste(rest.recut).padding
+        return recut
 
     def rows(self, corpus: int, phase: int, places: Int64) -> tuple[Source, list[Int64]]:
         """Return a corpus and the piece tables of its rows at places [n, 4]: leg, epoch, pool, row."""

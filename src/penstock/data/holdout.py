@@ -41,10 +41,21 @@ class TokenSpace:
         self._interval_stops: list[int] = intervals[:, 1].tolist()
         self._ends: list[int] = np.cumsum(intervals[:, 1] - intervals[:, 0]).tolist()
         self.num_tokens = self._ends[-1] if self._ends else 0
+        self.key = hash((tuple(self._interval_stops), tuple(self._ends)))
+        """What tells it from other parts of the corpus, in this process."""
 
     def fragments(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
         """Cut ranges of this space at document ends; the fragments' starts are *corpus* positions."""
         return self.corpus.fragments(self.in_corpus(ranges))
+
+    def documents(self, ranges: Sequence[tuple[int, int]]) -> Fragments:
+        """Return the documents that start in ranges of this space, whole."""
+        corpus = self.corpus
+        found = [
+            (corpus.next_document(start), corpus.next_document(stop))
+            for start, stop in self.in_corpus(ranges)
+        ]
+        return corpus.fragments([(start, stop) for start, stop in found if start < stop])
 
     def in_corpus(self, ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
         """Return ranges of this space as ranges of corpus positions."""

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.data.holdout import TokenSpace
-from penstock.data.order import Order, Places
-from penstock.data.pool import Cut
+from penstock.data.order import Cut, Order, Places
 from penstock.data.turns import Turns
-from penstock.data.types import Int64
+from penstock.data.types import Int64, Waste
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +63,26 @@ class Passes:
         """Return the changes of length inside a pool: none."""
         return ()
 
+    def waste(self, samples: int) -> Waste:
+        """Return what the first samples of this leg waste."""
+        order = self.order
+        epoch, inside = divmod(samples, order.samples_per_epoch)
+        wasted = order.waste(order.num_pools) * epoch
+        if inside:
+            group = order.group_of(inside)
+            wasted += order.waste(group * order.geometry.lanes)
+            taken = order.turns_of(group).taken(inside - order.first_of(group))
+            for pool, rows in zip(order.pools_of(group), taken, strict=True):
+                wasted += order.waste_in(self.first + epoch, pool, rows)
+        return wasted
+
     def rest(self, samples: int, *, sequence_length: int) -> "Rest | None":
         """Return what is left of the epoch under way after so many samples; None between two epochs."""
         epoch, inside = divmod(samples, self.order.samples_per_epoch)
         if not inside:
             return None
-        lanes, n = self.order.geometry.lanes, self.order.geometry.rows_per_pool
-        group, taken = divmod(inside, lanes * n)
-        rows = self.order.turns_of(group).taken(taken)
+        group = self.order.group_of(inside)
+        rows = self.order.turns_of(group).taken(inside - self.order.first_of(group))
         cuts = [(Cut(self.order.geometry.sequence_length, count),) for count in rows]
         return Rest(self.space, self.order.at_length(sequence_length), self.first + epoch, group, cuts)
 
@@ -97,11 +108,11 @@ class Rest:
         """What tells its pools from those of other legs of the corpus, but for the epoch."""
         self._group = group
         self._cuts = cuts
-        length = order.geometry.sequence_length
         begun = zip(order.pools_of(group), cuts, strict=True)
-        self._left = [_left(order.tokens_in_pool(pool), changes) for pool, changes in begun]
-        self._turns = Turns([-(-tokens // length) for tokens in self._left])
-        self._later = (group + 1) * order.geometry.lanes * order.geometry.rows_per_pool
+        self._left = [order.rows_left(epoch, pool, changes) for pool, changes in begun]
+        self._turns = Turns(self._left)
+        last = group == (order.num_pools - 1) // order.geometry.lanes
+        self._later = order.samples_per_epoch if last else order.first_of(group + 1)
         self.num_samples = self._turns.num_samples + max(0, order.samples_per_epoch - self._later)
 
     def locate(self, samples: Int64) -> Places:
@@ -131,6 +142,22 @@ class Rest:
         group, lane = divmod(pool, self.order.geometry.lanes)
         return self._cuts[lane] if group == self._group else ()
 
+    @property
+    def recut(self) -> int:
+        """Rows that what was left of the pools under way makes."""
+        return self._turns.num_samples
+
+    def waste(self, samples: int) -> Waste:
+        """Return what the first samples of this leg waste."""
+        pools, taken = self.order.pools_of(self._group), self._turns.taken(samples)
+        wasted = Waste()
+        for pool, rows, cuts in zip(pools, taken, self._cuts, strict=True):
+            wasted += self.order.waste_in(self.first, pool, rows, cuts)
+        if samples <= self.recut:
+            return wasted
+        passed = Passes(self.space, self.order, self.first, 1)
+        return wasted + passed.waste(samples - self.recut + self._later) - passed.waste(self._later)
+
     def rest(self, samples: int, *, sequence_length: int) -> "Rest | None":
         """Return what is left of this leg after so many samples, at another length."""
         order = self.order.at_length(sequence_length)
@@ -146,10 +173,3 @@ class Rest:
 
 
 Leg = Passes | Rest
-
-
-def _left(tokens: int, cuts: Sequence[Cut]) -> int:
-    """Return how many tokens of a pool are left; only its last row of a length may be short."""
-    for cut in cuts:
-        tokens -= min(tokens, cut.rows * cut.sequence_length)
-    return tokens

@@ -7,6 +7,7 @@ loader knows ranks only as arguments of who computes what.
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,17 @@ from penstock.data.reader import Reader
 from penstock.data.run import Run, Snapshot
 from penstock.data.schedule import Change
 from penstock.data.state import State
-from penstock.data.tally import samples_by_corpus, tokens_by_corpus
+from penstock.data.tally import (
+    LengthChange,
+    length_changes,
+    samples_by_corpus,
+    tokens_by_corpus,
+    waste_by_corpus,
+)
 from penstock.data.timeline import MOST_LENGTH
 from penstock.data.trace import Piece, Use, explain, find
 from penstock.data.transform import Transform, name_of
-from penstock.data.types import Batch, Int32, Int64
+from penstock.data.types import Batch, Int32, Int64, Waste
 
 
 class Loader:
@@ -48,6 +55,7 @@ class Loader:
         world_size: number of data-parallel ranks.
         seed: keys every permutation.
         packing: rule that places documents into rows, a name in PACKERS.
+        overlong: with packing "whole", what to do with a document longer than a row: "truncate" or "drop".
         fields: which fields to build; each costs its memory traffic.
         epochs: name -> largest number of passes over that corpus; absent: no cap.
         split: "train", or "heldout" for the part that training never sees.
@@ -75,6 +83,7 @@ class Loader:
         world_size: int = 1,
         seed: int = 0,
         packing: str = "best_fit",
+        overlong: str | None = None,
         fields: Sequence[str] = ("input_ids", "labels"),
         epochs: Mapping[str, int] | None = None,
         split: Split = "train",
@@ -93,6 +102,7 @@ class Loader:
             global_batch_size=global_batch_size,
             seed=seed,
             packing=packing,
+            overlong=overlong,
             epochs=epochs or {},
             split=split,
             holdout=holdout,
@@ -144,6 +154,10 @@ class Loader:
         """Tokens per row of the next step."""
         return self._run.timeline.length_at(self.step)
 
+    def sequence_length_at(self, step: int) -> int:
+        """Return the tokens per row of a step, past or to come."""
+        return self._run.timeline.length_at(at_least(0, "step", step))
+
     @property
     def global_batch_size(self) -> int:
         """Rows of the next step over all ranks."""
@@ -178,6 +192,23 @@ class Loader:
     def tokens_by_corpus(self, step: int) -> dict[str, int]:
         """Return how many tokens, padding counted, the steps before a step take from each corpus."""
         return tokens_by_corpus(self._run.course, at_least(0, "step", step))
+
+    def padding_by_corpus(self, step: int) -> dict[str, int]:
+        """Return how many positions of the steps before a step hold no token, by corpus."""
+        wasted = waste_by_corpus(self._run.course, at_least(0, "step", step))
+        return {name: waste.padding for name, waste in wasted.items()}
+
+    def left_out_by_corpus(self, step: int) -> dict[str, Waste]:
+        """Return what packing "whole" truncated or dropped in the steps before a step, by corpus.
+
+        Counted when the last row is served of the pool that a document lies in.
+        """
+        wasted = waste_by_corpus(self._run.course, at_least(0, "step", step))
+        return {name: replace(waste, padding=0) for name, waste in wasted.items()}
+
+    def length_changes(self) -> list[LengthChange]:
+        """Return the changes of the sequence length so far, with what each cut anew."""
+        return length_changes(self._run.course, self.step)
 
     def epochs_by_corpus(self, step: int) -> dict[str, float]:
         """Return how many passes over each corpus the steps before a step make."""

@@ -142,6 +142,7 @@ def next_use(leg: Leg, starts: Int64, stops: Int64, *, epoch: int, group: int) -
 
 def pools_at(order: Order, epoch: int, positions: Int64) -> Int64:
     """Return the pool of an epoch that holds each token, positions of any shape: `pool_ranges` backwards."""
+    epoch = order.grid(epoch)
     offset = 0 if epoch == 0 else order.key("rotation", epoch) % order.num_tokens
     blocks = (positions - offset) % order.num_tokens // order.geometry.block_tokens
     full = order.num_tokens // order.geometry.block_tokens

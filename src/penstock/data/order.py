@@ -9,17 +9,22 @@ An epoch of a token space of T tokens, for sequences of L tokens:
 Everything here is closed form in the sample index: nothing is built, stored or scanned, and nothing
 depends on the number of ranks. From the second epoch on the block grid is rotated by a keyed offset
 (positions modulo T), so that block edges cut other documents each time.
+
+Where rows are padded so that no document is split (see whole_pool.py), a pool's rows must be counted. Its
+blocks then stay the same in every epoch, so that the count does.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Protocol
 
 import numpy as np
 
 from penstock.core.rng import key_of
 from penstock.data.permutation import Permutation
 from penstock.data.turns import Turns
-from penstock.data.types import Int64
+from penstock.data.types import Int64, Waste
 
 _BLOCK_ROWS = 256
 _MIN_BLOCK_ROWS = 16
@@ -119,34 +124,91 @@ class Places:
         self.lane[indices], self.row[indices] = places.lane, places.row
 
 
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A change of the sequence length in the middle of a pool."""
+
+    sequence_length: int
+    """Length of the rows before it."""
+    rows: int
+    """Rows of that length that were consumed."""
+
+
+class Counter(Protocol):
+    """Counts the rows of pools whose tokens do not tell it."""
+
+    def rows(self, order: "Order") -> Int64:
+        """Return the rows of every pool, in any epoch."""
+
+    def rows_left(self, order: "Order", epoch: int, pool: int, cuts: Sequence[Cut]) -> int:
+        """Return the rows that what is left of a pool makes."""
+
+    def waste(self, order: "Order", pools: int) -> Waste:
+        """Return the waste of so many first pools, in any epoch."""
+
+    def waste_in(self, order: "Order", epoch: int, pool: int, rows: int, cuts: Sequence[Cut]) -> Waste:
+        """Return the waste of the first rows of a pool, less what was counted before the last cut."""
+
+
 class Order:
     """The order of one token space over all epochs.
 
     Args:
         name: the corpus's name in the mixture; with the seed it keys every permutation.
+        counter: what counts the rows of pools; None: rows are full, so their number is arithmetic.
     """
 
-    def __init__(self, num_tokens: int, geometry: Geometry, *, name: str, seed: int) -> None:
+    def __init__(
+        self, num_tokens: int, geometry: Geometry, *, name: str, seed: int, counter: Counter | None = None
+    ) -> None:
         self.num_tokens = num_tokens
         self.geometry = geometry
         self.name = name
+        self.counter = counter
         sizes = (geometry.sequence_length, geometry.block_tokens, geometry.blocks_per_pool, geometry.lanes)
         self.identity = f"{name} {num_tokens} {sizes}"
         """What tells it from other orders of the corpus. A string, whose hash is kept."""
         self._seed = seed
         self._full_blocks = num_tokens // geometry.block_tokens
         self.num_pools = -(-num_tokens // geometry.pool_tokens)
-        n, last = geometry.rows_per_pool, self.num_pools - 1
-        self.samples_per_epoch = last * n + self.rows_in_pool(last)
-        self._last_group = last // geometry.lanes
-        self._even_turns = Turns([n] * geometry.lanes)
-        self._last_turns = Turns([self.rows_in_pool(pool) for pool in self.pools_of(self._last_group)])
+        self._last_group = (self.num_pools - 1) // geometry.lanes
         self._blocks = lru_cache(maxsize=4)(self._permuted_blocks)
+        self._counted_turns = lru_cache(maxsize=4)(self._turns)
+
+    @cached_property
+    def samples_per_epoch(self) -> int:
+        """Rows of one pass."""
+        if self.counter is not None:
+            return int(self._firsts[-1])
+        last = self.num_pools - 1
+        return last * self.geometry.rows_per_pool + self.rows_in_pool(last)
+
+    @cached_property
+    def _rows(self) -> Int64:
+        assert self.counter is not None
+        return self.counter.rows(self)
+
+    @cached_property
+    def _firsts(self) -> Int64:
+        """First sample of each group of pools whose rows are counted, then the samples of an epoch."""
+        groups = np.add.reduceat(self._rows, np.arange(0, self.num_pools, self.geometry.lanes))
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(groups)))
+
+    @cached_property
+    def _even_turns(self) -> Turns:
+        return Turns([self.geometry.rows_per_pool] * self.geometry.lanes)
+
+    @cached_property
+    def _last_turns(self) -> Turns:
+        return self._turns(self._last_group)
+
+    def _turns(self, group: int) -> Turns:
+        return Turns([self.rows_in_pool(pool) for pool in self.pools_of(group)])
 
     def at_length(self, sequence_length: int) -> "Order":
         """Return the same pools, cut into rows of another length."""
         geometry = replace(self.geometry, sequence_length=sequence_length)
-        return Order(self.num_tokens, geometry, name=self.name, seed=self._seed)
+        return Order(self.num_tokens, geometry, name=self.name, seed=self._seed, counter=self.counter)
 
     def key(self, purpose: str, epoch: int, *ids: int) -> int:
         """Return the key of a random choice of this corpus in an epoch."""
@@ -157,8 +219,39 @@ class Order:
         return min(self.geometry.pool_tokens, self.num_tokens - pool * self.geometry.pool_tokens)
 
     def rows_in_pool(self, pool: int) -> int:
-        """Return how many rows a pool has: n, or fewer for the last one."""
+        """Return how many rows a pool has: n, or fewer for the last one; or as they were counted."""
+        if self.counter is not None:
+            return int(self._rows[pool])
         return -(-self.tokens_in_pool(pool) // self.geometry.sequence_length)
+
+    def rows_left(self, epoch: int, pool: int, cuts: Sequence[Cut]) -> int:
+        """Return how many rows what is left of a pool makes after changes of the length."""
+        if self.counter is not None:
+            return self.counter.rows_left(self, epoch, pool, cuts)
+        return -(-self._tokens_left(pool, cuts) // self.geometry.sequence_length)
+
+    def _tokens_left(self, pool: int, cuts: Sequence[Cut]) -> int:
+        tokens = self.tokens_in_pool(pool)
+        for cut in cuts:  # only the last row of a length may be short
+            tokens -= min(tokens, cut.rows * cut.sequence_length)
+        return tokens
+
+    def waste(self, pools: int) -> Waste:
+        """Return what the rows of so many first pools waste, in any epoch."""
+        if self.counter is not None:
+            return self.counter.waste(self, pools)
+        tokens = min(pools * self.geometry.pool_tokens, self.num_tokens)
+        rows = sum(self.rows_in_pool(pool) for pool in {self.num_pools - 1} & {pools - 1})
+        rows += min(pools, self.num_pools - 1) * self.geometry.rows_per_pool
+        return Waste(padding=rows * self.geometry.sequence_length - tokens)
+
+    def waste_in(self, epoch: int, pool: int, rows: int, cuts: Sequence[Cut] = ()) -> Waste:
+        """Return what the first rows of a pool waste."""
+        if self.counter is not None:
+            return self.counter.waste_in(self, epoch, pool, rows, cuts)
+        if rows < self.rows_left(epoch, pool, cuts):  # only the last row may be short
+            return Waste()
+        return Waste(padding=rows * self.geometry.sequence_length - self._tokens_left(pool, cuts))
 
     def pools_of(self, group: int) -> range:
         """Return the pools that are consumed side by side."""
@@ -167,10 +260,26 @@ class Order:
 
     def turns_of(self, group: int) -> Turns:
         """Return how the lanes of a group take turns."""
+        if self.counter is not None:
+            return self._counted_turns(group)
         return self._last_turns if group == self._last_group else self._even_turns
+
+    def first_of(self, group: int) -> int:
+        """Return the first sample of a group of pools, in its epoch."""
+        if self.counter is not None:
+            return int(self._firsts[group])
+        return group * self.geometry.lanes * self.geometry.rows_per_pool
+
+    def group_of(self, sample: int) -> int:
+        """Return the group of pools that holds a sample of an epoch."""
+        if self.counter is not None:
+            return int(np.searchsorted(self._firsts, sample, side="right")) - 1
+        return sample // (self.geometry.lanes * self.geometry.rows_per_pool)
 
     def locate(self, samples: Int64) -> Places:
         """Return the places of samples [n] int64, counted over all epochs of this corpus."""
+        if self.counter is not None:
+            return self._located(samples)
         n, lanes = self.geometry.rows_per_pool, self.geometry.lanes
         epoch, k = np.divmod(samples, self.samples_per_epoch)
         group, inside = np.divmod(k, lanes * n)
@@ -180,15 +289,30 @@ class Order:
             lane[last], row[last] = self._last_turns.locate(inside[last])
         return Places(epoch=epoch, pool=group * lanes + lane, lane=lane, row=row)
 
+    def _located(self, samples: Int64) -> Places:
+        """Return the same where rows are counted."""
+        epoch, k = np.divmod(samples, self.samples_per_epoch)
+        group = np.searchsorted(self._firsts, k, side="right") - 1
+        lane, row = np.empty_like(samples), np.empty_like(samples)
+        for each in np.unique(group).tolist():
+            chosen = group == each
+            lane[chosen], row[chosen] = self.turns_of(each).locate(k[chosen] - self._firsts[each])
+        return Places(epoch=epoch, pool=group * self.geometry.lanes + lane, lane=lane, row=row)
+
     def sample_of(self, epoch: int, pool: int, row: int) -> int:
         """Return the sample at a place: the inverse of `locate`."""
         group, lane = divmod(pool, self.geometry.lanes)
-        before = epoch * self.samples_per_epoch + group * self.geometry.lanes * self.geometry.rows_per_pool
+        before = epoch * self.samples_per_epoch + self.first_of(group)
         return before + self.turns_of(group).sample_of(lane, row)
+
+    def grid(self, epoch: int) -> int:
+        """Return the epoch that says which blocks make up a pool: 0 where rows are counted, once."""
+        return epoch if self.counter is None else 0
 
     def pool_ranges(self, epoch: int, pool: int) -> list[tuple[int, int]]:
         """Return the token ranges [start, stop) that make up a pool, in no meaningful order."""
         per_pool, size = self.geometry.blocks_per_pool, self.geometry.block_tokens
+        epoch = self.grid(epoch)
         group, lane = divmod(pool, self.geometry.lanes)
         blocks = self._blocks(epoch, group)[lane * per_pool : (lane + 1) * per_pool]
         ranges = [(block * size, (block + 1) * size) for block in blocks]
@@ -201,6 +325,7 @@ class Order:
 
     def pools_with(self, epoch: int, start: int, stop: int) -> list[int]:
         """Return the pools, ascending, that hold some of tokens [start, stop): `pool_ranges` backwards."""
+        epoch = self.grid(epoch)
         offset = 0 if epoch == 0 else self.key("rotation", epoch) % self.num_tokens
         size, last = self.geometry.block_tokens, self.num_pools - 1
         positions = [*range(start - offset, stop - offset, size), stop - 1 - offset]

@@ -7,7 +7,7 @@ import numpy as np
 
 from penstock.core.rng import shuffled
 from penstock.data.holdout import TokenSpace
-from penstock.data.order import Order
+from penstock.data.order import Cut, Order
 from penstock.data.packing import PACKERS
 from penstock.data.types import Fragments, Int64
 
@@ -36,16 +36,6 @@ class PackedPool:
         rows = by_first[np.searchsorted(np.asarray(self.firsts)[by_first], found, side="right") - 1]
         for row, piece in zip(rows.tolist(), found.tolist(), strict=True):
             yield row, (int(low[piece]), int(high[piece]))
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """A change of the sequence length in the middle of a pool."""
-
-    sequence_length: int
-    """Length of the rows before it."""
-    rows: int
-    """Rows of that length that were consumed."""
 
 
 def pack_pool(

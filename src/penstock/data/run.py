@@ -60,6 +60,7 @@ class Run:
         global_batch_size: int,
         seed: int,
         packing: str,
+        overlong: str | None,
         epochs: Mapping[str, int],
         split: Split,
         holdout: float,
@@ -67,7 +68,7 @@ class Run:
     ) -> None:
         length = at_least(2, "sequence_length", sequence_length, most=MOST_LENGTH)
         size = at_least(1, "global_batch_size", global_batch_size)
-        self.sources = open_sources(corpora, rule=packing, epochs=epochs)
+        self.sources = open_sources(corpora, rule=packing, overlong=overlong, epochs=epochs)
         changes = checked(schedule, list(self.sources))
         self.arguments: dict[str, Any] = {  # Any: what Loader takes, to make another one
             "corpora": dict(corpora),
@@ -76,6 +77,7 @@ class Run:
             "global_batch_size": size,
             "seed": at_least(0, "seed", seed),
             "packing": packing,
+            "overlong": overlong,
             "epochs": {name: at_least(1, name, cap) for name, cap in epochs.items()},
             "split": split,
             "holdout": number("holdout", holdout),
@@ -100,10 +102,12 @@ class Run:
         return self.course.timeline
 
     def epochs_by_corpus(self, tokens: Mapping[str, int]) -> dict[str, float]:
-        """Return how many passes over each corpus, as it is now, so many tokens are."""
-        return {
-            name: tokens[name] / tokens_of(self._plans[name], source) for name, source in self.sources.items()
-        }
+        """Return how many passes over each corpus, as it is now, so many tokens are, padding counted."""
+        per_epoch = {name: tokens_of(self._plans[name], source) for name, source in self.sources.items()}
+        if self.arguments["overlong"] is not None:  # rows are padded, and documents left out
+            rows = self.course.samples_per_epoch(self.step)
+            per_epoch = {name: rows[name] * self.timeline.length_at(self.step) for name in self.sources}
+        return {name: tokens[name] / per_epoch[name] for name in self.sources}
 
     def set_weights(self, weights: Mapping[str, float], *, reason: str, step: int) -> None:
         """Change the mixture from a step on."""
@@ -246,6 +250,7 @@ class Run:
         return {
             "seed": arguments["seed"],
             "packing": arguments["packing"],
+            **({"overlong": arguments["overlong"]} if arguments["overlong"] else {}),
             "split": [arguments["split"], arguments["holdout"]],
             "longest": self._longest,
         }
@@ -267,10 +272,11 @@ class Run:
 
     def _opened(self, name: str, path: str | Path) -> dict[str, Source]:
         caps = {of: cap for of, cap in self.arguments["epochs"].items() if of == name}
-        return open_sources({name: path}, rule=self.arguments["packing"], epochs=caps)
+        rule = {"rule": self.arguments["packing"], "overlong": self.arguments["overlong"]}
+        return open_sources({name: path}, **rule, epochs=caps)
 
     def _plan(self, source: Source, longest: int) -> Plan:
-        keys = ("seed", "split", "holdout", "sequence_length")
+        keys = ("seed", "split", "holdout", "sequence_length", "overlong")
         return plan_of(source, longest=longest, **{key: self.arguments[key] for key in keys})
 
     def _check_name(self, name: str) -> None:

@@ -10,6 +10,7 @@ from penstock.data.opening import open_corpus
 from penstock.data.pool import PackedPool, pack_pool
 from penstock.data.types import Int64
 from penstock.data.way import Way
+from penstock.data.whole_pool import WholePools
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two looks at a manifest, which may be far away
 
@@ -26,7 +27,13 @@ class Source:
     """
 
     def __init__(
-        self, name: str, path: str | Path, *, rule: str, max_epochs: int | None, wait_seconds: float = 600.0
+        self,
+        name: str,
+        path: str | Path,
+        *,
+        rule: str,
+        max_epochs: int | None,
+        wait_seconds: float = 600.0,
     ) -> None:
         self.name = name
         self.path = path
@@ -132,7 +139,10 @@ class Source:
         with self._lock:
             if key not in self._pools:
                 cuts = of.cuts(pool)
-                packed = pack_pool(of.space, of.order, epoch=epoch, pool=pool, rule=self._rule, cuts=cuts)
+                if isinstance(pools := of.order.counter, WholePools):
+                    packed = pools.pack(of.order, epoch=epoch, pool=pool, cuts=cuts)
+                else:
+                    packed = pack_pool(of.space, of.order, epoch=epoch, pool=pool, rule=self._rule, cuts=cuts)
                 while len(self._pools) > of.order.geometry.lanes:
                     self._pools.pop(next(iter(self._pools)))
                 self._pools[key] = packed

@@ -120,6 +120,11 @@ class Stretches:
         stretch = self.all[self.number_of(sample - 1)]
         return stretch.plus(stretch.totals, sample)
 
+    def taken_before(self, sample: int) -> list[dict[int, int]]:
+        """Return, for each phase up to a sample's, how many samples of each corpus have an id below it."""
+        stretch = self.all[self.number_of(sample)]
+        return [*self.taken[: stretch.phase], stretch.plus(stretch.before, sample)]
+
     def ranges(self, corpus: int, first: int, past: int) -> list[range]:
         """Return which own samples of a corpus have ids [first, past): a range for each phase."""
         ranges = [range(0)] * len(self.lengths)

@@ -56,6 +56,29 @@ class Pieces:
 
 
 @dataclass(frozen=True, slots=True)
+class Waste:
+    """What rows do not hold: positions without a token, and tokens that no row has."""
+
+    padding: int = 0
+    """Positions that hold no token."""
+    left_out: int = 0
+    """Tokens that were truncated or dropped."""
+    documents: int = 0
+    """Documents that they were taken from."""
+
+    def __add__(self, other: "Waste") -> "Waste":
+        return Waste(
+            self.padding + other.padding, self.left_out + other.left_out, self.documents + other.documents
+        )
+
+    def __sub__(self, other: "Waste") -> "Waste":
+        return self + other * -1
+
+    def __mul__(self, times: int) -> "Waste":
+        return Waste(times * self.padding, times * self.left_out, times * self.documents)
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """Rows for one rank; B rows of L tokens."""
 

@@ -17,6 +17,8 @@ from penstock.data.corpus import Corpus
 from penstock.data.holdout import Split, TokenSpace, part_of, space_of
 from penstock.data.legs import Leg, Passes
 from penstock.data.order import Order, choose_geometry
+from penstock.data.types import Waste
+from penstock.data.whole_pool import WholePools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,8 @@ class Plan:
     holdout: float
     streamed: bool
     """Whether the first epoch goes part by part."""
+    overlong: str | None = None
+    """What is done with documents longer than a row, where none is split; None: documents are split."""
     base_parts: int
     """Parts the corpus had when the run began; 0 for a streamed one."""
 
@@ -59,7 +63,8 @@ class Plan:
     def _order(self, space: TokenSpace, name: str) -> Order:
         length = self.sequence_length
         geometry = choose_geometry(space.num_tokens, sequence_length=length, longest=self.longest)
-        return Order(space.num_tokens, geometry, name=name, seed=self.seed)
+        counter = None if self.overlong is None else WholePools(space, self.overlong)
+        return Order(space.num_tokens, geometry, name=name, seed=self.seed, counter=counter)
 
 
 class Way:
@@ -87,6 +92,14 @@ class Way:
     def leg_of(self, sample: int) -> int:
         """Return the index of the leg that holds a sample."""
         return bisect_right(self.firsts, sample) - 1
+
+    def waste(self, samples: int) -> Waste:
+        """Return what the first samples of this way waste."""
+        wasted = Waste()
+        for index, leg in enumerate(self.legs):
+            inside = max(0, samples - self.firsts[index])
+            wasted += leg.waste(inside if leg.num_samples is None else min(inside, leg.num_samples))
+        return wasted
 
     def max_samples(self, epochs: int) -> int | None:
         """Return how many samples so many epochs are, from where the way begins; None: not yet known."""

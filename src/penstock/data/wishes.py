@@ -78,7 +78,14 @@ class Wishes:
 
 
 def plan_of(
-    source: Source, *, seed: int, sequence_length: int, longest: int, split: Split, holdout: float
+    source: Source,
+    *,
+    seed: int,
+    sequence_length: int,
+    longest: int,
+    split: Split,
+    holdout: float,
+    overlong: str | None = None,
 ) -> Plan:
     """Return what keys and sizes the order of a corpus in a new run.
 
@@ -94,6 +101,7 @@ def plan_of(
         longest=longest,
         split=split,
         holdout=holdout,
+        overlong=overlong,
         streamed=streamed,
         base_parts=0 if streamed else len(manifest.part_ends),
     )

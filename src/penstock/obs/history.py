@@ -52,7 +52,7 @@ class MixturePoint:
 
 @dataclass(frozen=True, slots=True)
 class MixtureChange:
-    """Another mixture."""
+    """Another mixture or sequence length."""
 
     step: int
     """First step of it."""
@@ -167,6 +167,9 @@ class _Gathering:
             sent = {str(axis): int(number) for axis, number in record["sent_bytes"].items()}
             far = tuple(map(str, record["network_axes"]))
             self._traffic = Traffic(step=int(record["step"]), sent_bytes=sent, network_axes=far)
+        elif record.get("event") == "sequence_length":
+            reason = f"sequence length {int(record['after']):,}"
+            self._changes.append(MixtureChange(int(record["step"]), int(record["tokens"]), reason))
         elif "validation_loss" in record:
             self._validation_steps.append(int(record["step"]))
             self._validation_loss.append(_number(record["validation_loss"]))

@@ -17,6 +17,7 @@ RECIPE_FILE = "config.json"
 
 BY_CORPUS: Final = (
     "corpus_tokens",
+    "corpus_padding",
     "corpus_epochs",
     "corpus_weights",
     "corpus_shares",
@@ -44,7 +45,8 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "checkpoint_s": ("s", "time that training stood still for checkpoints, since the step before"),
     "checkpoint_share": ("share", "share of the time since the run's start that it stood still for them"),
     "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
-    "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, by name"),
+    "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, padding counted, by name"),
+    "corpus_padding": ("tokens", "of those, positions that hold none: padding, by name"),
     "corpus_epochs": ("passes", "passes over each corpus so far, by name"),
     "corpus_weights": ("share", "share of samples asked of each corpus in this step, by name"),
     "corpus_shares": ("share", "share of samples served of each corpus since that mixture began, by name"),

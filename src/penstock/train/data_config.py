@@ -115,7 +115,9 @@ class DataConfig:
     micro_batch_size: int | None = None
     """Rows per forward pass on one rank; absent: the rank's whole share. Smaller: less memory."""
     packing: str = "best_fit"
-    """How documents are placed into rows."""
+    """How documents are placed into rows: best_fit, concat or whole (docs/packing.md)."""
+    overlong: str | None = None
+    """With packing = "whole": "truncate" or "drop" documents longer than a row."""
     holdout: float = 0.0
     """Share of each corpus kept for validation, whole documents."""
     num_workers: int = 1

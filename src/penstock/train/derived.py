@@ -5,7 +5,7 @@ from typing import Any
 
 from penstock.core import config as configs
 from penstock.core.errors import ConfigError
-from penstock.core.units import mib, si
+from penstock.core.units import mib, plural, si
 from penstock.data import Loader
 from penstock.data.adaptive import thousandths
 from penstock.data.assign import check_divisible
@@ -83,6 +83,13 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     }
     for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
         numbers[f"epochs of {name}"] = round(epochs, 3)
+    if data.overlong is not None:
+        for name, waste in loader.left_out_by_corpus(config.run.steps).items():
+            numbers[f"left out of {name}"] = (
+                f"{waste.left_out:,} tokens of {plural(waste.documents, 'document')}"
+            )
+        for name, padding in loader.padding_by_corpus(config.run.steps).items():
+            numbers[f"padding of {name}"] = padding
     if heldout is not None:
         numbers["validation rows"] = heldout.rows
     return Derived(recipe=configs.dump(config), numbers=numbers, changes=shown_changes(config))

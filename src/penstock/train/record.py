@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 
 import torch
 
@@ -64,13 +65,33 @@ class MixtureLog:
         total = max(sum(served.values()), 1)
         return {
             "corpus_tokens": loader.tokens_by_corpus(loader.step),
+            "corpus_padding": loader.padding_by_corpus(loader.step),
             "corpus_epochs": {n: round(e, 6) for n, e in loader.epochs_by_corpus(loader.step).items()},
             "corpus_weights": {name: round(weight, 6) for name, weight in self._weights.items()},
             "corpus_shares": {name: round(count / total, 6) for name, count in served.items()},
         }
 
     def events(self) -> list[Record]:
-        """Return an event where the step just taken is the first of another mixture."""
+        """Return an event where the step just taken is the first of another mixture or sequence length."""
+        return [*self._changes_of_length(), *self._changes_of_mixture()]
+
+    def _changes_of_length(self) -> list[Record]:
+        first = self._loader.step - 1
+        if self._loader.sequence_length_at(first) == self._loader.sequence_length_at(max(0, first - 1)):
+            return []
+        change = [change for change in self._loader.length_changes() if change.step == first][-1]
+        return [
+            {
+                "event": "sequence_length",
+                "step": first + 1,
+                "tokens": self._loader.tokens_before(first),
+                "before": change.before,
+                "after": change.after,
+                "recut": {name: asdict(recut) for name, recut in change.corpora.items()},
+            }
+        ]
+
+    def _changes_of_mixture(self) -> list[Record]:
         if not (self._is_new and self._since):
             return []
         reason = [why for step, _, why in self._loader.mixtures if step <= self._since][-1]

@@ -38,6 +38,7 @@ def train_loader(config: TrainConfig, *, rank: int, world_size: int, **options: 
         "world_size": world_size,
         "seed": config.run.seed,
         "packing": data.packing,
+        "overlong": data.overlong,
         "fields": FIELDS,
         "epochs": data.epochs,
         "holdout": data.holdout,
@@ -59,6 +60,7 @@ def _schedule(config: TrainConfig) -> list[Change]:
             global_batch_size=data.global_batch_size,
             holdout=data.holdout,
             packing=data.packing,
+            overlong=data.overlong,
             deliver="numpy",
         ).weights
     return changes(data, first or dict.fromkeys(data.corpora, 1.0))

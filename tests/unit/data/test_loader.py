@@ -322,6 +322,15 @@ def test_without_a_cap_a_loader_has_no_end(make: Make) -> None:
         ),
         ({"fields": ("label",)}, r"no such field \(got 'label'\)\. Did you mean 'labels'\?"),
         ({"packing": "bestfit"}, r"Unknown packing rule \(got 'bestfit'\)\. Did you mean 'best_fit'\?"),
+        (
+            {"packing": "whole"},
+            r"one longer than a row .*overlong unset.*'truncate' keeps their first tokens",
+        ),
+        (
+            {"packing": "whole", "overlong": "cut"},
+            r"overlong has no such choice \(got 'cut'\)\. Known: drop, t",
+        ),
+        ({"overlong": "drop"}, r"Packing 'best_fit' serves documents of any length.*got 'drop'.*Leave"),
         ({"deliver": "jax"}, r"deliver has no such choice \(got 'jax'\)\. Known: numpy, pinned, torch"),
         ({"corpora": {}}, "needs at least one corpus"),
         ({"weights": {"wbe": 1}}, r"weights names no corpus \(got 'wbe'\)\. Did you mean 'web'\?"),

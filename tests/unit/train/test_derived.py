@@ -99,3 +99,12 @@ def test_a_capped_corpus_that_suffices_to_the_last_sample_is_accepted_and_one_st
     message = rf"needs {5 * (steps + 1)} sequences, .* 'c' reaches .* its 2 epochs at step {steps}\. L"
     with pytest.raises(ConfigError, match=message):
         derive(recipe_of(raw, *capped, f"run.steps={steps + 1}"), world_size=1)
+
+
+def test_what_whole_packing_leaves_out_is_said_before_the_run(raw: dict[str, Any], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "chats", [[1] * 6] * 190 + [[2] * 20] * 10, vocab_size=50)
+    told = [f"data.corpora.c.path={tmp_path / 'chats'}", "data.packing=whole", "data.overlong=drop"]
+    numbers = derive(recipe_of(raw, *told), world_size=1).numbers
+    assert numbers["epochs of c"] == round(150 / 95, 3), "two documents of six tokens a row of 16"
+    assert numbers["left out of c"] == "200 tokens of 10 documents"
+    assert numbers["padding of c"] == 150 * 4

@@ -131,3 +131,25 @@ def test_each_batch_is_logged_as_one_line_of_ids_and_checksums(tmp_path: Path) -
 
 def test_without_a_sink_nothing_is_read_from_the_batch() -> None:
     sample_log(None)({}, 1)
+
+
+def test_a_change_of_length_is_an_event_with_what_it_cut_anew(recipe) -> None:  # type: ignore[no-untyped-def]
+    loader = train_loader(recipe, rank=0, world_size=1)
+    log, batches, events = MixtureLog(loader), iter(loader), []
+    for step in range(4):
+        if step == 2:
+            loader.set_sequence_length(11)
+        log.begin_step()
+        next(batches)
+        events.append(log.events())
+    batches.close()
+    assert [len(found) for found in events] == [0, 0, 1, 0]
+    event = events[2][0]
+    assert (event["event"], event["step"], event["tokens"]) == ("sequence_length", 3, 2 * 8 * 16)
+    assert (event["before"], event["after"]) == (16, 11)
+    assert event["recut"]["a"] == {
+        "rows": 92,
+        "tokens": 1200 - 12 * 16,
+        "padding": 92 * 11 - (1200 - 12 * 16),
+    }
+    assert log.record()["corpus_padding"] == {"a": 0, "b": 0}
