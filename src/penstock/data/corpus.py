@@ -140,7 +140,9 @@ class Corpus:
         continued = np.zeros(count, dtype=np.bool_)
         continued[unfinished] = True
         fragments = Fragments(np.repeat(shards, nums), first, lengths, continued)
-        return fragments if lengths.all() else fragments.take(np.flatnonzero(lengths))  # less the empty ones
+        return (
+            fragments if lengths.all() else fragments.take(np.flatnonzero(lengths > 0))
+        )  # less the empty ones
 
     def next_document(self, position: int) -> int:
         """Return the smallest document start that is >= position, or num_tokens."""

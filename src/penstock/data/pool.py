@@ -68,12 +68,13 @@ def _pack(found: Fragments, space: TokenSpace, *, length: int, rule: str, keys: 
     num_rows = -(-num_tokens // length)
     packed = PACKERS[rule](lengths, num_rows=num_rows, sequence_length=length)
 
-    of = found.take(mix[packed.fragment])
-    past = packed.offset + packed.length
-    in_shard = of.starts - space.corpus.starts[of.shards]
-    pieces = np.empty((len(past), 4), dtype=np.int64)
-    pieces[:, 0], pieces[:, 1], pieces[:, 2] = of.shards, in_shard + packed.offset, in_shard + past
-    pieces[:, 3] = (past < of.lengths) | of.continued
+    of = mix[packed.fragment]
+    in_shard = found.starts - space.corpus.starts[found.shards]
+    start = in_shard[of] + packed.offset
+    past = start + packed.length
+    pieces = np.empty((len(of), 4), dtype=np.int64)
+    pieces[:, 0], pieces[:, 1], pieces[:, 2] = found.shards[of], start, past
+    pieces[:, 3] = found.continued[of] | (past < (in_shard + found.lengths)[of])
     row_ends = packed.row_ends
     if short := num_rows * length - num_tokens:
         pieces = np.concatenate((pieces, np.array([[PADDING, 0, short, 0]])))

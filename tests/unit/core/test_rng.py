@@ -55,6 +55,13 @@ def test_a_shuffle_is_a_permutation_for_any_key(n: int, key: int) -> None:
     assert sorted(order.tolist()) == list(range(n))
 
 
+@pytest.mark.parametrize(("n", "key"), [(4095, 7), (2**17, 8200 << 17)])  # two keys of the second are close
+def test_a_shuffle_is_the_order_of_whole_keys(n: int, key: int) -> None:
+    keys = mix64(np.arange(n, dtype=np.uint64) ^ np.uint64(key))
+    shuffled_keys = keys[shuffled(n, key)]
+    assert (shuffled_keys[1:] > shuffled_keys[:-1]).all()
+
+
 def test_every_place_of_a_shuffle_gets_every_value_about_equally_often() -> None:
     counts = np.zeros((6, 6))
     for index in range(6000):

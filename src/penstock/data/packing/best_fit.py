@@ -75,7 +75,7 @@ def _best_fit(lengths: Int64, rooms: Int64) -> Int64:
     fitting: list[int] = []
     placed = []
     needed = (lengths[alone:] << bits).tolist()
-    least, most = min(needed, default=0), tight[-1]
+    least, most = needed[-1] if needed else 0, tight[-1]
     for length in needed:
         while most >= length:
             fitting.append(tight.pop())
