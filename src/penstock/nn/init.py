@@ -150,6 +150,8 @@ def _place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def _global_index(
     counter: Tensor, shape: tuple[int, ...], *, offset: tuple[int, ...], full: tuple[int, ...]
 ) -> Tensor:
+    if shape[1:] == full[1:]:  # whole rows: no division by element
+        return counter + offset[0] * math.prod(full[1:])
     index, stride = torch.zeros_like(counter), 1
     for size, first, whole in zip(reversed(shape), reversed(offset), reversed(full), strict=True):
         index += (counter % size + first) * stride
