@@ -87,3 +87,11 @@ def process_is_alive(pid: int) -> bool:
     except OSError:  # it is another user's, so it is there
         pass
     return True
+
+
+def boot_id() -> str | None:
+    """What names the time since this machine started; None where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None

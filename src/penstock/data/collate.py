@@ -13,7 +13,7 @@ from penstock.data.buffers import Buffers
 from penstock.data.corpus import Corpus
 from penstock.data.formats import Tokens
 from penstock.data.pool import PADDING
-from penstock.data.storage import Slices
+from penstock.data.storage import FarSlices, Slices, View
 from penstock.data.types import IGNORED_LABEL, Int32, Int64
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids", "document_ids")
@@ -92,10 +92,17 @@ def _gather(parts: Parts, pieces: Int64, *, length: int) -> Tokens:
             mapped = {shard: memoryview(array) for shard, array in tokens.items()}  # type: ignore[arg-type]
             views += [mapped[shard][start:stop] for shard, start, stop in spans]
         else:
-            found = (tokens[shard][start:stop] for shard, start, stop in spans)
-            views += [np.ascontiguousarray(array, dtype).data for array in found]
+            viewed = {shard: _viewer(array, dtype) for shard, array in tokens.items()}
+            views += [viewed[shard](start, stop) for shard, start, stop in spans]
         first = past
     return np.frombuffer(b"".join(views), dtype=dtype)
+
+
+def _viewer(tokens: Slices, dtype: np.dtype[Any]) -> View:  # Any: as above
+    """Return what gives the bytes of a shard's tokens [start, stop) as the batch has them."""
+    if isinstance(tokens, FarSlices) and tokens.dtype == dtype:
+        return tokens.view
+    return lambda start, stop: np.ascontiguousarray(tokens[start:stop], dtype).data
 
 
 def _is_mapped(tokens: Slices, dtype: np.dtype[Any]) -> bool:  # Any: of the tokens

@@ -6,11 +6,13 @@ rows are read, the same is done for the pool that its lane reads next. And any s
 when it is read again, which is what a full cache needs to know. For a corpus on this machine nothing is done.
 """
 
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -27,6 +29,11 @@ _SIDE_BY_SIDE = 16  # shards opened at once
 _POOLS_AT_ONCE = 4
 _REMEMBERED = 4096  # pools that were begun
 
+Pool = tuple[str, int, int]
+"""Identity of its leg, epoch, number."""
+Spans = dict[int, list[tuple[int, int]]]
+"""Token ranges [start, stop) by shard."""
+
 
 class Lookahead:
     """What one corpus of a run will read. Thread-safe.
@@ -39,7 +46,9 @@ class Lookahead:
         self._corpus = corpus
         self._max_epochs = max_epochs
         self._far = "://" in corpus.location
-        self._begun: OrderedDict[tuple[int, int, int], Future[None]] = OrderedDict()
+        self._begun: OrderedDict[Pool, Sequence[Future[None]]] = OrderedDict()
+        self._due: dict[Pool, int] = {}  # from which row on there is something to do for a pool
+        self._seen: WeakValueDictionary[int, FarSlices] = WeakValueDictionary()  # of shards that are open
         self._front: tuple[Leg, int, int] | None = None  # leg, epoch, group that were read last
         self._lock = threading.Lock()
         self._background = ThreadPoolExecutor(_POOLS_AT_ONCE, "penstock-lookahead") if self._far else None
@@ -53,31 +62,61 @@ class Lookahead:
         """
         if self._background is None or not len(places):
             return
-        # Of each pool the last row that is asked for says how far it is.
-        rows = {
-            (leg, epoch, pool): row for leg, epoch, pool, row in places[np.argsort(places[:, 3])].tolist()
-        }
-        begun = []
-        for (index, epoch, pool), row in rows.items():
-            leg = legs[index]
-            geometry = leg.order.geometry
-            self._front = leg, epoch, pool // geometry.lanes
-            begun.append(self._once(leg, epoch, pool))
-            if 2 * row >= geometry.rows_per_pool and (after := self._after(leg, epoch, pool)):
-                self._once(leg, *after)
-        for pool_begun in begun:  # what is read before its block is queued would be fetched in windows
-            pool_begun.result()
+        told, ids, due = places.tolist(), [leg.identity for leg in legs], self._due
+        begun = {}
+        for leg, epoch, pool, row in told:
+            if row >= due.get((ids[leg], epoch, pool), 0):
+                begun[ids[leg], epoch, pool] = self._reach(legs[leg], epoch, pool, row)
+        leg, epoch, pool, _ = told[-1]
+        self._front = legs[leg], epoch, pool // legs[leg].order.geometry.lanes
+        for (
+            under_way,
+            _,
+        ) in begun.values():  # what is read before its block is queued would be fetched in windows
+            for pool_begun in under_way:
+                pool_begun.result()
+        with self._lock:
+            due.update((key, row) for key, (_, row) in begun.items())
+            while len(due) > _REMEMBERED:
+                del due[next(iter(due))]
 
-    def _once(self, leg: Leg, epoch: int, pool: int) -> "Future[None]":
-        """Begin a pool in the background, unless it was begun."""
-        key = id(leg), epoch, pool
+    def _reach(self, leg: Leg, epoch: int, pool: int, row: int) -> "tuple[Sequence[Future[None]], int]":
+        """Begin a pool, from its middle on its lane's next; return what to await and the next row to tell."""
+        middle = -(-leg.order.geometry.rows_per_pool // 2)
+        if row >= middle and (after := self._after(leg, epoch, pool)):
+            self._once(leg, *after)
+        return self._once(leg, epoch, pool), middle if row < middle else sys.maxsize
+
+    def _once(self, leg: Leg, epoch: int, pool: int) -> "Sequence[Future[None]]":
+        """Begin a pool in the background, unless it was begun or is here; return what is under way of it."""
+        key = leg.identity, epoch, pool
+        if (begun := self._begun.get(key)) is not None:
+            return begun
         with self._lock:
             if key not in self._begun:
                 assert self._background is not None
-                self._begun[key] = self._background.submit(self._begin, leg.space, leg.order, epoch, pool)
+                spans = self._spans(leg.space, leg.order, epoch, pool)
+                self._begun[key] = (
+                    () if self._are_here(spans) else (self._background.submit(self._begin, spans),)
+                )
                 if len(self._begun) > _REMEMBERED:
                     self._begun.popitem(last=False)
             return self._begun[key]
+
+    def _spans(self, space: TokenSpace, order: Order, epoch: int, pool: int) -> Spans:
+        """Return which tokens of which shards a pool is made of."""
+        spans: Spans = {}
+        for shard, low, high in self._corpus.spans(space.in_corpus(order.pool_ranges(epoch, pool))):
+            spans.setdefault(shard, []).append((low, high))
+        return spans
+
+    def _are_here(self, spans: Spans) -> bool:
+        """Return whether all of some tokens can be read without waiting; a shard not seen before is not."""
+        seen = self._seen
+        return all(
+            (tokens := seen.get(shard)) is not None and all(tokens.is_here(low, high) for low, high in parts)
+            for shard, parts in spans.items()
+        )
 
     def _after(self, leg: Leg, epoch: int, pool: int) -> tuple[int, int] | None:
         """Return the pool that the lane of a pool reads next; None where the leg or the run ends."""
@@ -87,13 +126,10 @@ class Lookahead:
         ends = [end for end in (self._max_epochs, leg.epochs and leg.first + leg.epochs) if end]
         return (epoch + 1, pool % lanes) if epoch + 1 < min(ends, default=epoch + 2) else None
 
-    def _begin(self, space: TokenSpace, order: Order, epoch: int, pool: int) -> None:
+    def _begin(self, spans: Spans) -> None:
         """Read the document boundaries of a pool, shards side by side, and begin to fetch its tokens."""
         if not threading.main_thread().is_alive():  # the program ends: what waits here is no longer wanted
             return
-        spans: dict[int, list[tuple[int, int]]] = {}
-        for shard, low, high in self._corpus.spans(space.in_corpus(order.pool_ranges(epoch, pool))):
-            spans.setdefault(shard, []).append((low, high))
         with ThreadPoolExecutor(min(_SIDE_BY_SIDE, len(spans)), "penstock-lookahead-open") as threads:
             list(threads.map(self._bring, spans, spans.values()))
 
@@ -102,6 +138,7 @@ class Lookahead:
             shard = self._corpus.shard(index)
             if isinstance(shard.tokens, FarSlices):
                 shard.tokens.next_use = partial(self._next_use, int(self._corpus.starts[index]))
+                self._seen[index] = shard.tokens
                 for low, high in spans:
                     shard.document_ends(low, high)
                     shard.tokens.fetch_ahead(low, high)

@@ -4,11 +4,12 @@ A storage is one folder, local or in an object store. A blob is one object in it
 arrays to slice and never learn how the bytes come: from a memory map, or through a cache of blocks.
 """
 
-from collections.abc import Generator
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from penstock.data.types import Int64
 
 Array = npt.NDArray[Any]  # Any: the dtype is the caller's choice
 Float64 = npt.NDArray[np.float64]
+View = Callable[[int, int], memoryview]
 
 
 class Slices(Protocol):
@@ -38,13 +40,31 @@ class NextUse(Protocol):
         """Return the samples until any of items [start, stop) is next read, infinity for never: [n]."""
 
 
-@runtime_checkable
-class FarSlices(Slices, Protocol):
-    """Slices that are fetched, and that are better for knowing what comes."""
+class FarSlices(ABC):
+    """Slices that are fetched, and that are better for knowing what comes.
 
+    A class and no protocol, because who reads asks for it all the time.
+    """
+
+    dtype: np.dtype[Any]  # Any: the caller's choice
     next_use: NextUse | None
     """Set by who knows the order of reading."""
+    view: View
+    """Gives the bytes of items [start, stop), which must lie inside the array: a slice at less cost."""
 
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of items."""
+
+    @abstractmethod
+    def __getitem__(self, part: slice, /) -> Array:
+        """Return items [start, stop); the array lives as long as anyone holds it."""
+
+    @abstractmethod
+    def is_here(self, start: int, stop: int) -> bool:
+        """Return whether items [start, stop) can be read without waiting."""
+
+    @abstractmethod
     def fetch_ahead(self, start: int, stop: int) -> None:
         """Begin to fetch items [start, stop) in the background."""
 

@@ -15,7 +15,7 @@ import pytest
 from tests.integration.remote.faulty import FaultyServer, Reply
 from tests.integration.remote.setting import quick_options
 
-from penstock.core import clock
+from penstock.core import clock, env
 from penstock.core.errors import CorpusError
 from penstock.data.remote import RemoteOptions, RemoteStorage, storage_of
 from penstock.data.remote.cache import cache_of
@@ -208,8 +208,11 @@ def test_a_live_claim_is_waited_for(web: FaultyServer, tmp_path: Path) -> None:
     finish(process)
 
 
-def test_damaged_pages_are_fetched_again(
-    web: FaultyServer, options: RemoteOptions, caplog: pytest.LogCaptureFixture
+def test_damaged_pages_are_fetched_again_after_a_boot(
+    web: FaultyServer,
+    options: RemoteOptions,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     storage_of(web.url, options).open("object").read(0, len(CONTENT))
     files = sorted(path for path in options.cache_folder.rglob("*") if path.is_file())
@@ -224,6 +227,7 @@ def test_damaged_pages_are_fetched_again(
     files[2].write_bytes(b"something else altogether" * 10)
     files[3].unlink()
     web.traffic.clear()
+    monkeypatch.setattr(env, "boot_id", lambda: "the next one")
     again = RemoteStorage(web.url, quick_options(options.cache_folder, cache_bytes=2**29)).open("object")
     assert again.read(0, len(CONTENT)) == CONTENT
     assert "cached page is damaged" in caplog.text

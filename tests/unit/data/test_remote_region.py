@@ -13,6 +13,7 @@ from penstock.data.remote.region import PAGE_BYTES, REGION_BYTES, Region
 
 CONTENT = np.random.default_rng(0).bytes(REGION_BYTES)
 SHORT = 3 * PAGE_BYTES + 100
+BOOTS = st.sampled_from([None, "one"])
 
 
 @pytest.fixture
@@ -44,21 +45,43 @@ def test_what_one_opening_writes_another_reads(path: Path) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(where=st.integers(0, PAGE_BYTES + SHORT - 1), bit=st.integers(0, 7), cut=st.booleans())
-def test_no_damage_is_served(
-    tmp_path_factory: pytest.TempPathFactory, where: int, bit: int, cut: bool
+@given(where=st.integers(0, PAGE_BYTES + SHORT - 1), bit=st.integers(0, 7), cut=st.booleans(), boot=BOOTS)
+def test_no_damage_is_served_after_a_boot(
+    tmp_path_factory: pytest.TempPathFactory, where: int, bit: int, cut: bool, boot: str | None
 ) -> None:
     path = tmp_path_factory.mktemp("damaged") / "key" / "00000000"
-    fill(Region(path, SHORT), 0, 4)
+    fill(Region(path, SHORT, boot=boot), 0, 4)
     content = bytearray(path.read_bytes())
     content[where] ^= 1 << bit
     path.write_bytes(content[:where] if cut else content)
-    region = Region(path, SHORT)
+    region = Region(path, SHORT, boot="next")
     missing = region.verify(range(4))
     for page in range(4):
         if page not in missing:
             part = slice(page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, SHORT))
             assert region.data[part].tobytes() == CONTENT[part]
+
+
+@pytest.mark.parametrize("boot", ["one", None])
+def test_a_page_is_checked_once_in_a_boot_and_where_no_boot_is_known_by_each_opening(
+    path: Path, boot: str | None
+) -> None:
+    fill(Region(path, SHORT, boot="before"), 0, 4)
+    assert Region(path, SHORT, boot=boot).verify(range(4)) == []
+    with path.open("r+b") as file:  # what no one looks at again in this boot
+        file.seek(PAGE_BYTES)
+        file.write(bytes(10))
+    assert Region(path, SHORT, boot=boot).verify(range(4)) == ([0] if boot is None else [])
+    assert Region(path, SHORT, boot="after").verify(range(4)) == [0]
+
+
+def test_checks_of_an_evicted_file_are_not_noted_in_the_one_that_took_its_place(path: Path) -> None:
+    fill(Region(path, SHORT, boot="before"), 0, 4)
+    region = Region(path, SHORT, boot="one")
+    path.unlink()
+    Region(path, SHORT, boot="one")
+    assert region.verify(range(4)) == []
+    assert Region(path, SHORT, boot="one").verify(range(4)) == [0, 1, 2, 3]
 
 
 def test_another_file_in_its_place_is_replaced(path: Path) -> None:

@@ -1,5 +1,6 @@
 """Document ends of a shard, searched where they lie: a few pages are read, however many there are."""
 
+from array import array
 from bisect import bisect_right
 
 import numpy as np
@@ -30,6 +31,8 @@ class DocumentEnds:
         self._count = len(ends)
         # numpy copies the whole of an array that is not aligned before it searches it
         self._array = ends if isinstance(ends, np.ndarray) and ends.flags.aligned else None
+        # The first end of each page where it is known: searches begin alike.
+        self._firsts = array("q", [-1]) * (-(-self._count // _PAGE) if self._array is None else 0)
         last = int(ends[self._count - 1 : self._count][0]) if self._count else 0
         if last != num_tokens:
             raise CorpusError(
@@ -47,7 +50,7 @@ class DocumentEnds:
         Raises:
             CorpusError: they do not rise.
         """
-        found: Int64 = np.asarray(self._ends[self._search(start) : self._search(stop)])
+        found = self._between(start, stop)
         if not len(found):
             if self._count and start < self._num_tokens <= stop:  # then the last end should have been here
                 raise self._disordered()
@@ -55,15 +58,27 @@ class DocumentEnds:
             raise self._disordered()
         return found
 
-    def _search(self, position: int) -> int:
-        """Return the number of ends <= position."""
+    def _between(self, start: int, stop: int) -> Int64:
         if self._array is not None:
-            return int(self._array.searchsorted(position, "right"))
-        pages = range(0, self._count, _PAGE)
-        page = bisect_right(pages, position, key=lambda at: int(self._ends[at : at + 1][0]))
-        first = max(page - 1, 0) * _PAGE
-        inside = np.ascontiguousarray(self._ends[first : min(first + _PAGE, self._count)])
-        return first + int(inside.searchsorted(position, "right"))
+            low, high = self._array.searchsorted((start, stop), "right").tolist()
+            return np.asarray(self._array[low:high])
+        page = max(self._page(start) - 1, 0)
+        past = page + 2
+        if past < len(self._firsts) and self._first(past) <= stop:
+            past = self._page(stop)
+        inside = self._ends[page * _PAGE : min(past * _PAGE, self._count)]
+        low, high = np.ascontiguousarray(inside).searchsorted((start, stop), "right").tolist()
+        return np.asarray(inside[low:high])
+
+    def _page(self, position: int) -> int:
+        """Return the first page that begins with an end > position."""
+        return bisect_right(range(len(self._firsts)), position, key=self._first)
+
+    def _first(self, page: int) -> int:
+        """Return the first end of a page."""
+        if (first := self._firsts[page]) < 0:
+            first = self._firsts[page] = int(self._ends[page * _PAGE : page * _PAGE + 1][0])
+        return first
 
     def _disordered(self) -> CorpusError:
         return CorpusError(

@@ -3,7 +3,7 @@
     reader -> RemoteSlices -> RemoteBlob -> Fetcher -> Store (ranges of bytes, retries, identity)
                                                    \\-> Cache of Regions (pages on disk, shared by processes)
 
-A page is fetched once per machine, verified when it is first read in a process, and evicted when its next
+A page is fetched once per machine, verified when it is first read after a boot, and evicted when its next
 use is farthest away. The design and what it rejects: docs/adr/0007-block-cache.md.
 """
 

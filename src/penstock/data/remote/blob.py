@@ -12,30 +12,27 @@ from penstock.core.errors import CorpusError
 from penstock.data.remote.ahead import Ahead
 from penstock.data.remote.cache import WHOLE, Cache, writing_to
 from penstock.data.remote.fetcher import Fetcher
-from penstock.data.remote.region import REGION_BYTES, Bytes
-from penstock.data.storage import Array, Float64, NextUse
+from penstock.data.remote.region import REGION_BYTES
+from penstock.data.storage import Array, FarSlices, Float64, NextUse, View
 from penstock.data.types import Int64
 
 _COPY_BYTES = 2**22  # fetched at a time
 _SHORT_AROUND_BYTES = 16_384  # around headers and indices, where little else is of use
 
 
-class RemoteSlices:
+class RemoteSlices(FarSlices):
     """Items of an object, fetched when they are sliced; a slice inside one region is not copied."""
-
-    next_use: NextUse | None = None
-    """Set by who knows the order of reading."""
 
     def __init__(self, blob: "RemoteBlob", dtype: npt.DTypeLike, *, offset: int, count: int) -> None:
         self._blob = blob
-        self._key = blob.key
-        self._mapped = blob.cache.opened.get
-        self._dtype = np.dtype(dtype)
         self._count = count
         self.offset = offset
-        self.itemsize = self._dtype.itemsize
+        self.dtype = np.dtype(dtype)
+        self.itemsize = self.dtype.itemsize
+        self.next_use: NextUse | None = None
         # Wide items are an index, of which each block of tokens needs a few hundred.
-        self._around = blob.read_around if self.itemsize < 8 else min(blob.read_around, _SHORT_AROUND_BYTES)
+        around = blob.read_around if self.itemsize < 8 else min(blob.read_around, _SHORT_AROUND_BYTES)
+        self.view = _viewer(blob, offset, self.itemsize, around=around)
 
     def __len__(self) -> int:
         return self._count
@@ -44,15 +41,11 @@ class RemoteSlices:
         start, stop, step = part.indices(self._count)
         if step != 1:
             raise IndexError("a remote array is sliced with step 1")
-        first = self.offset + start * self.itemsize
-        past = first if stop < start else self.offset + stop * self.itemsize
-        # This line is the loader's inner loop once a region is here: no call that can be spared is made.
-        region = self._mapped((self._key, first // REGION_BYTES))
-        if region is not None:
-            low, high = first % REGION_BYTES, past - first + first % REGION_BYTES
-            if high <= REGION_BYTES and region.ready(low, high):
-                return region.data[low:high].view(self._dtype)
-        return self._blob.fetched(first, past, around=self._around).view(self._dtype)
+        return np.frombuffer(self.view(start, max(start, stop)), self.dtype)
+
+    def is_here(self, start: int, stop: int) -> bool:
+        """Return whether items [start, stop) can be read at once."""
+        return self._blob.is_here(*self._bytes(start, stop))
 
     def fetch_ahead(self, start: int, stop: int) -> None:
         """Begin to fetch items [start, stop) in the background, exactly those."""
@@ -72,6 +65,25 @@ class RemoteSlices:
 
     def _bytes(self, start: int, stop: int) -> tuple[int, int]:
         return self.offset + start * self.itemsize, self.offset + stop * self.itemsize
+
+
+def _viewer(blob: "RemoteBlob", offset: int, itemsize: int, *, around: int) -> View:
+    """Return what gives the bytes of items [start, stop) of an array.
+
+    This is the loader's inner loop: two lookups of an attribute would cost as much as the slice itself.
+    """
+    whole, fetched, size = blob.cache.whole_of(blob.key).get, blob.fetched, REGION_BYTES
+
+    def view(start: int, stop: int) -> memoryview:
+        first = offset + start * itemsize
+        low = first % size
+        high = low + (stop - start) * itemsize
+        region = whole(first // size)
+        if region is None or high > size:
+            return fetched(first, first + high - low, around=around)
+        return region[low:high]
+
+    return view
 
 
 class RemoteBlob:
@@ -104,24 +116,35 @@ class RemoteBlob:
         self._arrays: list[ref[RemoteSlices]] = []  # few; only ever appended to, so safe to walk
         cache.own(key, self)
 
-    def fetched(self, start: int, stop: int, *, around: int) -> Bytes:
+    def fetched(self, start: int, stop: int, *, around: int) -> memoryview:
         """Return bytes [start, stop), read-only: in place where one region holds them, else a copy.
 
         Args:
             around: bytes of the aligned window that is fetched if they are not here, and not known to be
                 wanted: what waits to be fetched ahead is then fetched at once, as it is.
         """
+        base = start // REGION_BYTES * REGION_BYTES
+        region = self.cache.use(self.key, base // REGION_BYTES)
+        if region and stop - base <= REGION_BYTES and region.ready(start - base, stop - base):
+            return region.view[start - base : stop - base]
         if start == stop:
-            return np.zeros(0, np.uint8)
+            return memoryview(b"")
         coming = (span for span in list(self._coming) if span[0] <= start < span[1])
         aligned = start // around * around, -(-stop // around) * around
         regions = self._fetcher.regions(start, stop, window=next(coming, aligned))
-        low = start // REGION_BYTES * REGION_BYTES
         parts = [
-            region.data[max(0, start - base) : stop - base]
-            for region, base in zip(regions, range(low, stop, REGION_BYTES), strict=True)
+            region.view[max(0, start - at) : stop - at]
+            for region, at in zip(regions, range(base, stop, REGION_BYTES), strict=True)
         ]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
+
+    def is_here(self, start: int, stop: int) -> bool:
+        """Return whether bytes [start, stop) are on disk, mapped and verified."""
+        for index in range(start // REGION_BYTES, -(-stop // REGION_BYTES)):
+            region, base = self.cache.use(self.key, index), index * REGION_BYTES
+            if region is None or not region.ready(max(0, start - base), min(stop - base, REGION_BYTES)):
+                return False
+        return True
 
     def read(self, start: int, stop: int) -> bytes:
         """Return bytes [start, stop)."""

@@ -13,7 +13,8 @@ import hashlib
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -46,13 +47,17 @@ class Owner(Protocol):
 
 
 class Cache:
-    """Open regions and the folder they are in. Thread-safe."""
+    """Open regions and the folder they are in. Thread-safe.
 
-    def __init__(self, options: RemoteOptions) -> None:
-        self._options = options
+    Args:
+        boot: names the time since this machine started; None where that cannot be told.
+    """
+
+    def __init__(self, options: RemoteOptions, *, boot: str | None) -> None:
+        self._options, self._boot = options, boot
         self._folder = options.cache_folder / "regions-1"
-        self.opened: dict[tuple[str, int], Region] = {}
-        """Regions that are mapped, for readers in a hurry."""
+        self._opened: dict[tuple[str, int], Region] = {}
+        self._whole: defaultdict[str, dict[int, memoryview]] = defaultdict(dict)
         self._owners: WeakValueDictionary[str, Owner] = WeakValueDictionary()
         self._lock = threading.Lock()
         self._sweeping = threading.Lock()
@@ -67,6 +72,21 @@ class Cache:
         """Return the folder of one object's content."""
         return self._folder / key
 
+    def whole_of(self, key: str) -> Mapping[int, memoryview]:
+        """Return the regions of an object that can be read without asking, by number, as they come and go.
+
+        They are all there, verified, and marked as used; what marks them anew takes them out of here.
+        """
+        return self._whole[key]
+
+    def use(self, key: str, index: int) -> Region | None:
+        """Return a region that is open, marked as used; None if it is not."""
+        if region := self._opened.get((key, index)):
+            region.used = True
+            if region.whole:
+                self._whole[key][index] = region.view
+        return region
+
     def region(self, key: str, index: int, size: int) -> Region:
         """Return a region of an object's content, opened or made.
 
@@ -74,20 +94,20 @@ class Cache:
             CorpusError: the cache's folder cannot be written.
         """
         with self._lock:
-            if found := self.opened.get((key, index)):
+            if found := self._opened.get((key, index)):
                 return found
             with writing_to(self._folder):
-                region = Region(self._folder / key / f"{index:08x}", size)
-            while len(self.opened) >= _MAX_OPEN:
+                region = Region(self._folder / key / f"{index:08x}", size, boot=self._boot)
+            while len(self._opened) >= _MAX_OPEN:
                 self._close_one()
-            self.opened[key, index] = region
+            self._opened[key, index] = region
             return region
 
     def forget(self, key: str, index: int, region: Region) -> None:
         """Drop a region that was evicted under us."""
         with self._lock:
-            if self.opened.get((key, index)) is region:
-                del self.opened[key, index]
+            if self._opened.get((key, index)) is region:
+                self._close(key, index)
 
     def wrote(self, num_bytes: int) -> None:
         """Count bytes put on disk; now and then look after the bound."""
@@ -106,7 +126,9 @@ class Cache:
         """Delete what exceeds the bound and what killed processes left; return the bytes then in use."""
         with self._lock:
             self._written = 0
-            mapped = list(self.opened.items())
+            mapped = list(self._opened.items())
+        for held in list(self._whole.values()):  # those of closed regions too, which a quick reader put there
+            held.clear()
         for _, region in mapped:
             region.remember_use()
         entries = list(self._entries())
@@ -124,12 +146,17 @@ class Cache:
 
     def _close_one(self) -> None:
         """Unmap the region that was opened first of those not used lately."""
-        for region in self.opened.values():
+        for (key, index), region in self._opened.items():
             if not region.used:
                 break
             region.remember_use()
-        idle = (place for place, region in self.opened.items() if not region.used)
-        del self.opened[next(idle, next(iter(self.opened)))]
+            self._whole[key].pop(index, None)
+        idle = (place for place, region in self._opened.items() if not region.used)
+        self._close(*next(idle, next(iter(self._opened))))
+
+    def _close(self, key: str, index: int) -> None:
+        del self._opened[key, index]
+        self._whole[key].pop(index, None)
 
     def _entries(self) -> Iterator[Entry]:
         now_s = clock.unix_seconds()
@@ -164,7 +191,7 @@ def cache_of(options: RemoteOptions) -> Cache:
     with _caches_lock:
         place = (options.cache_folder, options.cache_bytes)
         if (cache := _caches.get(place)) is None:
-            cache = _caches[place] = Cache(options)
+            cache = _caches[place] = Cache(options, boot=env.boot_id())
         return cache
 
 

@@ -3,12 +3,13 @@
     [ header: magic, data bytes | table: 8 bytes a page ]  4 KiB
     [ page 0 | page 1 | ... | page 255 ]                   1 MiB, less for an object's last region
 
-A table entry is 0 (absent), a claim (a process is fetching the page), or the page's CRC-32. A writer puts
-the page first and its entry second, so a kill at any instant leaves pages that are absent or whole; what a
-power cut leaves is found by the checksum, which every process checks when it first reads a page. Pages are
-written in place: all writers of a page write the same bytes, because the file is named for the identity of
-its object. So there are no locks, no temporary files and nothing to clean up; and a file that is evicted
-lives on for those who have it open.
+A table entry is 0 (absent), a claim (a process is fetching the page), or the page's CRC-32 and in which boot
+of the machine it was written or checked. A writer puts the page first and its entry second, so a kill at any
+instant leaves pages that are absent or whole, for as long as the machine runs. What a power cut leaves is
+found by the checksum, which whoever first reads a page after a boot checks, for all processes of that boot: a
+checksum takes longer than reading. Pages are written in place: all writers of a page write the same bytes,
+because the file is named for the identity of its object. So there are no locks, no temporary files and
+nothing to clean up; and a file that is evicted lives on for those who have it open.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ import logging
 import os
 import struct
 import zlib
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +37,8 @@ _TABLE = _HEADER.size
 _DATA = PAGE_BYTES  # where the pages begin
 _PRESENT = 1 << 32
 _CLAIMED = 2 << 32
+_CRC = 0xFFFFFFFF
+_BOOT_SHIFT = 40  # above it: in which boot it was written or checked
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +51,14 @@ class Region:
     Args:
         path: its file; made if it is not there.
         size: bytes of the object in it, 1 to REGION_BYTES.
+        boot: names the time since this machine started; None where that cannot be told.
 
     Raises:
         OSError: the disk is full or the folder cannot be written.
     """
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, *, boot: str | None = None) -> None:
+        self._boot = zlib.crc32(boot.encode()) % 0xFFFFFF + 1 if boot else 0
         self.path = path
         self.size = size
         self.used = True
@@ -61,29 +66,34 @@ class Region:
         mapped, self._inode = _map(path, size)
         self._table = mapped[_TABLE : _TABLE + 8 * REGION_PAGES].view("<u8")
         self.data: Bytes = mapped[_DATA:]
-        self._verified = bytearray(REGION_PAGES)
+        self.view = self.data.data
+        """The same, which is quicker to slice."""
+        self._verified = bytearray(-(-size // PAGE_BYTES))
+        self.whole = False
+        """Whether all of it is here and verified."""
 
     def ready(self, start: int, stop: int) -> bool:
-        """Whether bytes [start, stop) of the region are here and were verified by this process."""
-        self.used = True
-        return self._verified.find(0, start // PAGE_BYTES, -(-stop // PAGE_BYTES)) < 0
+        """Whether bytes [start, stop) of the region are here and known to be verified."""
+        return self.whole or self._verified.find(0, start // PAGE_BYTES, -(-stop // PAGE_BYTES)) < 0
 
     def verify(self, pages: range) -> list[int]:
-        """Check those pages that are here and not yet checked; return those that are not here.
+        """Check those pages that are here and not yet checked in this boot; return those that are not here.
 
         A page whose checksum is wrong is as good as absent.
         """
-        missing = []
-        for page in pages:
-            if self._verified[page]:
+        checked, missing, trusted = [], [], self._entry(0) >> 32 if self._boot else -1
+        for page, entry in zip(pages, self._table[pages.start : pages.stop].tolist(), strict=True):
+            if self._verified[page] or entry >> 32 == trusted:
                 continue
-            entry = int(self._table[page])
-            if entry & _PRESENT and entry == _entry(self._page(page).data):
-                self._verified[page] = 1
+            if entry & _PRESENT and entry & _CRC == zlib.crc32(self._page(page)):
+                checked.append(page)
                 continue
             missing.append(page)
             if entry & _PRESENT:
                 log.warning("cached page is damaged, fetching it again file=%s page=%d", self.path, page)
+        if checked and self._boot:
+            self._trust(checked)
+        self._note_verified(set(pages).difference(missing) if missing else pages)
         return missing
 
     def claimed_by_another(self, page: int) -> bool:
@@ -102,27 +112,25 @@ class Region:
             FileNotFoundError: the file was evicted since it was mapped.
             OSError: the disk is full.
         """
-        with self.path.open("r+b", buffering=0) as file:  # no descriptor is kept: thousands are mapped
-            if _inode(os.fstat(file.fileno())) != self._inode:
-                raise FileNotFoundError(f"{self.path} was evicted")
+        with self._opened() as descriptor:
             claim = np.uint64(_CLAIMED | os.getpid())
             at = _TABLE + 8 * first
             entries = self._table[first:past]
-            os.pwrite(file.fileno(), np.where(entries & _PRESENT, entries, claim).tobytes(), at)
+            os.pwrite(descriptor, np.where(entries & _PRESENT, entries, claim).tobytes(), at)
 
             def write(content: memoryview) -> None:
                 pages = [content[low : low + PAGE_BYTES] for low in range(0, len(content), PAGE_BYTES)]
-                written = np.array([_entry(page) for page in pages], "<u8")
-                os.pwrite(file.fileno(), content, _DATA + first * PAGE_BYTES)
-                os.pwrite(file.fileno(), written.tobytes(), at)
-                self._verified[first:past] = b"\1" * (past - first)
+                written = np.array([self._entry(zlib.crc32(page)) for page in pages], "<u8")
+                os.pwrite(descriptor, content, _DATA + first * PAGE_BYTES)
+                os.pwrite(descriptor, written.tobytes(), at)
+                self._note_verified(range(first, past))
 
             try:
                 yield write
             finally:
                 entries = self._table[first:past]
                 if (entries == claim).any():
-                    os.pwrite(file.fileno(), np.where(entries == claim, np.uint64(0), entries).tobytes(), at)
+                    os.pwrite(descriptor, np.where(entries == claim, np.uint64(0), entries).tobytes(), at)
 
     def remember_use(self) -> None:
         """Date the file to now where it was read since the last call, for the cache's choice of what goes."""
@@ -138,12 +146,32 @@ class Region:
         except OSError:
             return True
 
-    def _page(self, page: int) -> Bytes:
-        return self.data[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
+    @contextmanager
+    def _opened(self) -> Generator[int]:
+        """Open the mapped file for writing; no descriptor is kept, for thousands are mapped."""
+        with self.path.open("r+b", buffering=0) as file:
+            if _inode(os.fstat(file.fileno())) != self._inode:
+                raise FileNotFoundError(f"{self.path} was evicted")
+            yield file.fileno()
 
+    def _note_verified(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            self._verified[page] = 1
+        self.whole = self._verified.find(0) < 0
 
-def _entry(page: memoryview) -> int:
-    return _PRESENT | zlib.crc32(page)
+    def _trust(self, pages: Sequence[int]) -> None:
+        """Tell the other processes of this boot that pages were checked."""
+        with contextlib.suppress(OSError), self._opened() as descriptor:  # they can check for themselves
+            for page in pages:
+                entry = np.array(self._entry(zlib.crc32(self._page(page))), "<u8")
+                os.pwrite(descriptor, entry.tobytes(), _TABLE + 8 * page)
+
+    def _entry(self, checksum: int) -> int:
+        """Return the entry of a page that is written or checked now."""
+        return self._boot << _BOOT_SHIFT | _PRESENT | checksum
+
+    def _page(self, page: int) -> memoryview:
+        return self.view[page * PAGE_BYTES : (page + 1) * PAGE_BYTES]
 
 
 def _inode(status: os.stat_result) -> tuple[int, int]:
@@ -153,7 +181,6 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 def _map(path: Path, size: int) -> tuple[Bytes, tuple[int, int]]:
     """Map a region file, made or put right where need be; also return which file it is."""
     while True:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # The file and its folder may be evicted between any two lines.
         with contextlib.suppress(FileNotFoundError):
             made = _make(path, size)
@@ -161,6 +188,7 @@ def _map(path: Path, size: int) -> tuple[Bytes, tuple[int, int]]:
                 mapped = np.frombuffer(source.read_buffer(), np.uint8)
             if len(mapped) == _DATA + size and _inode(path.stat()) == made:
                 return mapped, made
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _make(path: Path, size: int) -> tuple[int, int]:
@@ -170,8 +198,9 @@ def _make(path: Path, size: int) -> tuple[int, int]:
         status = os.fstat(descriptor)
         header = os.pread(descriptor, _HEADER.size, 0)
         if status.st_size in (0, _DATA + size) and header.strip(b"\0") in (b"", _header(size)):
-            os.truncate(descriptor, _DATA + size)
-            os.pwrite(descriptor, _header(size), 0)
+            if not header.startswith(_MAGIC):
+                os.truncate(descriptor, _DATA + size)
+                os.pwrite(descriptor, _header(size), 0)
             return _inode(status)
     finally:
         os.close(descriptor)
