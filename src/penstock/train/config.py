@@ -139,6 +139,7 @@ class TrainConfig:
             raise ConfigError("schedule.warmup_steps and decay_steps exceed run.steps", got=self.run.steps)
         if self.validate.every and not self.data.holdout:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
+        check_fit(self.parallel, self.model, lengths=self.data.lengths)
         if self.precision.gather == "float8":
             self._check_gather()
 
@@ -152,7 +153,6 @@ class TrainConfig:
                 "precision.gather 'float8' needs parallel.reshard_after_forward to be true or false",
                 got=after,
             )
-        check_fit(self.parallel, self.model, lengths=self.data.lengths)
 
 
 def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:

@@ -150,6 +150,14 @@ def test_a_value_out_of_range_is_refused_with_its_key(
         build_recipe(config.override(raw, [setting]))
 
 
+def test_a_layout_that_the_model_cannot_be_cut_by_is_refused_before_anything_starts(
+    raw: dict[str, Any],
+) -> None:
+    raw["parallel"] = {"tensor": 4}
+    with pytest.raises(ConfigError, match=r"does not divide model.num_attention_heads 2 \(got 4\)"):
+        build_recipe(raw)
+
+
 def test_a_gradient_that_is_never_clipped_is_a_choice(raw: dict[str, Any]) -> None:
     assert build_recipe(config.override(raw, ["optim.clip_norm=inf"])).optim.clip_norm == INF
 
