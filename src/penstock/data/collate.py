@@ -14,12 +14,12 @@ from penstock.data.corpus import Corpus
 from penstock.data.formats import Tokens
 from penstock.data.pool import PADDING
 from penstock.data.storage import FarSlices, Slices, View
-from penstock.data.types import IGNORED_LABEL, Int32, Int64
+from penstock.data.types import IGNORED_LABEL, Int32, Int64, Table
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids", "document_ids")
 
 
-Parts = Sequence[tuple[Corpus, list[Int64]]]
+Parts = Sequence[tuple[Corpus, list[Table]]]
 
 
 def collate(
@@ -71,7 +71,7 @@ def collate(
     return out
 
 
-def _gather(parts: Parts, pieces: Int64, *, length: int) -> Tokens:
+def _gather(parts: Parts, pieces: Table, *, length: int) -> Tokens:
     """Return the tokens of all rows, end to end, in the stored type: [B * L].
 
     A slice of a memoryview costs a tenth of a microsecond, one of an array several times that; joining
@@ -110,7 +110,7 @@ def _is_mapped(tokens: Slices, dtype: np.dtype[Any]) -> bool:  # Any: of the tok
     return isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous and tokens.itemsize == dtype.itemsize
 
 
-def _end_labels(labels: Int64, parts: Parts, pieces: Int64, *, ends: Int64) -> None:
+def _end_labels(labels: Int64, parts: Parts, pieces: Table, *, ends: Int64) -> None:
     """Mend flat labels [B * L] where pieces end, and blank the padding."""
     labels[ends - 1] = IGNORED_LABEL
     first = 0

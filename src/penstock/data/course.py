@@ -18,7 +18,7 @@ from penstock.data.pool import PackedPool
 from penstock.data.source import Source
 from penstock.data.stretches import Located, Stretches
 from penstock.data.timeline import MOST_SAMPLES, Timeline
-from penstock.data.types import Int64, Waste
+from penstock.data.types import Int64, Table, Waste
 from penstock.data.way import Plan, Way, begin
 
 
@@ -138,7 +138,7 @@ class Course:
                 recut[name] = rest.recut, rest.waste(rest.recut).padding
         return recut
 
-    def rows(self, corpus: int, phase: int, places: Int64) -> tuple[Source, list[Int64]]:
+    def rows(self, corpus: int, phase: int, places: Int64) -> tuple[Source, list[Table]]:
         """Return a corpus and the piece tables of its rows at places [n, 4]: leg, epoch, pool, row."""
         source = self._source(corpus)
         return source, source.rows(self._way(corpus, phase), places)

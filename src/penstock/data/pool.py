@@ -9,7 +9,7 @@ from penstock.core.rng import shuffled
 from penstock.data.holdout import TokenSpace
 from penstock.data.order import Cut, Order
 from penstock.data.packing import PACKERS
-from penstock.data.types import Fragments, Int64
+from penstock.data.types import Fragments, Table
 
 PADDING = -1
 """In place of a shard's index: a piece that is read from nowhere."""
@@ -17,20 +17,22 @@ PADDING = -1
 
 @dataclass(frozen=True, slots=True)
 class PackedPool:
-    """Where every row of a pool is; 32 bytes a piece, half a megabyte for 16 million tokens."""
+    """Where every row of a pool is; 16 bytes a piece, a third of a megabyte for 16 million tokens."""
 
-    pieces: Int64
+    pieces: Table
     """[p, 4]: shard (or PADDING), first token and past-the-last token in it, whether the document goes
-    on after the piece. The pieces of a row are adjacent and hold L tokens."""
+    on after the piece. The pieces of a row are adjacent and hold L tokens. In 32 bits where they fit: fresh
+    memory costs more than to fill it."""
     firsts: memoryview
-    """First piece of each row, rows in the order of training; a view of int64, which is quicker to index
+    """First piece of each row, rows in the order of training; a view of integers, which is quicker to index
     than an array."""
     pasts: memoryview
     """Past-the-last piece of each row."""
 
     def rows_with(self, shard: int, start: int, stop: int) -> Iterator[tuple[int, tuple[int, int]]]:
         """Yield the rows that hold some of a shard's tokens [start, stop), each with which of them."""
-        low, high = np.maximum(self.pieces[:, 1], start), np.minimum(self.pieces[:, 2], stop)
+        low = np.maximum(self.pieces[:, 1], np.int64(start))
+        high = np.minimum(self.pieces[:, 2], np.int64(stop))
         found = np.flatnonzero((self.pieces[:, 0] == shard) & (low < high))
         by_first = np.argsort(self.firsts)
         rows = by_first[np.searchsorted(np.asarray(self.firsts)[by_first], found, side="right") - 1]
@@ -72,18 +74,19 @@ def _pack(found: Fragments, space: TokenSpace, *, length: int, rule: str, keys: 
     in_shard = found.starts - space.corpus.starts[found.shards]
     start = in_shard[of] + packed.offset
     past = start + packed.length
-    pieces = np.empty((len(of), 4), dtype=np.int64)
+    pieces = np.empty((len(of), 4), dtype=np.int32 if past.max(initial=0) < 2**31 else np.int64)
     pieces[:, 0], pieces[:, 1], pieces[:, 2] = found.shards[of], start, past
     pieces[:, 3] = found.continued[of] | (past < (in_shard + found.lengths)[of])
     row_ends = packed.row_ends
     if short := num_rows * length - num_tokens:
-        pieces = np.concatenate((pieces, np.array([[PADDING, 0, short, 0]])))
+        pieces = np.concatenate((pieces, np.array([[PADDING, 0, short, 0]], dtype=pieces.dtype)))
         row_ends = np.append(row_ends[:-1], len(pieces))
     # Rows are shuffled, so that the pieces of one long document do not arrive in a run; the last row
     # stays last, because it is the one that may be padded.
     rows = np.append(shuffled(num_rows - 1, keys[1]), num_rows - 1)
     row_starts = np.concatenate((np.zeros(1, dtype=np.int64), row_ends[:-1]))
-    return PackedPool(pieces, memoryview(row_starts[rows]), memoryview(row_ends[rows]))
+    firsts, pasts = row_starts[rows].astype(np.int32), row_ends[rows].astype(np.int32)
+    return PackedPool(pieces, memoryview(firsts), memoryview(pasts))
 
 
 def _left_over(packed: PackedPool, space: TokenSpace, *, after: int) -> Fragments:

@@ -8,7 +8,7 @@ from penstock.core.errors import CorpusError, CorpusExhausted
 from penstock.data.lookahead import Lookahead
 from penstock.data.opening import open_corpus
 from penstock.data.pool import PackedPool, pack_pool
-from penstock.data.types import Int64
+from penstock.data.types import Int64, Table
 from penstock.data.way import Way
 from penstock.data.whole_pool import WholePools
 
@@ -113,7 +113,7 @@ class Source:
             if self.corpus.preparation is not None or len(self.corpus.manifest.part_ends) > before:
                 end = clock.monotonic() + self._wait_seconds
 
-    def rows(self, way: Way, places: Int64) -> list[Int64]:
+    def rows(self, way: Way, places: Int64) -> list[Table]:
         """Return the piece tables of rows: n arrays of pieces as in PackedPool.
 
         Args:

@@ -13,6 +13,8 @@ import numpy.typing as npt
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 Bool = npt.NDArray[np.bool_]
+Table = Int32 | Int64
+"""Pieces [p, 4], as a PackedPool has them."""
 
 IGNORED_LABEL = -100
 """Label of a position that is not trained on; torch's cross entropy ignores it by default."""

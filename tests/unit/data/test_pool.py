@@ -85,3 +85,24 @@ def test_the_same_pool_of_another_epoch_is_another(space: TokenSpace, order: Ord
     one, same, other = (pack_pool(space, order, epoch=e, pool=0, rule=rule).pieces for e in (0, 0, 1))
     assert np.array_equal(one, same)
     assert not np.array_equal(one, other)
+
+
+@RULES
+@pytest.mark.parametrize(("tokens", "wide"), [("1e9", False), ("1e12", True)])
+def test_places_in_a_shard_are_kept_whole_whether_they_fit_in_32_bits_or_not(
+    rule: str, tokens: str, wide: bool
+) -> None:
+    corpus = open_corpus(f"synthetic:tokens={tokens},mean_document=500,shards=1")
+    whole = part_of(corpus, name="c", split="train", holdout=0.0)
+    order = Order(whole.num_tokens, choose_geometry(whole.num_tokens, sequence_length=64), name="c", seed=0)
+    packed = pack_pool(whole, order, epoch=0, pool=0, rule=rule)
+    assert (packed.pieces.dtype == np.int64) == wide == (packed.pieces.max() >= 2**31)
+    ranges = sorted(order.pool_ranges(0, 0))
+    starts, stops = packed.pieces[:, 1].tolist(), packed.pieces[:, 2].tolist()
+    joined = sorted(zip(starts, stops, strict=True))
+    assert all(early[1] <= late[0] for early, late in pairwise(joined))
+    assert sum(stops) - sum(starts) == sum(stop - start for start, stop in ranges) == order.tokens_in_pool(0)
+    row, (low, high) = next(packed.rows_with(0, starts[9], stops[9]))
+    assert packed.firsts[row] <= 9 < packed.pasts[row]
+    assert (low, high) == (starts[9], stops[9])
+    assert list(packed.rows_with(0, 2**50, 2**50 + 1)) == []
