@@ -54,5 +54,7 @@ def test_a_run_is_scored_as_training_logged_it_and_its_export_alike(run, corpus,
 
     assert main(["eval", str(run), "--corpus", str(corpus), "--rows", "3"]) == 0
     assert "python " in capsys.readouterr().out
+    assert main(["eval", str(run), "--sequence-length", "16"]) == 2
+    assert "those of the run where no --corpus is given" in " ".join(capsys.readouterr().err.split())
     assert main(["eval", str(tmp_path / "hf")]) == 2
     assert "has no held-out rows of its own. Give --corpus DIR." in " ".join(capsys.readouterr().err.split())

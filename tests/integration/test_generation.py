@@ -17,6 +17,7 @@ from penstock.engine.generate import generate
 from penstock.engine.kv_cache import KVCache
 from penstock.engine.llm import LLM
 from penstock.engine.sampling import Sampling
+from penstock.models import FAMILIES
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import train_tokenizer
 
@@ -41,6 +42,10 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SMALL, head_dim=16),
 }
 PROMPTS = [[3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], list(range(100, 145))]
+
+
+def test_every_family_generates():
+    assert {config.model_type for config in CONFIGS.values()} == set(FAMILIES)
 
 
 @pytest.fixture(params=CONFIGS, scope="module")
