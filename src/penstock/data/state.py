@@ -12,9 +12,13 @@ from itertools import pairwise
 from typing import Any, TypeGuard
 
 from penstock.core.errors import StateMismatch
+from penstock.data.mix_text import packed, unpacked
 from penstock.data.timeline import MOST_LENGTH, MOST_SAMPLES, Skip, Timeline
 
-VERSION = 2
+VERSIONS = (2, 3)
+"""A state has the oldest version that can read it: 3 where mixtures are packed (see mix_text.py)."""
+
+_LISTED_MIXTURES = 16  # more are packed
 
 State = dict[str, Any]  # Any: JSON values
 
@@ -38,16 +42,18 @@ class Saved:
 def encode(saved: Saved) -> State:
     """Return a state as JSON values."""
     timeline = saved.timeline.until(saved.step + 1)
+    # Pairs and not a table: the order of the corpora lays the pattern out, and must survive sorted keys.
+    mix: object = [
+        [step, [list(pair) for pair in slots.items()], reason] for step, slots, reason in timeline.mix
+    ]
+    many = len(timeline.mix) > _LISTED_MIXTURES
     return {
-        "v": VERSION,
+        "v": VERSIONS[many],
         "step": saved.step,
         "samples": timeline.consumed_before(saved.step),
         "batch": [list(entry) for entry in timeline.batch],
         "length": [list(entry) for entry in timeline.length],
-        # Pairs and not a table: the order of the corpora lays the pattern out, and must survive sorted keys.
-        "mix": [
-            [step, [list(pair) for pair in slots.items()], reason] for step, slots, reason in timeline.mix
-        ],
+        "mix": packed(timeline.mix) if many else mix,
         "skip": [[skip.start, skip.stop, skip.reason] for skip in timeline.skips],
         "grown": [list(entry) for entry in timeline.grown],
         "asked": deepcopy(dict(saved.asked)),
@@ -64,10 +70,9 @@ def decode(state: State) -> Saved:
     """
     if not isinstance(state, dict):
         raise damaged("it is not a dict", got=type(state).__name__)
-    if state.get("v") != VERSION:
-        raise StateMismatch(
-            "The loader state has another version", got=state.get("v"), fix=f"Known: {VERSION}."
-        )
+    if state.get("v") not in VERSIONS:
+        both = " and ".join(map(str, VERSIONS))
+        raise StateMismatch("The loader state has another version", got=state.get("v"), fix=f"Known: {both}.")
     timeline = Timeline(
         batch=_entries(state, "batch"),
         length=_entries(state, "length"),
@@ -112,6 +117,11 @@ def _entries(state: State, key: str) -> tuple[tuple[int, int], ...]:
 
 def _mix(state: State) -> tuple[tuple[int, dict[str, int], str], ...]:
     entries = state.get("mix")
+    if isinstance(entries, dict):
+        try:
+            entries = unpacked(entries)
+        except ValueError as error:
+            raise damaged(f"mix cannot be unpacked: {error}", got=entries) from None
     if not (isinstance(entries, list | tuple) and entries and all(map(_is_mix_entry, entries))):
         raise damaged(
             "mix must list a first step, pairs of a corpus and its slots, and a reason", got=entries

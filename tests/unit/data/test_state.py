@@ -2,6 +2,7 @@
 
 import json
 from copy import deepcopy
+from random import Random
 from typing import Any
 
 import pytest
@@ -64,9 +65,59 @@ def test_a_state_holds_what_was_in_effect_and_nothing_that_is_only_planned() -> 
     assert encode(Saved(7, same_again, ASKED, IDENTITY, CORPORA)) == STATE
 
 
-@pytest.mark.parametrize("version", [1, 3, None])
+def told_often(changes: int, *, every: int = 100) -> Saved:
+    """Return what a policy made of three corpora, in thousandths."""
+    timeline, random = TIMELINE, Random(0)
+    for change in range(1, changes):
+        one = random.randrange(1, 600)
+        slots = {"web": one, "wiki": 1000 - one - 333, "code": 333}
+        timeline = timeline.with_slots(10 + every * change, slots, "online_data_mixing")
+    corpora = {name: {**CORPORA["web"], "B": 2**20, "K": 16, "V": 64, "T": 10**13} for name in slots}
+    return Saved(10**6, timeline, ASKED, IDENTITY, corpora)
+
+
+@pytest.mark.parametrize("every", [100, 1234])
+def test_two_hundred_mixtures_are_less_than_four_kilobytes(every: int) -> None:
+    saved = told_often(200, every=every)
+    text = json.dumps(encode(saved), sort_keys=True)
+    assert len(text) < 4096
+    assert decode(json.loads(text)) == saved
+    order = [list(slots) for _, slots, _ in decode(json.loads(text)).timeline.mix]
+    assert order[-1] == ["web", "wiki", "code"], "order lays them out"
+
+
+def test_a_state_of_few_mixtures_is_as_it_was_and_one_of_many_says_a_version_of_its_own() -> None:
+    few, many = encode(told_often(14)), encode(told_often(17))
+    assert (few["v"], type(few["mix"])) == (2, list)
+    assert (many["v"], type(many["mix"])) == (3, dict)
+    listed = [
+        [step, [list(p) for p in slots.items()], why] for step, slots, why in told_often(17).timeline.mix
+    ]
+    assert decode({**many, "v": 2, "mix": listed}) == told_often(17), "what was saved before is read"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "",
+        "0:1,1",
+        "0/0/0:1",
+        "0/0/0:1,1  :1,1",
+        "0/0/0:1,1 1/9/0:1,1",
+        "0/0/0:1,1 -1:1,1",
+        "0/0/0:1,1 0:1,1",
+        7,
+    ],
+)
+def test_packed_mixtures_that_cannot_be_are_refused(words: Any) -> None:
+    mix = {"orders": [["web", "code"]], "reasons": ["told"], "words": words}
+    with pytest.raises(StateMismatch, match="The loader state is damaged: "):
+        decode(changed(STATE, "mix", to=mix))
+
+
+@pytest.mark.parametrize("version", [1, 4, None])
 def test_a_state_of_another_version_is_refused(version: int | None) -> None:
-    with pytest.raises(StateMismatch, match=rf"another version \(got {version}\)\. Known: 2\."):
+    with pytest.raises(StateMismatch, match=rf"another version \(got {version}\)\. Known: 2 and 3\."):
         decode(changed(STATE, "v", to=version))
 
 
