@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.checkpoint.layout import INDEX_FILE, Index, decode, in_order, name_of
 from penstock.checkpoint.place import Place, open_place, place_of
-from penstock.core.errors import CheckpointError
+from penstock.core.errors import CheckpointError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,21 @@ def saved_of(run: Path) -> list[Saved]:
         CheckpointError: the recipe that says where they are is damaged.
     """
     return saved_in(place_of(run))
+
+
+def saved_at(location: str) -> list[Saved]:
+    """Return the complete checkpoints that a run, a checkpoint's own folder or an address means.
+
+    Raises:
+        UsageError: there is no such folder.
+        CheckpointError: the recipe of the run is damaged.
+    """
+    if "://" in location:
+        return saved_in(open_place(location))
+    path = Path(location)
+    if not path.is_dir():
+        raise UsageError(f"{location} is not a folder", fix="Give the folder of a run, or of a checkpoint.")
+    return [find(path)] if (path / INDEX_FILE).is_file() else saved_of(path)
 
 
 def find(path: Path, *, step: int | None = None) -> Saved:

@@ -11,16 +11,16 @@ from penstock.core.errors import CheckpointDamaged
 _AT_ONCE = 16 * BLOCK_BYTES
 
 
-def faults(saved: Saved, *, progress: Callable[[int], None] = lambda _: None) -> list[str]:
+def faults(saved: Saved, *, progress: Callable[[int, int], None] = lambda *_: None) -> list[str]:
     """Return what is wrong with a checkpoint, one line a fault, the first of each file; nothing if sound.
 
     Args:
-        progress: called with bytes read.
+        progress: called with bytes read, and bytes in all.
 
     Raises:
         CheckpointError: it is gone, or another version of Penstock wrote it.
     """
-    found = []
+    found, done = [], 0
     try:
         index = saved.index()
     except CheckpointDamaged as error:
@@ -33,7 +33,8 @@ def faults(saved: Saved, *, progress: Callable[[int], None] = lambda _: None) ->
                 elements[name] = elements.get(name, 0) + sum(part.box.num_elements for part in parts)
             for start in range(0, reader.data_bytes, _AT_ONCE):
                 stop = min(start + _AT_ONCE, reader.data_bytes)
-                progress(len(reader.checked(start, stop)))
+                done += len(reader.checked(start, stop))
+                progress(done, index.num_bytes)
         except CheckpointDamaged as error:
             found.append(str(error))
     if not found:

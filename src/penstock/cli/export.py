@@ -1,9 +1,10 @@
 """Write a checkpoint as a Hugging Face folder, which transformers and vLLM open.
 
 CHECKPOINT is a run (its newest checkpoint is taken), one checkpoint, or a Hugging Face folder, which is
-then rewritten in the other type.
+then rewritten in the other type. The run may be training: what is complete is never written to again.
 
 example:
+  penstock export runs/first --step 2000 --out exported
   penstock export runs/first --out exported --dtype bf16
   python -c "from transformers import pipeline; print(pipeline('text-generation', 'exported')('Water'))"
 """
@@ -28,6 +29,7 @@ _COMPANIONS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run, checkpoint or folder")
+    parser.add_argument("--step", type=int, metavar="N", help="of a run: not the newest, but this one")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="new folder; never overwritten"
     )
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.engine.open import open_model
     from penstock.text.tokenizer import Tokenizer
 
-    model, tokenizer_path = open_model(arguments.checkpoint)
+    model, tokenizer_path = open_model(arguments.checkpoint, step=arguments.step)
     files, eos_id = {}, None
     if tokenizer_path is None:
         print(

@@ -29,6 +29,7 @@ VERBS = {
     "recipes": "list, show and check the recipes that come with Penstock",
     "train": "train a model from a recipe, on one process or many",
     "eval": "score a model on text: loss, perplexity, bits per byte",
+    "checkpoint": "list the checkpoints of a run, check every byte of them",
     "export": "write a checkpoint as a Hugging Face folder",
     "generate": "continue a prompt with a trained model",
     "chat": "talk to a trained model",
@@ -112,7 +113,7 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
         usage="penstock COMMAND [options]",
         description="Train, tune and serve foundation models on ordinary machines joined by Ethernet.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="commands:\n" + "".join(f"  {v:<10}{text}\n" for v, text in VERBS.items()) + "\n" + _EPILOG,
+        epilog="commands:\n" + "".join(f"  {v:<12}{text}\n" for v, text in VERBS.items()) + "\n" + _EPILOG,
     )
     top.add_argument("--version", action="version", version=f"penstock {__version__}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")

@@ -7,8 +7,11 @@ from penstock.core.errors import UsageError
 from penstock.models.llama.model import Llama
 
 
-def open_model(path: Path) -> tuple[Llama, Path | None]:
+def open_model(path: Path, *, step: int | None = None) -> tuple[Llama, Path | None]:
     """Return the model, in evaluation mode on the CPU, and its tokenizer.json if it has one.
+
+    Args:
+        step: of a run's checkpoint, instead of its newest.
 
     Raises:
         UsageError: there is no such folder.
@@ -22,6 +25,6 @@ def open_model(path: Path) -> tuple[Llama, Path | None]:
     # here, because reading checkpoints loads torch.distributed, which a Hugging Face folder does not need
     from penstock.checkpoint.load import open_model as open_checkpoint
 
-    model, found = open_checkpoint(path)
+    model, found = open_checkpoint(path, step=step)
     assert isinstance(model, Llama), type(model)
     return model, found

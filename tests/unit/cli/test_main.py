@@ -91,7 +91,7 @@ def test_the_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureF
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for name, purpose in cli.VERBS.items():
-        assert f"  {name:<10}{purpose}\n" in shown
+        assert f"  {name:<12}{purpose}\n" in shown
     assert "exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped" in shown
 
 
@@ -119,7 +119,7 @@ def test_no_command_is_wrong_usage_and_shows_the_help(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("trian", "unknown command 'trian'. Did you mean 'train'?"), ("xyzzy", "Known: chat, data, demo")],
+    [("trian", "unknown command 'trian'. Did you mean 'train'?"), ("xyzzy", "Known: chat, checkpoint, data")],
 )
 def test_an_unknown_command_is_wrong_usage_and_names_the_nearest(
     word: str, hint: str, capsys: pytest.CaptureFixture[str]
