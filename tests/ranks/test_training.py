@@ -8,6 +8,7 @@ from torch.distributed.tensor import DTensor
 
 from penstock.obs.meter import StepMeter
 from penstock.parallel.mesh import join
+from penstock.parallel.recompute_plan import RecomputeConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.train.config import build_recipe
@@ -102,6 +103,17 @@ def test_bfloat16_compute_stays_near_float32_and_keeps_float32_weights(corpus, t
         if "loss" in expected:
             assert record["loss"] == pytest.approx(expected["loss"], abs=2e-2), expected["step"]
     assert {weight.dtype for weight in weights.values()} == {torch.float32}
+
+
+def test_a_recipe_that_recomputes_trains_to_the_same_bits(corpus, tmp_path):
+    plain, again = recipe_of(corpus, tmp_path / "plain"), recipe_of(corpus, tmp_path / "again")
+    again = dataclasses.replace(again, recompute=RecomputeConfig(policy="every"))
+    expected, found = (
+        on_ranks(lambda world, recipe=recipe: losses_of(recipe, world), ranks=1)[0]
+        for recipe in (plain, again)
+    )
+    assert [r.get("loss") for r in found[0]] == [r.get("loss") for r in expected[0]]
+    assert all(weight.equal(expected[1][name]) for name, weight in found[1].items())
 
 
 def test_training_learns_and_the_validation_loss_is_a_mean_over_heldout_rows(one_process):

@@ -58,6 +58,18 @@ def cache_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
 
 
+def set_compiled_programs(folder: Path, *, given: bool) -> None:
+    """Tell torch's compiler where to keep its programs (TORCHINDUCTOR_CACHE_DIR).
+
+    Args:
+        given: the user named the folder, so it goes before what the environment says.
+    """
+    if given:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder)
+    else:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
 def cache_bytes() -> int | None:
     """Bytes that cached remote data may take on disk: PENSTOCK_CACHE_BYTES, such as 64GiB; None if not set.
 

@@ -4,14 +4,20 @@ From the innermost change to the outermost: slices of matrices are what is multi
 recomputed; what is recomputed is compiled; what is compiled is gathered and freed as one unit.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
+from penstock.parallel.compile import compile_blocks
+from penstock.parallel.compile_config import NOT_COMPILED, CompileConfig
 from penstock.parallel.context import spread_context
 from penstock.parallel.float8 import multiply_in_8_bits
 from penstock.parallel.fsdp import shard
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
+from penstock.parallel.recompute import recompute
+from penstock.parallel.recompute_plan import Mode
 from penstock.parallel.tensor import slice_blocks
 from penstock.parallel.vocabulary import slice_vocabulary
 
@@ -23,12 +29,15 @@ def apply(
     *,
     compute_dtype: torch.dtype,
     linear: str = "compute",
+    modes: Sequence[Mode] = (),
+    compiled: CompileConfig = NOT_COMPILED,
 ) -> None:
     """Spread a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
 
     Args:
         compute_dtype: of gathered parameters and activations.
         linear: how the linear layers of the blocks multiply: in `compute_dtype`, or by a recipe in 8 bits.
+        modes: what each block does with its activations; none: all keep theirs.
     """
     if mesh.layout.tensor > 1:
         slice_blocks(model, mesh.state["tensor"])
@@ -37,6 +46,9 @@ def apply(
         spread_context(model, mesh.context, rule=config.context_rule)
     if linear != "compute":
         multiply_in_8_bits(model, linear, device=mesh.state.device_type)
+    if modes:
+        recompute(model, modes)
+    compile_blocks(model, compiled)
     shard(
         model,
         mesh.data,

@@ -10,8 +10,10 @@ from penstock.core.errors import ConfigError
 from penstock.data.opening import vocab_size_of
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import expanded
+from penstock.parallel.compile_config import CompileConfig
 from penstock.parallel.fit import check_fit
 from penstock.parallel.layout import ParallelConfig
+from penstock.parallel.recompute_plan import RecomputeConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 from penstock.train.guard_config import GuardConfig
 from penstock.train.measure_config import MeasureConfig
@@ -120,6 +122,8 @@ class TrainConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)

@@ -13,8 +13,9 @@ from penstock.obs.toml import toml_text
 from penstock.parallel.layout import layout_of
 from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
+from penstock.train.memory_plan import memory_plan
 from penstock.train.optim.config import optimizer_bytes_per_parameter
-from penstock.train.precision import gradient_bytes_per_parameter, weight_bytes_per_parameter
+from penstock.train.precision import weight_bytes_per_parameter
 from penstock.train.supply import (
     check_supply,
     check_tokenizers,
@@ -76,10 +77,8 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
         "tokens in the run": in_all,
         "FLOP per token": model.flops_per_token(data.sequence_length),
         "FLOP in the run": flops,
-        "weights, gradients and optimizer per rank": mib(
-            parameters * (kept + gradient_bytes_per_parameter(weights)) * layout.replicate / world_size
-        ),
         "checkpoint": mib(parameters * kept),
+        **memory_plan(config, layout).lines(),
     }
     for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
         numbers[f"epochs of {name}"] = round(epochs, 3)

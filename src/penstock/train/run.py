@@ -23,10 +23,12 @@ from penstock.obs.sinks.tensorboard import TensorBoard
 from penstock.obs.sinks.wandb import WeightsAndBiases
 from penstock.parallel.blocked import count_blocked
 from penstock.parallel.mesh import World, join
+from penstock.parallel.recompute_plan import multiplied_again
 from penstock.parallel.recorder import TrafficMeter
 from penstock.train.config import TrainConfig
 from penstock.train.control import Control
 from penstock.train.loop import train
+from penstock.train.memory_plan import recompute_modes
 from penstock.train.record import sample_log
 from penstock.train.setup import open_state, write_identity
 from penstock.train.state import TrainState
@@ -135,6 +137,7 @@ def _meter(recipe: TrainConfig, state: TrainState, world: World) -> StepMeter:
     return StepMeter(
         flops_per_token=recipe.model.flops_per_token,
         peak_flops=peak * world.ranks.world_size,
+        recomputed_share=multiplied_again(recompute_modes(recipe, state.mesh.layout)),
         phases=Phases(stamps_for(world.device.type), blocked),
     )
 

@@ -27,6 +27,7 @@ from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
 from penstock.train.control import share
 from penstock.train.derived import check_rows
+from penstock.train.memory_plan import recompute_modes
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.storage import STORAGES
 from penstock.train.state import TrainState
@@ -54,6 +55,8 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
         config.parallel,
         compute_dtype=getattr(torch, config.compute),
         linear=config.precision.linear,
+        modes=recompute_modes(config, mesh.layout),
+        compiled=config.compile,
     )
     model.to_empty(device="cpu" if config.parallel.offload else world.device)
     if config.precision.gather == "float8":

@@ -1,0 +1,114 @@
+"""What takes memory on one rank of a run, in bytes, before it runs; imports no torch."""
+
+from dataclasses import dataclass, fields
+
+from penstock.core.units import mib
+from penstock.nn.chunks import chunk_tokens
+from penstock.parallel.layout import Layout
+from penstock.parallel.recompute_plan import Mode, plan
+from penstock.train.activations import block_bytes
+from penstock.train.changes import plan as planned_changes
+from penstock.train.config import TrainConfig
+from penstock.train.optim.config import optimizer_bytes_per_parameter
+from penstock.train.precision import gradient_bytes_per_parameter, weight_bytes_per_parameter
+
+_FLOAT32 = 4
+_GATHERED_BLOCKS = 2  # the one at work and the next
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one rank; the first three stay, the others are there during a step."""
+
+    weights: int
+    """Its shards, with float32 copies where there are any."""
+    gradients: int
+    optimizer: int
+    gathered: int
+    """Whole parameters at work: embedding, output matrix and two blocks, and their gradients."""
+    activations: int
+    """What blocks keep for their backward."""
+    recomputed: int
+    """What one block that is computed again keeps meanwhile."""
+    loss: int
+    """The logits of a chunk, the output matrix's gradient in float32, the hidden states and theirs."""
+
+    @property
+    def total(self) -> int:
+        """Sum; what libraries, the allocator's gaps and batches take is not in it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+    def lines(self) -> dict[str, str]:
+        """Return each part and the total for a person."""
+        parts = {field.name: mib(getattr(self, field.name)) for field in fields(self)}
+        return {**{f"memory, {name}": size for name, size in parts.items()}, "memory, all": mib(self.total)}
+
+
+def memory_plan(config: TrainConfig, layout: Layout) -> MemoryPlan:
+    """Work out a rank's memory at the largest micro-batch of the recipe.
+
+    Raises:
+        ConfigError: the recipe's recompute.budget is too small.
+    """
+    model, compute = config.model, _compute_bytes(config)
+    tokens = micro_batch_tokens(config, layout)
+    kept, modes = _kept(config, layout), recompute_modes(config, layout)
+    outside = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    in_blocks = model.num_parameters - outside
+    cut = layout.world_size // layout.replicate
+    state = in_blocks * optimizer_bytes_per_parameter(config.optim)
+    state += outside * optimizer_bytes_per_parameter(config.optim, in_blocks=False)
+    blocks = min(_GATHERED_BLOCKS, model.num_hidden_layers) * in_blocks // model.num_hidden_layers
+    if config.parallel.reshard_after_forward is False:
+        blocks = in_blocks
+    return MemoryPlan(
+        weights=model.num_parameters * weight_bytes_per_parameter(config.precision.weights) // cut,
+        gradients=model.num_parameters * gradient_bytes_per_parameter(config.precision.weights) // cut,
+        optimizer=round(state / cut),
+        gathered=compute * (2 * outside + blocks + in_blocks // model.num_hidden_layers) // layout.tensor,
+        activations=sum(kept[mode] for mode in modes),
+        recomputed=kept["keep"] if set(modes) != {"keep"} else 0,
+        loss=_loss_bytes(config, layout, tokens=tokens),
+    )
+
+
+def recompute_modes(config: TrainConfig, layout: Layout) -> list[Mode]:
+    """Return what each block does with its activations.
+
+    Raises:
+        ConfigError: the recipe's recompute.budget is too small.
+    """
+    kept = _kept(config, layout)
+    return plan(config.recompute, num_blocks=config.model.num_hidden_layers, kept=kept)
+
+
+def micro_batch_tokens(config: TrainConfig, layout: Layout) -> int:
+    """Return the tokens of a rank's largest micro-batch, over all planned changes."""
+    data = config.data
+    size, micro, length = data.global_batch_size, data.micro_batch_size, data.sequence_length
+    largest = (micro or size // layout.num_data) * length
+    for change in planned_changes(data):
+        entry = change.entry
+        size, micro = entry.global_batch_size or size, entry.micro_batch_size or micro
+        length = entry.sequence_length or length
+        largest = max(largest, (micro or size // layout.num_data) * length)
+    return largest // layout.context
+
+
+def _kept(config: TrainConfig, layout: Layout) -> dict[Mode, int]:
+    tokens = micro_batch_tokens(config, layout)
+    return block_bytes(
+        config.model, tokens=tokens, compute_bytes=_compute_bytes(config), tensor=layout.tensor
+    )
+
+
+def _loss_bytes(config: TrainConfig, layout: Layout, *, tokens: int) -> int:
+    model, compute = config.model, _compute_bytes(config)
+    rows = model.vocab_size // layout.tensor
+    at_once = min(tokens, chunk_tokens(rows))
+    logits = at_once * rows * (_FLOAT32 if compute == _FLOAT32 else _FLOAT32 + compute)
+    return logits + _FLOAT32 * rows * model.hidden_size + 2 * compute * tokens * model.hidden_size
+
+
+def _compute_bytes(config: TrainConfig) -> int:
+    return 2 if config.compute == "bfloat16" else _FLOAT32
