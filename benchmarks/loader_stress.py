@@ -9,7 +9,8 @@ Three corpora, a fourth that joins half-way, 256 million tokens together, are st
 from the page cache by a process that is killed (SIGKILL) at random instants and started again from its
 last save on another number of ranks, with other worker threads and another batch size, while the weights
 change. Every token is its own identity (hashed_tokens.py); every complete epoch of every corpus is compared
-with the corpus. Tokens of the epochs still open at the end are counted apart, as not proven.
+with the corpus. Tokens of the epochs still open at the end are counted apart, as not proven. With --out, a run
+that is cut off leaves what it did until then, in a file that says it is unfinished.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from penstock.core.units import duration, parse_count, si
 
 SHARES = {"web": 8, "code": 4, "wiki": 3, "books": 1}
 LENGTH = 4096
+SAY_EVERY_S = 30.0
 RANKS, BATCHES, WORKERS = (1, 2, 3, 4, 6, 8), (192, 240, 384), (0, 0, 0, 1, 2)
 
 
@@ -72,14 +74,14 @@ def expected_of(num_tokens):
 
 
 def run(arguments, folder, location, *, expected, storage=None):
-    """Stream to the target through all faults; return the faults and the time."""
+    """Stream to the target through all faults; return the account of it."""
     chance = random.Random(arguments.seed)
-    faults = {"kills": 0, "rescales": 0}
     plan = make_plan(arguments.tokens, arguments.changes, seed=arguments.seed)
-    context, ranks, start = multiprocessing.get_context("spawn"), 0, clock.monotonic()
+    watch = Watch(arguments, folder, storage)
+    context, ranks = multiprocessing.get_context("spawn"), 0
     while True:
         before, ranks = ranks, chance.choice([number for number in RANKS if number != ranks])
-        faults["rescales"] += bool(before)
+        watch.faults["rescales"] += bool(before)
         job = Job(
             folder=folder,
             corpora={name: f"{location}/{name}" for name in SHARES},
@@ -93,34 +95,72 @@ def run(arguments, folder, location, *, expected, storage=None):
             packing=arguments.packing,
             save_every=arguments.save_every,
         )
-        life = context.Process(target=stream, args=(job,))
+        life = context.Process(target=stream, args=(job,), daemon=True)
         life.start()
-        life.join(arguments.kill_every * (0.25 + chance.expovariate(1.33)))
+        watch.until_end(life, seconds=arguments.kill_every * (0.25 + chance.expovariate(1.33)))
         if life.exitcode is None:
             life.kill()
             life.join()
-            faults["kills"] += 1
+            watch.faults["kills"] += 1
             if storage and chance.random() < 0.3:
                 storage.lose_cache()
         elif life.exitcode:
             raise SystemExit(f"The stream failed with exit code {life.exitcode}: see above.")
         else:
-            return faults, clock.monotonic() - start, len(plan) - 1
-        say(folder, arguments.tokens, faults, clock.monotonic() - start)
+            watch.clear()
+            return watch.account()
 
 
-def say(folder, target, faults, wall_s):
-    """Print one line of progress."""
-    path = folder / "save.json"
-    done = json.loads(path.read_text())["tokens"] if path.exists() else 0
-    print(f"{si(done)} of {si(target)} tokens, {faults['kills']} kills, {duration(wall_s)}", flush=True)
+class Watch:
+    """Says how far a run is, and files what it did so far: one that is cut off has an account of its hours."""
+
+    def __init__(self, arguments, folder, storage):
+        self.faults = {"kills": 0, "rescales": 0}
+        self._arguments, self._folder, self._storage = arguments, folder, storage
+        self._began = clock.monotonic()
+        self._filed = []
+
+    def until_end(self, life, *, seconds):
+        """Wait for a life to end, at most so long; speak now and then, and at the end."""
+        end = clock.monotonic() + seconds
+        while life.exitcode is None and (left := end - clock.monotonic()) > 0:
+            life.join(min(left, SAY_EVERY_S))
+            if (self._folder / "save.json").exists():
+                self._say()
+
+    def account(self):
+        """Return what was done until now."""
+        return summarize(
+            self._folder,
+            self.faults | (dict(self._storage.counts) if self._storage else {}),
+            clock.monotonic() - self._began,
+            plan=make_plan(self._arguments.tokens, self._arguments.changes, seed=self._arguments.seed),
+        )
+
+    def _say(self):
+        result, target = self.account(), self._arguments.tokens
+        done, rate = result["tokens"], result["tokens_per_s"]
+        left = duration(max(0, target - done) / max(rate, 1))
+        print(
+            f"{si(done)} of {si(target)} tokens, {si(rate)} a second, {self.faults['kills']} kills, "
+            f"{duration(result['wall_s'])} passed, {left} to go",
+            flush=True,
+        )
+        if self._arguments.out:
+            self._filed = file(self._arguments, {"finished": False, **result}, suffix="_unfinished")
+
+    def clear(self):
+        """Remove what was filed before the end."""
+        for path in self._filed:
+            path.unlink()
 
 
-def summarize(folder, faults, wall_s, *, changes):
-    """Return the account of a finished run."""
+def summarize(folder, faults, wall_s, *, plan):
+    """Return the account of a run up to its last save."""
     saved = json.loads((folder / "save.json").read_text())
     log = _log_of(folder)
     ledger = saved["ledger"]
+    changes = saved["changes"] - 1
     unproven = sum(rows for rows, _, _ in ledger["open"].values()) * LENGTH
     return {
         "tokens": saved["tokens"],
@@ -131,7 +171,11 @@ def summarize(folder, faults, wall_s, *, changes):
         "steps_with_other_samples": ledger["steps_wrong"],
         "wall_s": round(wall_s, 1),
         "tokens_per_s": round(saved["tokens"] / wall_s),
-        "faults_survived": {**faults, "weight_changes": changes, "corpora_added": 1 if changes else 0},
+        "faults_survived": {
+            **faults,
+            "weight_changes": changes,
+            "corpora_added": int(len(plan[changes][1]) == len(SHARES)),
+        },
         "peak_memory_mib": round(max(line["anonymous_kib"] for line in log) / 1024),
         "largest_state_bytes": max(line["state_bytes"] for line in log),
     }
@@ -216,23 +260,23 @@ def main():
             from bad_storage import badly_served  # which needs the checkout's tests
 
             with badly_served(folder, SHARES, share=arguments.storage_faults, seed=arguments.seed) as storage:
-                faults, wall_s, changes = run(
-                    arguments, folder, storage.url, expected=expected, storage=storage
-                )
-            faults |= storage.counts
+                result = run(arguments, folder, storage.url, expected=expected, storage=storage)
         else:
-            faults, wall_s, changes = run(arguments, folder, location, expected=expected)
-        result = summarize(folder, faults, wall_s, changes=changes)
+            result = run(arguments, folder, location, expected=expected)
         result["steady_memory_kib"] = steady_memory(arguments, folder, location, expected=expected)
     bad = report(result)
     if arguments.out:
-        name = "loader_stress_storage" if arguments.storage_faults else "loader_stress"
-        file_result(arguments.out, name, {"settings": _settings(arguments), **result})
+        file(arguments, {"finished": True, **result})
     raise SystemExit(1 if bad else 0)
 
 
-def _settings(arguments):
-    return {key: value for key, value in vars(arguments).items() if key not in ("out", "write", "corpus")}
+def file(arguments, result, *, suffix=""):
+    """File a result; one that has a suffix is not worth a word."""
+    name = ("loader_stress_storage" if arguments.storage_faults else "loader_stress") + suffix
+    settings = {
+        key: value for key, value in vars(arguments).items() if key not in ("out", "write", "corpus")
+    }
+    return file_result(arguments.out, name, {"settings": settings, **result}, announce=not suffix)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core import clock
+from penstock.core.files import write_atomic
 
 SHARED = "The machine was shared with other work: compare figures of one run with each other only."
 
@@ -33,13 +34,14 @@ def versions(*packages):
     return found
 
 
-def file_result(folder, name, result, *, drawings: Mapping[str, str] | None = None, packages=()):
+def file_result(folder, name, result, *, drawings: Mapping[str, str] | None = None, packages=(), announce=True):
     """Write `name-DATE.json`, and `name-DATE-KEY.svg` for each drawing; return the paths.
 
     Args:
         result: JSON values; date, machine and versions are put before them.
         drawings: key -> SVG text.
         packages: names of the distributions whose versions matter.
+        announce: whether to print where.
     """
     date = clock.utc_now()[:10]
     head = {
@@ -50,10 +52,10 @@ def file_result(folder, name, result, *, drawings: Mapping[str, str] | None = No
     }
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}-{date}.json"]
-    paths[0].write_text(json.dumps({**head, **result}, indent=1) + "\n")
+    write_atomic(paths[0], json.dumps({**head, **result}, indent=1) + "\n")
     for key, svg in (drawings or {}).items():
         paths.append(folder / f"{name}-{date}-{key}.svg")
         paths[-1].write_text(svg)
-    for path in paths:
-        print(f"filed in {path}")
+    if announce:
+        print(*(f"filed in {path}" for path in paths), sep="\n")
     return paths

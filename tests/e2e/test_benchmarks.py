@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,23 @@ def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
     assert result["machine"]["cpu"]
     for drawing in tmp_path.glob("*.svg"):
         assert drawing.read_text().startswith("<svg")
+
+
+def test_a_stress_run_that_is_cut_off_leaves_what_it_did(tmp_path):
+    arguments = "--tokens 10G --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2".split()
+    command = [sys.executable, BENCHMARKS / "loader_stress.py", *arguments, "--out", tmp_path]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    said = run.stdout.readline()  # the file is written before the second line
+    run.stdout.readline()
+    run.send_signal(signal.SIGINT)
+    run.communicate(timeout=120)
+    assert "of 10G tokens" in said
+    assert "to go" in said
+    (path,) = tmp_path.glob("loader_stress_unfinished-*.json")
+    result = json.loads(path.read_text())
+    assert result["finished"] is False
+    assert 0 < result["tokens"] < 10**10
+    assert result["epochs_wrong"] == []
 
 
 def test_every_benchmark_is_run():

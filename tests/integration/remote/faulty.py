@@ -10,6 +10,7 @@ import re
 import socket
 import struct
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -54,6 +55,7 @@ class Traffic:
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
+        self._times: Counter[tuple[str, str, str | None]] = Counter()
         self.body_bytes = 0
         self.in_flight = 0
         self.most_in_flight = 0
@@ -62,8 +64,19 @@ class Traffic:
     def of(self, suffix: str) -> list[Request]:
         return [request for request in self.requests if request.path.endswith(suffix)]
 
+    def note(self, method: str, path: str, wanted: str | None) -> Request:
+        with self.lock:
+            same = method, path, wanted
+            request = Request(len(self.requests), self._times[same], *same)
+            self._times[same] += 1
+            self.requests.append(request)
+            self.in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        return request
+
     def clear(self) -> None:
         self.requests.clear()
+        self._times.clear()
         self.body_bytes = 0
 
 
@@ -124,7 +137,8 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_GET(self) -> None:
-        request = self._note()
+        path = unquote(urlsplit(self.path).path)
+        request = self.server.traffic.note(self.command, path, self.headers.get("Range"))
         self.server.released.wait(self.server.delay_s)
         fault = self.server.fault(request)
         # Before the answer goes out: the client may ask again before this thread runs again.
@@ -141,19 +155,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(self._origin(shorter=fault == "short"), fault)
 
     do_HEAD = do_GET  # noqa: N815 - the name is the library's
-
-    def _note(self) -> Request:
-        traffic = self.server.traffic
-        with traffic.lock:
-            path, wanted = unquote(urlsplit(self.path).path), self.headers.get("Range")
-            same = [
-                r for r in traffic.requests if (r.method, r.path, r.range) == (self.command, path, wanted)
-            ]
-            request = Request(len(traffic.requests), len(same), self.command, path, wanted)
-            traffic.requests.append(request)
-            traffic.in_flight += 1
-            traffic.most_in_flight = max(traffic.most_in_flight, traffic.in_flight)
-        return request
 
     def _origin(self, *, shorter: bool) -> Reply:
         origin = self.server.origin
