@@ -56,7 +56,7 @@ def recipe(tmp_path_factory):
 def scores(recipe, world):
     layout = Layout(shard=world.ranks.world_size)
     mesh = make_mesh(world, layout)
-    model = build_model(recipe, world, mesh)
+    model, _ = build_model(recipe, world, mesh)
     heldout = heldout_rows(recipe)
     found = heldout_scores(model, heldout, world, mesh, rows=2)
     return {name: (score.nats, score.tokens, score.text_bytes) for name, score in found.items()}, heldout.rows

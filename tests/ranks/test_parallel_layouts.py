@@ -54,6 +54,12 @@ LAYOUTS: list[tuple[int, dict[str, Any]]] = [
     (4, {"context": 2, "tensor": 2}),
     (4, {"context": 2, "tensor": 2, "context_rule": "ulysses"}),
     (8, {"context": 2, "tensor": 2, "shard": 1, "replicate": 2}),
+    (2, {"pipeline": 2, "rows": 2}),
+    (4, {"pipeline": 2, "rows": 1}),
+    (4, {"pipeline": 2, "shard": 1, "replicate": 2, "rows": 2}),
+    (4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+    (4, {"pipeline": 2, "context": 2, "rows": 4}),
+    (8, {"pipeline": 2, "tensor": 2, "rows": 1, "reshard_after_forward": False}),
 ]
 
 
@@ -72,7 +78,7 @@ def corpus(tmp_path_factory):
     return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=VOCAB)
 
 
-def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, **parallel) -> TrainConfig:
+def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, rows=None, **parallel) -> TrainConfig:
     return build_recipe(
         {
             "run": {"dir": str(folder), "steps": steps},
@@ -81,6 +87,7 @@ def recipe_of(corpus, folder, *, model=LLAMA, steps=STEPS, **parallel) -> TrainC
                 "corpora": {"c": {"path": str(corpus)}},
                 "sequence_length": 24,
                 "global_batch_size": 8,
+                "micro_batch_size": rows,
                 "holdout": 0.1,
             },
             "optim": {"learning_rate": 5e-3, "clip_norm": 0.5},
@@ -173,6 +180,7 @@ def plain(corpus, tmp_path_factory):
 def assert_equal(results, expected) -> None:
     losses, gradients, heldout = expected
     assert losses[-1] < 0.9 * losses[0], "it learns, so that a wrong gradient shows"
+    assert {name for _, found in results for name in found} == gradients.keys()
     for records, found in results:
         assert_gradients_equal(records, found, gradients)
         steps = [record["loss"] for record in records if "loss" in record]
@@ -229,6 +237,13 @@ def test_windows_reach_across_the_edges_of_stretches(corpus, tmp_path, plain, ru
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=4), plain(model))
 
 
+@pytest.mark.parametrize(("family", "stages"), [("granite", 3), ("mistral", 2)])
+def test_stages_keep_multipliers_and_windows(corpus, tmp_path, plain, family, stages):
+    model = LLAMA | FAMILIES[family] | {"num_hidden_layers": 4, "tie_word_embeddings": False}
+    recipe = recipe_of(corpus, tmp_path, model=model, pipeline=stages, rows=2)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path, plain, monkeypatch):
     """torch's own collectives hand out tensors still under way; compiled, their gradients were lost."""
@@ -249,9 +264,16 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
 
 
 def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):
-    """8 steps on shards x slices, 6 on copies, 6 on one rank: the losses of the plain loop throughout."""
+    """On shards x slices, stages, copies and one rank in turn: the losses of the plain loop throughout."""
     losses = []
-    for steps, ranks, parallel in [(8, 4, {"tensor": 2}), (14, 2, {"shard": 1, "replicate": 2}), (20, 1, {})]:
+    layouts = [
+        (6, 4, {"tensor": 2}),
+        (10, 4, {"pipeline": 2, "rows": 2}),
+        (14, 2, {"shard": 1, "replicate": 2}),
+        (17, 2, {"pipeline": 2, "rows": 4}),
+        (20, 1, {}),
+    ]
+    for steps, ranks, parallel in layouts:
         recipe = recipe_of(corpus, tmp_path, steps=steps, **parallel)
         ((records, _), *_) = on_ranks(lambda world, recipe=recipe: trained(recipe, world), ranks=ranks)
         losses += [record["loss"] for record in records if "loss" in record]

@@ -1,7 +1,8 @@
 """The one place that knows in which order the parallelisms, recomputation and compilation are applied.
 
-From the innermost change to the outermost: slices of matrices are what is multiplied in 8 bits and what is
-recomputed; what is recomputed is compiled; what is compiled is gathered and freed as one unit.
+From the innermost change to the outermost: the blocks of a stage are what is sliced; slices of matrices
+are what is multiplied in 8 bits and what is recomputed; what is recomputed is compiled; what is compiled
+is gathered and freed as one unit.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from penstock.parallel.float8 import multiply_in_8_bits
 from penstock.parallel.fsdp import shard
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
+from penstock.parallel.pipeline import Pipeline, keep_stage
 from penstock.parallel.recompute import recompute
 from penstock.parallel.recompute_plan import Mode
 from penstock.parallel.tensor import slice_blocks
@@ -31,14 +33,20 @@ def apply(
     linear: str = "compute",
     modes: Sequence[Mode] = (),
     compiled: CompileConfig = NOT_COMPILED,
-) -> None:
+) -> Pipeline | None:
     """Spread a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
 
     Args:
         compute_dtype: of gathered parameters and activations.
         linear: how the linear layers of the blocks multiply: in `compute_dtype`, or by a recipe in 8 bits.
         modes: what each block does with its activations; none: all keep theirs.
+
+    Returns:
+        What runs the training steps of a model in stages; None where every rank has all blocks.
     """
+    pipeline = None
+    if mesh.layout.pipeline > 1:
+        pipeline = keep_stage(model, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
     if mesh.layout.tensor > 1:
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])
@@ -56,3 +64,4 @@ def apply(
         reshard_after_forward=config.reshard_after_forward,
         offload=config.offload,
     )
+    return pipeline

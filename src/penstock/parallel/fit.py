@@ -33,16 +33,27 @@ def check_fit(config: ParallelConfig, shape: Shape, *, lengths: Iterable[int]) -
     Raises:
         ConfigError: with degrees or sizes that would do.
     """
-    if config.pipeline > 1:
-        raise ConfigError(
-            "parallel.pipeline is not built yet",
-            got=config.pipeline,
-            fix="Use shard, replicate, tensor and context.",
-        )
+    _check_stages(config.pipeline, shape)
     _check_tensor(config.tensor, shape)
     _check_exchange(config, shape)
     for length in lengths:
         _check_length(config, length)
+
+
+def _check_stages(degree: int, shape: Shape) -> None:
+    if degree > shape.num_hidden_layers:
+        raise ConfigError(
+            f"parallel.pipeline needs a block for each stage, and the model has {shape.num_hidden_layers}",
+            got=degree,
+            fix=f"Use at most {shape.num_hidden_layers}.",
+        )
+    if degree > 1 and shape.tie_word_embeddings:
+        raise ConfigError(
+            "parallel.pipeline would put the embedding on the first stage and its reuse as the output matrix "
+            "on the last",
+            got=degree,
+            fix="Set model.tie_word_embeddings to false, or share the model by shard and tensor.",
+        )
 
 
 def _check_tensor(degree: int, shape: Shape) -> None:

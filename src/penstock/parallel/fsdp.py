@@ -41,7 +41,8 @@ def shard(
     away: OffloadPolicy = (
         CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if offload else OffloadPolicy()
     )
-    for block in cast(nn.ModuleList, model.layers):
+    blocks = [block for block in cast(nn.ModuleList, model.layers) if any(True for _ in block.parameters())]
+    for block in blocks:  # not those of other pipeline stages
         fully_shard(
             block,
             mesh=mesh,

@@ -51,6 +51,8 @@ class Mesh:
     state: DeviceMesh
     """Where parameters lie: axes "replicate", "shard" and "tensor" of this rank's pipeline stage. The
     ranks of the context axis share parameters too, so they are part of "shard"."""
+    pipeline: DeviceMesh
+    """The ranks that hold the stages of this one's model."""
     context: DeviceMesh
     """The ranks that hold the stretches of this one's rows."""
 
@@ -69,6 +71,11 @@ class Mesh:
         part = length // self.layout.context
         index = self.layout.place(self.rank)["context"]
         return slice(index * part, (index + 1) * part)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the loss of this rank's rows is computed here: on the last stage."""
+        return self.layout.place(self.rank)["pipeline"] == self.layout.pipeline - 1
 
     @property
     def copies(self) -> int:
@@ -96,7 +103,9 @@ def make_mesh(world: World, layout: Layout) -> Mesh:
     flow = init_device_mesh(
         world.device.type, (rest, layout.context, layout.tensor), mesh_dim_names=("rest", "context", "same")
     )
-    return Mesh(layout, world.ranks.rank, whole["replicate", "shard", "tensor"], flow["context"])
+    return Mesh(
+        layout, world.ranks.rank, whole["replicate", "shard", "tensor"], whole["pipeline"], flow["context"]
+    )
 
 
 @contextmanager

@@ -61,12 +61,14 @@ def slice_vocabulary(model: nn.Module, mesh: DeviceMesh) -> None:
         model: on the meta device.
         mesh: of one axis, which divides the vocabulary.
     """
-    embed = cast(nn.Embedding, model.embed)
-    first = embed.num_embeddings // mesh.size() * mesh.get_local_rank()
-    become(embed, SlicedEmbedding, mesh, {"weight": Shard(0)})
-    embed.first = first  # type: ignore[assignment]  # a number, not a module or tensor
+    first = cast(Any, model).config.vocab_size // mesh.size() * mesh.get_local_rank()
+    if isinstance(model.embed, nn.Embedding):  # else it is on another pipeline stage
+        become(model.embed, SlicedEmbedding, mesh, {"weight": Shard(0)})
+        model.embed.first = first
     if isinstance(model.unembed, nn.Linear):
         become(model.unembed, nn.Linear, mesh, {"weight": Shard(0)})
+    elif model.unembed is not None:
+        return
     vocabulary = SlicedVocabulary(first, group_of(mesh))
 
     def finish_sliced(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # Any: torch's hook

@@ -112,32 +112,39 @@ def check_rows(config: TrainConfig, *, world_size: int) -> int:
     Raises:
         ConfigError: one does not divide over the ranks, or its rows not into micro-batches.
     """
-    data = config.data
+    data, stages = config.data, config.parallel.pipeline
     size, micro = data.global_batch_size, data.micro_batch_size
     check_divisible(size, world_size=world_size)
-    first = micro_rows(size // world_size, micro)
+    first = micro_rows(size // world_size, micro, stages=stages)
     for planned in plan(data):
         size, micro = planned.entry.global_batch_size or size, planned.entry.micro_batch_size or micro
         check_divisible(size, world_size=world_size)
-        micro_rows(size // world_size, micro)
+        micro_rows(size // world_size, micro, stages=stages)
     return first
 
 
-def micro_rows(local: int, asked: int | None) -> int:
+def micro_rows(local: int, asked: int | None, *, stages: int = 1) -> int:
     """Return the rows of one forward pass on one rank.
 
     Args:
         local: a rank's rows of a step.
         asked: by the recipe; None: all of them at once.
+        stages: of the pipeline, each of which needs a micro-batch to work on.
 
     Raises:
-        ConfigError: it does not divide them.
+        ConfigError: it does not divide them, or leaves too few micro-batches.
     """
     rows = asked or local
     if local % rows:
         raise ConfigError(
             f"data.micro_batch_size {rows} does not divide a rank's {local} rows",
             fix="Choose a divisor, or leave it out; an entry of data.schedule may set another.",
+        )
+    if local // rows < stages:
+        raise ConfigError(
+            f"parallel.pipeline {stages} needs as many micro-batches, and a rank's {local} rows make "
+            f"{local // rows}",
+            fix="Lower data.micro_batch_size or raise data.global_batch_size, best to several times as many.",
         )
     return rows
 

@@ -25,7 +25,7 @@ def heldout_scores(
     """
     share = mesh.data_rank, mesh.layout.num_data
     mine = score_rows(model, heldout, device=world.device, rows=rows, share=share, stretch_of=mesh.stretch)
-    sums = world.sum(*(value for score in mine.values() for value in score))
+    sums = world.sum(*(value * mesh.has_loss for score in mine.values() for value in score))
     return {
         name: Score(
             nats=sums[3 * index] / mesh.copies,

@@ -23,6 +23,7 @@ from penstock.parallel.apply import apply
 from penstock.parallel.float8 import gather_in_float8
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, make_mesh
+from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
 from penstock.train.control import share
@@ -44,12 +45,16 @@ from penstock.train.supply import (
 log = logging.getLogger(__name__)
 
 
-def build_model(config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
-    """Build, spread and initialise the model; no rank ever holds more than its shards."""
+def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Module, Pipeline | None]:
+    """Build, spread and initialise the model; no rank ever holds more than its shards.
+
+    Returns:
+        The model, or this rank's stage of it with what runs the stages.
+    """
     with torch.device("meta"):
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
     model.to(STORAGES[config.precision.weights].dtype)
-    apply(
+    pipeline = apply(
         model,
         mesh,
         config.parallel,
@@ -62,7 +67,7 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> nn.Module:
     if config.precision.gather == "float8":
         gather_in_float8(model)
     init_weights(model, seed=config.run.seed)
-    return model
+    return model, pipeline
 
 
 def open_state(config: TrainConfig, world: World) -> TrainState:
@@ -75,10 +80,10 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     continue_from_newest(config, loader)  # what cannot be continued is refused before anything is built
     check_supply(config, loader)
     check_tokenizers(loader)
-    model = build_model(config, world, mesh)
+    model, pipeline = build_model(config, world, mesh)
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
-    state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), adaptive)
+    state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), pipeline, adaptive)
     restore(state, config, world)
     return state
 

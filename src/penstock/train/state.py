@@ -8,6 +8,7 @@ from torch import nn
 
 from penstock.data import Loader
 from penstock.parallel.mesh import Mesh
+from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
 from penstock.train.control import Control
 from penstock.train.supply import Heldout
@@ -27,6 +28,8 @@ class TrainState:
     """Which rank does what."""
     heldout: Heldout | None
     """Rows of the held-out documents, the same on every rank."""
+    pipeline: Pipeline | None = None
+    """What runs the stages, if the model is cut into some."""
     adaptive: Adaptive | None = None
     """What sets the mixture by the losses, if the recipe asks for it."""
     control: Control | None = None

@@ -6,7 +6,7 @@ averages gradients over the data-parallel ranks, hence the factor `num_averaged`
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -69,13 +69,39 @@ def micro_batches(batch: Batch, *, rows: int, device: torch.device, stretch: sli
 
 def loss_sum(model: torch.nn.Module, part: Batch, by_corpus: CorpusLosses | None = None) -> Tensor:
     """Return the summed loss of a micro-batch, a float32 scalar with a graph."""
-    loss: Tensor = model(
-        part["input_ids"],
-        position_ids=part["position_ids"],
-        cu_seqlens=part["cu_seqlens"],
-        finish=next_token_loss(part["labels"], None if by_corpus is None else by_corpus.add),
-    )
+    inputs = inputs_of(part, by_corpus)
+    loss: Tensor = model(inputs.pop("input_ids"), **inputs)
     return loss
+
+
+def inputs_of(part: Batch, by_corpus: CorpusLosses | None, *, scale: float = 1.0) -> Batch:
+    """Return what the model's forward takes for a micro-batch, so that it gives `scale` x the summed loss."""
+    finish = next_token_loss(part["labels"], None if by_corpus is None else by_corpus.add)
+    inputs = {name: part[name] for name in ("input_ids", "position_ids", "cu_seqlens")}
+    return {**inputs, "finish": lambda hidden, head: finish(hidden, head) * scale}
+
+
+def passes(
+    state: TrainState,
+    parts: Iterable[Batch],
+    by_corpus: CorpusLosses | None,
+    *,
+    scale: float,
+    mark: Callable[[str], None],
+) -> Tensor:
+    """Run the forward and backward passes of all micro-batches; return `scale` x their summed loss."""
+    if state.pipeline is not None:
+        total = state.pipeline.step([inputs_of(part, by_corpus, scale=scale) for part in parts])
+        mark("backward")
+        return total
+    losses = []
+    for part in parts:
+        loss = loss_sum(state.model, part, by_corpus) * scale
+        mark("forward")
+        loss.backward()  # type: ignore[no-untyped-call]
+        mark("backward")
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
 
 
 def train_step(
@@ -102,21 +128,17 @@ def train_step(
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
     stretch = state.mesh.stretch(batch["labels"].shape[1])
-    labels = int((batch["labels"][:, stretch] != IGNORED_LABEL).sum())
+    counted = batch["labels"][:, stretch if state.mesh.has_loss else slice(0)]
+    labels = int((counted != IGNORED_LABEL).sum())
     global_labels, stops, told = world.sum(labels, *asked)
     mark("communication")
     by_corpus = corpus_losses(state, batch, world.device)
     scale = num_averaged / max(global_labels / copies, 1.0)
-    local_loss = torch.zeros((), device=world.device)
-    for part in micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch):
-        loss = loss_sum(state.model, part, by_corpus) * scale
-        mark("forward")
-        loss.backward()  # type: ignore[no-untyped-call]
-        mark("backward")
-        local_loss += loss.detach()
+    parts = micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch)
+    local_loss = passes(state, parts, by_corpus, scale=scale, mark=mark)
     grad_norm = clip_gradients(state.model.parameters(), clip_norm, world)
     mark("optimizer")
-    each = found_by_corpus(by_corpus, batch["labels"][:, stretch])
+    each = found_by_corpus(by_corpus, counted)
     summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))
     mark("communication")
     mean_loss = summed / num_averaged

@@ -108,3 +108,12 @@ def test_what_whole_packing_leaves_out_is_said_before_the_run(raw: dict[str, Any
     assert numbers["epochs of c"] == round(150 / 95, 3), "two documents of six tokens a row of 16"
     assert numbers["left out of c"] == "200 tokens of 10 documents"
     assert numbers["padding of c"] == 150 * 4
+
+
+def test_stages_without_a_micro_batch_each_are_refused(raw: dict[str, Any]) -> None:
+    raw["parallel"] = {"pipeline": 4}
+    raw["model"] |= {"num_hidden_layers": 4}
+    raw["data"] |= {"micro_batch_size": 2}
+    recipe = build_recipe(raw)
+    with pytest.raises(ConfigError, match=r"parallel\.pipeline 4 needs as many .* 6 rows make 3\. Lower"):
+        derive(recipe, world_size=4)

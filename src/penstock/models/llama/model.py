@@ -98,6 +98,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.choose = choose
+        self.embedding_multiplier = config.embedding_multiplier
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -140,14 +141,14 @@ class Llama(nn.Module):
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """Return the normalised residual stream; arguments as in `forward`."""
-        batch, seq_len = input_ids.shape
+        batch, seq_len = (input_ids if position_ids is None else position_ids).shape
         layout = Layout(
             batch=batch,
             seq_len=seq_len,
             num_cached=0 if cache is None else cache.length,
             cu_seqlens=cu_seqlens,
         )
-        x = _scaled(self.embed(input_ids), self.config.embedding_multiplier)
+        x = _scaled(self.embed(input_ids), self.embedding_multiplier)
         rope = self._rope(_positions(layout, input_ids.device) if position_ids is None else position_ids, x)
         windows = self.config.windows
         attend = {window: self._attend(replace(layout, window=window), x) for window in set(windows)}
