@@ -132,7 +132,7 @@ class Corpus:
         first[1:] = past[:-1]
         first[np.cumsum(nums) - nums] = firsts
         lengths = past - first
-        if lengths.min() < 0:
+        if (shortest := lengths.min()) < 0:
             raise CorpusError(
                 f"Document offsets of corpus {self.location} do not rise",
                 fix="Run `penstock data verify` on it.",
@@ -140,9 +140,7 @@ class Corpus:
         continued = np.zeros(count, dtype=np.bool_)
         continued[unfinished] = True
         fragments = Fragments(np.repeat(shards, nums), first, lengths, continued)
-        return (
-            fragments if lengths.all() else fragments.take(np.flatnonzero(lengths > 0))
-        )  # less the empty ones
+        return fragments if shortest else fragments.take(np.flatnonzero(lengths > 0))  # less the empty ones
 
     def next_document(self, position: int) -> int:
         """Return the smallest document start that is >= position, or num_tokens."""

@@ -72,11 +72,12 @@ def _pack(found: Fragments, space: TokenSpace, *, length: int, rule: str, keys: 
 
     of = mix[packed.fragment]
     in_shard = found.starts - space.corpus.starts[found.shards]
+    ends = in_shard + found.lengths + found.continued  # no piece comes to the end of what is continued
     start = in_shard[of] + packed.offset
     past = start + packed.length
     pieces = np.empty((len(of), 4), dtype=np.int32 if past.max(initial=0) < 2**31 else np.int64)
     pieces[:, 0], pieces[:, 1], pieces[:, 2] = found.shards[of], start, past
-    pieces[:, 3] = found.continued[of] | (past < (in_shard + found.lengths)[of])
+    pieces[:, 3] = past < ends[of]
     row_ends = packed.row_ends
     if short := num_rows * length - num_tokens:
         pieces = np.concatenate((pieces, np.array([[PADDING, 0, short, 0]], dtype=pieces.dtype)))

@@ -16,12 +16,22 @@ def pack(lengths: Int64, *, num_rows: int, sequence_length: int) -> Pieces:
         num_rows: ceil(sum of lengths / sequence_length).
     """
     ends = np.cumsum(lengths)
-    starts = ends - lengths
-    first_row, last_row = starts // sequence_length, (ends - 1) // sequence_length
-    counts = last_row - first_row + 1  # rows that a fragment has a piece in
-    pieces_before = np.cumsum(counts) - counts
-    fragment = np.repeat(np.arange(len(lengths)), counts)
-    row = np.arange(len(fragment)) + np.repeat(first_row - pieces_before, counts)
-    offset = np.maximum(row * sequence_length - starts[fragment], 0)
-    past = np.minimum((row + 1) * sequence_length, ends[fragment]) - starts[fragment]
-    return Pieces(fragment, offset, past - offset, np.cumsum(np.bincount(row, minlength=num_rows)))
+    edges = np.arange(1, num_rows) * sequence_length  # between rows
+    # The fragment that ends there, or that is cut there: as many end before. (A search takes twice as long.)
+    at = np.cumsum(np.bincount(ends // sequence_length, minlength=num_rows))[: num_rows - 1]
+    inside = edges < ends[at]
+    cut, cut_edges = at[inside], edges[inside]
+    after = cut + np.arange(1, len(cut) + 1)  # the piece that begins at each cut
+
+    cuts_before = np.zeros(len(ends) + len(cut), dtype=np.int64)
+    cuts_before[after] = 1
+    np.cumsum(cuts_before, out=cuts_before)
+    fragment = np.arange(len(cuts_before)) - cuts_before
+    stop = ends[fragment]
+    stop[after - 1] = cut_edges
+    length = stop.copy()
+    length[1:] -= stop[:-1]
+    offset = np.zeros_like(stop)  # but after a cut
+    offset[after] = cut_edges - (ends - lengths)[cut]
+    row_ends = at + np.cumsum(inside) + ~inside
+    return Pieces(fragment, offset, length, np.append(row_ends, len(stop)))
