@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.obs.meter import StepMeter
 from penstock.parallel.mesh import World
 from penstock.testing.corpora import write_corpus
@@ -200,6 +200,23 @@ def test_a_stopped_run_goes_on_with_every_bit_and_ranks_do_not_matter(
     tolerance = 1e-5 if (rule, weights) == ("adamw", "float32") else 2e-3
     assert [loss for loss, _ in whole] == pytest.approx([loss for loss, _ in one], abs=tolerance)
     assert whole[-1][0] < whole[0][0]
+
+
+@pytest.mark.parametrize(("before", "after"), [(a, b) for a in RULES for b in RULES if a != b])
+def test_a_run_is_not_resumed_with_the_states_of_another_rule(
+    corpus: Path, tmp_path: Path, before: Rule, after: Rule
+) -> None:
+    def refused(world: World) -> str:
+        losses_of(recipe_of(corpus, tmp_path, optim={"rule": before}), world, stop_at=1)
+        try:
+            open_state(recipe_of(corpus, tmp_path, optim={"rule": after}), world)
+        except CheckpointError as error:
+            return str(error)
+        return "nothing"
+
+    (said,) = on_ranks(refused, ranks=1)
+    assert "has no optimizer." in said
+    assert "Resume with the model and optimizer it was saved with" in said
 
 
 def test_slices_of_matrices_train_as_one_process_does(corpus: Path, tmp_path: Path) -> None:

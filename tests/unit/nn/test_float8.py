@@ -131,3 +131,21 @@ def test_rounding_to_8_bits_costs_a_few_percent_of_a_random_product(name: str) -
 def test_no_instructions_are_taken_for_granted_on_a_cpu() -> None:
     assert not any(has_native(recipe, "cpu") for recipe in RECIPES.values())
     assert not has_native(Recipe(32, E4M3, None), "cuda")
+
+
+# torch 2.13's own tracing of an autograd.Function makes an instance of it
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_layer_compiles_without_a_graph_break(name: str) -> None:
+    layer = Float8Linear(64, 32)
+    layer.multiply = Multiply(RECIPES[name], native=False)
+    x = torch.randn(4, 8, 64, requires_grad=True)
+    g = torch.randn(4, 8, 32)
+    plain = layer(x)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)(x)
+    assert torch.equal(compiled, plain)
+    inputs = (x, layer.weight, layer.bias)
+    for found, expected in zip(
+        torch.autograd.grad(compiled, inputs, g), torch.autograd.grad(plain, inputs, g), strict=True
+    ):
+        assert torch.equal(found, expected)

@@ -35,9 +35,9 @@ def init(parameter: Tensor) -> States:
     shape = (parameter.shape[0], num_blocks(parameter.shape[1], BLOCK))
     states = {"step": torch.zeros(())}  # read on the host
     for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
-        states[name] = torch.full_like(parameter, code_of_zero(signed=signed), dtype=torch.uint8)
+        states[f"{name}_codes"] = torch.full_like(parameter, code_of_zero(signed=signed), dtype=torch.uint8)
         scales = here.new_zeros((here.shape[0], num_blocks(here.shape[1], BLOCK)), dtype=torch.float32)
-        states[f"{name}_scale"] = like(parameter, scales, shape)
+        states[f"{name}_scales"] = like(parameter, scales, shape)
     return states
 
 
@@ -53,9 +53,9 @@ def _check_cut(parameter: Tensor, here: Tensor) -> None:
 
 def update(updates: Sequence[Update], group: Group) -> None:
     """Take one step of AdamW; small parameters take it in float32."""
-    adamw.update([one for one in updates if "exp_avg_scale" not in one.states], group)
+    adamw.update([one for one in updates if "exp_avg_scales" not in one.states], group)
     for one in updates:
-        if "exp_avg_scale" in one.states:
+        if "exp_avg_scales" in one.states:
             _update_coded(one, group)
 
 
@@ -85,10 +85,10 @@ def _move(weight: Tensor, gradient: Tensor, codes: States, *, step: float, group
 
 
 def _opened(codes: States, name: str, *, signed: bool) -> Tensor:
-    return from_codes(codes[name], codes[f"{name}_scale"], block=BLOCK, signed=signed)
+    return from_codes(codes[f"{name}_codes"], codes[f"{name}_scales"], block=BLOCK, signed=signed)
 
 
 def _code(codes: States, name: str, values: Tensor, *, signed: bool) -> None:
     new, scales = to_codes(values, block=BLOCK, signed=signed)
-    codes[name].copy_(new)
-    codes[f"{name}_scale"].copy_(scales)
+    codes[f"{name}_codes"].copy_(new)
+    codes[f"{name}_scales"].copy_(scales)
