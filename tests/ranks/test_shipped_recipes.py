@@ -32,6 +32,7 @@ SMALL = {
     "schedule.warmup_steps": 1,
     "schedule.decay_steps": 0,
     "validate.samples": 8,
+    "compile.enabled": False,  # takes longer than all the rest; see test_recompute_and_compile.py
 }
 
 

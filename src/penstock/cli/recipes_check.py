@@ -16,10 +16,10 @@ from penstock.train.recipe_plan import RecipePlan, plan_recipe
 from penstock.train.shipped import recipe_names, recipe_text
 
 EPILOG = """\
-The model is built on the meta device: its shapes are real, its numbers take no memory. What is said of a
-device is what it keeps between steps (weights, gradients, optimizer); `penstock train RECIPE --dry-run`,
-which opens the corpora, plans activations too. Without --devices, the usual numbers are shown that the
-recipe's layout and batch allow.
+The model is built on the meta device: its shapes are real, its numbers take no memory. The memory of a device
+is that of `penstock train RECIPE --dry-run`, which opens the corpora too: what it keeps between steps
+(weights, gradients, optimizer), what one micro-batch keeps for its backward, and what is at work: gathered
+parameters and the loss. Without --devices, the usual numbers are shown that layout and batch allow.
 
 example:
   penstock recipes check
@@ -87,7 +87,10 @@ def _as_json(plan: RecipePlan) -> dict[str, Any]:  # Any: what JSON can write
         "tokens_per_step": plan.tokens_per_step,
         "tokens": plan.tokens,
         "assumed": plan.assumed,
-        "devices": [{**asdict(share), "kept": share.kept} for share in plan.shares],
+        "devices": [
+            {**asdict(share), "memory": {**asdict(share.memory), "total": share.memory.total}}
+            for share in plan.shares
+        ],
         "recipe": configs.dump(plan.config),
     }
 
@@ -100,12 +103,19 @@ def _as_text(name: str, plan: RecipePlan) -> Iterator[str]:
     )
     for key, value in plan.assumed.items():
         yield f"  model.{key} follows from the corpora: {value:,} assumed"
-    widths = max([len(share.layout) for share in plan.shares] + [6])
-    yield f"  devices  {'layout':<{widths}}  rows  a pass   weights  gradients  optimizer      kept"
+    width = max([len(share.layout) for share in plan.shares] + [6])
+    titles = ("weights", "gradients", "optimizer", "activations", "at work", "all")
+    yield f"  devices  {'layout':<{width}}  rows  a pass" + "".join(f"  {title:>11}" for title in titles)
     for share in plan.shares:
-        sizes = (share.weights, share.gradients, share.optimizer, share.kept)
-        weights, gradients, optimizer, kept = map(mib, sizes)
-        yield (
-            f"  {share.devices:>7}  {share.layout:<{widths}}  {share.rows:>4}  {share.micro_rows:>6}  "
-            f"{weights:>8}  {gradients:>9}  {optimizer:>9}  {kept:>8}"
+        memory = share.memory
+        at_work = memory.gathered + memory.recomputed + memory.loss
+        parts = (
+            memory.weights,
+            memory.gradients,
+            memory.optimizer,
+            memory.activations,
+            at_work,
+            memory.total,
         )
+        sizes = "".join(f"  {mib(size):>11}" for size in parts)
+        yield f"  {share.devices:>7}  {share.layout:<{width}}  {share.rows:>4}  {share.micro_rows:>6}{sizes}"

@@ -16,16 +16,15 @@ from penstock.parallel.layout import layout_of
 from penstock.train.config import TrainConfig
 from penstock.train.data_config import DataConfig
 from penstock.train.derived import check_rows
-from penstock.train.optim.config import optimizer_bytes_per_parameter
-from penstock.train.precision import gradient_bytes_per_parameter, weight_bytes_per_parameter
+from penstock.train.memory_plan import MemoryPlan, memory_plan
 
 ASSUMED_VOCABULARY = 32_768
-_USUAL_DEVICES = (1, 2, 8, 16, 32, 64, 128, 256, 512)
+_USUAL_DEVICES = (1, 2, 8, 64, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What one of so many devices has of a run; bytes."""
+    """What one of so many devices has of a run."""
 
     devices: int
     layout: str
@@ -33,14 +32,7 @@ class Share:
     """Rows of a step that it works on, with those that it shares them with."""
     micro_rows: int
     """Rows of one forward pass."""
-    weights: int
-    gradients: int
-    optimizer: int
-
-    @property
-    def kept(self) -> int:
-        """Bytes that stay between steps, gradients counted."""
-        return self.weights + self.gradients + self.optimizer
+    memory: MemoryPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,20 +82,12 @@ def share_of(config: TrainConfig, devices: int) -> Share:
     """
     layout = layout_of(config.parallel, world_size=devices)
     micro_rows = check_rows(config, world_size=layout.num_data)
-    cut = devices / layout.replicate  # every axis but replicate cuts parameters
-    model, weights = config.model, config.precision.weights
-    parameters = model.num_parameters
-    outside = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    state = (parameters - outside) * optimizer_bytes_per_parameter(config.optim)
-    state += outside * optimizer_bytes_per_parameter(config.optim, in_blocks=False)
     return Share(
         devices=devices,
         layout=str(layout),
         rows=config.data.global_batch_size // layout.num_data,
         micro_rows=micro_rows,
-        weights=round(parameters * weight_bytes_per_parameter(weights) / cut),
-        gradients=round(parameters * gradient_bytes_per_parameter(weights) / cut),
-        optimizer=round(state / cut),
+        memory=memory_plan(config, layout),
     )
 
 
