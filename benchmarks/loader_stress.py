@@ -9,8 +9,8 @@ Three corpora, a fourth that joins half-way, 256 million tokens together, are st
 from the page cache by a process that is killed (SIGKILL) at random instants and started again from its
 last save on another number of ranks, with other worker threads and another batch size, while the weights
 change. Every token is its own identity (hashed_tokens.py); every complete epoch of every corpus is compared
-with the corpus. Tokens of the epochs still open at the end are counted apart, as not proven. With --out, a run
-that is cut off leaves what it did until then, in a file that says it is unfinished.
+with the corpus. Tokens of the epochs still open at the end are counted apart, as not proven. With --out, a
+run that is cut off leaves what it did until then, in a file that says it is unfinished.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def run(arguments, folder, location, *, expected, storage=None):
 
 
 class Watch:
-    """Says how far a run is, and files what it did so far: one that is cut off has an account of its hours."""
+    """Says how far a run is, and files what it did so far: one that is cut off leaves an account."""
 
     def __init__(self, arguments, folder, storage):
         self.faults = {"kills": 0, "rescales": 0}
@@ -273,9 +273,7 @@ def main():
 def file(arguments, result, *, suffix=""):
     """File a result; one that has a suffix is not worth a word."""
     name = ("loader_stress_storage" if arguments.storage_faults else "loader_stress") + suffix
-    settings = {
-        key: value for key, value in vars(arguments).items() if key not in ("out", "write", "corpus")
-    }
+    settings = {key: value for key, value in vars(arguments).items() if key not in ("out", "write", "corpus")}
     return file_result(arguments.out, name, {"settings": settings, **result}, announce=not suffix)
 
 

@@ -34,7 +34,9 @@ def versions(*packages):
     return found
 
 
-def file_result(folder, name, result, *, drawings: Mapping[str, str] | None = None, packages=(), announce=True):
+def file_result(
+    folder, name, result, *, drawings: Mapping[str, str] | None = None, packages=(), announce=True
+):
     """Write `name-DATE.json`, and `name-DATE-KEY.svg` for each drawing; return the paths.
 
     Args:

@@ -46,8 +46,9 @@ def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
 
 
 def test_a_stress_run_that_is_cut_off_leaves_what_it_did(tmp_path):
-    arguments = "--tokens 10G --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2".split()
-    command = [sys.executable, BENCHMARKS / "loader_stress.py", *arguments, "--out", tmp_path]
+    command = [sys.executable, BENCHMARKS / "loader_stress.py", "--out", tmp_path]
+    command += ["--tokens", "10G", "--corpus-tokens", "1M"]
+    command += ["--changes", "2", "--save-every", "1M", "--kill-every", "2"]
     run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     said = run.stdout.readline()  # the file is written before the second line
     run.stdout.readline()
