@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background ignores Ctrl-C for it and for all that it starts; the
     # tests press Ctrl-C. A handler, unlike "ignore", is not inherited by a program that is started.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes is the machine's affair: no test fails for being slow.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 GOLDEN = Path(__file__).parent / "golden"
 _PATIENCE_S = 5.0  # for what is ending already

@@ -23,7 +23,7 @@ def loader(folder: Path, **options: object) -> Loader:
     return Loader({"web": folder}, **given)  # type: ignore[arg-type]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     parts=st.lists(PART, min_size=1, max_size=5),
     length=st.integers(2, 24),

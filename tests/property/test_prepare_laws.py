@@ -58,7 +58,7 @@ def write_lines(folder: Path, texts: list[str]) -> Path:
     return path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts=TEXTS, shard_tokens=st.integers(1, 300))
 def test_the_corpus_holds_exactly_the_documents_in_order(
     tokenizer: Tokenizer, texts: list[str], shard_tokens: int
@@ -84,7 +84,7 @@ class Killed(BaseException):
     """Stands for a kill."""
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(texts=TEXTS, shard_tokens=st.integers(1, 120), kills=st.lists(st.integers(1, 12), max_size=4))
 def test_any_number_of_kills_leave_the_same_bytes(
     tokenizer: Tokenizer, texts: list[str], shard_tokens: int, kills: list[int]

@@ -56,7 +56,7 @@ def test_permutation_leaks_neither_parity_nor_residues():
 
 
 @given(st.integers(1, 200_000), st.integers(2, 64))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_sample_indices_map_one_to_one_to_pools_and_rows(num_tokens, sequence_length):
     order = Order(num_tokens, choose_geometry(num_tokens, sequence_length=sequence_length), name="c", seed=1)
     count = order.samples_per_epoch
@@ -77,7 +77,7 @@ def test_sample_indices_map_one_to_one_to_pools_and_rows(num_tokens, sequence_le
     st.integers(2, 64),
     RULES,
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_packing_conserves_tokens_and_fills_every_row_but_the_last(lengths, sequence_length, rule):
     lengths = np.array(lengths)
     rows = -(-int(lengths.sum()) // sequence_length)
@@ -104,7 +104,7 @@ def test_best_fit_splits_far_fewer_documents_than_concat():
 
 
 @given(st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_every_prefix_of_a_mixture_is_within_one_sample_of_its_shares(slots):
     pattern = tijdeman(tuple(slots))
     total = sum(slots)
@@ -119,7 +119,7 @@ def test_every_prefix_of_a_mixture_is_within_one_sample_of_its_shares(slots):
         lambda weights: sum(weights.values()) > 0
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_weights_become_slots_within_one_of_their_share(weights):
     slots = slots_of(weights)
     total, whole = sum(slots.values()), sum(weights.values())

@@ -44,7 +44,7 @@ def test_what_one_opening_writes_another_reads(path: Path) -> None:
     assert not other.data.flags.writeable
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(where=st.integers(0, PAGE_BYTES + SHORT - 1), bit=st.integers(0, 7), cut=st.booleans(), boot=BOOTS)
 def test_no_damage_is_served_after_a_boot(
     tmp_path_factory: pytest.TempPathFactory, where: int, bit: int, cut: bool, boot: str | None
