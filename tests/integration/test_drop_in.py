@@ -1,6 +1,7 @@
 """The loader in others' hands: transforms in processes, torch's loaders under the kit, the comparison."""
 
 import json
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torchdata.stateful_dataloader import StatefulDataLoader
+from torchtitan.components.dataloader import BaseDataLoader
 from trying_transforms import dies_at_nine, fails_at_nine, takes_for_ever
 
 from penstock.core.errors import TransformError
@@ -144,6 +147,20 @@ def test_the_state_goes_through_a_torch_checkpoint_as_it_is(
     again = make()
     again.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
     assert rows(again, 2) == rows(loader, 2)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torchtitan_builds_and_saves_our_loader_as_one_of_its_own(corpus: Path, tmp_path: Path) -> None:
+    example = runpy.run_path(str(ROOT / "examples" / "05-torchtitan.py"))
+    one, other = (example["open_ranks"](str(corpus), world_size=1)[0] for _ in range(2))
+    assert isinstance(one, BaseDataLoader)
+    assert type(one).__module__ != BaseDataLoader.__module__
+    inputs, labels = next(iter(one))
+    assert inputs["input"].shape == inputs["positions"].shape == labels.shape == (8, 32)
+    dcp.save({"dataloader": one}, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load({"dataloader": other}, checkpoint_id=tmp_path, no_dist=True)
+    assert other.loader.step == 1
+    assert example["rows"]([other], 2) == example["rows"]([one], 2)
 
 
 # The comparison
