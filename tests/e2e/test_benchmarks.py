@@ -13,6 +13,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 RUNS = {
     "attention": "--cases 1 --rounds 1",
+    "checkpoint": "--mib 16 --rounds 1",
     "conformance": "",
     "loader_scale": "--sizes 1e6 --processes 1",
     "loader_stress": "--tokens 12M --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2",

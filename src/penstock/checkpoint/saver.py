@@ -14,7 +14,7 @@ warns, until so many in a row have failed, or until it ends.
 
 import logging
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from math import prod
@@ -63,9 +63,11 @@ class Saver:
 
     Args:
         place: where they go.
+        waiting: called about once a second while training waits for a save, so that it is not taken for hung.
     """
 
-    def __init__(self, place: Place, keeping: Keeping) -> None:
+    def __init__(self, place: Place, keeping: Keeping, *, waiting: Callable[[], None] = lambda: None) -> None:
+        self._waiting = waiting
         self._place = place
         self._keeping = keeping
         self._stage = Stage()
@@ -119,6 +121,10 @@ class Saver:
         )
         self._thread.start()
         self._blocked_s += clock.monotonic() - began
+
+    def is_idle(self) -> bool:
+        """Whether no save is under way on this rank."""
+        return self._thread is None or not self._thread.is_alive()
 
     def finish(self) -> None:
         """Wait for the save under way; every rank must call it.
@@ -215,6 +221,7 @@ class Saver:
         if self._thread is None:
             return
         while self._thread.is_alive():
+            self._waiting()
             self._thread.join(1.0)  # in turns: a second Ctrl-C must be heard
         self._thread = None
         outcome, self._outcome = self._outcome, None

@@ -49,7 +49,7 @@ def train(
         on_batch: receives every batch of this rank and the step it was taken at, counted from 1.
     """
     micro_batch_size_at, mixture = micro_batch_sizes(config.data), MixtureLog(state.loader)
-    with open_saver(config) as saver, closing(iter(state.loader)) as batches:
+    with open_saver(state, config) as saver, closing(iter(state.loader)) as batches:
         while state.step < config.run.steps:
             torch.manual_seed(key_of(config.run.seed, "step", state.step, state.mesh.data_rank) % 2**63)
             rate = set_learning_rate(state, config)
@@ -119,11 +119,15 @@ def follow_losses(state: TrainState, result: StepResult, config: TrainConfig, wo
         state.loader.set_weights(share(world, decided), reason=config.data.adaptive.policy)
 
 
-def open_saver(config: TrainConfig) -> Saver:
+def open_saver(state: TrainState, config: TrainConfig) -> Saver:
     """Return what saves the checkpoints of a run."""
     wanted = config.checkpoint
     keeping = Keeping(newest=wanted.keep, every=wanted.keep_every, max_failures=wanted.max_failures)
-    return Saver(place_in(Path(config.run.dir), wanted.dir), keeping)
+    return Saver(
+        place_in(Path(config.run.dir), wanted.dir),
+        keeping,
+        waiting=lambda: state.watch.doing("checkpoint", step=state.step),
+    )
 
 
 def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
