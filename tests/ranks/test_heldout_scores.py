@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from penstock.data.manifest import load_manifest, save_manifest
-from penstock.parallel.layout import Layout
+from penstock.parallel.layout import ParallelConfig, layout_of
 from penstock.parallel.mesh import make_mesh
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -35,7 +35,7 @@ def recipe(tmp_path_factory):
             "model": {
                 "hidden_size": 16,
                 "intermediate_size": 24,
-                "num_hidden_layers": 1,
+                "num_hidden_layers": 2,
                 "num_attention_heads": 2,
             },
             "data": {
@@ -54,22 +54,38 @@ def recipe(tmp_path_factory):
 
 
 def scores(recipe, world):
-    layout = Layout(shard=world.ranks.world_size)
-    mesh = make_mesh(world, layout)
+    mesh = make_mesh(world, layout_of(recipe.parallel, world_size=world.ranks.world_size))
     model, _ = build_model(recipe, world, mesh)
     heldout = heldout_rows(recipe)
     found = heldout_scores(model, heldout, world, mesh, rows=2)
     return {name: (score.nats, score.tokens, score.text_bytes) for name, score in found.items()}, heldout.rows
 
 
-def test_scores_on_several_ranks_are_those_of_one_process(recipe):
-    """13 rows over 2 and 3 ranks, two at a time: some passes are padded with rows that must not count."""
-    ((alone, rows),) = on_ranks(lambda world: scores(recipe, world), ranks=1)
+@pytest.fixture(scope="module")
+def alone(recipe):
+    ((found, rows),) = on_ranks(lambda world: scores(recipe, world), ranks=1)
     assert rows == 13
-    assert set(alone) == {"prose", "noise"}
-    assert all(tokens > 0 and size > tokens for _, tokens, size in alone.values())
-    for ranks in (2, 3):
-        for found, _ in on_ranks(lambda world: scores(recipe, world), ranks=ranks):
-            for name, (nats, tokens, size) in alone.items():
-                assert found[name][1:] == (tokens, size)
-                np.testing.assert_allclose(found[name][0], nats, rtol=1e-6)
+    assert set(found) == {"prose", "noise"}
+    assert all(tokens > 0 and size > tokens for _, tokens, size in found.values())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes"),
+    [
+        (3, {}),
+        (2, {"tensor": 2}),
+        (2, {"context": 2}),
+        (2, {"pipeline": 2}),
+        (4, {"replicate": 2, "tensor": 2}),
+    ],
+    ids=str,
+)
+def test_scores_on_several_ranks_are_those_of_one_process(recipe, alone, ranks, axes):
+    """13 rows, two at a time: some passes are padded with rows that must not count, and ranks that work on
+    the same rows count them once."""
+    spread = replace(recipe, parallel=ParallelConfig(**axes))
+    for found, _ in on_ranks(lambda world: scores(spread, world), ranks=ranks):
+        for name, (nats, tokens, size) in alone.items():
+            assert found[name][1:] == (tokens, size)
+            np.testing.assert_allclose(found[name][0], nats, rtol=1e-6)
