@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data.corpus import Corpus
+from penstock.data.even_ways import EvenWays
 from penstock.data.legs import Rest
 from penstock.data.order import Places
 from penstock.data.pool import PackedPool
@@ -20,6 +21,8 @@ from penstock.data.stretches import Located, Stretches
 from penstock.data.timeline import MOST_SAMPLES, Timeline
 from penstock.data.types import Int64, Table, Waste
 from penstock.data.way import Plan, Way, begin
+
+_FEW = 8  # corpora in a batch: fewer are located one by one
 
 
 class Course:
@@ -42,6 +45,7 @@ class Course:
         self._index = {name: index for index, name in enumerate(self.names)}
         self._stretches = Stretches(timeline, self._index)
         self._ways: list[dict[int, Way]] = [{} for _ in self._stretches.lengths]
+        self._even = [EvenWays(len(self.names)) for _ in self._stretches.lengths]
         self._reaching = Lock()
 
     def length(self, phase: int) -> int:
@@ -71,7 +75,10 @@ class Course:
         """Return whether located samples can be read at once: nothing is waited for, absent or used up."""
         last = np.full(len(self.names), -1)
         np.maximum.at(last, located.corpus, located.turn)
-        for corpus in np.flatnonzero(last >= 0).tolist():
+        corpora = np.flatnonzero(last >= 0)
+        if len(corpora) > _FEW:
+            corpora = corpora[~self._even_ways(located.phase, corpora).covers(corpora, last[corpora])]
+        for corpus in corpora.tolist():
             if self.names[corpus] not in self._sources:
                 return False
             way, source = self._way(corpus, located.phase), self._source(corpus)
@@ -103,7 +110,15 @@ class Course:
                 return np.zeros_like(located.turn), way.legs[0].locate(located.turn)
         legs = np.zeros_like(located.turn)
         places = Places(*(np.empty_like(located.turn) for _ in range(4)))
-        for corpus in np.unique(located.corpus).tolist():
+        corpora = np.unique(located.corpus)
+        if len(corpora) > _FEW:
+            even = self._even_ways(located.phase, corpora)
+            covered = even.covers(located.corpus, located.turn)
+            if covered.all():
+                return legs, even.places(located.corpus, located.turn)
+            places.put(np.flatnonzero(covered), even.places(located.corpus[covered], located.turn[covered]))
+            corpora = np.unique(located.corpus[~covered])
+        for corpus in corpora.tolist():
             chosen = np.flatnonzero(located.corpus == corpus)
             turns = located.turn[chosen]
             way = self.way(corpus, located.phase, last=int(turns.max()))
@@ -212,6 +227,15 @@ class Course:
                 if corpus not in self._ways[number]:
                     self._ways[number].setdefault(corpus, self._begun(corpus, number))
         return self._ways[phase][corpus]
+
+    def _even_ways(self, phase: int, corpora: Int64) -> EvenWays:
+        """Return what is known of even ways, those of some corpora that are here among them."""
+        even = self._even[phase]
+        for corpus in even.unknown(corpora):
+            if self.names[corpus] in self._sources:
+                way, cap = self._way(corpus, phase), self._source(corpus).max_epochs
+                even.learn(corpus, way, supply=None if cap is None else way.max_samples(cap))
+        return even
 
     def _begun(self, corpus: int, phase: int) -> Way:
         """Return a corpus's way in a phase; the phase before it has one."""
