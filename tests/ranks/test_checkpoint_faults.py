@@ -92,7 +92,7 @@ def test_a_run_resumes_from_the_newest_sound_checkpoint_and_sets_damaged_ones_as
     index.write_text(index.read_text().replace('"step": 2', '"step": 4'))
     assert resumed(tmp_path) == [("step-00000001", 1.0, "")] * 2
     kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
-    assert kept == ["damaged-step-00000002", "damaged-step-00000003", "step-00000001"]
+    assert kept == ["aside-step-00000002", "aside-step-00000003", "step-00000001"]
     save_steps(tmp_path, 2)
     assert resumed(tmp_path) == [("step-00000002", 2.0, "")] * 2
 

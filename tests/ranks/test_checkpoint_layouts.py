@@ -1,6 +1,7 @@
 """One run through several layouts: what one wrote, any other reads, every bit of weights and moments."""
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,7 @@ def recipe_of(corpus: Path, run: Path) -> TrainConfig:
                 "corpora": {"c": {"path": str(corpus)}},
                 "sequence_length": 24,
                 "global_batch_size": 8,
+                "micro_batch_size": 1,
                 "num_workers": 0,
             },
             "checkpoint": {"keep": 9},
@@ -98,13 +100,18 @@ def in_layout(recipe: TrainConfig, world: World, *, steps: int, **parallel: int)
     return resumed, whole(training_tensors(state.model, state.optimizer))
 
 
+def merged(of_ranks: Iterable[Whole]) -> Whole:
+    """Put together what the stages of a pipeline hold."""
+    return {name: tensor for each in of_ranks for name, tensor in each.items()}
+
+
 def equal(a: Whole, b: Whole) -> None:
     assert a.keys() == b.keys()
     for name in a:
         assert torch.equal(a[name], b[name]), name
 
 
-def test_a_run_moves_from_shards_to_slices_to_one_process_with_every_bit(
+def test_a_run_moves_from_shards_to_slices_to_stages_to_one_process_with_every_bit(
     corpus: Path, tmp_path: Path
 ) -> None:
     recipe = recipe_of(corpus, tmp_path / "run")
@@ -115,8 +122,10 @@ def test_a_run_moves_from_shards_to_slices_to_one_process_with_every_bit(
     hybrid = on_ranks(lambda world: in_layout(recipe, world, steps=1, tensor=2, replicate=2), ranks=4)
     for resumed, _ in hybrid:
         equal(resumed, found[0][1])
+    staged = on_ranks(lambda world: in_layout(recipe, world, steps=1, pipeline=2), ranks=4)
+    equal(merged(resumed for resumed, _ in staged), hybrid[0][1])
     ((alone, _),) = on_ranks(lambda world: in_layout(recipe, world, steps=0), ranks=1)
-    equal(alone, hybrid[0][1])
+    equal(alone, merged(saved for _, saved in staged))
     assert any(name.startswith("optimizer.") for name in alone)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.checkpoint.layout import INDEX_FILE, step_of
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside, write_atomic
 
-_ASIDE = "damaged-"
+_ASIDE = "aside-"
 _WRITE_BYTES = 2**26  # a write of more than 2 GiB is cut short by Linux
 
 

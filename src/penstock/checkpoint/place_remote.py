@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_ASIDE_FILE = f"{INDEX_FILE}.damaged"
+_ASIDE_FILE = f"{INDEX_FILE}.aside"
 _PART_BYTES = 2**24
 """Of an upload. S3 takes 10,000 parts: files of up to 160 GB."""
 _READ_BYTES = 2**23

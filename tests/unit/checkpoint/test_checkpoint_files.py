@@ -168,7 +168,7 @@ def test_a_place_names_what_is_complete_and_what_is_left_over(tmp_path: Path) ->
     assert place.leftovers() == []
     place.set_aside("step-00000012")
     assert in_order(place.names()) == ["step-00000007", "step-100000000"]
-    assert (tmp_path / "damaged-step-00000012" / "checkpoint.json").is_file()
+    assert (tmp_path / "aside-step-00000012" / "checkpoint.json").is_file()
     assert find(tmp_path / "step-00000007").name == "step-00000007"
 
 
