@@ -244,6 +244,17 @@ def test_stages_keep_multipliers_and_windows(corpus, tmp_path, plain, family, st
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "parallel"),
+    [(2, {"pipeline": 2}), (4, {"pipeline": 2, "tensor": 2}), (4, {"pipeline": 2, "context": 2})],
+    ids=str,
+)
+def test_several_stages_a_rank_take_turns(corpus, tmp_path, plain, ranks, parallel):
+    model = LLAMA | {"num_hidden_layers": 5}
+    recipe = recipe_of(corpus, tmp_path, model=model, stages_per_rank=2, rows=2, **parallel)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(model))
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path, plain, monkeypatch):
     """torch's own collectives hand out tensors still under way; compiled, their gradients were lost."""
@@ -265,16 +276,16 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
 
 def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):
     """On shards x slices, stages, copies and one rank in turn: the losses of the plain loop throughout."""
-    losses = []
+    model, losses = LLAMA | {"num_hidden_layers": 5}, []
     layouts = [
         (6, 4, {"tensor": 2}),
         (10, 4, {"pipeline": 2, "rows": 2}),
         (14, 2, {"shard": 1, "replicate": 2}),
-        (17, 2, {"pipeline": 2, "rows": 4}),
+        (17, 2, {"pipeline": 2, "stages_per_rank": 2, "rows": 4}),
         (20, 1, {}),
     ]
     for steps, ranks, parallel in layouts:
-        recipe = recipe_of(corpus, tmp_path, steps=steps, **parallel)
+        recipe = recipe_of(corpus, tmp_path, model=model, steps=steps, **parallel)
         ((records, _), *_) = on_ranks(lambda world, recipe=recipe: trained(recipe, world), ranks=ranks)
         losses += [record["loss"] for record in records if "loss" in record]
-    assert losses == pytest.approx(plain(LLAMA)[0], rel=1e-5)
+    assert losses == pytest.approx(plain(model)[0], rel=1e-5)

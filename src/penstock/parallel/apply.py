@@ -17,11 +17,11 @@ from penstock.parallel.float8 import multiply_in_8_bits
 from penstock.parallel.fsdp import shard
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
-from penstock.parallel.pipeline import Pipeline, keep_stage
+from penstock.parallel.pipeline import Pipeline, keep_stages, stages_of
 from penstock.parallel.recompute import recompute
 from penstock.parallel.recompute_plan import Mode
 from penstock.parallel.tensor import slice_blocks
-from penstock.parallel.vocabulary import slice_vocabulary
+from penstock.parallel.vocabulary import finish_with_slices, slice_vocabulary
 
 
 def apply(
@@ -44,9 +44,8 @@ def apply(
     Returns:
         What runs the training steps of a model in stages; None where every rank has all blocks.
     """
-    pipeline = None
     if mesh.layout.pipeline > 1:
-        pipeline = keep_stage(model, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
+        keep_stages(model, mesh.pipeline, per_rank=config.stages_per_rank)
     if mesh.layout.tensor > 1:
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])
@@ -57,11 +56,21 @@ def apply(
     if modes:
         recompute(model, modes)
     compile_blocks(model, compiled)
-    shard(
-        model,
-        mesh.data,
-        compute_dtype=compute_dtype,
-        reshard_after_forward=config.reshard_after_forward,
-        offload=config.offload,
-    )
+    stages = {0: model}
+    if mesh.layout.pipeline > 1:
+        stages = stages_of(model, mesh.pipeline, per_rank=config.stages_per_rank)
+    for stage in stages.values():
+        if mesh.layout.tensor > 1:
+            finish_with_slices(stage, mesh.state["tensor"])
+        shard(
+            stage,
+            mesh.data,
+            compute_dtype=compute_dtype,
+            reshard_after_forward=config.reshard_after_forward,
+            offload=config.offload,
+        )
+    if mesh.layout.pipeline == 1:
+        return None
+    pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
+    model.forward = pipeline.forward  # a call of the model, for validation, passes through all stages
     return pipeline

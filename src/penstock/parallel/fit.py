@@ -33,19 +33,20 @@ def check_fit(config: ParallelConfig, shape: Shape, *, lengths: Iterable[int]) -
     Raises:
         ConfigError: with degrees or sizes that would do.
     """
-    _check_stages(config.pipeline, shape)
+    _check_stages(config, shape)
     _check_tensor(config.tensor, shape)
     _check_exchange(config, shape)
     for length in lengths:
         _check_length(config, length)
 
 
-def _check_stages(degree: int, shape: Shape) -> None:
-    if degree > shape.num_hidden_layers:
+def _check_stages(config: ParallelConfig, shape: Shape) -> None:
+    degree, blocks = config.pipeline, shape.num_hidden_layers
+    if degree * config.stages_per_rank > blocks:
         raise ConfigError(
-            f"parallel.pipeline needs a block for each stage, and the model has {shape.num_hidden_layers}",
-            got=degree,
-            fix=f"Use at most {shape.num_hidden_layers}.",
+            f"parallel.pipeline x parallel.stages_per_rank are {degree * config.stages_per_rank} stages, and "
+            f"the model has {blocks} blocks for them",
+            fix=f"Use at most {blocks} stages.",
         )
     if degree > 1 and shape.tie_word_embeddings:
         raise ConfigError(

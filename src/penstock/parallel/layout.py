@@ -44,6 +44,9 @@ class ParallelConfig:
     exchanges heads for tokens (fewer bytes; the degree must divide the heads)."""
     pipeline: int = 1
     """Ranks that share the blocks of the model."""
+    stages_per_rank: int = 1
+    """Of the pipeline. More: less time idle, more messages; a rank's rows must then be cut into a multiple
+    of `pipeline` micro-batches."""
     reshard_after_forward: bool | int = True
     """Free a block's gathered parameters after its forward and gather them again for its backward. false:
     keep them, half the gathers for the memory of a whole model. A number: keep them sharded over groups
@@ -57,6 +60,10 @@ class ParallelConfig:
             if degree < 1 and not (degree == REST and axis in ("shard", "replicate")):
                 rest = ", or -1 for all ranks that are left" if axis in ("shard", "replicate") else ""
                 raise ConfigError(f"parallel.{axis} must be 1 or more{rest}", got=degree)
+        if self.stages_per_rank < 1 or (self.stages_per_rank > 1 and self.pipeline == 1):
+            raise ConfigError(
+                "parallel.stages_per_rank must be 1, or more with a pipeline", got=self.stages_per_rank
+            )
         if self.shard == self.replicate == REST:
             raise ConfigError(
                 "parallel.shard and parallel.replicate are both -1",

@@ -2,12 +2,15 @@
 
 The order is one forward, one backward in turn (Narayanan et al., "PipeDream", 2019), by
 torch.distributed.pipelining: a rank holds the activations of at most as many micro-batches as there are
-stages. Of m micro-batches over p stages, (p - 1) / (m + p - 1) of the time is idle.
+stages. Of m micro-batches over p ranks, (p - 1) / (m + p - 1) of the time is idle; with v stages a rank,
+interleaved (Narayanan et al., "Megatron-LM", 2021), (p - 1) / (v m + p - 1), for v times the messages.
 
-A stage is the whole model with what other stages have left out, so every parameter keeps its name, and
-with it its initial values and its place in a checkpoint.
+What a rank keeps is the whole model with what others have left out, so every parameter keeps its name,
+and with it its initial values and its place in a checkpoint. Its stages are views of it: models that
+share its modules, each with some of them.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -15,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 Inputs = Mapping[str, Any]
 """What the model's forward takes for one micro-batch, by name."""
@@ -40,123 +43,153 @@ def blocks_of(stage: int, *, stages: int, num_blocks: int) -> range:
     return range(stage * num_blocks // stages, (stage + 1) * num_blocks // stages)
 
 
-def keep_stage(model: nn.Module, mesh: DeviceMesh, *, slices: int, dtype: torch.dtype) -> "Pipeline":
-    """Leave this rank's stage of a model, in place; return what runs its training steps.
-
-    Called by itself, without gradients, the model passes its input through all stages and returns what
-    the last one finds; on the other ranks, 0.
+def keep_stages(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> None:
+    """Leave this rank's stages of a model, in place; the first of them goes through all ranks, then the next.
 
     Args:
         model: has `embed`, `layers`, `norm` and `unembed`; on the meta device.
-        mesh: of one axis, its ranks the stages.
-        slices: ranks over which tensor parallelism cuts the tokens of hidden states.
-        dtype: of hidden states.
+        mesh: of one axis; stage s is on rank s modulo its size.
     """
-    layers = cast(nn.ModuleList, model.layers)
-    mine = blocks_of(mesh.get_local_rank(), stages=mesh.size(), num_blocks=len(layers))
-    for index in set(range(len(layers))) - set(mine):
+    layers, stages = cast(nn.ModuleList, model.layers), mesh.size() * per_rank
+    here = range(mesh.get_local_rank(), stages, mesh.size())
+    mine = {i for stage in here for i in blocks_of(stage, stages=stages, num_blocks=len(layers))}
+    for index in set(range(len(layers))) - mine:
         layers[index] = Elsewhere()
-    pipeline = Pipeline(model, mesh, slices=slices, dtype=dtype)
-    if not pipeline.is_first:
-        model.embed, model.embedding_multiplier = Elsewhere(), 1.0  # type: ignore[assignment]
-    if not pipeline.is_last:
+    if 0 not in here:
+        model.embed = Elsewhere()
+    if stages - 1 not in here:
         model.norm, model.unembed = Elsewhere(), Elsewhere()
-    model.register_forward_pre_hook(pipeline.receive, with_kwargs=True)
-    model.register_forward_hook(pipeline.send)
-    return pipeline
+
+
+def stages_of(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> dict[int, nn.Module]:
+    """Return this rank's stages by number: models that share the modules of `model`, each its own."""
+    stages = mesh.size() * per_rank
+    return {
+        stage: _view(model, stage, stages=stages)
+        for stage in range(mesh.get_local_rank(), stages, mesh.size())
+    }
+
+
+def _view(model: nn.Module, stage: int, *, stages: int) -> nn.Module:
+    view = copy.copy(model)
+    view.__dict__ |= {name: copy.copy(value) for name, value in model.__dict__.items()}  # hooks of its own
+    layers = cast(nn.ModuleList, model.layers)
+    mine = blocks_of(stage, stages=stages, num_blocks=len(layers))
+    view.layers = nn.ModuleList(block if i in mine else Elsewhere() for i, block in enumerate(layers))
+    if stage > 0:
+        view.embed, view.embedding_multiplier = Elsewhere(), 1.0  # type: ignore[assignment]
+    if stage < stages - 1:
+        view.norm, view.unembed = Elsewhere(), Elsewhere()
+        view.register_forward_pre_hook(_without_finish, with_kwargs=True)
+    return view
+
+
+def _without_finish(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # Any: torch's hook
+    return args, {**kwargs, "finish": lambda hidden, _head: hidden}
 
 
 class Pipeline:
-    """The stage of this rank, and the order in which it works with the others."""
+    """The stages of this rank, and the order in which they work with those of others.
 
-    def __init__(self, model: nn.Module, mesh: DeviceMesh, *, slices: int, dtype: torch.dtype) -> None:
-        self._model, self._slices, self._dtype = model, slices, dtype
-        self._group, self._index, self._size = mesh.get_group(), mesh.get_local_rank(), mesh.size()
-        self._made: tuple[Any, _Ready] | None = None
+    Args:
+        views: this rank's stages by number, as `stages_of` gives them, sharded or not.
+        mesh: of one axis, as there.
+        slices: ranks over which tensor parallelism cuts the tokens of hidden states.
+        dtype: of hidden states.
+    """
 
-    @property
-    def is_first(self) -> bool:
-        """Whether tokens enter here."""
-        return self._index == 0
-
-    @property
-    def is_last(self) -> bool:
-        """Whether the loss is computed here."""
-        return self._index == self._size - 1
+    def __init__(
+        self, views: Mapping[int, nn.Module], mesh: DeviceMesh, *, slices: int, dtype: torch.dtype
+    ) -> None:
+        self._views, self._slices, self._dtype = dict(sorted(views.items())), slices, dtype
+        self._group, self._ranks = mesh.get_group(), mesh.size()
+        self._last = mesh.size() * len(views) - 1
+        self._made: tuple[Any, _OneByOne | _Interleaved] | None = None
 
     def step(self, parts: Sequence[Inputs]) -> Tensor:
         """Run the forward and backward passes of all micro-batches; return the sum of what `finish` gave.
 
         Args:
-            parts: what the forward takes, micro-batch by micro-batch, at least as many as stages; `finish`
-                gives a float32 scalar.
+            parts: what the forward takes, micro-batch by micro-batch, at least as many as ranks, and with
+                several stages a rank a multiple of them; `finish` gives a float32 scalar.
+
+        Returns:
+            A float32 scalar; 0 where the last stage is not.
         """
         schedule = self._schedule(parts)
         losses: list[Tensor] = []
-        target = torch.zeros(len(parts)) if self.is_last else None  # not used: the model computes the loss
+        # the loss is computed in the model, where its output matrix is whole; torch wants a target too
+        target = torch.zeros(len(parts)) if self._last in self._views else None
         schedule.parts = [self._inputs(part) for part in parts]
         schedule.step(target=target, losses=losses, return_outputs=False)
-        return (
-            torch.stack(losses).detach().sum()
-            if losses
-            else torch.zeros((), device=parts[0]["input_ids"].device)
-        )
+        nothing: Tensor = parts[0]["input_ids"].new_zeros((), dtype=torch.float32)
+        return torch.stack(losses).detach().sum() if losses else nothing
+
+    @torch.no_grad()
+    def forward(self, input_ids: Tensor, **others: Any) -> Tensor:
+        """Pass a micro-batch through all stages, forward only; return what `finish` gave, or 0, as `step`."""
+        out = input_ids.new_zeros((), dtype=torch.float32)
+        for stage, view in self._views.items():
+            x = input_ids
+            if stage > 0:
+                x = self._hidden(input_ids, input_ids.device)
+                dist.recv(x, group=self._group, group_src=(stage - 1) % self._ranks)
+            y: Tensor = view(x, **others)
+            if stage < self._last:
+                dist.send(y.contiguous(), group=self._group, group_dst=(stage + 1) % self._ranks)
+            else:
+                out = y
+        return out
 
     def _inputs(self, part: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
         others = {name: value for name, value in part.items() if name != "input_ids"}
-        args = (part["input_ids"],) if self.is_first else ()
-        return args, others if self.is_last else {**others, "finish": _pass_on}
+        return (part["input_ids"],) if 0 in self._views else (), others
 
-    def _schedule(self, parts: Sequence[Inputs]) -> "_Ready":
+    def _schedule(self, parts: Sequence[Inputs]) -> "_OneByOne | _Interleaved":
         ids = parts[0]["input_ids"]
         key = len(parts), ids.shape
         if self._made is None or self._made[0] != key:  # sizes change where the recipe plans it: seldom
-            between = self._hidden(ids, device="meta").requires_grad_()
-            loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
-            stage = PipelineStage(
-                self._model,
-                self._index,
-                self._size,
-                ids.device,
-                input_args=ids.to("meta") if self.is_first else between,
-                output_args=loss if self.is_last else between,
-                group=self._group,
-            )
-            self._made = key, _Ready(stage, len(parts), loss_fn=lambda loss, _: loss, scale_grads=False)
+            stages = [self._stage(stage, view, ids) for stage, view in self._views.items()]
+            how: Any = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
+            if len(stages) == 1:
+                self._made = key, _OneByOne(stages[0], len(parts), **how)
+            else:
+                self._made = key, _Interleaved([*stages], len(parts), **how)
         return self._made[1]
+
+    def _stage(self, stage: int, view: nn.Module, ids: Tensor) -> PipelineStage:
+        between = self._hidden(ids, "meta").requires_grad_()
+        loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
+        return PipelineStage(
+            view,
+            stage,
+            self._last + 1,
+            ids.device,
+            input_args=between if stage else ids.to("meta"),
+            output_args=between if stage < self._last else loss,
+            group=self._group,
+        )
 
     def _hidden(self, ids: Tensor, device: torch.device | str) -> Tensor:
         """Return room for the hidden states of tokens [batch, seq], as they travel between stages."""
         batch, length = ids.shape
-        size = cast(Any, self._model).config.hidden_size
+        size = cast(Any, next(iter(self._views.values()))).config.hidden_size
         return torch.empty(batch, length // self._slices, size, dtype=self._dtype, device=device)
 
-    def receive(self, _: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # Any: torch's hook
-        """Take the hidden states of the stage before in place of tokens, in a call without gradients."""
-        if torch.is_grad_enabled():
-            return None
-        if not self.is_first:
-            hidden = self._hidden(args[0], args[0].device)
-            dist.recv(hidden, group=self._group, group_src=self._index - 1)
-            args = (hidden, *args[1:])
-        return args, (kwargs if self.is_last else {**kwargs, "finish": _pass_on})
 
-    def send(self, _: nn.Module, _args: Any, out: Tensor) -> Tensor | None:
-        """Give the hidden states to the stage after, in a call without gradients."""
-        if torch.is_grad_enabled() or self.is_last:
-            return None
-        dist.send(out.contiguous(), group=self._group, group_dst=self._index + 1)
-        return out.new_zeros((), dtype=torch.float32)
+Parts = list[tuple[tuple[Tensor, ...], dict[str, Any]]]
+"""Positional and named arguments of each micro-batch, split before: documents end where they end."""
 
 
-class _Ready(Schedule1F1B):
-    """One forward, one backward over micro-batches that were split before: documents end where they end."""
-
-    parts: list[tuple[tuple[Tensor, ...], dict[str, Any]]]
+class _OneByOne(Schedule1F1B):
+    parts: Parts
 
     def _split_inputs(self, *_: Any) -> tuple[list[tuple[Tensor, ...]], list[dict[str, Any]]]:
         return [args for args, _ in self.parts], [kwargs for _, kwargs in self.parts]
 
 
-def _pass_on(hidden: Tensor, _head: object) -> Tensor:
-    return hidden
+class _Interleaved(ScheduleInterleaved1F1B):
+    parts: Parts
+
+    def _split_inputs(self, *_: Any) -> tuple[list[tuple[Tensor, ...]], list[dict[str, Any]]]:
+        return [args for args, _ in self.parts], [kwargs for _, kwargs in self.parts]

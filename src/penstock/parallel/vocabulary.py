@@ -53,23 +53,22 @@ class SlicedVocabulary:
 
 
 def slice_vocabulary(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut `embed`, and `unembed` where there is one, over the ranks of a mesh, in place.
-
-    The model's `finish` then receives the hidden states of all tokens and a head that knows its rows.
+    """Cut `embed` and `unembed`, where they are, over the ranks of a mesh, in place.
 
     Args:
-        model: on the meta device.
+        model: on the meta device; other pipeline stages may have its embedding or output matrix.
         mesh: of one axis, which divides the vocabulary.
     """
-    first = cast(Any, model).config.vocab_size // mesh.size() * mesh.get_local_rank()
-    if isinstance(model.embed, nn.Embedding):  # else it is on another pipeline stage
+    if isinstance(model.embed, nn.Embedding):
         become(model.embed, SlicedEmbedding, mesh, {"weight": Shard(0)})
-        model.embed.first = first
+        model.embed.first = _first(model, mesh)  # type: ignore[assignment]  # not a module or tensor
     if isinstance(model.unembed, nn.Linear):
         become(model.unembed, nn.Linear, mesh, {"weight": Shard(0)})
-    elif model.unembed is not None:
-        return
-    vocabulary = SlicedVocabulary(first, group_of(mesh))
+
+
+def finish_with_slices(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Give a model's `finish` the hidden states of all tokens, and a head that knows its rows."""
+    vocabulary = SlicedVocabulary(_first(model, mesh), group_of(mesh))
 
     def finish_sliced(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # Any: torch's hook
         finish: Callable[[Tensor, Head], Tensor] = kwargs["finish"]
@@ -80,4 +79,10 @@ def slice_vocabulary(model: nn.Module, mesh: DeviceMesh) -> None:
 
         return args, {**kwargs, "finish": finish_whole}
 
-    model.register_forward_pre_hook(finish_sliced, with_kwargs=True)
+    if model.unembed is None or isinstance(model.unembed, nn.Linear):  # else another stage has the loss
+        model.register_forward_pre_hook(finish_sliced, with_kwargs=True)
+
+
+def _first(model: nn.Module, mesh: DeviceMesh) -> int:
+    first: int = cast(Any, model).config.vocab_size // mesh.size() * mesh.get_local_rank()
+    return first

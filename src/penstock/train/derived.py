@@ -10,7 +10,7 @@ from penstock.data import Loader
 from penstock.data.adaptive import thousandths
 from penstock.data.assign import check_divisible
 from penstock.obs.toml import toml_text
-from penstock.parallel.layout import layout_of
+from penstock.parallel.layout import ParallelConfig, layout_of
 from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
 from penstock.train.memory_plan import memory_plan
@@ -112,24 +112,24 @@ def check_rows(config: TrainConfig, *, world_size: int) -> int:
     Raises:
         ConfigError: one does not divide over the ranks, or its rows not into micro-batches.
     """
-    data, stages = config.data, config.parallel.pipeline
+    data, parallel = config.data, config.parallel
     size, micro = data.global_batch_size, data.micro_batch_size
     check_divisible(size, world_size=world_size)
-    first = micro_rows(size // world_size, micro, stages=stages)
+    first = micro_rows(size // world_size, micro, parallel=parallel)
     for planned in plan(data):
         size, micro = planned.entry.global_batch_size or size, planned.entry.micro_batch_size or micro
         check_divisible(size, world_size=world_size)
-        micro_rows(size // world_size, micro, stages=stages)
+        micro_rows(size // world_size, micro, parallel=parallel)
     return first
 
 
-def micro_rows(local: int, asked: int | None, *, stages: int = 1) -> int:
+def micro_rows(local: int, asked: int | None, *, parallel: ParallelConfig | None = None) -> int:
     """Return the rows of one forward pass on one rank.
 
     Args:
         local: a rank's rows of a step.
         asked: by the recipe; None: all of them at once.
-        stages: of the pipeline, each of which needs a micro-batch to work on.
+        parallel: whose pipeline needs a micro-batch for each rank to work on.
 
     Raises:
         ConfigError: it does not divide them, or leaves too few micro-batches.
@@ -140,13 +140,20 @@ def micro_rows(local: int, asked: int | None, *, stages: int = 1) -> int:
             f"data.micro_batch_size {rows} does not divide a rank's {local} rows",
             fix="Choose a divisor, or leave it out; an entry of data.schedule may set another.",
         )
-    if local // rows < stages:
-        raise ConfigError(
-            f"parallel.pipeline {stages} needs as many micro-batches, and a rank's {local} rows make "
-            f"{local // rows}",
-            fix="Lower data.micro_batch_size or raise data.global_batch_size, best to several times as many.",
-        )
+    if parallel is not None:
+        _check_flow(local // rows, parallel)
     return rows
+
+
+def _check_flow(num_parts: int, parallel: ParallelConfig) -> None:
+    ranks = parallel.pipeline
+    if num_parts < ranks or (parallel.stages_per_rank > 1 and num_parts % ranks):
+        wanted = f"a multiple of {ranks}" if parallel.stages_per_rank > 1 else f"at least {ranks}"
+        raise ConfigError(
+            f"parallel.pipeline needs {wanted} micro-batches of a rank's rows",
+            got=num_parts,
+            fix="Set data.micro_batch_size or data.global_batch_size so; best are several times as many.",
+        )
 
 
 def shown_changes(config: TrainConfig) -> list[str]:

@@ -32,7 +32,8 @@ class Shape:
         (Shape(), {"context": 8}, 6, "Use a sequence length of 8."),
         (Shape(), {"context": 8} | ULYSSES, 16, "one of 1, 2, 3, 4, 6, 12, or parallel"),
         (Shape(), {"context": 4, "tensor": 2} | ULYSSES, 16, "6 query heads on each of 2"),
-        (Shape(), {"pipeline": 4}, 16, "and the model has 3 (got 4). Use at most 3."),
+        (Shape(), {"pipeline": 4}, 16, "are 4 stages, and the model has 3 blocks for them. Use at most 3"),
+        (Shape(), {"pipeline": 2, "stages_per_rank": 2}, 16, "are 4 stages, and the model has 3 blocks"),
         (Shape(tie_word_embeddings=True), {"pipeline": 2}, 16, "Set model.tie_word_embeddings to false"),
     ],
 )  # fmt: skip

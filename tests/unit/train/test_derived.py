@@ -110,10 +110,19 @@ def test_what_whole_packing_leaves_out_is_said_before_the_run(raw: dict[str, Any
     assert numbers["padding of c"] == 150 * 4
 
 
-def test_stages_without_a_micro_batch_each_are_refused(raw: dict[str, Any]) -> None:
-    raw["parallel"] = {"pipeline": 4}
+@pytest.mark.parametrize(
+    ("parallel", "said"),
+    [
+        ({"pipeline": 4}, r"needs at least 4 micro-batches of a rank's rows \(got 3\)\. Set data"),
+        ({"pipeline": 2, "stages_per_rank": 2}, r"needs a multiple of 2 micro-batches .* \(got 3\)"),
+    ],
+)
+def test_pipelines_that_cannot_flow_are_refused(
+    raw: dict[str, Any], parallel: dict[str, int], said: str
+) -> None:
+    raw["parallel"] = parallel
     raw["model"] |= {"num_hidden_layers": 4}
     raw["data"] |= {"micro_batch_size": 2}
     recipe = build_recipe(raw)
-    with pytest.raises(ConfigError, match=r"parallel\.pipeline 4 needs as many .* 6 rows make 3\. Lower"):
-        derive(recipe, world_size=4)
+    with pytest.raises(ConfigError, match=said):
+        derive(recipe, world_size=parallel["pipeline"])
