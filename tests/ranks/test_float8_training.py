@@ -36,7 +36,12 @@ def raw_recipe(corpus: Path, folder: Path, **sections: Any) -> dict[str, Any]:
             "num_attention_heads": 2,
             "attention_bias": True,
         },
-        "data": {"corpora": {"c": {"path": str(corpus)}}, "sequence_length": 16, "global_batch_size": 4},
+        "data": {
+            "corpora": {"c": {"path": str(corpus)}},
+            "sequence_length": 16,
+            "global_batch_size": 4,
+            **sections.pop("data", {}),
+        },
         "optim": {"learning_rate": 3e-3},
         "schedule": {"rule": "constant"},
         **sections,
@@ -108,6 +113,29 @@ def test_one_process_and_slices_of_matrices_train_alike(
     sliced = {**sections, "parallel": {"tensor": 2}}
     four = all_losses(corpus, tmp_path, {"four": sliced}, ranks=4)["four"]
     assert four == pytest.approx(two_ranks["compute"][:8], abs=2e-2)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "copies": {"parallel": {"replicate": 4, "shard": 1}},
+    "copies of shards": {"parallel": {"replicate": 2, "shard": 2}},
+    "slices, recomputed": {"parallel": {"tensor": 2, "shard": 2}, "recompute": {"policy": "full"}},
+    "stretches of rows": {"parallel": {"context": 2, "shard": 2}},
+    "stages": {"parallel": {"pipeline": 2, "shard": 2}},
+}
+
+
+def test_every_layout_trains_with_weights_sent_in_float8_as_one_process_does(
+    corpus: Path, tmp_path: Path
+) -> None:
+    """1e-3 in float32: sums in another order, and where they tip a rounding, it is one of 8 bits."""
+    precision = {"linear": "float8_rowwise", "gather": "float8"}
+    common: dict[str, Any] = {"precision": precision, "compute": "float32", "run": {"steps": 4}}
+    common["data"] = {"micro_batch_size": 1}
+    (expected,) = all_losses(corpus, tmp_path, {"one": common}, ranks=1).values()
+    cases = {name: {**common, **sections} for name, sections in LAYOUTS.items()}
+    found = all_losses(corpus, tmp_path, cases, ranks=4)
+    for name, losses in found.items():
+        assert losses == pytest.approx(expected, abs=1e-3), name
 
 
 def test_weights_sent_in_float8_are_half_the_bytes(corpus: Path, tmp_path: Path) -> None:

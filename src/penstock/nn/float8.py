@@ -68,21 +68,31 @@ class Scaled:
 
     def values(self, dtype: torch.dtype) -> Tensor:
         """Return the numbers, exactly, where `dtype` has the range."""
-        scales = power_of_two(self.exponents).to(dtype)
-        if scales.shape[1] > 1:
-            scales = scales.repeat_interleave(self.size, dim=1)[:, : self.codes.shape[1]]
-        return self.codes.to(dtype) * scales
+        scales, numbers = power_of_two(self.exponents).to(dtype), self.codes.to(dtype)
+        if scales.shape[1] == 1:
+            return numbers * scales
+        return _ungrouped(_grouped(numbers, self.size) * scales.unsqueeze(-1), numbers.shape[1])
+
+
+def _grouped(x: Tensor, size: int) -> Tensor:
+    """Return [rows, groups, size], the last group of a row filled up with zeros."""
+    missing = -x.shape[1] % size
+    return (functional.pad(x, (0, missing)) if missing else x).reshape(x.shape[0], -1, size)
+
+
+def _ungrouped(x: Tensor, columns: int) -> Tensor:
+    return x.reshape(x.shape[0], -1)[:, :columns]
 
 
 def scaled(x: Float[Tensor, "rows columns"], groups: Groups, dtype: torch.dtype) -> Scaled:
     """Round a matrix to a float8 type with a scale for each group of a row, or for all."""
-    rows, columns = x.shape
+    columns = x.shape[1]
     size = min(groups, columns) if groups > 0 else columns
-    padded = functional.pad(x.float(), (0, -columns % size)).view(rows, -1, size)
-    largest = padded.abs().amax(-1)
+    grouped = _grouped(x.float(), size)
+    largest = grouped.abs().amax(-1)
     exponents = _exponents(largest.amax().view(1, 1) if groups == WHOLE else largest, dtype)
-    shares = padded * power_of_two(254 - exponents).unsqueeze(-1)
-    return Scaled(shares.view(rows, -1)[:, :columns].to(dtype), exponents, size)
+    shares = grouped * power_of_two(254 - exponents).unsqueeze(-1)
+    return Scaled(_ungrouped(shares, columns).to(dtype), exponents, size)
 
 
 def _exponents(largest: Tensor, dtype: torch.dtype) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from typing import cast
 
@@ -24,7 +25,7 @@ class Holders:
     """The ranks that together hold one copy of a parameter."""
 
     group: dist.ProcessGroup
-    """They are in it, perhaps among others."""
+    """Of them alone."""
     ranks: list[int]
     """Theirs in the group."""
     coordinates: list[tuple[int, ...]]
@@ -125,16 +126,24 @@ def _numel(block: Block) -> int:
 
 
 def _holders(mesh: DeviceMesh, axes: tuple[int, ...]) -> Holders:
-    """Return the ranks that this rank shares a copy with, in the order of their places on the mesh.
-
-    Over two axes they exchange within the group of all ranks. A flattened mesh would have their group, but
-    torch then also gathers by it, and puts unevenly nested shards together in the wrong order (2.13).
-    """
-    group = mesh.get_group(axes[0]) if len(axes) == 1 else dist.group.WORLD
-    assert group is not None
+    """Return the ranks that this rank shares a copy with, in the order of their places on the mesh."""
     here = mesh.get_coordinate()
     assert here is not None, "this rank is not on the mesh"
     lines = [range(mesh.size(axis)) if axis in axes else [here[axis]] for axis in range(mesh.ndim)]
-    coordinates = sorted(product(*lines), key=lambda at: int(mesh.mesh[at]))  # as the group's ranks ascend
-    ranks = [dist.get_group_rank(group, int(mesh.mesh[at])) for at in coordinates]
-    return Holders(group, ranks, coordinates)
+    coordinates = sorted(product(*lines), key=lambda at: int(mesh.mesh[at]))
+    everyone = tuple(int(mesh.mesh[at]) for at in coordinates)
+    group = mesh.get_group(axes[0]) if len(axes) == 1 else _group_of(everyone, dist.group.WORLD)
+    return Holders(group, [dist.get_group_rank(group, rank) for rank in everyone], coordinates)
+
+
+@cache
+def _group_of(ranks: tuple[int, ...], world: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Make the group of some ranks, once; only they call.
+
+    A flattened mesh would have it, but torch then also gathers by it, and puts unevenly nested shards
+    together in the wrong order (2.13).
+    """
+    del world  # another one, other groups
+    group = dist.new_group(list(ranks), use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup), group
+    return group
