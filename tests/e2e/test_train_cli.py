@@ -183,3 +183,12 @@ def test_a_dry_run_prints_the_recipe_and_what_follows_from_it(recipe, tmp_path):
     assert plan["derived"]["rows per rank and step"] == 4
     assert plan["derived"]["tokens in the run"] == 40 * 12 * 32
     assert not (tmp_path / "run").exists()
+
+
+def test_ranks_that_work_on_the_same_rows_log_them_once(recipe):
+    layout = ("--processes", 4, "--set", "parallel.tensor=2", "--set", "parallel.context=2")
+    done = penstock("train", recipe, "--set", "run.steps=4", *layout)
+    assert done.returncode == 0, done.stderr
+    audited = penstock("data", "audit", recipe.parent / "run")
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+    assert "48 samples" in audited.stdout

@@ -14,6 +14,7 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
+from penstock.core import config
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
@@ -272,6 +273,21 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
             losses[:1], rel=1e-5
         )
         assert_gradients_equal(records, found, gradients)
+
+
+@pytest.mark.parametrize(
+    ("setting", "tolerance"),
+    [("optim.rule=muon", 1e-5), ("recompute.policy=full", 1e-5), ("compute=bfloat16", 1e-3)],
+)
+def test_layouts_compose_with_optimizers_recomputation_and_precision(corpus, tmp_path, setting, tolerance):
+    """6 steps on stages x slices against one rank; bfloat16 rounds sums of another order otherwise."""
+    losses = []
+    for ranks, parallel in [(1, {}), (4, {"pipeline": 2, "tensor": 2, "rows": 2})]:
+        recipe = recipe_of(corpus, tmp_path / str(ranks), steps=6, **parallel)
+        recipe = build_recipe(config.override(config.dump(recipe), [setting]))
+        ((records, _), *_) = on_ranks(lambda world, recipe=recipe: trained(recipe, world), ranks=ranks)
+        losses.append([record["loss"] for record in records if "loss" in record])
+    assert losses[1] == pytest.approx(losses[0], rel=tolerance)
 
 
 def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):

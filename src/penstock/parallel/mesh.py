@@ -26,7 +26,7 @@ class World:
     ranks: Ranks
     device: torch.device
     mesh: DeviceMesh
-    """One axis, "data": every rank holds a shard and computes its own rows."""
+    """All ranks on one axis, "data"; on the axes of a recipe's layout: `make_mesh`."""
 
     @property
     def is_first(self) -> bool:
