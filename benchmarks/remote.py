@@ -7,7 +7,8 @@ Log-normal documents (median 545 tokens) in 4 shards, 33.5 million tokens, uint1
 pools in 16 lanes, blocks of 64 KiB, the smallest that the loader makes of such a corpus and so the worst
 case for edges. The web server is a process of this machine with no network before it, the S3 server is
 moto, which is made for tests: their rates are floors for what the reading side can do, and only ratios are
-of interest. `requests` and `amplification` (bytes fetched / bytes of tokens served) are exact.
+of interest; of an epoch that comes from the cache alone, per CPU-second. `requests` and `amplification`
+(bytes fetched / bytes of tokens served) are exact.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 from urllib.request import urlopen
@@ -27,6 +29,7 @@ from urllib.request import urlopen
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the faulty server of the tests
 
 import numpy as np
+from measuring import interleaved, median
 from results_file import file_result
 from tests.integration.remote.faulty import serving
 from tests.integration.remote.setting import upload
@@ -62,15 +65,15 @@ def make_corpus(folder):
     save_manifest(folder, Manifest(format="arrow", dtype="uint16", vocab_size=60_000, shards=tuple(entries)))
 
 
-def open_loader(place, *, rank=0, ranks=1):
-    """Open the corpus as one rank of several, for one epoch."""
+def open_loader(place, *, rank=0, ranks=1, epochs=1):
+    """Open the corpus as one rank of several, for an epoch or more."""
     return Loader(
         {"web": str(place)},
         sequence_length=LENGTH,
         global_batch_size=BATCH,
         rank=rank,
         world_size=ranks,
-        epochs={"web": 1},
+        epochs={"web": epochs},
         fields=("input_ids",),
         deliver="numpy",
     )
@@ -152,6 +155,32 @@ def rates(places, work, *, rounds):
     }
 
 
+def steady_rates(places, work, *, rounds):
+    """Return tokens per CPU-second of an epoch after the first, from a cache that holds all and from files.
+
+    Both loaders stay open and take turns; the far one's CPU time is that of its threads too.
+    """
+    use_cache(work / "steady")
+    streams = {name: iter(open_loader(place, epochs=rounds + 2)) for name, place in places.items()}
+
+    def epoch(batches):
+        for _ in range(STEPS):
+            next(batches)
+        return NUM_TOKENS
+
+    found = interleaved({name: partial(epoch, stream) for name, stream in streams.items()}, rounds=rounds)
+    for stream in streams.values():
+        stream.close()
+    local = np.array(found["local"]["per_cpu_s"])
+    return {
+        name: {
+            "tokens_per_cpu_s": round(median(rates["per_cpu_s"])),
+            "of_local": round(median((np.array(rates["per_cpu_s"]) / local).tolist()), 3),
+        }
+        for name, rates in found.items()
+    }
+
+
 def serve(folder, pipe):
     """Serve a folder from a process of its own until told to stop."""
     with serving(Path(folder)) as server:
@@ -205,6 +234,8 @@ def measure(work, *, rounds):
         address = upload(folder, s3_url=s3_url, bucket="corpora", prefix="web")
         places = {"local": folder, "web": ours.recv(), "s3": address}
         result["epochs"] = rates(places, work, rounds=rounds)
+        del places["s3"]
+        result["epochs_after_the_first"] = steady_rates(places, work, rounds=max(5, rounds))
     finally:
         ours.send("stop")
         web.join()

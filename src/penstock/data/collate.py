@@ -4,7 +4,7 @@ Cost is memory traffic: tokens are gathered in their stored type, which stays in
 and widened into the batch once; labels are the same tokens shifted by one, mended where documents end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from penstock.data.buffers import Buffers
 from penstock.data.corpus import Corpus
 from penstock.data.formats import Tokens
 from penstock.data.pool import PADDING
-from penstock.data.storage import FarSlices, Slices, View
+from penstock.data.storage import FarSlices, Slices
 from penstock.data.types import IGNORED_LABEL, Int32, Int64, Table
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids", "document_ids")
@@ -91,18 +91,22 @@ def _gather(parts: Parts, pieces: Table, *, length: int) -> Tokens:
         if all(_is_mapped(array, dtype) for array in tokens.values()):
             mapped = {shard: memoryview(array) for shard, array in tokens.items()}  # type: ignore[arg-type]
             views += [mapped[shard][start:stop] for shard, start, stop in spans]
+        elif len(far := _far(tokens, dtype)) == len(tokens):
+            views += next(iter(far.values())).views(far, spans)
         else:
-            viewed = {shard: _viewer(array, dtype) for shard, array in tokens.items()}
-            views += [viewed[shard](start, stop) for shard, start, stop in spans]
+            found = (tokens[shard][start:stop] for shard, start, stop in spans)
+            views += [np.ascontiguousarray(array, dtype).data for array in found]
         first = past
     return np.frombuffer(b"".join(views), dtype=dtype)
 
 
-def _viewer(tokens: Slices, dtype: np.dtype[Any]) -> View:  # Any: as above
-    """Return what gives the bytes of a shard's tokens [start, stop) as the batch has them."""
-    if isinstance(tokens, FarSlices) and tokens.dtype == dtype:
-        return tokens.view
-    return lambda start, stop: np.ascontiguousarray(tokens[start:stop], dtype).data
+def _far(tokens: Mapping[int, Slices], dtype: np.dtype[Any]) -> dict[int, FarSlices]:  # Any: of the tokens
+    """Return those shards that are fetched and whose bytes are those of the batch."""
+    return {
+        shard: array
+        for shard, array in tokens.items()
+        if isinstance(array, FarSlices) and array.dtype == dtype
+    }
 
 
 def _is_mapped(tokens: Slices, dtype: np.dtype[Any]) -> bool:  # Any: of the tokens

@@ -5,7 +5,7 @@ arrays to slice and never learn how the bytes come: from a memory map, or throug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,6 @@ from penstock.data.types import Int64
 
 Array = npt.NDArray[Any]  # Any: the dtype is the caller's choice
 Float64 = npt.NDArray[np.float64]
-View = Callable[[int, int], memoryview]
 
 
 class Slices(Protocol):
@@ -49,8 +48,6 @@ class FarSlices(ABC):
     dtype: np.dtype[Any]  # Any: the caller's choice
     next_use: NextUse | None
     """Set by who knows the order of reading."""
-    view: View
-    """Gives the bytes of items [start, stop), which must lie inside the array: a slice at less cost."""
 
     @abstractmethod
     def __len__(self) -> int:
@@ -59,6 +56,16 @@ class FarSlices(ABC):
     @abstractmethod
     def __getitem__(self, part: slice, /) -> Array:
         """Return items [start, stop); the array lives as long as anyone holds it."""
+
+    @staticmethod
+    @abstractmethod
+    def views(arrays: "Mapping[int, Any]", spans: Iterable[tuple[int, int, int]]) -> list[memoryview]:
+        """Return the bytes of items [start, stop) of arrays of this class: slices at less cost.
+
+        Args:
+            arrays: by any number.
+            spans: (number, start, stop), each inside its array.
+        """
 
     @abstractmethod
     def is_here(self, start: int, stop: int) -> bool:

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from weakref import ref
 
@@ -12,8 +13,8 @@ from penstock.core.errors import CorpusError
 from penstock.data.remote.ahead import Ahead
 from penstock.data.remote.cache import WHOLE, Cache, writing_to
 from penstock.data.remote.fetcher import Fetcher
-from penstock.data.remote.region import REGION_BYTES
-from penstock.data.storage import Array, FarSlices, Float64, NextUse, View
+from penstock.data.remote.region import REGION_BYTES, REGION_SHIFT
+from penstock.data.storage import Array, FarSlices, Float64, NextUse
 from penstock.data.types import Int64
 
 _COPY_BYTES = 2**22  # fetched at a time
@@ -31,8 +32,8 @@ class RemoteSlices(FarSlices):
         self.itemsize = self.dtype.itemsize
         self.next_use: NextUse | None = None
         # Wide items are an index, of which each block of tokens needs a few hundred.
-        around = blob.read_around if self.itemsize < 8 else min(blob.read_around, _SHORT_AROUND_BYTES)
-        self.view = _viewer(blob, offset, self.itemsize, around=around)
+        self._around = blob.read_around if self.itemsize < 8 else min(blob.read_around, _SHORT_AROUND_BYTES)
+        self._whole = blob.cache.whole_of(blob.key)
 
     def __len__(self) -> int:
         return self._count
@@ -41,11 +42,35 @@ class RemoteSlices(FarSlices):
         start, stop, step = part.indices(self._count)
         if step != 1:
             raise IndexError("a remote array is sliced with step 1")
-        return np.frombuffer(self.view(start, max(start, stop)), self.dtype)
+        return np.frombuffer(self._view(start, max(start, stop)), self.dtype)
+
+    @staticmethod
+    def views(
+        arrays: "Mapping[int, RemoteSlices]", spans: Iterable[tuple[int, int, int]]
+    ) -> list[memoryview]:
+        """Return the bytes of items [start, stop) of arrays, each inside its array: (array, start, stop).
+
+        This is the loader's inner loop, in which one more call would cost as much as the slice itself.
+        """
+        ways = {name: (array._whole.get, array.offset, array.itemsize) for name, array in arrays.items()}
+        found, size, inside, shift = [], REGION_BYTES, REGION_BYTES - 1, REGION_SHIFT
+        for name, start, stop in spans:
+            whole, offset, itemsize = ways[name]
+            first = offset + start * itemsize
+            low = first & inside
+            high = low + (stop - start) * itemsize
+            region = whole(first >> shift)
+            found.append(
+                region[low:high] if region is not None and high <= size else arrays[name]._view(start, stop)
+            )
+        return found
 
     def is_here(self, start: int, stop: int) -> bool:
-        """Return whether items [start, stop) can be read at once."""
-        return self._blob.is_here(*self._bytes(start, stop))
+        """Return whether items [start, stop) can be read without waiting."""
+        first, past = self._bytes(start, stop)
+        if first >> REGION_SHIFT in self._whole and past - 1 >> REGION_SHIFT in self._whole:
+            return past - first <= REGION_BYTES or self._blob.is_here(first, past)
+        return self._blob.is_here(first, past)
 
     def fetch_ahead(self, start: int, stop: int) -> None:
         """Begin to fetch items [start, stop) in the background, exactly those."""
@@ -63,27 +88,16 @@ class RemoteSlices(FarSlices):
         found[held] = self.next_use(firsts[held], pasts[held]) if self.next_use else 0.0
         return found
 
+    def _view(self, start: int, stop: int) -> memoryview:
+        first, past = self._bytes(start, stop)
+        low = first & (REGION_BYTES - 1)
+        region = self._whole.get(first >> REGION_SHIFT)
+        if region is None or low + past - first > REGION_BYTES:
+            return self._blob.fetched(first, past, around=self._around)
+        return region[low : low + past - first]
+
     def _bytes(self, start: int, stop: int) -> tuple[int, int]:
         return self.offset + start * self.itemsize, self.offset + stop * self.itemsize
-
-
-def _viewer(blob: "RemoteBlob", offset: int, itemsize: int, *, around: int) -> View:
-    """Return what gives the bytes of items [start, stop) of an array.
-
-    This is the loader's inner loop: two lookups of an attribute would cost as much as the slice itself.
-    """
-    whole, fetched, size = blob.cache.whole_of(blob.key).get, blob.fetched, REGION_BYTES
-
-    def view(start: int, stop: int) -> memoryview:
-        first = offset + start * itemsize
-        low = first % size
-        high = low + (stop - start) * itemsize
-        region = whole(first // size)
-        if region is None or high > size:
-            return fetched(first, first + high - low, around=around)
-        return region[low:high]
-
-    return view
 
 
 class RemoteBlob:
