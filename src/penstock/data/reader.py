@@ -59,7 +59,9 @@ class Reader:
     def _collate(self, course: Course, chosen: Chosen, fields: Sequence[str]) -> Fields:
         """Read rows, run by run of rows that come from one corpus."""
         corpus = chosen.corpus
-        edges = [0, *(np.flatnonzero(corpus[1:] != corpus[:-1]) + 1).tolist(), len(corpus)]
+        edges = [0, len(corpus)]
+        if len(course.names) > 1:
+            edges[1:1] = (np.flatnonzero(corpus[1:] != corpus[:-1]) + 1).tolist()
         parts = []
         for first, past in pairwise(edges):
             source, tables = course.rows(int(corpus[first]), chosen.phase, chosen.places[first:past])

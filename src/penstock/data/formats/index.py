@@ -54,7 +54,7 @@ class DocumentEnds:
         if not len(found):
             if self._count and start < self._num_tokens <= stop:  # then the last end should have been here
                 raise self._disordered()
-        elif found[0] <= start or found[-1] > stop or (found[1:] < found[:-1]).any():
+        elif found[0] <= start or found[-1] > stop or np.count_nonzero(found[1:] < found[:-1]):
             raise self._disordered()
         return found
 

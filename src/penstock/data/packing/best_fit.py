@@ -76,21 +76,21 @@ def _best_fit(lengths: Int64, rooms: Int64) -> Int64:
     placed = []
     needed = (lengths[alone:] << bits).tolist()
     least, most = needed[-1] if needed else 0, tight[-1]
+    room = -1  # of the bin that was given the last length, which is on neither stack
     for length in needed:
-        while most >= length:
-            fitting.append(tight.pop())
-            most = tight[-1]
-        if not fitting:
-            placed.append(-1)
-            continue
-        room = fitting.pop()
+        if most >= length:  # some that were too tight no longer are: the smallest of them comes first
+            if room >= least:
+                insort(tight, room)
+            while tight[-1] >= length:
+                fitting.append(tight.pop())
+            most, room = tight[-1], fitting.pop()
+        elif room < length:
+            if room >= least:  # what has less takes nothing any more
+                insort(tight, room)
+                most = tight[-1]
+            room = fitting.pop() if fitting else -1
         placed.append(room)
         room -= length
-        if room >= length:
-            fitting.append(room)
-        elif room >= least:  # what has less takes nothing any more
-            insort(tight, room)
-            most = tight[-1]
     bins = np.fromiter(placed, np.int64, len(placed))
     return np.concatenate((np.arange(alone), np.where(bins < 0, -1, bins & (1 << bits) - 1)))
 
