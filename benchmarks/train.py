@@ -1,0 +1,289 @@
+"""What does Penstock's training step cost beside a plain loop and other trainers, and what memory?
+
+    python benchmarks/train.py --out benchmarks/results
+
+A tiny Llama in float32 on one thread, the same shape, batch, weights' count and AdamW for all:
+
+    plain         a loop by hand around Penstock's network and loader, as few lines as it takes: whole logits
+                  and torch's cross entropy
+    plain, loss   the same loop with Penstock's loss
+    penstock      `penstock.train.loop.train`: the same network and loss, with meters, records and checks
+    compiled      the same with `compile.enabled` (--compile)
+    transformers  Hugging Face Trainer with its Llama on rows of the same length, without documents
+
+Settings take turns; figures are CPU seconds a step (process, all threads), medians over rounds, of the steps
+between the first and the last of a turn: opening, saving and closing are not in it. `overhead` is
+penstock beside plain with the same loss.
+
+Memory is the most bytes of tensors alive in one step beyond weights and optimizer, and what the plan of
+`--dry-run` says of the same; time is that of a step, as a share of that without recomputation.
+"""
+
+import argparse
+import dataclasses
+import logging
+import statistics
+import tempfile
+import warnings
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from results_file import file_result
+from torch.nn import functional
+
+from penstock.core import clock
+from penstock.data.types import IGNORED_LABEL
+from penstock.models.llama.model import Llama
+from penstock.nn.init import init_weights
+from penstock.obs.meter import StepMeter
+from penstock.parallel.layout import Layout
+from penstock.parallel.mesh import join
+from penstock.parallel.recompute import recompute
+from penstock.parallel.recompute_plan import RecomputeConfig, plan
+from penstock.testing.corpora import write_corpus
+from penstock.testing.live_bytes import LiveBytes
+from penstock.train.config import build_recipe
+from penstock.train.loop import train
+from penstock.train.loss import next_token_loss
+from penstock.train.memory_plan import memory_plan
+from penstock.train.setup import open_state
+from penstock.train.supply import train_loader
+
+POLICIES = ("none", "operators", "every", "full")
+
+
+def recipe_of(folder, corpus, arguments, **sections):
+    """Return the recipe that all settings share."""
+    return build_recipe(
+        {
+            "run": {"dir": str(folder), "steps": 10**6},
+            "model": {
+                "hidden_size": arguments.hidden,
+                "intermediate_size": 3 * arguments.hidden,
+                "num_hidden_layers": arguments.layers,
+                "num_attention_heads": arguments.hidden // 32,
+                "vocab_size": arguments.vocabulary,
+            },
+            "data": {
+                "corpora": {"c": {"path": str(corpus)}},
+                "sequence_length": arguments.length,
+                "global_batch_size": arguments.rows,
+            },
+            "schedule": {"rule": "constant"},
+            "compute": "float32",
+            **sections,
+        }
+    )
+
+
+class Turn:
+    """Notes the time of each step of a turn."""
+
+    def __init__(self):
+        self.stamps = []
+
+    def __call__(self, *_):
+        """Note the end of a step."""
+        self.stamps.append(clock.cpu_seconds())
+
+    def per_step(self):
+        """Return CPU seconds a step, the first left out."""
+        return (self.stamps[-1] - self.stamps[0]) / (len(self.stamps) - 1)
+
+
+def plain_loss(model, batch):
+    """Whole logits and torch's cross entropy."""
+    logits = model(batch["input_ids"], position_ids=batch["position_ids"], cu_seqlens=batch["cu_seqlens"])
+    return functional.cross_entropy(
+        logits.flatten(0, 1), batch["labels"].flatten(), ignore_index=IGNORED_LABEL
+    )
+
+
+def our_loss(model, batch):
+    """Penstock's, as a mean."""
+    finish = next_token_loss(batch["labels"])
+    names = ("position_ids", "cu_seqlens")
+    total = model(batch["input_ids"], finish=finish, **{name: batch[name] for name in names})
+    return total / (batch["labels"] != IGNORED_LABEL).sum()
+
+
+def plain(recipe, loss_of):
+    """Return a function that trains so many steps in a loop by hand."""
+    model = Llama(recipe.model)
+    init_weights(model, seed=0)
+    adamw = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    batches = iter(train_loader(recipe, rank=0, world_size=1, deliver="torch"))
+
+    def turn(steps):
+        note = Turn()
+        for _ in range(steps):
+            loss = loss_of(model, next(batches))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            adamw.step()
+            adamw.zero_grad()
+            loss.item()
+            note()
+        return note.per_step()
+
+    turn.close = batches.close
+    return turn
+
+
+def penstock(recipe, world):
+    """Return a function that trains so many steps with Penstock's loop."""
+    state = open_state(recipe, world)
+    meter = StepMeter(flops_per_token=recipe.model.flops_per_token, peak_flops=1e12)
+
+    def turn(steps):
+        note = Turn()
+        until = dataclasses.replace(recipe, run=dataclasses.replace(recipe.run, steps=state.step + steps))
+        train(
+            state, until, world,
+            meter=meter, stop_requested=lambda: False, sinks=[lambda _: None], on_batch=note,
+        )  # fmt: skip
+        return note.per_step()
+
+    return turn
+
+
+def transformers_trainer(recipe, folder):
+    """Return a function that trains so many steps with Hugging Face's Trainer; None where it is missing."""
+    try:
+        import transformers
+    except ImportError:
+        print("transformers is not installed: left out")
+        return None
+    shape = recipe.model
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
+            intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_hidden_layers,
+            num_attention_heads=shape.num_attention_heads,
+            max_position_embeddings=shape.max_position_embeddings,
+        )
+    )  # fmt: skip
+    rows = torch.randint(0, shape.vocab_size, (64, recipe.data.sequence_length))
+    dataset = [{"input_ids": row, "labels": row} for row in rows]
+    note = Turn()
+
+    class Note(transformers.TrainerCallback):
+        def on_step_end(self, *_, **__):
+            note()
+
+    def turn(steps):
+        note.stamps.clear()
+        options = transformers.TrainingArguments(
+            output_dir=str(folder), max_steps=steps,
+            per_device_train_batch_size=recipe.data.global_batch_size,
+            use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True, logging_strategy="no",
+            optim="adamw_torch_fused", lr_scheduler_type="constant", weight_decay=0.1,
+            dataloader_pin_memory=False,
+        )  # fmt: skip
+        transformers.Trainer(model, options, train_dataset=dataset, callbacks=[Note()]).train()
+        return note.per_step()
+
+    return turn
+
+
+def speed(settings, arguments):
+    """Return name -> CPU seconds a step of each turn, after one that does not count."""
+    found = {name: [] for name in settings}
+    for number in range(-1, arguments.rounds):
+        for name, turn in settings.items():
+            taken = turn(arguments.steps)
+            if number >= 0:
+                found[name].append(taken)
+        print(f"round {number + 1} of {arguments.rounds}" if number >= 0 else "warmed up", flush=True)
+    return found
+
+
+def memory(recipe, arguments):
+    """Return policy -> peak bytes of a step, those planned, and time as a share of no policy's."""
+    with closing(iter(train_loader(recipe, rank=0, world_size=1, deliver="torch"))) as batches:
+        batch = {name: value.clone() for name, value in next(batches).items() if torch.is_tensor(value)}
+    turns, found = {}, {}
+    for policy in POLICIES:
+        model = Llama(recipe.model)
+        init_weights(model, seed=0)
+        recompute(model, plan(RecomputeConfig(policy=policy), num_blocks=arguments.layers, kept={}))
+
+        def step(model=model):
+            our_loss(model, batch).backward()
+            for parameter in model.parameters():
+                parameter.grad = None
+
+        with LiveBytes() as seen:
+            step()
+        planned = memory_plan(dataclasses.replace(recipe, recompute=RecomputeConfig(policy=policy)), Layout())
+        in_step = planned.gradients + planned.activations + planned.recomputed + planned.loss
+        found[policy] = {"peak_bytes": seen.peak, "planned_bytes": in_step}
+        turns[policy] = step
+    times = {name: [] for name in turns}
+    for _ in range(max(2, arguments.rounds)):
+        for name, step in turns.items():
+            start = clock.cpu_seconds()
+            step()
+            times[name].append(clock.cpu_seconds() - start)
+    fastest = statistics.median(times["none"])
+    for name, taken in times.items():
+        found[name]["time_share"] = round(statistics.median(taken) / fastest, 3)
+    return found
+
+
+def run(arguments, folder):
+    """Measure; return the result."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(20, 600, (1500,), generator=generator).tolist()
+    documents = [torch.randint(1, 500, (n,), generator=generator).tolist() for n in lengths]
+    corpus = write_corpus(folder / "corpus", documents, vocab_size=500)
+    recipe = recipe_of(folder / "run", corpus, arguments)
+    with join() as world:
+        torch.set_num_threads(1)
+        by_hand = {"plain": plain(recipe, plain_loss), "plain, loss": plain(recipe, our_loss)}
+        settings = {**by_hand, "penstock": penstock(recipe, world)}
+        if arguments.compile:
+            compiled = recipe_of(folder / "compiled", corpus, arguments, compile={"enabled": True})
+            settings["compiled"] = penstock(compiled, world)
+        if (trainer := transformers_trainer(recipe, folder / "hf")) is not None and not arguments.no_peers:
+            settings["transformers"] = trainer
+        found = speed(settings, arguments)
+        for turn in by_hand.values():
+            turn.close()
+    seconds = {name: statistics.median(taken) for name, taken in found.items()}
+    tokens = arguments.rows * arguments.length
+    pairs = zip(found["penstock"], found["plain, loss"], strict=True)
+    return {
+        "settings": {k: v for k, v in vars(arguments).items() if k != "out"},
+        "tokens_per_cpu_s": {name: round(tokens / taken) for name, taken in seconds.items()},
+        "time_share_of_plain": {name: round(taken / seconds["plain"], 3) for name, taken in seconds.items()},
+        "overhead": round(statistics.median(ours / plainly for ours, plainly in pairs) - 1, 4),
+        "memory": memory(recipe, arguments),
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for the result")
+    for name, default in {
+        "hidden": 256, "layers": 4, "vocabulary": 8192, "rows": 2, "length": 512, "steps": 5, "rounds": 5,
+    }.items():  # fmt: skip
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--compile", action="store_true", help="also compiled blocks; a minute more")
+    parser.add_argument("--no-peers", action="store_true", help="leave other trainers out")
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    with tempfile.TemporaryDirectory() as folder:
+        result = run(arguments, Path(folder))
+    for name, value in result.items():
+        print(f"{name}: {value}")
+    if arguments.out:
+        file_result(arguments.out, "train", result, packages=("torch", "transformers", "accelerate"))
+
+
+if __name__ == "__main__":
+    main()
