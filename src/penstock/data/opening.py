@@ -12,7 +12,7 @@ from penstock.data.foreign import OnProgress, foreign_manifest, probe_of
 from penstock.data.formats import FORMATS, Options, TokenShard, synthetic
 from penstock.data.manifest import FILE, TOKENIZER_FILE, Manifest, ShardEntry, load_manifest, read_manifest
 from penstock.data.spec import SYNTHETIC, TEXT, Spec, parse_spec
-from penstock.data.storage import LocalStorage, Storage
+from penstock.data.storage import Absent, LocalStorage, Storage
 
 _LISTED_SHARDS = 1024
 """A synthetic corpus of more shards is opened without a list of them."""
@@ -141,8 +141,6 @@ def _open_shard(storage: Storage, manifest: Manifest, index: int) -> TokenShard:
 def _has_manifest(storage: Storage) -> bool:
     if isinstance(storage, LocalStorage):
         return (storage.folder / FILE).is_file()
-    from penstock.data.remote.store import Absent
-
     try:
         storage.open(FILE)
     except Absent:  # while a store that does not answer is an error

@@ -7,8 +7,7 @@ shard. What only `penstock data verify` notices is a change in the middle of a f
 import hashlib
 from collections.abc import Iterator, Sequence
 
-from penstock.core.errors import CorpusError
-from penstock.data.storage import Blob, Storage
+from penstock.data.storage import Absent, Blob, Storage
 
 _END_BYTES = 4096  # one page, and one small request where the file is far away
 
@@ -28,7 +27,7 @@ def probe(storage: Storage, name: str, companions: Sequence[str] = ()) -> str:
     for other in companions:
         try:
             parts = list(_ends(storage.open(other)))
-        except CorpusError:
+        except Absent:
             parts = [b"absent"]
         for part in parts:
             digest.update(part)

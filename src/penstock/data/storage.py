@@ -22,6 +22,10 @@ Array = npt.NDArray[Any]  # Any: the dtype is the caller's choice
 Float64 = npt.NDArray[np.float64]
 
 
+class Absent(CorpusError):
+    """There is no such object, or none that this user may know of; any other error says nothing of that."""
+
+
 class Slices(Protocol):
     """What can be sliced like an array: a memory map, or a reader that fetches."""
 
@@ -115,7 +119,8 @@ class Storage(Protocol):
         """Open an object.
 
         Raises:
-            CorpusError: it is missing or cannot be read.
+            Absent: it is missing.
+            CorpusError: it cannot be read.
         """
 
 
@@ -164,7 +169,7 @@ def _reading(path: Path) -> Generator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise CorpusError(f"{path} is missing", fix="Restore it, or make the corpus again.") from None
+        raise Absent(f"{path} is missing", fix="Restore it, or make the corpus again.") from None
     except (OSError, ValueError) as error:
         raise CorpusError(f"{path} cannot be read: {error}", fix="Check the path and its rights.") from None
 

@@ -11,7 +11,7 @@ from penstock.core.errors import CorpusError
 from penstock.data.formats import Options
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.stored import whole_items
-from penstock.data.storage import Blob, Slices, Storage
+from penstock.data.storage import Absent, Blob, Slices, Storage
 
 OPTIONS: Mapping[str, str] = {}
 
@@ -63,7 +63,7 @@ def _token_bytes(storage: Storage, name: str) -> int | None:
     """Return the bytes of a token as the metadata says them; None where it does not."""
     try:
         metadata: Blob = storage.open(f"{name}.metadata")
-    except CorpusError:
+    except Absent:
         return None
     first = metadata.read(0, min(metadata.size, _METADATA_BYTES)).split(b"\n", 1)[0]
     _, _, size = first.rpartition(b"|")

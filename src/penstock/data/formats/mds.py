@@ -23,7 +23,7 @@ from penstock.data.formats.mds_layout import values_of
 from penstock.data.formats.runs import RunShard, runs_of, starts_of
 from penstock.data.index_folder import keep, kept
 from penstock.data.probe import probe
-from penstock.data.storage import Blob, LocalBlob, Storage
+from penstock.data.storage import Absent, Blob, LocalBlob, Storage
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ def _entry(storage: Storage, name: str) -> _Entry:
     for path in _indices(name):
         try:
             blob = storage.open(path)
-        except CorpusError:
+        except Absent:
             continue
         try:
             entries = _entries(blob.read(0, blob.size))

@@ -19,7 +19,7 @@ from penstock.data.formats import Options
 from penstock.data.formats.flat import SEPARATORS, FlatShard, flat_shard, separator
 from penstock.data.formats.sidecar import Chunks, documents_of
 from penstock.data.formats.stored import dtype_option, little, served, whole_items
-from penstock.data.storage import Blob, Storage
+from penstock.data.storage import Absent, Blob, Storage
 from penstock.data.types import Int64
 
 OPTIONS = {
@@ -48,7 +48,7 @@ def open_shard(storage: Storage, name: str, options: Options) -> FlatShard:
     (metadata,) = companions(name)
     try:
         listed = storage.open(metadata)
-    except CorpusError:
+    except Absent:
         cut, how = separator(options, name=blob.name), f"olmo {dtype} {offset}"
         return flat_shard(storage, (name,), tokens=tokens, cut=cut, how=how)
     found = documents_of(

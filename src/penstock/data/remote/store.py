@@ -20,6 +20,7 @@ from penstock.data.remote.digests import Check
 from penstock.data.remote.options import RemoteOptions
 from penstock.data.remote.retry import Failure, delay_s, failure_of
 from penstock.data.remote.retry_after import retry_after_s
+from penstock.data.storage import Absent
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
@@ -35,10 +36,6 @@ T = TypeVar("T")
 
 class WrongBytesError(OSError):
     """What came is not what was uploaded."""
-
-
-class Absent(CorpusError):
-    """There is no such object, or none that this user may know of."""
 
 
 @dataclass(frozen=True, slots=True)
