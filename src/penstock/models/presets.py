@@ -1,7 +1,7 @@
 """Published shapes by name, for `model.preset` in a recipe: values of a LlamaConfig; no torch.
 
-Sizes, biases and tying are those of the released `config.json` files, and tests hold the count of
-parameters of each against the published one, to the digit. What no count can show is `rope_theta`,
+Tests hold the count of parameters of each against the published one as its author remembers it, to the
+digit, and against transformers' model of the same shape. What no count can show is `rope_theta`,
 `rms_norm_eps`, the context (`max_position_embeddings`), the factors of Granite and the scaling of Llama 3.1
 and 3.2: those of Qwen and the factors of granite3-8b were compared with other people's copies of the files,
 the others are from memory. To continue a checkpoint, read its own `config.json`; a preset is for training
