@@ -8,8 +8,8 @@ packing of language-model data: Ding et al., "Fewer truncations improve language
 
 Cost: about a tenth of a microsecond a fragment, at any sequence length. Lengths descend, so rows fall into
 two stacks, those with too little room for the present length and those with enough, each with the row
-that is wanted next on top. A row that has just been given a fragment and has room for one as long is the
-tightest of all: it stays on top, and nothing is searched.
+that is wanted next on top. The row that was given the last fragment mostly takes the next one too: then
+nothing is moved and nothing searched.
 """
 
 from bisect import insort
