@@ -25,6 +25,7 @@ from penstock.core.rng import key_of
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
+_CHUNK_ON_GPU = 2**23  # few launches, for a third of a gigabyte
 _WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and compilation rename
 
 
@@ -80,8 +81,9 @@ def element_indices(parameter: Tensor) -> Iterator[tuple[slice, Int64[Tensor, "n
     local = _local(parameter)
     shape, offset = _place(parameter)
     assert local.is_contiguous() and tuple(local.shape) == shape, (local.stride(), local.shape, shape)  # noqa: PT018
-    for start in range(0, local.numel(), _CHUNK):
-        stop = min(start + _CHUNK, local.numel())
+    chunk = _CHUNK if local.device.type == "cpu" else _CHUNK_ON_GPU
+    for start in range(0, local.numel(), chunk):
+        stop = min(start + chunk, local.numel())
         counter = torch.arange(start, stop, device=local.device)
         index = _global_index(counter, shape, offset=offset, full=tuple(parameter.shape))
         yield slice(start, stop), index

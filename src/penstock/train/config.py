@@ -17,7 +17,7 @@ from penstock.parallel.recompute_plan import RecomputeConfig
 from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig, at_least
 from penstock.train.guard_config import GuardConfig
 from penstock.train.measure_config import MeasureConfig
-from penstock.train.optim.config import OptimConfig
+from penstock.train.optim.config import BLOCK, OptimConfig, fits_blocks
 from penstock.train.precision import PrecisionConfig
 
 __all__ = [
@@ -146,6 +146,19 @@ class TrainConfig:
         check_fit(self.parallel, self.model, lengths=self.data.lengths)
         if self.precision.gather == "float8":
             self._check_gather()
+        if self.optim.rule == "adamw_8bit":
+            self._check_moments()
+
+    def _check_moments(self) -> None:
+        """Refuse slices of matrices that cut a block of 8-bit moments."""
+        model, ranks = self.model, self.parallel.tensor
+        for width in (model.num_attention_heads * model.size_of_head, model.intermediate_size):
+            if ranks > 1 and not fits_blocks(width // ranks, whole=width, rows=model.hidden_size):
+                raise ConfigError(
+                    f"optim.rule 'adamw_8bit' keeps a scale for each {BLOCK} columns, and parallel.tensor "
+                    f"cuts {width} columns into {width // ranks} a rank",
+                    fix="Use fewer tensor-parallel ranks, or optim.rule 'adamw'.",
+                )
 
     def _check_gather(self) -> None:
         """Refuse what weights cannot be gathered in float8 with."""

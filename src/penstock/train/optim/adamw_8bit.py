@@ -11,44 +11,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.core.errors import ConfigError
 from penstock.nn.low_bit import code_of_zero, from_codes, num_blocks, to_codes
 from penstock.train.optim import adamw
-from penstock.train.optim.config import BLOCK
+from penstock.train.optim.config import BLOCK, SMALLEST, fits_blocks
 from penstock.train.optim.rule import Group, States, Update
 from penstock.train.optim.shards import like, local
 
-_SMALLEST = 4096  # numbers in a matrix whose moments are coded
-_AT_ONCE = 2**18  # numbers that are open at a time: their temporaries stay in a processor's cache
+_OPEN_ON_CPU = 2**18  # numbers that are open at a time: their temporaries stay in a processor's cache
+_OPEN_ON_GPU = 2**24  # few launches, for half a gigabyte
 
 
 def init(parameter: Tensor) -> States:
-    """Return the codes and scales of zero moments, or float32 moments for what is small.
-
-    Raises:
-        ConfigError: the ranks cut the rows of the matrix inside a block.
-    """
-    if parameter.ndim != 2 or parameter.numel() < _SMALLEST:
+    """Return the codes and scales of zero moments, or float32 moments for what is small."""
+    if parameter.ndim != 2 or parameter.numel() < SMALLEST:
         return adamw.init(parameter)
-    here = local(parameter)
-    _check_cut(parameter, here)
-    shape = (parameter.shape[0], num_blocks(parameter.shape[1], BLOCK))
+    here, (rows, columns) = local(parameter), parameter.shape
+    assert fits_blocks(here.shape[1], whole=columns, rows=rows), (here.shape, parameter.shape)
+    shape = (rows, num_blocks(columns, BLOCK))
     states = {"step": torch.zeros(())}  # read on the host
     for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         states[f"{name}_codes"] = torch.full_like(parameter, code_of_zero(signed=signed), dtype=torch.uint8)
         scales = here.new_zeros((here.shape[0], num_blocks(here.shape[1], BLOCK)), dtype=torch.float32)
         states[f"{name}_scales"] = like(parameter, scales, shape)
     return states
-
-
-def _check_cut(parameter: Tensor, here: Tensor) -> None:
-    whole, held = parameter.shape[1], here.shape[1]
-    if held != whole and (whole % BLOCK or held % BLOCK):
-        raise ConfigError(
-            f"optim.rule 'adamw_8bit' keeps a scale for each {BLOCK} columns, and parallel.tensor cuts "
-            f"{whole} columns into {held} a rank",
-            fix="Use fewer tensor-parallel ranks, or optim.rule 'adamw'.",
-        )
 
 
 def update(updates: Sequence[Update], group: Group) -> None:
@@ -63,7 +48,8 @@ def _update_coded(one: Update, group: Group) -> None:
     one.states["step"] += 1
     step = one.states["step"].item()
     codes = {name: local(one.states[name]) for name in one.states if name != "step"}
-    rows = max(1, _AT_ONCE // one.weight.shape[1])
+    at_once = _OPEN_ON_CPU if one.weight.device.type == "cpu" else _OPEN_ON_GPU
+    rows = max(1, at_once // one.weight.shape[1])
     for first in range(0, one.weight.shape[0], rows):
         some = slice(first, first + rows)
         part = {name: state[some] for name, state in codes.items()}

@@ -12,6 +12,9 @@ Rule = Literal["adamw", "adamw_8bit", "muon"]
 BLOCK = 128
 """Neighbours in a row of a matrix that share one scale, in 8-bit moments."""
 
+SMALLEST = 4096
+"""Numbers of a matrix whose moments are in 8 bits; smaller ones keep float32."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimConfig:
@@ -60,3 +63,12 @@ def optimizer_bytes_per_parameter(config: OptimConfig, *, in_blocks: bool = True
     if config.rule == "adamw_8bit":
         return 2 * (1 + 4 / BLOCK)
     return 4.0 if config.rule == "muon" and in_blocks else 8.0
+
+
+def fits_blocks(columns: int, *, whole: int, rows: int) -> bool:
+    """Return whether `columns` of a matrix [rows, whole] on a rank are whole blocks of 8-bit moments.
+
+    >>> fits_blocks(256, whole=512, rows=64), fits_blocks(64, whole=128, rows=64)
+    (True, False)
+    """
+    return columns == whole or rows * whole < SMALLEST or not (whole % BLOCK or columns % BLOCK)
