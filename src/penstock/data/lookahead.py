@@ -9,7 +9,7 @@ when it is read again, which is what a full cache needs to know. For a corpus on
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from weakref import WeakValueDictionary
@@ -53,28 +53,29 @@ class Lookahead:
         self._lock = threading.Lock()
         self._background = ThreadPoolExecutor(_POOLS_AT_ONCE, "penstock-lookahead") if self._far else None
 
-    def read(self, legs: Sequence[Leg], places: Int64) -> None:
+    def read(self, legs: Sequence[Leg], places: Sequence[Sequence[int]]) -> None:
         """Note that rows are about to be read; returns when their document boundaries are here.
 
         Args:
             legs: of the way that the rows are on.
-            places: [n, 4] leg, epoch, pool, row.
+            places: [n][4] leg, epoch, pool, row.
         """
-        if self._background is None or not len(places):
+        if self._background is None or not places:
             return
-        told, ids, due = places.tolist(), [leg.identity for leg in legs], self._due
-        begun = {}
-        for leg, epoch, pool, row in told:
-            if row >= due.get((ids[leg], epoch, pool), 0):
+        ids, due_row, begun = [leg.identity for leg in legs], self._due.get, {}
+        for leg, epoch, pool, row in places:
+            if row >= due_row((ids[leg], epoch, pool), 0):
                 begun[ids[leg], epoch, pool] = self._reach(legs[leg], epoch, pool, row)
-        leg, epoch, pool, _ = told[-1]
+        leg, epoch, pool, _ = places[-1]
         self._front = legs[leg], epoch, pool // legs[leg].order.geometry.lanes
-        for (
-            under_way,
-            _,
-        ) in begun.values():  # what is read before its block is queued would be fetched in windows
-            for pool_begun in under_way:
-                pool_begun.result()
+        if begun:
+            self._await(begun)
+
+    def _await(self, begun: "Mapping[Pool, tuple[Sequence[Future[None]], int]]") -> None:
+        for under_way, _ in begun.values():
+            for pool in under_way:  # what is read before its block is queued would be fetched in windows
+                pool.result()
+        due = self._due
         with self._lock:
             due.update((key, row) for key, (_, row) in begun.items())
             while len(due) > _REMEMBERED:

@@ -119,9 +119,10 @@ class Source:
         Args:
             places: [n, 4] leg, epoch, pool, row.
         """
-        self._lookahead.read(way.legs, places)
+        told = places.tolist()
+        self._lookahead.read(way.legs, told)
         tables, legs, pools = [], [leg.identity for leg in way.legs], self._pools
-        for leg, epoch, pool, row in places.tolist():
+        for leg, epoch, pool, row in told:
             packed = pools.get((legs[leg], epoch, pool)) or self.pool(way, (leg, epoch, pool))
             tables.append(packed.pieces[packed.firsts[row] : packed.pasts[row]])
         return tables

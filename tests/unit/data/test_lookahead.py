@@ -73,4 +73,4 @@ def test_the_next_use_of_a_stretch_is_that_of_its_first_token_to_come(
 
 def test_a_local_corpus_costs_nothing(tmp_path: Path) -> None:
     corpus = open_corpus(numbered_corpus(tmp_path, [5, 5]))
-    Lookahead(corpus, max_epochs=None).read([], np.zeros((3, 4), np.int64))
+    Lookahead(corpus, max_epochs=None).read([], [[0, 0, 0, 0]] * 3)
