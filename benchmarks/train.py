@@ -217,7 +217,7 @@ def memory(recipe, arguments):
         with LiveBytes() as seen:
             step()
         planned = memory_plan(dataclasses.replace(recipe, recompute=RecomputeConfig(policy=policy)), Layout())
-        in_step = planned.gradients + planned.activations + planned.recomputed + planned.loss
+        in_step = planned.total - planned.weights - planned.optimizer - planned.gathered
         found[policy] = {"peak_bytes": seen.peak, "planned_bytes": in_step}
         turns[policy] = step
     times = {name: [] for name in turns}

@@ -14,6 +14,8 @@ from torch import nn
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.parallel.compile_config import CompileConfig
 
+_MOST_PROGRAMS = 64
+
 
 def compile_blocks(model: nn.Module, config: CompileConfig, *, backend: str = "inductor") -> None:
     """Have each block compiled when it is first called, in place; nothing where it is not enabled.
@@ -28,6 +30,8 @@ def compile_blocks(model: nn.Module, config: CompileConfig, *, backend: str = "i
         set_compiled_programs(
             Path(config.cache) if config.cache else cache_folder() / "compiled", given=bool(config.cache)
         )
+    # torch gives up a function after 8 programs; here that would end a run whose batches change shape
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
     mode = config.mode if backend == "inductor" else None
     for block in cast(nn.ModuleList, model.layers):
         block.forward = torch.compile(block.forward, backend=backend, mode=mode, fullgraph=True)

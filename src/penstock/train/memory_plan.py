@@ -35,8 +35,12 @@ class MemoryPlan:
 
     @property
     def total(self) -> int:
-        """Sum; what libraries, the allocator's gaps and batches take is not in it."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        """Sum, with the larger of `loss` and `recomputed`: when blocks are computed again, logits are gone.
+
+        What libraries, the allocator's gaps and batches take is not in it.
+        """
+        stays = self.weights + self.gradients + self.optimizer + self.gathered + self.activations
+        return stays + max(self.loss, self.recomputed)
 
     def lines(self) -> dict[str, str]:
         """Return each part and the total for a person."""

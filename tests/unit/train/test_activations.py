@@ -81,6 +81,10 @@ def test_a_plan_adds_up_and_shards_what_is_sharded(raw):
     assert four.weights == alone.weights // 4
     assert four.activations == alone.activations  # the micro-batch is the same
     assert alone.recomputed == 0
+    again = memory_plan(recipe_of(raw, "recompute.policy=full"), Layout())
+    assert again.recomputed == block_bytes(recipe_of(raw).model, tokens=32, compute_bytes=4)["keep"]
+    saved = alone.activations - again.activations
+    assert again.total == alone.total - saved + max(0, again.recomputed - again.loss)
     lines = alone.lines()
     assert len(lines) == 8
     assert lines["memory, all"].endswith("MiB")
