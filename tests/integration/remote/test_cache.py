@@ -88,6 +88,25 @@ def test_a_slice_inside_a_region_is_not_copied(web: FaultyServer, options: Remot
     assert not np.shares_memory(array[2**20 - 10 : 2**20 + 10], array[2**20 - 10 : 2**20 + 10])
 
 
+def test_spans_of_several_arrays_are_the_bytes_that_lie_there(
+    web: FaultyServer, options: RemoteOptions
+) -> None:
+    blob = storage_of(web.url, options).open("object")
+    places = {1: ("<u2", 7, 2_000_000), 5: ("<u4", 16, 1_400_000)}
+    near = {
+        name: np.frombuffer(CONTENT, dtype, offset=at, count=count)
+        for name, (dtype, at, count) in places.items()
+    }
+    far = {name: blob.array(dtype, offset=at, count=count) for name, (dtype, at, count) in places.items()}
+    choose = random.Random(0)
+    starts = [(choose.choice([1, 5]), choose.randrange(1_390_000)) for _ in range(400)]
+    spans = [(name, start, start + choose.choice([0, 1, 700, 9_000])) for name, start in starts]
+    expected = [near[name][start:stop].tobytes() for name, start, stop in spans]
+    for _ in range(2):  # fetched, and then from whole regions
+        assert [view.tobytes() for view in far[1].views(far, spans)] == expected
+        blob.read(0, len(CONTENT))
+
+
 def test_reading_past_the_end_is_an_error(web: FaultyServer, options: RemoteOptions) -> None:
     blob = storage_of(web.url, options).open("object")
     with pytest.raises(CorpusError, match="has 6000001 bytes where bytes 0 to 6000002 are needed"):
@@ -245,6 +264,17 @@ def test_the_disk_it_takes_is_bounded(web: FaultyServer, tmp_path: Path) -> None
         assert disk_bytes(cache) <= limit
     for start, view in held:  # what is in use stays readable, evicted or not
         assert view.tobytes() == CONTENT[start : start + 100_000]
+
+
+def test_what_was_evicted_takes_no_disk_when_no_one_holds_it(web: FaultyServer, tmp_path: Path) -> None:
+    options = quick_options(tmp_path / "cache", cache_bytes=3 * 2**20)
+    blob = storage_of(web.url, options).open("object")
+    array = blob.array(np.uint8, offset=0, count=len(CONTENT))
+    for start in range(0, len(CONTENT), 50_000):
+        array.views({0: array}, [(0, start, min(start + 50_000, len(CONTENT)))])
+    cache_of(options).sweep()
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert not [line for line in maps if str(tmp_path) in line and "(deleted)" in line]
 
 
 def test_processes_together_keep_the_bound(web: FaultyServer, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from penstock.core import clock
 from penstock.core.files import checksum
 from penstock.data import Loader
 from penstock.data.formats.arrow import write_shard
+from penstock.data.lookahead import Lookahead
 from penstock.data.manifest import Manifest, ShardEntry, save_manifest
 
 # 32 pools of 16 blocks of 16 rows: 8 lanes. A block is 64 KiB of uint16 tokens: 16 pages, and 17 are touched.
@@ -87,6 +88,20 @@ def test_a_cache_smaller_than_what_is_in_use_serves_the_truth(
         assert (far.batch_at(step)["input_ids"] == near.batch_at(step)["input_ids"]).all()
     disk = sum(path.stat().st_blocks * 512 for path in (tmp_path / "cache").rglob("*") if path.is_file())
     assert disk <= 8 * 2**20
+
+
+def test_nothing_is_planned_for_pools_that_are_here(
+    web: FaultyServer, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = loader(address, epochs={"web": 2})
+    steps = NUM_TOKENS // LENGTH // 64
+    for step in range(steps):
+        made.batch_at(step)
+    monkeypatch.delattr(Lookahead, "_begin")
+    web.traffic.clear()
+    for step in range(steps, 2 * steps):
+        made.batch_at(step)
+    assert not web.traffic.requests
 
 
 def test_boundaries_of_a_pool_are_read_side_by_side(web: FaultyServer, address: str) -> None:
