@@ -98,8 +98,8 @@ def trained(rule: str) -> tuple[nn.Linear, Optimizer, float]:
     model = nn.Linear(200, 24, bias=False)
     with torch.no_grad():
         model.weight.zero_()
-    optimizer = build_optimizer(model, OptimConfig(rule=rule, learning_rate=0.02, weight_decay=0.0))  # type: ignore[arg-type]
-    for _ in range(60):
+    optimizer = build_optimizer(model, OptimConfig(rule=rule, learning_rate=0.05, weight_decay=0.0))  # type: ignore[arg-type]
+    for _ in range(15):
         loss = (model(inputs) - inputs @ goal).square().mean()
         loss.backward()
         optimizer.step()
