@@ -18,7 +18,7 @@ from penstock.parallel.mesh import make_mesh
 from penstock.parallel.recompute import recompute
 from penstock.parallel.recompute_plan import RecomputeConfig, plan
 from penstock.parallel.tensor import slice_blocks
-from penstock.parallel.vocabulary import slice_vocabulary
+from penstock.parallel.vocabulary import finish_with_slices, slice_vocabulary
 from penstock.testing.ranks import on_ranks
 from penstock.train.loss import next_token_loss
 
@@ -51,6 +51,7 @@ def built(world, *, policy="none", compiled=False, tensor=1, dtype=torch.float32
     if tensor > 1:
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])
+        finish_with_slices(model, mesh.state["tensor"])
     recompute(model, plan(RecomputeConfig(policy=policy), num_blocks=3, kept={}))
     compile_blocks(model, CompileConfig(enabled=compiled), backend="aot_eager")
     shard(model, mesh.data, compute_dtype=dtype)
