@@ -4,6 +4,7 @@ Each turn takes one batch, one step, one record; now and then it validates and s
 stop is agreed on inside the step, so all ranks leave after the same one, with a checkpoint.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -29,6 +30,8 @@ from penstock.train.schedule import learning_rate
 from penstock.train.score import validation_record
 from penstock.train.state import Batch, TrainState
 from penstock.train.step import Asked, StepResult, train_step
+
+log = logging.getLogger(__name__)
 
 
 def train(
@@ -72,8 +75,8 @@ def train(
             )
             on_batch(batch, state.step)
             rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
-            record = step_record(state, result, rates, learning_rate=rate)
-            emit(record | saver.times() | mixture.record(), sinks)
+            record = step_record(state, result, rates, learning_rate=rate) | saver.times() | mixture.record()
+            emit(skip_event(state, result) if result.skipped else record, sinks)
             for event in [*mixture.events(), *state.watch.end(state.step, (local, length, rows), rates)]:
                 emit(event, sinks)
             follow_losses(state, result, config, world)
@@ -84,7 +87,8 @@ def train(
                 state.watch.doing("validation", step=state.step)
                 scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
                 emit(validation_record(scores, step=state.step), sinks)
-            if last or result.stop or state.step % config.checkpoint.every == 0:
+            due = state.step % config.checkpoint.every == 0 and not result.skipped
+            if last or result.stop or due:  # not while in trouble: it would push out checkpoints of before
                 state.watch.doing("checkpoint", step=state.step)
                 saver.save(training_tensors(state.model, state.optimizer), meta_of(state, config, world))
             if result.stop and not last:
@@ -102,6 +106,13 @@ def set_learning_rate(state: TrainState, config: TrainConfig) -> float:
     return rate
 
 
+def skip_event(state: TrainState, result: StepResult) -> Record:
+    """Return, and say, that a step was not taken."""
+    if state.mesh.rank == 0:
+        log.warning("skipped step=%d: %s; the weights were not changed", state.step, result.skipped)
+    return {"event": "skipped", "step": state.step, "why": result.skipped}
+
+
 def emit(record: Record, sinks: Sequence[Sink]) -> None:
     """Give a record to every sink."""
     for sink in sinks:
@@ -111,7 +122,7 @@ def emit(record: Record, sinks: Sequence[Sink]) -> None:
 def follow_losses(state: TrainState, result: StepResult, config: TrainConfig, world: World) -> None:
     """Let the policy of the recipe, if it has one, set the mixture from the next step on."""
     adaptive = state.adaptive
-    if adaptive is None:
+    if adaptive is None or result.skipped:
         return
     adaptive.add(result.corpus_sums, result.corpus_labels)
     if adaptive.is_due(state.step):

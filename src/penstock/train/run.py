@@ -1,5 +1,6 @@
 """One process's part of a run: join the ranks, hold the folder, set up, loop, leave."""
 
+import gc
 import logging
 from contextlib import ExitStack
 from pathlib import Path
@@ -27,9 +28,11 @@ from penstock.parallel.recompute_plan import multiplied_again
 from penstock.parallel.recorder import TrafficMeter
 from penstock.train.config import TrainConfig
 from penstock.train.control import Control
+from penstock.train.guard import Rewind
 from penstock.train.loop import train
 from penstock.train.memory_plan import recompute_modes
 from penstock.train.record import sample_log
+from penstock.train.rewind import go_back
 from penstock.train.setup import open_state, write_identity
 from penstock.train.state import TrainState
 from penstock.train.stragglers import Stragglers
@@ -57,6 +60,24 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
         if world.is_first:
             stack.enter_context(exclusive(folder, purpose="penstock train"))
         dist.barrier()  # the others go on when the folder is held
+        leave_out_to, rewinds = 0, 0
+        while True:
+            try:
+                return _train(recipe, flag, world, leave_out_to=leave_out_to)
+            except Rewind as asked:
+                rewinds += 1
+                go_back(recipe, world, asked, rewinds=rewinds)
+                leave_out_to = asked.step
+
+
+def _train(recipe: TrainConfig, flag: StopFlag, world: World, *, leave_out_to: int) -> bool:
+    """Train from the newest checkpoint on; return whether the run is finished.
+
+    Args:
+        leave_out_to: last step, counted from 1, whose data is left out after a rewind; 0: none is.
+    """
+    gc.collect()  # a model that was given up goes before the next is built
+    with ExitStack() as stack:
         state = open_state(recipe, world)
         if world.is_first:
             write_identity(recipe, state.loader)
@@ -65,6 +86,8 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
             return True
         state.control = Control(recipe, state.loader, world)
         state.control.start()
+        if state.step < leave_out_to:
+            state.loader.skip(steps=range(state.step, leave_out_to), reason="guard")
         state.watch = _watch(recipe, state, world, stack)
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(

@@ -28,6 +28,7 @@ from penstock.train.adaptive import Adaptive
 from penstock.train.config import TrainConfig
 from penstock.train.control import share
 from penstock.train.derived import check_rows
+from penstock.train.guard import Guard
 from penstock.train.memory_plan import recompute_modes
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.storage import STORAGES
@@ -84,6 +85,7 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
     state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), pipeline, adaptive)
+    state.guard = Guard(config.guard)
     restore(state, config, world)
     return state
 

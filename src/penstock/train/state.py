@@ -11,6 +11,8 @@ from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
 from penstock.train.control import Control
+from penstock.train.guard import Guard
+from penstock.train.guard_config import GuardConfig
 from penstock.train.supply import Heldout
 from penstock.train.watch import Watch
 
@@ -34,6 +36,8 @@ class TrainState:
     """What sets the mixture by the losses, if the recipe asks for it."""
     control: Control | None = None
     """Takes up what is asked of the run from outside."""
+    guard: Guard = field(default_factory=lambda: Guard(GuardConfig()))
+    """Says which steps must not be taken."""
     watch: Watch = field(default_factory=Watch)
     """Looks at single steps, as the recipe asks."""
 

@@ -5,7 +5,6 @@ global count before its backward, so the gradient does not depend on how rows ar
 averages gradients over the data-parallel ranks, hence the factor `num_averaged`.
 """
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from penstock.core.errors import CorpusError, PenstockError
+from penstock.core.errors import CorpusError
 from penstock.data.types import IGNORED_LABEL
 from penstock.parallel.clip import clip_gradients
 from penstock.parallel.mesh import World
@@ -50,6 +49,8 @@ class StepResult:
     """Summed loss of the rows of each corpus, nats; empty where nobody asked."""
     corpus_labels: tuple[float, ...] = ()
     """Over how many labels."""
+    skipped: str = ""
+    """Why the weights were not changed; empty where they were."""
 
 
 def micro_batches(batch: Batch, *, rows: int, device: torch.device, stretch: slice = ALL) -> Iterator[Batch]:
@@ -123,7 +124,7 @@ def train_step(
 
     Raises:
         CorpusError: the batch holds a token beyond the model's vocabulary.
-        PenstockError: the loss or the gradient is not finite; nothing was updated.
+        Rewind: too many steps could not be taken; nothing was updated.
     """
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
@@ -142,27 +143,14 @@ def train_step(
     summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))
     mark("communication")
     mean_loss = summed / num_averaged
-    check_finite(mean_loss, grad_norm, step=state.step)
-    state.optimizer.step()
+    skipped = state.guard.judge(mean_loss, grad_norm, step=state.step)
+    if not skipped:
+        state.optimizer.step()
     state.optimizer.zero_grad()
     mark("optimizer")
     middle = len(each) // 2
-    return StepResult(mean_loss, grad_norm, stops > 0, told > 0, tuple(each[:middle]), tuple(each[middle:]))
-
-
-def check_finite(loss: float, grad_norm: float, *, step: int) -> None:
-    """Stop a run before an update that would destroy its weights.
-
-    Raises:
-        PenstockError: the loss or the gradient is not a finite number.
-    """
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        raise PenstockError(
-            f"The loss of step {step} is {loss}, its gradient norm {grad_norm}; the weights were not changed",
-            fix="Lower optim.learning_rate, lengthen schedule.warmup_steps, or set compute to 'float32', "
-            "and run again: it resumes from the last checkpoint. If that one fails too, remove it to resume "
-            "from the one before.",
-        )
+    sums, counts = tuple(each[:middle]), tuple(each[middle:])
+    return StepResult(mean_loss, grad_norm, stops > 0, told > 0, sums, counts, skipped)
 
 
 def check_vocabulary(batch: Batch, vocab_size: int) -> None:

@@ -1,0 +1,108 @@
+"""A run in trouble goes back to before it, leaves out the data in between, and ends as one whole run."""
+
+import math
+
+import pytest
+
+from penstock.core.signals import StopFlag
+from penstock.launch import local
+from penstock.obs.sinks.jsonl import read_records
+from penstock.testing.corpora import write_corpus
+from penstock.train.audit import audit
+from penstock.train.config import build_recipe
+from penstock.train.guard import Guard
+from penstock.train.open_run import open_run
+from penstock.train.run import run
+from penstock.train.supply import train_loader
+
+
+def recipe_of(corpus, folder, **guard):
+    return build_recipe(
+        {
+            "run": {"dir": str(folder), "steps": 12, "log_samples": True},
+            "model": {
+                "hidden_size": 16,
+                "intermediate_size": 16,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "num_key_value_heads": 1,
+            },
+            "data": {
+                "corpora": {"c": {"path": str(corpus)}},
+                "sequence_length": 16,
+                "global_batch_size": 4,
+            },
+            "checkpoint": {"every": 2, "keep": 9},
+            "guard": guard,
+            "compute": "float32",
+        }
+    )
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    return write_corpus(
+        tmp_path / "corpus", [[1 + i % 40 for i in range(9 + n)] for n in range(150)], vocab_size=48
+    )
+
+
+def train(recipe, monkeypatch, bad_steps, *, times):
+    """Train on two processes; the first `times` times that each of the steps is taken, its loss is nan."""
+    left, judge = dict.fromkeys(bad_steps, times), Guard.judge
+
+    def troubled(self, loss, grad_norm, *, step):
+        if left.get(step):
+            left[step] -= 1
+            loss = math.nan
+        return judge(self, loss, grad_norm, step=step)
+
+    monkeypatch.setattr(Guard, "judge", troubled)
+    return local.run(lambda: int(not run(recipe, StopFlag())), lambda error: (str(error), 1), processes=2)
+
+
+def test_a_skipped_step_changes_nothing_and_the_run_goes_on(corpus, tmp_path, monkeypatch):
+    recipe = recipe_of(corpus, tmp_path / "run")
+    assert train(recipe, monkeypatch, [4, 5], times=1).code == 0
+    records = list(read_records(tmp_path / "run" / "metrics.jsonl"))
+    assert [record["step"] for record in records if "loss" in record] == [1, 2, 3, *range(6, 13)]
+    said = [record for record in records if record.get("event") == "skipped"]
+    assert [record["step"] for record in said] == [4, 5]
+    assert said[0]["why"].startswith("The loss of step 4 is nan")
+    kept = {path.name[-2:] for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert kept == {"02", "06", "08", "10", "12"}, "none of a step that was not taken"
+    assert not audit(tmp_path / "run", progress=lambda *_: None).faults
+
+
+def test_too_many_skipped_steps_go_back_to_before_them_without_their_data(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    recipe = recipe_of(corpus, folder, max_skips=1)
+    whole = train_loader(recipe, rank=0, world_size=1, deliver="numpy")
+    order = [whole.samples_of(step).tolist() for step in range(12)]
+    assert train(recipe, monkeypatch, [5, 7], times=1).code == 0
+    records = list(read_records(folder / "metrics.jsonl"))
+    assert [record["step"] for record in records if "loss" in record] == list(range(1, 13)), "each step once"
+    assert (folder / "checkpoints" / "aside-step-00000006").is_dir(), "newer than the trouble"
+    result = audit(folder, progress=lambda *_: None)
+    assert not result.faults
+    assert result.steps == 12
+    loader = open_run(folder).loader
+    assert loader.samples_of(3).tolist() == order[3]
+    assert loader.samples_of(4).tolist() == order[7], "the data of steps 5 to 7 is left out"
+
+
+def test_trouble_that_comes_back_ends_the_run_with_what_to_do(corpus, tmp_path, monkeypatch):
+    recipe = recipe_of(corpus, tmp_path / "run", max_skips=0, max_rewinds=2)
+    outcome = train(recipe, monkeypatch, [5], times=99)
+    assert outcome.code == 1
+    (said,) = outcome.messages
+    assert said.startswith("The loss of step 5 is nan")
+    assert "the weights were not changed. Lower optim.learning_rate" in said
+    names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert names == {"step-00000002", "step-00000004"}
+
+
+def test_a_run_without_a_checkpoint_from_before_ends_at_once(corpus, tmp_path, monkeypatch):
+    recipe = recipe_of(corpus, tmp_path / "run", max_skips=0)
+    outcome = train(recipe, monkeypatch, [1], times=1)
+    assert outcome.code == 1
+    assert outcome.messages[0].startswith("The loss of step 1 is nan")
