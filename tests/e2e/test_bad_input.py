@@ -29,6 +29,8 @@ def said(capsys, *words):
         (["run.steps='many'"], 2, ["run.steps must be a whole number", "'many'"]),
         (["run.steps=0"], 2, ["run.steps must be at least 1", "got 0"]),
         (["data.packing=bestfit"], 2, ["Unknown packing rule", "'bestfit'", "Did you mean 'best_fit'?"]),
+        (["data.packing=whole"], 2, ["overlong unset", "'truncate' keeps their first tokens"]),
+        (["data.overlong=drop"], 2, ["Packing 'best_fit' serves documents of any length", "packing='whole'"]),
         (["data.corpora.python.weight=0"], 2, ["weights sum to zero"]),
         (["data.corpora.python.weight=-1"], 2, ["must be zero or more", "-1"]),
         (["data.corpora.other.weight=1"], 2, ["Missing key data.corpora.other.path"]),

@@ -10,6 +10,7 @@ example:
 import argparse
 
 from penstock.cli.subcommands import add_subcommands, run_subcommand
+from penstock.core import log
 
 COMMANDS = {
     "prepare": "turn text, JSON lines and Parquet into token shards",
@@ -34,4 +35,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the chosen subcommand."""
-    return run_subcommand("data", arguments)
+    with log.for_people():
+        return run_subcommand("data", arguments)

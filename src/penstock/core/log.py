@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from typing import TextIO
 
 
@@ -15,6 +17,35 @@ class _CurrentStderr(logging.StreamHandler[TextIO]):
     def stream(self) -> TextIO:  # type: ignore[override]
         """Where to write."""
         return sys.stderr
+
+
+class _ForPeople(_CurrentStderr):
+    """Shows what a record tells people (`extra={"told": ...}`), else its message; each thing once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setLevel(logging.WARNING)
+        self._shown: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = str(getattr(record, "told", None) or record.getMessage())
+        if said not in self._shown:
+            self._shown.add(said)
+            self.stream.write(f"penstock: {said}\n")
+
+
+@contextmanager
+def for_people() -> Generator[None]:
+    """Send warnings to standard error in the words of a command that keeps no log."""
+    logger, handler = logging.getLogger("penstock"), _ForPeople()
+    before = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = before
 
 
 def set_up(*, verbose: bool = False, rank: int = 0) -> None:

@@ -161,6 +161,8 @@ def _files(location: str, storage: Storage) -> tuple[Storage, dict[str, int], st
         if storage.folder.is_dir():
             return storage, _visible(storage.sizes()), ""
         parent, leaf = storage.folder.parent, storage.folder.name
+        if leaf == FILE and storage.folder.is_file():
+            raise CorpusError(f"{location} is the manifest of a corpus", fix=f"Name its folder: {parent}.")
         beside = parent.iterdir() if parent.is_dir() else iter(())
         sizes = {path.name: path.stat().st_size for path in beside if path.is_file()}
         storage = LocalStorage(parent)

@@ -53,6 +53,8 @@ def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
         CheckpointError: the run has no checkpoint.
     """
     logs = sorted((run / SAMPLES_FOLDER).glob("rank-*.jsonl"))
+    if not run.is_dir():
+        raise UsageError(f"{run} is not a folder", fix="Give the folder of a run (run.dir of its recipe).")
     if not logs:
         raise UsageError(f"{run} has no sample logs", fix="Train with --set run.log_samples=true.")
     meta = find(run).index().meta

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.core.log import set_up
+from penstock.core.log import for_people, set_up
 
 log = logging.getLogger("penstock.somewhere")
 
@@ -50,3 +50,14 @@ def test_setting_up_twice_does_not_say_things_twice(capsys: pytest.CaptureFixtur
     set_up()
     log.warning("once")
     assert capsys.readouterr().err == "W penstock.somewhere once\n"
+
+
+def test_a_command_says_each_warning_once_in_words_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    with for_people():
+        for attempt in range(3):
+            told = {"told": "far.example does not answer"}
+            log.warning("read failed attempt=%d", attempt, extra=told)
+            log.info("event attempt=%d", attempt)
+        log.warning("odd n=%d", 3)
+    assert capsys.readouterr().err == "penstock: far.example does not answer\npenstock: odd n=3\n"
+    assert logging.getLogger("penstock").handlers == []

@@ -19,6 +19,7 @@ from penstock.data.formats.megatron import HEADER, MAGIC
 from penstock.data.index_folder import index_folders
 from penstock.data.opening import from_manifest
 from penstock.data.storage import LocalStorage
+from penstock.testing.corpora import numbered_corpus
 
 
 def write_bin(folder: Path, tokens: list[int], name: str = "a.bin") -> Path:
@@ -407,3 +408,9 @@ def test_a_manifest_that_says_another_type_is_refused_before_ids_are_cut_to_size
     lying = from_manifest(LocalStorage(Path(corpus.location)), corpus.manifest, tokenizer_path=None)
     with pytest.raises(CorpusError, match=r"holds uint32 tokens, its manifest says uint16"):
         lying.tokens(0, 1)
+
+
+def test_the_manifest_of_a_corpus_is_not_its_name(tmp_path: Path) -> None:
+    corpus = numbered_corpus(tmp_path / "c", [5, 6])
+    with pytest.raises(CorpusError, match=r"is the manifest of a corpus. Name its folder: .*/c\."):
+        open_corpus(corpus / "manifest.json")

@@ -128,7 +128,8 @@ def tokenizer_of(corpus: Path, given: Path | None) -> Path:
     path = given or own
     if not path.is_file():
         if given:
-            raise UsageError(f"Tokenizer {given} does not exist", fix="Give the path of a tokenizer.json.")
+            state = "is a folder" if given.is_dir() else "does not exist"
+            raise UsageError(f"Tokenizer {given} {state}", fix="Give the path of a tokenizer.json.")
         raise CorpusError(
             f"Corpus {corpus} has no {TOKENIZER_FILE}",
             fix="Give the one it was made with by --tokenizer FILE.",

@@ -66,8 +66,9 @@ class PrepareConfig:
             fix = "Give --tokenizer FILE to use that one, or --train-tokenizer 4096 to train one."
             raise UsageError("Exactly one of --tokenizer and --train-tokenizer is needed", fix=fix)
         if self.tokenizer is not None and not self.tokenizer.is_file():
+            state = "is a folder" if self.tokenizer.is_dir() else "does not exist"
             fix = "Give the path of a tokenizer.json, or --train-tokenizer VOCAB to train one."
-            raise UsageError(f"Tokenizer {self.tokenizer} does not exist", fix=fix)
+            raise UsageError(f"Tokenizer {self.tokenizer} {state}", fix=fix)
         if self.train_tokenizer is not None and self.train_tokenizer < MIN_VOCAB:
             fix = f"Use at least {MIN_VOCAB}: the 256 bytes and the end token."
             raise UsageError("--train-tokenizer is too small", got=self.train_tokenizer, fix=fix)

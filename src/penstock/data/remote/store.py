@@ -181,6 +181,10 @@ class Store:
             log.warning(
                 "remote read failed object=%s attempt=%d wait_s=%.2f reason=%s",
                 f"{self.address.url}/{name}", attempts, wait_s, failure.reason,
+                extra={
+                    "told": f"{self.address.place} does not answer as it should; trying again for up to "
+                    f"{options.deadline_s:.0f} s"
+                },
             )  # fmt: skip
             clock.sleep(wait_s)
 
