@@ -69,3 +69,21 @@ def test_a_killed_rank_ends_the_job_which_says_so_and_resumes(words, tmp_path):
     assert "Rank 2 was killed by SIGKILL" in said
     assert "Traceback" not in said
     resumes(words, tmp_path / "run")
+
+
+def test_a_save_that_comes_too_late_for_the_scheduler_is_given_up(words, tmp_path):
+    run = tmp_path / "run"
+    in_no_time = [*words, "--set", "guard.stop_within_s=0.001", "--set", "run.steps=1000000"]
+    command = [sys.executable, "-m", "penstock", *in_no_time, "--processes", "2"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 180
+        while len(steps_of(run)) < 5:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=180)
+    assert process.returncode == 75, said
+    assert "not saved within 0.001 s of the request to stop" in said
+    assert "stopped on request" not in said
+    resumes(words, run)

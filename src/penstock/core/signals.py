@@ -7,6 +7,8 @@ the process, because it may come from a scheduler that asks only once.
 import signal
 from types import FrameType
 
+from penstock.core import clock
+
 
 class StopFlag:
     """Whether somebody asked this process to stop; a second Ctrl-C interrupts at once."""
@@ -14,6 +16,8 @@ class StopFlag:
     def __init__(self) -> None:
         self.requested_by: str | None = None
         """Name of the signal, or None."""
+        self.requested_at = 0.0
+        """When the first one came, by the clock of core/clock.py."""
 
     def install(self) -> "StopFlag":
         """Take over SIGTERM and SIGINT; main thread only."""
@@ -25,4 +29,6 @@ class StopFlag:
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self.requested_by == "SIGINT" and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if self.requested_by is None:
+            self.requested_at = clock.monotonic()
         self.requested_by = signal.Signals(number).name

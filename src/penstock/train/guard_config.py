@@ -24,6 +24,10 @@ class GuardConfig:
     hang_s: float = 600.0
     """Seconds without a finished step after which every rank writes down where it is, and the run ends. Four
     times as many for a process's first step, which may compile."""
+    stop_within_s: float = 0.0
+    """Seconds after a request to stop (SIGTERM, Ctrl-C) within which the checkpoint must be there; else the
+    run leaves without it, and resumes from the one before. Set it a little below what the scheduler grants.
+    0: as long as it takes."""
     straggler_every: int = 50
     """Steps over which the ranks' own times are compared; 0: never. One small sum over ranks."""
     straggler_ratio: float = 1.5
@@ -32,6 +36,10 @@ class GuardConfig:
     def __post_init__(self) -> None:
         if not 0 < self.hang_s < math.inf:
             raise ConfigError("guard.hang_s must be a number of seconds above 0", got=self.hang_s)
+        if not 0 <= self.stop_within_s < math.inf:
+            raise ConfigError(
+                "guard.stop_within_s must be seconds, or 0 for no limit", got=self.stop_within_s
+            )
         at_least("guard.max_skips", self.max_skips, 0)
         at_least("guard.max_rewinds", self.max_rewinds, 0)
         for name in ("loss_spike", "gradient_spike"):

@@ -79,6 +79,8 @@ def train(
             emit(skip_event(state, result) if result.skipped else record, sinks)
             for event in [*mixture.events(), *state.watch.end(state.step, (local, length, rows), rates)]:
                 emit(event, sinks)
+            if result.stop:
+                state.watch.stopping(clock.monotonic())
             follow_losses(state, result, config, world)
             if result.news and state.control is not None:
                 state.control.take_up()

@@ -3,6 +3,7 @@
 import gc
 import logging
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from penstock.parallel.recompute_plan import multiplied_again
 from penstock.parallel.recorder import TrafficMeter
 from penstock.train.config import TrainConfig
 from penstock.train.control import Control
+from penstock.train.deadline import Deadline
 from penstock.train.guard import Rewind
 from penstock.train.loop import train
 from penstock.train.memory_plan import recompute_modes
@@ -95,7 +97,7 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World, *, leave_out_to: i
             recipe,
             world,
             meter=_meter(recipe, state, world),
-            stop_requested=lambda: flag.requested_by is not None,
+            stop_requested=partial(_stop_requested, flag, state.watch),
             sinks=sinks,
             on_batch=sample_log(samples),
         )
@@ -104,11 +106,19 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World, *, leave_out_to: i
     return finished
 
 
+def _stop_requested(flag: StopFlag, watch: Watch) -> bool:
+    if flag.requested_by is None:
+        return False
+    watch.stopping(flag.requested_at)
+    return True
+
+
 def _watch(recipe: TrainConfig, state: TrainState, world: World, stack: ExitStack) -> Watch:
     folder, guard, who = Path(recipe.run.dir), recipe.guard, world.ranks
     watchdog = Watchdog(folder, rank=who.rank, world_size=who.world_size, hang_s=guard.hang_s)
     windows = Windows(recipe.measure, folder, rank=who.rank, device=world.device)
     return Watch(
+        deadline=stack.enter_context(Deadline(guard.stop_within_s, says=world.is_first)),
         watchdog=stack.enter_context(watchdog),
         windows=stack.enter_context(windows),
         traffic=TrafficMeter(state.mesh),

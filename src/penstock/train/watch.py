@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from penstock.obs.meter import Rates
 from penstock.obs.sinks import Record
 from penstock.parallel.recorder import TrafficMeter
+from penstock.train.deadline import Deadline
 from penstock.train.stragglers import Stragglers
 from penstock.train.tracing import Windows
 from penstock.train.watchdog import Watchdog
@@ -15,6 +16,7 @@ class Watch:
     """What looks at steps; nothing, unless it is given."""
 
     watchdog: Watchdog | None = None
+    deadline: Deadline | None = None
     windows: Windows | None = None
     traffic: TrafficMeter | None = None
     stragglers: Stragglers | None = None
@@ -31,6 +33,11 @@ class Watch:
         """Say what this rank begins, for the report of a hang."""
         if self.watchdog is not None:
             self.watchdog.doing(what, step=step)
+
+    def stopping(self, at: float) -> None:
+        """Say that this rank was asked to stop, or heard that another was, at that time."""
+        if self.deadline is not None:
+            self.deadline.requested(at)
 
     def end(self, step: int, shape: tuple[int, ...], rates: Rates) -> list[Record]:
         """Say that a step ended; return what is to be recorded of it. Every rank must call it.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.core import clock
 from penstock.core.signals import StopFlag
 
 
@@ -55,3 +56,12 @@ def test_an_ignored_ctrl_c_stays_ignored_as_a_launcher_wants_it() -> None:
     flag = StopFlag().install()
     send(signal.SIGINT)
     assert flag.requested_by is None
+
+
+def test_the_first_request_is_the_one_that_counts() -> None:
+    before = clock.monotonic()
+    flag = StopFlag().install()
+    send(signal.SIGTERM)
+    first = flag.requested_at
+    send(signal.SIGTERM)
+    assert before <= first == flag.requested_at

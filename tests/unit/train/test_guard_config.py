@@ -13,6 +13,7 @@ from penstock.train.guard_config import GuardConfig
         ("hang_s", float("inf")),
         ("hang_s", float("nan")),
         ("straggler_every", -1),
+        ("stop_within_s", -1.0),
         ("straggler_ratio", 1.0),
     ],
 )
