@@ -74,6 +74,24 @@ class Traffic:
     """Axes whose ranks are on several machines."""
 
 
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A step that was not taken."""
+
+    step: int
+    why: str
+
+
+@dataclass(slots=True)
+class Slowest:
+    """A rank that was the slowest of all in some comparisons."""
+
+    times: int = 0
+    """How often."""
+    ratio: float = 0.0
+    """Its own time over the median rank's, at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """All that a run recorded; steps increase, and there is at least one."""
@@ -98,6 +116,10 @@ class History:
     """In order."""
     traffic: Traffic | None
     """As last counted."""
+    skipped: tuple[Skipped, ...]
+    """In order."""
+    slowest: dict[int, Slowest]
+    """By rank."""
     num_ignored: int
     """Records of a kind that this module does not know."""
 
@@ -154,6 +176,8 @@ class _Gathering:
         self._stride = 1
         self._changes: list[MixtureChange] = []
         self._traffic: Traffic | None = None
+        self._skipped: list[Skipped] = []
+        self._slowest: dict[int, Slowest] = {}
         self._num_ignored = 0
 
     def add(self, record: Record) -> None:
@@ -167,6 +191,14 @@ class _Gathering:
             sent = {str(axis): int(number) for axis, number in record["sent_bytes"].items()}
             far = tuple(map(str, record["network_axes"]))
             self._traffic = Traffic(step=int(record["step"]), sent_bytes=sent, network_axes=far)
+        elif record.get("event") == "skipped":
+            self._skipped.append(Skipped(int(record["step"]), str(record["why"])))
+        elif record.get("event") == "ranks":
+            rank = self._slowest.setdefault(int(record["slowest_rank"]), Slowest())
+            rank.times += 1
+            rank.ratio = max(
+                rank.ratio, _number(record["slowest_s"]) / max(_number(record["median_s"]), 1e-9)
+            )
         elif record.get("event") == "sequence_length":
             reason = f"sequence length {int(record['after']):,}"
             self._changes.append(MixtureChange(int(record["step"]), int(record["tokens"]), reason))
@@ -213,6 +245,8 @@ class _Gathering:
             mixture=self._mixture(),
             mixture_changes=tuple(self._changes),
             traffic=self._traffic,
+            skipped=tuple(self._skipped),
+            slowest=self._slowest,
             num_ignored=self._num_ignored,
         )
 

@@ -22,6 +22,7 @@ from penstock.obs.sinks import Record
 from penstock.obs.svg import draw
 from penstock.obs.table import glossary, section, table_head
 from penstock.obs.toml import toml_text
+from penstock.obs.trouble import trouble
 
 _STARTS = ("at step", "processes", "time, UTC", "steps taken", "median tokens/s")
 _MAX_STARTS = 200
@@ -52,7 +53,7 @@ def render(
         charts="".join(draw(chart) for chart in charts(history, references or {}))
         + phase_chart(history)
         + mixture_chart(history),
-        traffic=_traffic(history),
+        traffic=_traffic(history) + trouble(history),
         corpora=_corpora(history.corpus_tokens) + heldout_table(history),
         starts=_starts(history),
         recipe=escape(toml_text(config)),
