@@ -176,7 +176,9 @@ class Stretches:
 
     def _turn_to(self, step: int) -> None:
         """Open the stretch that begins with a step, and the phase if the length changes there."""
-        timeline, first = self._timeline, self._timeline.first_sample(step)
+        timeline = self._timeline
+        # Samples that are skipped from the start on are of the first stretch, or others would take their turn.
+        first = timeline.first_sample(step) if self.all else 0
         before: dict[int, int] = {}
         totals: dict[int, int] = {}
         if self.all:

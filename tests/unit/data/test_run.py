@@ -262,6 +262,15 @@ def test_the_supply_ends_at_the_first_sample_that_is_asked_for_and_not_there(mak
     assert loader.num_samples is None
 
 
+def test_what_is_skipped_at_the_start_is_not_served_under_later_ids(make: Make) -> None:
+    loader, plain, ids = make(), make(), list(range(40))
+    loader.skip(samples=range(20))
+    assert loader.samples_of(0)[0] == 20
+    for told in (loader, resumed(loader, make())):
+        assert (told.gather(ids)["input_ids"] == plain.gather(ids)["input_ids"]).all()
+        assert [piece.epoch for pieces in told.explain(ids[:1]) for piece in pieces][0] == 0
+
+
 @pytest.mark.parametrize("weight", [1e-9, 1e-300])
 def test_a_tiny_weight_is_one_slot_of_the_pattern(make: Make, weight: float) -> None:
     loader = make(weights={"web": 1, "code": weight})
