@@ -8,8 +8,9 @@ import numpy as np
 
 from penstock.core.rng import key_of, shuffled
 from penstock.data import open_corpus
+from penstock.data.geometry import Geometry, choose_geometry
 from penstock.data.holdout import part_of
-from penstock.data.order import Geometry, Order, choose_geometry
+from penstock.data.order import Order
 from penstock.data.pool import pack_pool
 
 

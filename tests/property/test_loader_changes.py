@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.data import Loader
-from penstock.data.order import choose_geometry
+from penstock.data.geometry import choose_geometry
 from penstock.data.schedule import Change
 from penstock.testing.corpora import numbered_corpus
 from tests.growing import finish, grow, streamed_corpus

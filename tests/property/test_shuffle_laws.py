@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.rng import key_of, shuffled
+from penstock.data.geometry import choose_geometry
 from penstock.data.mixture import PATTERN_SLOTS, Mixture, slots_of, tijdeman
-from penstock.data.order import Order, choose_geometry
+from penstock.data.order import Order
 from penstock.data.packing import PACKERS
 from penstock.data.permutation import Permutation
 from tests.property.strategies import RULES

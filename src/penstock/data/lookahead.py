@@ -158,6 +158,8 @@ def next_use(leg: Leg, starts: Int64, stops: Int64, *, epoch: int, group: int) -
     """Return how many samples before corpus tokens [start, stop) are next read, whole groups of pools.
 
     Only this epoch and the next are looked at: what is read in neither by this leg is infinitely far.
+    Tokens are looked at once a block: what runs over a gap of the space or the seam of a rotated grid may
+    be told late, never early.
 
     Args:
         starts: [n] corpus positions.

@@ -177,7 +177,7 @@ class Stretches:
     def _turn_to(self, step: int) -> None:
         """Open the stretch that begins with a step, and the phase if the length changes there."""
         timeline = self._timeline
-        # Samples that are skipped from the start on are of the first stretch, or others would take their turn.
+        # What is skipped from the start on belongs to the first stretch, or others would take its turn.
         first = timeline.first_sample(step) if self.all else 0
         before: dict[int, int] = {}
         totals: dict[int, int] = {}

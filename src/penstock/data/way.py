@@ -14,9 +14,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from penstock.data.corpus import Corpus
+from penstock.data.geometry import choose_geometry
 from penstock.data.holdout import Split, TokenSpace, part_of, space_of
 from penstock.data.legs import Leg, Passes
-from penstock.data.order import Order, choose_geometry
+from penstock.data.order import Order
 from penstock.data.types import Waste
 from penstock.data.whole_pool import WholePools
 

@@ -9,10 +9,11 @@ import pytest
 from penstock.core.errors import CorpusExhausted
 from penstock.data import Loader
 from penstock.data.even_ways import EvenWays
+from penstock.data.geometry import Geometry
 from penstock.data.holdout import TokenSpace
 from penstock.data.legs import Passes, Rest
 from penstock.data.opening import open_corpus
-from penstock.data.order import Cut, Geometry, Order
+from penstock.data.order import Cut, Order
 from penstock.data.way import Plan, Way
 from penstock.testing.corpora import numbered_corpus
 

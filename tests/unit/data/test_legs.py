@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from penstock.data.geometry import choose_geometry
 from penstock.data.holdout import TokenSpace, part_of
 from penstock.data.legs import Leg, Passes
 from penstock.data.opening import open_corpus
-from penstock.data.order import Order, choose_geometry
+from penstock.data.order import Order
 from penstock.data.pool import PADDING, pack_pool
 from penstock.testing.corpora import numbered_corpus
 

@@ -6,11 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.data.geometry import Geometry
 from penstock.data.holdout import TokenSpace
 from penstock.data.legs import Passes
 from penstock.data.lookahead import Lookahead, next_use, pools_at
 from penstock.data.opening import open_corpus
-from penstock.data.order import Geometry, Order
+from penstock.data.order import Order
 from penstock.testing.corpora import numbered_corpus
 
 GEOMETRIES = st.builds(

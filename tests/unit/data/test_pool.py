@@ -6,9 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.data.geometry import choose_geometry
 from penstock.data.holdout import TokenSpace, part_of
 from penstock.data.opening import open_corpus
-from penstock.data.order import Order, choose_geometry
+from penstock.data.order import Order
 from penstock.data.packing import PACKERS, PADDING_RULES
 from penstock.data.pool import PADDING, PackedPool, pack_pool
 from penstock.testing.corpora import numbered_corpus
