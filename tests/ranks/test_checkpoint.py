@@ -22,7 +22,8 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
 from penstock.parallel.fsdp import shard
-from penstock.parallel.mesh import World
+from penstock.parallel.layout import Layout
+from penstock.parallel.mesh import World, make_mesh
 from penstock.testing.ranks import on_ranks
 from penstock.train.config import OptimConfig
 from penstock.train.optim.optimizer import build_optimizer
@@ -51,7 +52,8 @@ def sharded_tensors(world: World, *, seed: int, stepped: bool) -> dict[str, Tens
     """Return the live training tensors of a sharded model, after one optimizer step where asked for."""
     with torch.device("meta"):
         model = Llama(MODEL)
-    shard(model, world.mesh, compute_dtype=torch.float32)
+    mesh = make_mesh(world, Layout(shard=world.ranks.world_size)).data
+    shard(model, mesh, compute_dtype=torch.float32)
     model.to_empty(device=world.device)
     init_weights(model, seed=seed)
     optimizer = build_optimizer(model, OptimConfig(learning_rate=0.1))

@@ -124,8 +124,10 @@ def test_a_run_moves_from_shards_to_slices_to_stages_to_one_process_with_every_b
         equal(resumed, found[0][1])
     staged = on_ranks(lambda world: in_layout(recipe, world, steps=1, pipeline=2), ranks=4)
     equal(merged(resumed for resumed, _ in staged), hybrid[0][1])
+    cube = on_ranks(lambda world: in_layout(recipe, world, steps=1, pipeline=2, tensor=2), ranks=8)
+    equal(merged(resumed for resumed, _ in cube), merged(saved for _, saved in staged))
     ((alone, _),) = on_ranks(lambda world: in_layout(recipe, world, steps=0), ranks=1)
-    equal(alone, merged(saved for _, saved in staged))
+    equal(alone, merged(saved for _, saved in cube))
     assert any(name.startswith("optimizer.") for name in alone)
 
 

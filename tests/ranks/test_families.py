@@ -8,6 +8,8 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
 from penstock.parallel.fsdp import shard
+from penstock.parallel.layout import Layout
+from penstock.parallel.mesh import make_mesh
 from penstock.testing.ranks import on_ranks
 from penstock.train.loss import next_token_loss
 
@@ -35,7 +37,8 @@ def gradients(config, world=None):
     with torch.device("meta"):
         model = Llama(config)
     if world is not None:
-        shard(model, world.mesh, compute_dtype=torch.float32)
+        mesh = make_mesh(world, Layout(shard=world.ranks.world_size)).data
+        shard(model, mesh, compute_dtype=torch.float32)
     model.to_empty(device="cpu")
     init_weights(model, seed=3)
     halves = IDS.split(2)

@@ -90,6 +90,17 @@ def test_too_many_skipped_steps_go_back_to_before_them_without_their_data(corpus
     assert loader.samples_of(4).tolist() == order[7], "the data of steps 5 to 7 is left out"
 
 
+def test_a_second_rewind_leaves_out_what_the_first_did_too(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    recipe = recipe_of(corpus, folder, max_skips=1)
+    whole = train_loader(recipe, rank=0, world_size=1, deliver="numpy")
+    order = [whole.samples_of(step).tolist() for step in range(12)]
+    assert train(recipe, monkeypatch, [5, 6], times=2).code == 0
+    loader = open_run(folder).loader
+    assert loader.samples_of(4).tolist() == order[8], "steps 5 and 6 of the first attempt, and of the second"
+    assert not audit(folder, progress=lambda *_: None).faults
+
+
 def test_trouble_that_comes_back_ends_the_run_with_what_to_do(corpus, tmp_path, monkeypatch):
     recipe = recipe_of(corpus, tmp_path / "run", max_skips=0, max_rewinds=2)
     outcome = train(recipe, monkeypatch, [5], times=99)

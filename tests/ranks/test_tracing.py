@@ -83,6 +83,16 @@ def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(tmp_path, s
         assert sent.get("all", 0) <= _OF_SUMS
 
 
+def test_what_ranks_that_share_rows_send_each_other_counts_for_their_axis(tmp_path):
+    recipe = recipe_of(tmp_path, parallel={"context": 2})
+    found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=2)
+    for records, *_ in found:
+        (sent,) = (record["sent_bytes"] for record in records if record.get("event") == "traffic")
+        keys_and_values = 4 * 2 * 8 * 4 * 16  # float32, both of one head, for the tokens of the step
+        assert sent["context"] >= 2 * keys_and_values // 2, "half of them, there and back"
+        assert sent.get("all", 0) <= _OF_SUMS
+
+
 def test_time_blocked_on_the_others_is_communication(tmp_path):
     (records, *_), _ = on_ranks(partial(trained, recipe_of(tmp_path), tmp_path, MeasureConfig()), ranks=2)
     steps = [record for record in records if "loss" in record]

@@ -98,8 +98,10 @@ class Saver:
         if error is None:
             self.finish()
         elif self._thread is not None:
-            alive = isinstance(error, PenstockError) and not isinstance(error, PeerLost)
-            self._thread.join(None if alive else _LAST_WORDS_S)
+            if isinstance(error, PenstockError) and not isinstance(error, PeerLost):
+                self._join()
+            else:
+                self._thread.join(_LAST_WORDS_S)
 
     def save(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
         """Copy tensors and start to write them; every rank must call it.
@@ -220,9 +222,7 @@ class Saver:
         """Wait for the thread and take its outcome, which is the same on all ranks."""
         if self._thread is None:
             return
-        while self._thread.is_alive():
-            self._waiting()
-            self._thread.join(1.0)  # in turns: a second Ctrl-C must be heard
+        self._join()
         self._thread = None
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, BaseException):
@@ -243,6 +243,12 @@ class Saver:
                 "(failures=%d of %d)",
                 url, outcome, self._failures, self._keeping.max_failures,
             )  # fmt: skip
+
+    def _join(self) -> None:
+        assert self._thread is not None
+        while self._thread.is_alive():
+            self._waiting()
+            self._thread.join(1.0)  # in turns: a second Ctrl-C must be heard
 
     def _newest(self) -> str:
         try:

@@ -8,36 +8,25 @@ example:
 """
 
 import argparse
-from importlib import import_module
+
+from penstock.cli.subcommands import add_subcommands, run_subcommand
 
 COMMANDS = {
     "list": "show what a run can be resumed from",
     "verify": "check every byte of checkpoints against their checksums",
 }
-"""Subcommand -> what it does. Each is a module `penstock.cli.checkpoint_<name>` with `EPILOG`,
-`add_arguments(parser)` and `run(arguments) -> int`."""
+"""Subcommand -> what it does."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the subcommands."""
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        module = import_module(f"penstock.cli.checkpoint_{name}")
-        command = commands.add_parser(
-            name,
-            help=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            epilog=module.EPILOG,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
+    for command in add_subcommands(parser, "checkpoint", COMMANDS):
         command.add_argument(
             "run", metavar="RUN", help="folder of a run, one checkpoint, or the address of checkpoints"
         )
         command.add_argument("--json", action="store_true", help="print JSON")
-        module.add_arguments(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the chosen subcommand."""
-    code: int = import_module(f"penstock.cli.checkpoint_{arguments.command}").run(arguments)
-    return code
+    return run_subcommand("checkpoint", arguments)

@@ -8,12 +8,15 @@ from collections.abc import Mapping
 from importlib import import_module
 
 
-def add_subcommands(parser: argparse.ArgumentParser, verb: str, summaries: Mapping[str, str]) -> None:
-    """Add the subcommands of a verb.
+def add_subcommands(
+    parser: argparse.ArgumentParser, verb: str, summaries: Mapping[str, str]
+) -> list[argparse.ArgumentParser]:
+    """Add the subcommands of a verb; return their parsers.
 
     Args:
         summaries: subcommand -> what it does.
     """
+    found = []
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in summaries.items():
         module = import_module(f"penstock.cli.{verb}_{name}")
@@ -25,6 +28,8 @@ def add_subcommands(parser: argparse.ArgumentParser, verb: str, summaries: Mappi
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         module.add_arguments(command)
+        found.append(command)
+    return found
 
 
 def run_subcommand(verb: str, arguments: argparse.Namespace) -> int:

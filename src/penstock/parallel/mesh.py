@@ -25,8 +25,6 @@ class World:
 
     ranks: Ranks
     device: torch.device
-    mesh: DeviceMesh
-    """All ranks on one axis, "data"; on the axes of a recipe's layout: `make_mesh`."""
 
     @property
     def is_first(self) -> bool:
@@ -138,7 +136,7 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
         store=store,
     )
     try:
-        yield World(who, device, init_device_mesh(device.type, (who.world_size,), mesh_dim_names=("data",)))
+        yield World(who, device)
     except RuntimeError as error:  # what gloo and NCCL raise when a peer is gone
         if isinstance(error, dist.DistError) or any(said in str(error) for said in _PEER_GONE):
             log.debug("lost a peer", exc_info=True)

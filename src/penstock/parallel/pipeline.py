@@ -20,6 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
+from penstock.parallel.stages import blocks_of
+
 Inputs = Mapping[str, Any]
 """What the model's forward takes for one micro-batch, by name."""
 
@@ -32,15 +34,6 @@ class Elsewhere(nn.Module):
     def forward(self, x: Tensor, *_: Any) -> Tensor:
         """Return `x`."""
         return x
-
-
-def blocks_of(stage: int, *, stages: int, num_blocks: int) -> range:
-    """Return the blocks of a stage: even shares, the earlier stages one less where it does not divide.
-
-    >>> [list(blocks_of(stage, stages=2, num_blocks=5)) for stage in range(2)]
-    [[0, 1], [2, 3, 4]]
-    """
-    return range(stage * num_blocks // stages, (stage + 1) * num_blocks // stages)
 
 
 def keep_stages(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> None:

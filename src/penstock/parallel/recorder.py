@@ -68,6 +68,7 @@ class TrafficMeter:
 
     def __init__(self, mesh: Mesh) -> None:
         groups = {axis: mesh.state[axis].get_group() for axis in mesh.state.mesh_dim_names or ()}
+        groups |= {"context": mesh.context.get_group(), "pipeline": mesh.pipeline.get_group()}
         several = {axis: group for axis, group in groups.items() if group.size() > 1}
         self._axes = {str(group.group_name): axis for axis, group in several.items()}
         self._sizes = {str(group.group_name): group.size() for group in several.values()}

@@ -1,11 +1,13 @@
 """What takes memory on one rank of a run, in bytes, before it runs; imports no torch."""
 
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 from penstock.core.units import mib
 from penstock.nn.chunks import chunk_tokens
 from penstock.parallel.layout import Layout
 from penstock.parallel.recompute_plan import Mode, plan
+from penstock.parallel.stages import blocks_of, under_way
 from penstock.train.activations import block_bytes
 from penstock.train.changes import plan as planned_changes
 from penstock.train.config import TrainConfig
@@ -25,7 +27,8 @@ class MemoryPlan:
     gradients: int
     optimizer: int
     gathered: int
-    """Whole parameters at work: embedding, output matrix and two blocks, and their gradients."""
+    """Whole parameters at work: embedding, output matrix and two blocks, and their gradients; in a pipeline
+    those of all its blocks, until the last micro-batch is through."""
     activations: int
     """What blocks keep for their backward."""
     recomputed: int
@@ -49,31 +52,71 @@ class MemoryPlan:
 
 
 def memory_plan(config: TrainConfig, layout: Layout) -> MemoryPlan:
-    """Work out a rank's memory at the largest micro-batch of the recipe.
+    """Work out the memory of the rank that needs most, at the largest micro-batch of the recipe.
 
     Raises:
         ConfigError: the recipe's recompute.budget is too small.
     """
-    model, compute = config.model, _compute_bytes(config)
-    tokens = micro_batch_tokens(config, layout)
+    places = (_of_place(config, layout, place) for place in range(layout.pipeline))
+    return max(places, key=lambda plan: plan.total)
+
+
+def _of_place(config: TrainConfig, layout: Layout, place: int) -> MemoryPlan:
+    """Return the memory of a rank at a place of the pipeline."""
+    weights, tokens = config.precision.weights, micro_batch_tokens(config, layout)
+    mine = _parameters(config, layout, place)
     kept, modes = _kept(config, layout), recompute_modes(config, layout)
-    outside = model.vocab_size * model.hidden_size * (1 if model.tie_word_embeddings else 2)
-    in_blocks = model.num_parameters - outside
-    cut = layout.world_size // layout.replicate
-    state = in_blocks * optimizer_bytes_per_parameter(config.optim)
-    state += outside * optimizer_bytes_per_parameter(config.optim, in_blocks=False)
-    blocks = min(_GATHERED_BLOCKS, model.num_hidden_layers) * in_blocks // model.num_hidden_layers
-    if config.parallel.reshard_after_forward is False:
-        blocks = in_blocks
+    modes = [modes[index] for index in mine.blocks]
+    cut = layout.world_size // (layout.replicate * layout.pipeline)
+    state = mine.in_blocks * optimizer_bytes_per_parameter(config.optim)
+    state += mine.outside * optimizer_bytes_per_parameter(config.optim, in_blocks=False)
+    held = under_way(place, ranks=layout.pipeline, per_rank=config.parallel.stages_per_rank)
     return MemoryPlan(
-        weights=model.num_parameters * weight_bytes_per_parameter(config.precision.weights) // cut,
-        gradients=model.num_parameters * gradient_bytes_per_parameter(config.precision.weights) // cut,
+        weights=mine.all * weight_bytes_per_parameter(weights) // cut,
+        gradients=mine.all * gradient_bytes_per_parameter(weights) // cut,
         optimizer=round(state / cut),
-        gathered=compute * (2 * outside + blocks + in_blocks // model.num_hidden_layers) // layout.tensor,
-        activations=sum(kept[mode] for mode in modes),
+        gathered=_gathered_bytes(config, layout, mine) // layout.tensor,
+        activations=round(held * sum(kept[mode] for mode in modes)),
         recomputed=kept["keep"] if set(modes) != {"keep"} else 0,
-        loss=_loss_bytes(config, layout, tokens=tokens),
+        loss=_loss_bytes(config, layout, tokens=tokens) if place == layout.pipeline - 1 else 0,
     )
+
+
+class _Parameters(NamedTuple):
+    """Parameters of a place of the pipeline, those of all ranks that share them."""
+
+    blocks: list[int]
+    """Which blocks of the model."""
+    in_blocks: int
+    outside: int
+    """In the embedding and the output matrix."""
+
+    @property
+    def all(self) -> int:
+        return self.in_blocks + self.outside
+
+
+def _parameters(config: TrainConfig, layout: Layout, place: int) -> _Parameters:
+    model, stages = config.model, layout.pipeline * config.parallel.stages_per_rank
+    matrix = model.vocab_size * model.hidden_size
+    ends = (place == 0) + (place == layout.pipeline - 1 and not model.tie_word_embeddings)
+    blocks = [
+        index
+        for stage in range(place, stages, layout.pipeline)
+        for index in blocks_of(stage, stages=stages, num_blocks=model.num_hidden_layers)
+    ]
+    in_blocks = model.num_parameters - matrix * (1 if model.tie_word_embeddings else 2)
+    return _Parameters(blocks, in_blocks * len(blocks) // model.num_hidden_layers, ends * matrix)
+
+
+def _gathered_bytes(config: TrainConfig, layout: Layout, mine: _Parameters) -> int:
+    compute, block = _compute_bytes(config), mine.in_blocks // len(mine.blocks)
+    if layout.pipeline > 1:  # its gradients are summed whole, in float32
+        return (compute + _FLOAT32) * mine.all
+    blocks = min(_GATHERED_BLOCKS, len(mine.blocks)) * block
+    if config.parallel.reshard_after_forward is False:
+        blocks = mine.in_blocks
+    return compute * (2 * mine.outside + blocks + block)
 
 
 def recompute_modes(config: TrainConfig, layout: Layout) -> list[Mode]:

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from penstock.checkpoint.find import Saved
 from penstock.checkpoint.layout import step_of
 from penstock.core.errors import PenstockError
+from penstock.data import Loader
 from penstock.parallel.mesh import World
 from penstock.train.config import TrainConfig
 from penstock.train.control import share
@@ -37,6 +38,23 @@ def go_back(config: TrainConfig, world: World, asked: Rewind, *, rewinds: int) -
             if saved.name not in before:
                 _set_aside(saved)
     dist.barrier()
+
+
+def leave_out(loader: Loader, left_out: list[range], *, to: int) -> None:
+    """Leave out again what earlier rewinds did, then the samples of the steps from here on.
+
+    The checkpoint that a rewind goes back to knows nothing of it, nor of one before it that went back as far.
+
+    Args:
+        left_out: ids of samples, by rewind; what is left out now is added.
+        to: last step, counted from 1, whose samples are left out; one that was taken already: none are.
+    """
+    if loader.step < to:
+        for samples in left_out:
+            loader.skip(samples=samples, reason="guard")
+        first, last = loader.samples_of(loader.step)[0], loader.samples_of(to - 1)[-1]
+        left_out.append(range(int(first), int(last) + 1))
+        loader.skip(samples=left_out[-1], reason="guard")
 
 
 def older(config: TrainConfig, asked: Rewind) -> list[Saved]:

@@ -34,7 +34,7 @@ from penstock.train.guard import Rewind
 from penstock.train.loop import train
 from penstock.train.memory_plan import recompute_modes
 from penstock.train.record import sample_log
-from penstock.train.rewind import go_back
+from penstock.train.rewind import go_back, leave_out
 from penstock.train.setup import open_state, write_identity
 from penstock.train.state import TrainState
 from penstock.train.stragglers import Stragglers
@@ -62,20 +62,23 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
         if world.is_first:
             stack.enter_context(exclusive(folder, purpose="penstock train"))
         dist.barrier()  # the others go on when the folder is held
-        leave_out_to, rewinds = 0, 0
+        left_out: list[range] = []
+        leave_out_to = 0
         while True:
             try:
-                return _train(recipe, flag, world, leave_out_to=leave_out_to)
+                return _train(recipe, flag, world, left_out, leave_out_to=leave_out_to)
             except Rewind as asked:
-                rewinds += 1
-                go_back(recipe, world, asked, rewinds=rewinds)
+                go_back(recipe, world, asked, rewinds=len(left_out) + 1)
                 leave_out_to = asked.step
 
 
-def _train(recipe: TrainConfig, flag: StopFlag, world: World, *, leave_out_to: int) -> bool:
+def _train(
+    recipe: TrainConfig, flag: StopFlag, world: World, left_out: list[range], *, leave_out_to: int
+) -> bool:
     """Train from the newest checkpoint on; return whether the run is finished.
 
     Args:
+        left_out: ids of samples that rewinds left out; those of this one are added.
         leave_out_to: last step, counted from 1, whose data is left out after a rewind; 0: none is.
     """
     gc.collect()  # a model that was given up goes before the next is built
@@ -88,8 +91,7 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World, *, leave_out_to: i
             return True
         state.control = Control(recipe, state.loader, world)
         state.control.start()
-        if state.step < leave_out_to:
-            state.loader.skip(steps=range(state.step, leave_out_to), reason="guard")
+        leave_out(state.loader, left_out, to=leave_out_to)
         state.watch = _watch(recipe, state, world, stack)
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(

@@ -90,6 +90,23 @@ def test_a_plan_adds_up_and_shards_what_is_sharded(raw):
     assert lines["memory, all"].endswith("MiB")
 
 
+def test_in_a_pipeline_the_rank_that_needs_most_is_planned(raw):
+    raw["data"] |= {"global_batch_size": 64, "micro_batch_size": 2}
+    alone = memory_plan(recipe_of(raw), Layout())
+    staged = recipe_of(raw, "parallel.pipeline=2")
+    plan, model = memory_plan(staged, Layout(pipeline=2)), staged.model
+    matrix = model.vocab_size * model.hidden_size
+    half = matrix + (model.num_parameters - 2 * matrix) // 2  # its blocks, and the embedding or the other end
+    assert (plan.weights, plan.gradients, plan.optimizer) == (4 * half, 4 * half, 8 * half)
+    assert plan.gathered == 8 * half, "whole parameters, and float32 sums of their gradients"
+    assert plan.activations == alone.activations, "half the blocks for two micro-batches: the first stage"
+    assert plan.loss == 0, "which is not there"
+    twice = memory_plan(
+        recipe_of(raw, "parallel.pipeline=2", "parallel.stages_per_rank=2"), Layout(pipeline=2)
+    )
+    assert twice.activations == alone.activations * 5 // 4
+
+
 def test_copies_hold_whole_weights(raw):
     copies = memory_plan(recipe_of(raw, "parallel.shard=1", "parallel.replicate=4"), Layout(replicate=4))
     assert copies.weights == memory_plan(recipe_of(raw), Layout()).weights
