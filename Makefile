@@ -4,7 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: demo test test-fast check format setup clean
+AZURITE := .azurite/node_modules/.bin/azurite-blob
+
+.PHONY: demo test test-fast test-azure check format setup clean
 
 demo: setup           ## the main job, end to end, on this machine
 	penstock demo
@@ -14,6 +16,12 @@ test: setup           ## every test
 
 test-fast: setup      ## what a developer runs between edits
 	pytest -n 2 tests/unit tests/property src/penstock
+
+test-azure: setup $(AZURITE)  ## corpora and checkpoints at az://, against a stand-in for it
+	pytest -n 0 tests/azure/check_azure.py
+
+$(AZURITE):           # 365 MB, most of it telemetry: more than CI should fetch each time
+	npm install --no-audit --no-fund --silent --prefix .azurite azurite@3.37.0
 
 check: setup          ## format, lint, types, layers, sizes
 	ruff format --check .

@@ -81,13 +81,13 @@ def cache_bytes() -> int | None:
 
 
 def allow_plain_http() -> bool:
-    """Whether corpora may be read without encryption from other machines (PENSTOCK_ALLOW_HTTP=1)."""
+    """Whether other machines may be talked to without encryption (PENSTOCK_ALLOW_HTTP=1)."""
     return os.environ.get("PENSTOCK_ALLOW_HTTP") == "1"
 
 
 def allow_plain_http_endpoint() -> bool:
-    """Whether an object store's endpoint may be unencrypted: AWS_ALLOW_HTTP=true, as AWS's tools have it."""
-    return os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
+    """Whether an object store's endpoint may be unencrypted: that, or AWS_ALLOW_HTTP=true as AWS's tools."""
+    return allow_plain_http() or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
 
 
 def process_is_alive(pid: int) -> bool:

@@ -62,7 +62,8 @@ def failure_of(error: BaseException) -> Failure:
         return Failure("there are no credentials for it", permanent=True, advice=advice)
     if "builder error" in reason:
         advice = (
-            "An endpoint without https must be allowed: AWS_ALLOW_HTTP=true, where the network is trusted."
+            "An endpoint without https must be allowed, where the network is trusted: "
+            "PENSTOCK_ALLOW_HTTP=1, or AWS_ALLOW_HTTP=true."
         )
         return Failure(reason, permanent=True, advice=advice)
     if isinstance(error, ValueError) or (status and 300 <= status < 500 and status not in _RETRIED_4XX):
