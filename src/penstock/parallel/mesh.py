@@ -106,6 +106,12 @@ def make_mesh(world: World, layout: Layout) -> Mesh:
     )
 
 
+def is_of_lost_peer(error: BaseException) -> bool:
+    """Whether an error is what gloo or NCCL raise when a peer is gone."""
+    gone = any(said in str(error) for said in _PEER_GONE)
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and gone)
+
+
 @contextmanager
 def join(*, timeout_s: float = 600.0) -> Iterator[World]:
     """Join the process group; one process alone forms a group of one, so all code is the same.
@@ -137,8 +143,8 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
     )
     try:
         yield World(who, device)
-    except RuntimeError as error:  # what gloo and NCCL raise when a peer is gone
-        if isinstance(error, dist.DistError) or any(said in str(error) for said in _PEER_GONE):
+    except RuntimeError as error:
+        if is_of_lost_peer(error):
             log.debug("lost a peer", exc_info=True)
             raise PeerLost from None
         raise

@@ -3,6 +3,9 @@
 Schedulers kill what is still there some time after SIGTERM: Kubernetes and Slurm after 30 seconds, spot
 machines after 30 to 120. A save that would be cut in half there is given up here, with words and an exit
 code: a checkpoint without its index does not exist, so the one before is what the run resumes from.
+
+The first rank to leave so is a lost peer to the others. They wait for their own time and leave likewise:
+a failure of theirs would outrank the stop.
 """
 
 import logging
@@ -11,9 +14,11 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from types import TracebackType
 
 from penstock.core import clock
 from penstock.launch.local import EXIT_STOPPED
+from penstock.parallel.mesh import is_of_lost_peer
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +65,10 @@ class Deadline(AbstractContextManager["Deadline"]):
         finally:
             self._end()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
         if self._timer is not None:
-            self._timer.cancel()
+            if error is None or not is_of_lost_peer(error):
+                self._timer.cancel()
             self._timer.join()

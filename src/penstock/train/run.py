@@ -24,7 +24,7 @@ from penstock.obs.sinks.jsonl import JsonLines, rewind
 from penstock.obs.sinks.tensorboard import TensorBoard
 from penstock.obs.sinks.wandb import WeightsAndBiases
 from penstock.parallel.blocked import count_blocked
-from penstock.parallel.mesh import World, join
+from penstock.parallel.mesh import World, is_of_lost_peer, join
 from penstock.parallel.recompute_plan import multiplied_again
 from penstock.parallel.recorder import TrafficMeter
 from penstock.train.config import TrainConfig
@@ -93,6 +93,7 @@ def _train(
         state.control.start()
         leave_out(state.loader, left_out, to=leave_out_to)
         state.watch = _watch(recipe, state, world, stack)
+        stack.push(partial(_hear_of_stop, flag, state.watch))
         sinks, samples = _open_logs(recipe, state, world, stack)
         finished = train(
             state,
@@ -113,6 +114,12 @@ def _stop_requested(flag: StopFlag, watch: Watch) -> bool:
         return False
     watch.stopping(flag.requested_at)
     return True
+
+
+def _hear_of_stop(flag: StopFlag, watch: Watch, _: object, error: BaseException | None, __: object) -> None:
+    """Ask once more when a peer is gone: it may have left because its time to stop was over."""
+    if error is not None and is_of_lost_peer(error):
+        _stop_requested(flag, watch)
 
 
 def _watch(recipe: TrainConfig, state: TrainState, world: World, stack: ExitStack) -> Watch:

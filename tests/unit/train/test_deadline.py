@@ -2,8 +2,16 @@
 
 import threading
 
+import pytest
+
 from penstock.core import clock
 from penstock.train.deadline import Deadline
+
+
+def stop(deadline, error):
+    with deadline:
+        deadline.requested(clock.monotonic())
+        raise error
 
 
 def test_who_is_late_is_ended_once():
@@ -18,6 +26,20 @@ def test_who_leaves_in_time_is_not_ended():
     ended = threading.Event()
     with Deadline(600.0, says=True, end=ended.set) as deadline:
         deadline.requested(clock.monotonic())
+    assert not ended.is_set()
+
+
+def test_whose_peer_left_at_its_deadline_leaves_at_its_own():
+    ended = threading.Event()
+    with pytest.raises(RuntimeError):
+        stop(Deadline(0.2, says=True, end=ended.set), RuntimeError("Read error: Connection closed by peer"))
+    assert ended.is_set()
+
+
+def test_a_failure_of_another_kind_does_not_wait_for_the_deadline():
+    ended = threading.Event()
+    with pytest.raises(RuntimeError):
+        stop(Deadline(600.0, says=True, end=ended.set), RuntimeError("shapes differ"))
     assert not ended.is_set()
 
 
