@@ -213,6 +213,13 @@ def looked_into(run, out):
         (["mix", "RUN", "--set", "wbe=0.5"], 2, "no such corpus (got 'wbe'). Did you mean 'web'"),
         (["mix", "RUN", "--set", "web"], 2, "--set takes CORPUS=SHARE (got 'web')"),
         (["mix", "RUN", "--set", "web=2"], 2, "must be between 0 and 1 (got 2.0)"),
+        (["mix", "RUN", "--set", "web=0.5", "--set", "web=0.6"], 2, "gives corpus 'web' two shares"),
+        (["mix", "RUN", "--set", "web=0.5", "--timeout", "-1"], 2, "zero seconds or more (got -1.0)"),
+        (
+            ["mix", "RUN", "--set", "web=0", "--set", "code=0"],
+            2,
+            "no other corpus has a share to take the rest",
+        ),
         (["mix", "RUN", "--set", "web=0.5", "--extend", "web"], 2, "requests of their own"),
         (["mix", "RUN", "--at-step", "3"], 2, "--at-step and --reason go with a request"),
         (["mix", "RUN", "--skip-steps", "9:3"], 2, "--skip-steps takes FIRST:PAST"),

@@ -24,7 +24,7 @@ exit codes: 0 every sample was trained on once and unchanged, 1 not so, 2 no log
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("run", type=Path, help="folder of the run")
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 

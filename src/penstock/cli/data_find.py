@@ -66,5 +66,6 @@ def run(arguments: argparse.Namespace) -> int:
     if len(found) > _SHOWN:
         print(f"and {len(found) - _SHOWN:,} more; --json lists them all")
     if not found:
-        print(f"No step from {steps[0]:,} to {steps[-1]:,} trains on {arguments.document}.")
+        where = f"step from {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"row of step {steps[0]:,}"
+        print(f"No {where} trains on {arguments.document}.")
     return 0

@@ -14,6 +14,7 @@ from penstock.core.units import duration
 from penstock.train.mixture_view import mixture_view
 from penstock.train.open_run import open_run
 from penstock.train.requests import Answer, Request, job_is_running, read_answer, submit
+from penstock.train.take_up import check_possible
 
 _LOOK_EVERY_S = 0.05
 
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
         view = mixture_view(opened)
         print(json.dumps(view) if arguments.json else "\n".join(table(view)))
         return 0
+    check_possible(opened.loader, request)
     number = submit(arguments.run, request)
     found = _answered(arguments.run, number, timeout_s=arguments.timeout)
     if found is not None:
@@ -69,7 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace, corpora: list[str]) -> Request | None:
-    shares = dict(_share(text) for text in arguments.set)
+    if not arguments.timeout >= 0:
+        raise UsageError("--timeout must be zero seconds or more", got=arguments.timeout)
+    shares = _shares(arguments.set)
     for name in [*shares, *([arguments.extend] if arguments.extend else [])]:
         if name not in corpora:
             raise UsageError("The run has no such corpus", got=name, fix=nearest(name, corpora))
@@ -92,12 +96,17 @@ def _request(arguments: argparse.Namespace, corpora: list[str]) -> Request | Non
     )
 
 
-def _share(text: str) -> tuple[str, float]:
-    name, _, value = text.rpartition("=")
-    try:
-        return name, float(value)
-    except ValueError:
-        raise UsageError("--set takes CORPUS=SHARE", got=text, fix="Example: --set web=0.6.") from None
+def _shares(texts: list[str]) -> dict[str, float]:
+    shares: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.rpartition("=")
+        if name in shares:
+            raise UsageError(f"--set gives corpus {name!r} two shares", got=text, fix="Give it one.")
+        try:
+            shares[name] = float(value)
+        except ValueError:
+            raise UsageError("--set takes CORPUS=SHARE", got=text, fix="Example: --set web=0.6.") from None
+    return shares
 
 
 def _answered(run: Path, number: int, *, timeout_s: float) -> Answer | None:

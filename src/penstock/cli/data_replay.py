@@ -13,9 +13,10 @@ from penstock.train.open_run import open_run
 from penstock.train.replay import FIELDS, INDEX_FILE, replay
 
 EPILOG = f"""\
-Each step becomes step-00001200.npz, numpy's own format without pickles: the arrays {", ".join(FIELDS)}
-and sample_ids, rows of all processes in their global order. {INDEX_FILE} holds the ids of the samples and the
-state of the loader that they follow from. Steps may be past or to come.
+Each step becomes step-00001200.npz, numpy's own format without pickles: the arrays
+{", ".join(FIELDS)} and sample_ids,
+rows of all processes in their global order. {INDEX_FILE} holds the ids of the samples and the state of the
+loader that they follow from. Steps may be past or to come.
 
 example:
   penstock data replay runs/first --steps 1200:1210 --out spike

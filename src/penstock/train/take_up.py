@@ -37,6 +37,28 @@ def reweighed(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict
     return {name: round(shares.get(name, weight * scale), 9) for name, weight in weights.items()}
 
 
+def check_possible(loader: Loader, request: Request) -> None:
+    """Refuse what no job can take up that goes on from where a loader is.
+
+    Raises:
+        UsageError: it is about steps that were taken, or its shares leave a rest that goes nowhere.
+    """
+    if request.at_step is not None and request.at_step < loader.step:
+        raise UsageError(
+            f"{loader.step:,} steps were taken already", got=request.at_step, fix="Name a later step."
+        )
+    if request.weights is not None:
+        step = loader.step if request.at_step is None else request.at_step
+        reweighed(in_force(loader, step), request.weights)
+    if request.skip_steps is not None and request.skip_steps[0] <= loader.step:
+        raise UsageError(
+            f"{loader.step:,} steps were taken already",
+            got="{}:{}".format(*request.skip_steps),
+            fix="To leave out samples that were trained on, stop the run, remove the checkpoints after them, "
+            "ask for the skip, and resume.",
+        )
+
+
 def take_up(
     loader: Loader, recipe: TrainConfig, request: Request, *, undo: Callable[[], None] = lambda: None
 ) -> Answer:
@@ -46,6 +68,7 @@ def take_up(
         undo: puts the loader back to what it was before.
     """
     try:
+        check_possible(loader, request)
         if request.weights is not None:
             found = _weights(loader, recipe, request)
         elif request.skip_steps is not None:
@@ -100,8 +123,6 @@ def _weights(loader: Loader, recipe: TrainConfig, request: Request) -> Answer:
             fix="Resume the run with --set data.adaptive.policy=none first.",
         )
     step = loader.step if request.at_step is None else request.at_step
-    if step < loader.step:
-        raise UsageError(f"{loader.step:,} steps were taken already", got=step, fix="Name a later step.")
     if step >= recipe.run.steps:
         raise UsageError(
             f"The run ends after {recipe.run.steps:,} steps", got=step, fix="Name an earlier one."
@@ -125,13 +146,6 @@ def _weights(loader: Loader, recipe: TrainConfig, request: Request) -> Answer:
 def _skip(loader: Loader, recipe: TrainConfig, request: Request) -> Answer:
     assert request.skip_steps is not None
     first, past = request.skip_steps
-    if first <= loader.step:
-        raise UsageError(
-            f"{loader.step:,} steps were taken already",
-            got=f"{first}:{past}",
-            fix="To leave out samples that were trained on, stop the run, remove the checkpoints after them, "
-            "ask for the skip, and resume.",
-        )
     if past > recipe.run.steps + 1:
         raise UsageError(f"The run ends after {recipe.run.steps:,} steps", got=f"{first}:{past}")
     samples = int(loader.samples_of(first - 1)[0]), int(loader.samples_of(past - 2)[-1]) + 1
