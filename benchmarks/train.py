@@ -10,6 +10,7 @@ A tiny Llama in float32 on one thread, the same shape, batch, weights' count and
     penstock      `penstock.train.loop.train`: the same network and loss, with meters, records and checks
     compiled      the same with `compile.enabled` (--compile)
     transformers  Hugging Face Trainer with its Llama on rows of the same length, without documents
+    litgpt        the loop of `litgpt pretrain` with its Llama, on such rows too
 
 Settings take turns; figures are CPU seconds a step (process, all threads), medians over rounds, of the steps
 between the first and the last of a turn: opening, saving and closing are not in it. `overhead` is
@@ -31,6 +32,7 @@ from pathlib import Path
 import torch
 from results_file import file_result
 from torch.nn import functional
+from train_peers import PACKAGES, Turn, open_peers
 
 from penstock.core import clock
 from penstock.data.types import IGNORED_LABEL
@@ -75,21 +77,6 @@ def recipe_of(folder, corpus, arguments, **sections):
             **sections,
         }
     )
-
-
-class Turn:
-    """Notes the time of each step of a turn."""
-
-    def __init__(self):
-        self.stamps = []
-
-    def __call__(self, *_):
-        """Note the end of a step."""
-        self.stamps.append(clock.cpu_seconds())
-
-    def per_step(self):
-        """Return CPU seconds a step, the first left out."""
-        return (self.stamps[-1] - self.stamps[0]) / (len(self.stamps) - 1)
 
 
 def plain_loss(model, batch):
@@ -143,45 +130,6 @@ def penstock(recipe, world):
             state, until, world,
             meter=meter, stop_requested=lambda: False, sinks=[lambda _: None], on_batch=note,
         )  # fmt: skip
-        return note.per_step()
-
-    return turn
-
-
-def transformers_trainer(recipe, folder):
-    """Return a function that trains so many steps with Hugging Face's Trainer; None where it is missing."""
-    try:
-        import transformers
-    except ImportError:
-        print("transformers is not installed: left out")
-        return None
-    shape = recipe.model
-    model = transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(
-            vocab_size=shape.vocab_size, hidden_size=shape.hidden_size,
-            intermediate_size=shape.intermediate_size, num_hidden_layers=shape.num_hidden_layers,
-            num_attention_heads=shape.num_attention_heads,
-            max_position_embeddings=shape.max_position_embeddings,
-        )
-    )  # fmt: skip
-    rows = torch.randint(0, shape.vocab_size, (64, recipe.data.sequence_length))
-    dataset = [{"input_ids": row, "labels": row} for row in rows]
-    note = Turn()
-
-    class Note(transformers.TrainerCallback):
-        def on_step_end(self, *_, **__):
-            note()
-
-    def turn(steps):
-        note.stamps.clear()
-        options = transformers.TrainingArguments(
-            output_dir=str(folder), max_steps=steps,
-            per_device_train_batch_size=recipe.data.global_batch_size,
-            use_cpu=True, save_strategy="no", report_to=[], disable_tqdm=True, logging_strategy="no",
-            optim="adamw_torch_fused", lr_scheduler_type="constant", weight_decay=0.1,
-            dataloader_pin_memory=False,
-        )  # fmt: skip
-        transformers.Trainer(model, options, train_dataset=dataset, callbacks=[Note()]).train()
         return note.per_step()
 
     return turn
@@ -246,8 +194,8 @@ def run(arguments, folder):
         if arguments.compile:
             compiled = recipe_of(folder / "compiled", corpus, arguments, compile={"enabled": True})
             settings["compiled"] = penstock(compiled, world)
-        if (trainer := transformers_trainer(recipe, folder / "hf")) is not None and not arguments.no_peers:
-            settings["transformers"] = trainer
+        if not arguments.no_peers:
+            settings |= open_peers(recipe, folder)
         found = speed(settings, arguments)
         for turn in by_hand.values():
             turn.close()
@@ -282,7 +230,7 @@ def main():
     for name, value in result.items():
         print(f"{name}: {value}")
     if arguments.out:
-        file_result(arguments.out, "train", result, packages=("torch", "transformers", "accelerate"))
+        file_result(arguments.out, "train", result, packages=PACKAGES)
 
 
 if __name__ == "__main__":

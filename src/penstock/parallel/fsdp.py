@@ -5,10 +5,12 @@ while the sharded parameters, the reductions and the optimizer stay float32. (Zh
 FSDP", VLDB 2023.) One way for all: plain data parallel is a hybrid whose shards are whole.
 """
 
+from collections.abc import Sequence
 from typing import cast
+from weakref import ReferenceType, ref
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
@@ -17,6 +19,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
 
 def shard(
@@ -50,4 +53,30 @@ def shard(
             offload_policy=away,
             reshard_after_forward=reshard_after_forward,
         )
-    return fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=away)
+    root = fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=away)
+    if mesh.size(mesh.ndim - 1) == 1:
+        for unit in (*blocks, model):
+            cast(FSDPModule, unit).set_custom_reduce_scatter(ReduceWhole())
+    return root
+
+
+class ReduceWhole(DefaultReduceScatter):
+    """Spares a copy of a unit's gradients where each rank holds its parameters whole.
+
+    FSDP2 asks for the memory of what goes into a reduction, then for that of what comes out, and where
+    there is nothing to reduce it copies the one to the other. Here both are one tensor.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: ReferenceType[Tensor] | None = None
+
+    def allocate(
+        self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Return new memory, and at the next call the same, if it is still there."""
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and (given := waiting()) is not None:
+            return given
+        fresh: Tensor = super().allocate(size, dtype=dtype, device=device)
+        self._waiting = ref(fresh)  # weak: FSDP2 holds it until it asks again, but not if it failed meanwhile
+        return fresh

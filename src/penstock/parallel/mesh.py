@@ -60,6 +60,11 @@ class Mesh:
         return self.state["shard"] if self.layout.replicate == 1 else self.state["replicate", "shard"]
 
     @property
+    def num_shards(self) -> int:
+        """Ranks that share the parameters; 1: each holds them whole."""
+        return self.layout.shard * self.layout.context
+
+    @property
     def data_rank(self) -> int:
         """Whose rows this rank works on, in [0, layout.num_data)."""
         return self.layout.data_rank(self.rank)

@@ -175,7 +175,8 @@ def _meter(recipe: TrainConfig, state: TrainState, world: World) -> StepMeter:
     peak = peak_flops(world.device, getattr(torch, recipe.compute))
     if world.is_first:
         _warn_of_emulation(recipe, world, peak)
-    blocked = count_blocked(state.model) if world.device.type == "cpu" else lambda: 0.0
+    gathers = world.device.type == "cpu" and state.mesh.num_shards > 1
+    blocked = count_blocked(state.model) if gathers else lambda: 0.0
     return StepMeter(
         flops_per_token=recipe.model.flops_per_token,
         peak_flops=peak * world.ranks.world_size,
