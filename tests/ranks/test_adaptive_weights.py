@@ -7,11 +7,10 @@ import torch
 from torch.nn import functional
 
 from penstock.data.types import IGNORED_LABEL
-from penstock.obs.meter import StepMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
 from penstock.train.config import build_recipe
-from penstock.train.loop import train
 from penstock.train.setup import open_state
 from penstock.train.step import Asked, train_step
 
@@ -62,15 +61,7 @@ def trained(recipe, world, *stops):
     records = []
     for stop_at in (*stops, 99):
         state = open_state(recipe, world)
-        train(
-            state,
-            recipe,
-            world,
-            meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
-            stop_requested=lambda state=state, stop_at=stop_at: state.step >= stop_at,
-            sinks=[records.append],
-            on_batch=lambda *_: None,
-        )
+        records += records_of(state, recipe, world, stop_at=stop_at)
     kept = [(r["step"], r["loss"], r["corpus_weights"]) for r in records if "loss" in r]
     return kept, state.loader.mixtures, state.adaptive.state_dict()
 
@@ -140,16 +131,7 @@ def test_following_the_losses_does_not_change_a_step(corpora, tmp_path):
     def losses(recipe):
         def work(world):
             torch.set_num_threads(1)
-            records, state = [], open_state(recipe, world)
-            train(
-                state,
-                recipe,
-                world,
-                meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
-                stop_requested=lambda: False,
-                sinks=[records.append],
-                on_batch=lambda *_: None,
-            )
+            records = records_of(open_state(recipe, world), recipe, world)
             return [record["loss"] for record in records if "loss" in record]
 
         return on_ranks(work, ranks=1)[0]

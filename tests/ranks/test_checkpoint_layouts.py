@@ -20,12 +20,11 @@ from penstock.checkpoint.saver import Keeping, Saver
 from penstock.checkpoint.shares import SPLIT_BYTES
 from penstock.checkpoint.tensors import held, training_tensors
 from penstock.models.llama.config import LlamaConfig
-from penstock.obs.meter import StepMeter
 from penstock.parallel.mesh import World
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
 from penstock.train.config import TrainConfig, build_recipe
-from penstock.train.loop import train
 from penstock.train.setup import open_state
 
 MODEL = LlamaConfig(
@@ -86,17 +85,8 @@ def in_layout(recipe: TrainConfig, world: World, *, steps: int, **parallel: int)
     recipe = dataclasses.replace(recipe, parallel=dataclasses.replace(recipe.parallel, **parallel))
     state = open_state(recipe, world)
     resumed = whole(training_tensors(state.model, state.optimizer))
-    stop_at = state.step + steps
     if steps:
-        train(
-            state,
-            recipe,
-            world,
-            meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
-            stop_requested=lambda: state.step + 1 >= stop_at,
-            sinks=[],
-            on_batch=lambda *_: None,
-        )
+        records_of(state, recipe, world, stop_at=state.step + steps)
     return resumed, whole(training_tensors(state.model, state.optimizer))
 
 

@@ -8,13 +8,12 @@ import torch
 
 from penstock.core.errors import ConfigError
 from penstock.nn.float8 import RECIPES
-from penstock.obs.meter import StepMeter
 from penstock.parallel.mesh import World
 from penstock.parallel.recorder import recorded
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
 from penstock.train.config import TrainConfig, build_recipe
-from penstock.train.loop import train
 from penstock.train.setup import open_state
 
 VOCAB = 50
@@ -50,16 +49,7 @@ def raw_recipe(corpus: Path, folder: Path, **sections: Any) -> dict[str, Any]:
 
 def losses_of(recipe: TrainConfig, world: World) -> list[float]:
     """Train from where the run stands; return each step's loss."""
-    state, records = open_state(recipe, world), list[Any]()
-    train(
-        state,
-        recipe,
-        world,
-        meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
-        stop_requested=lambda: False,
-        sinks=[records.append],
-        on_batch=lambda *_: None,
-    )
+    records = records_of(open_state(recipe, world), recipe, world)
     return [record["loss"] for record in records if "loss" in record]
 
 

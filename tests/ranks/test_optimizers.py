@@ -10,12 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from penstock.core.errors import CheckpointError, ConfigError
-from penstock.obs.meter import StepMeter
 from penstock.parallel.mesh import World
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
 from penstock.train.config import OptimConfig, TrainConfig, build_recipe
-from penstock.train.loop import train
 from penstock.train.optim.config import Rule
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.storage import STORAGES
@@ -155,16 +154,7 @@ def recipe_of(corpus: Path, folder: Path, **sections: dict[str, object]) -> Trai
 
 def losses_of(recipe: TrainConfig, world: World, *, stop_at: int = 99) -> list[tuple[float, float]]:
     """Train from where the run stands; return each step's loss and gradient norm."""
-    state, records = open_state(recipe, world), list[Any]()
-    train(
-        state,
-        recipe,
-        world,
-        meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
-        stop_requested=lambda: state.step >= stop_at,
-        sinks=[records.append],
-        on_batch=lambda *_: None,
-    )
+    records = records_of(open_state(recipe, world), recipe, world, stop_at=stop_at)
     return [(r["loss"], r["grad_norm"]) for r in records if "loss" in r]
 
 

@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from penstock.core.config import override
-from penstock.obs.meter import StepMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
 from penstock.train.config import build_recipe
-from penstock.train.loop import train
 from penstock.train.setup import open_state
 from penstock.train.shipped import recipe_names, recipe_text
 
@@ -59,25 +58,10 @@ def small(name, corpus, folder):
     return build_recipe(override(raw, settings))
 
 
-def losses_of(recipe, world):
-    records = []
-    state = open_state(recipe, world)
-    train(
-        state,
-        recipe,
-        world,
-        meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
-        stop_requested=lambda: False,
-        sinks=[records.append],
-        on_batch=lambda *_: None,
-    )
-    return records
-
-
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_recipe_made_small_trains_and_validates_on_four_ranks(name, corpus, tmp_path):
     recipe = small(name, corpus, tmp_path)
-    records = on_ranks(lambda world: losses_of(recipe, world), ranks=4)[0]
+    records = on_ranks(lambda world: records_of(open_state(recipe, world), recipe, world), ranks=4)[0]
     losses = [record["loss"] for record in records if "loss" in record]
     assert len(losses) == 2
     assert losses[0] == pytest.approx(math.log(96), abs=0.1), "uniform at the start"

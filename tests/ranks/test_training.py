@@ -15,6 +15,7 @@ from penstock.parallel.mesh import join
 from penstock.parallel.recompute_plan import RecomputeConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
 from penstock.train.config import build_recipe
 from penstock.train.loop import train
 from penstock.train.setup import open_state
@@ -146,16 +147,7 @@ def test_resuming_on_the_same_ranks_is_bit_identical(corpus, tmp_path):
         torch.set_num_threads(1)
         records = []
         for stop_at in (7, 99):
-            state = open_state(recipe, world)
-            train(
-                state,
-                recipe,
-                world,
-                meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
-                stop_requested=lambda state=state, stop_at=stop_at: state.step >= stop_at,
-                sinks=[records.append],
-                on_batch=lambda *_: None,
-            )
+            records += records_of(open_state(recipe, world), recipe, world, stop_at=stop_at)
         return [(r["step"], r["loss"], r["grad_norm"]) for r in records if "loss" in r]
 
     recipe = recipe_of(corpus, tmp_path / "two")

@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from penstock.checkpoint.boxes import Box, Cut, cut_box, whole
 from penstock.core.errors import CheckpointError
-from penstock.nn.init import plain_name
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 
@@ -40,7 +39,7 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     if not optimizer.state:
         get_optimizer_state_dict(model, optimizer)  # makes the moments that the first step would make
     return {
-        **{f"{MODEL}{plain_name(name)}": tensor for name, tensor in model.state_dict().items()},
+        **{f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()},
         **dict(_moments(model, optimizer)),
     }
 
@@ -49,7 +48,7 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tup
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
             if isinstance(value, Tensor):
-                yield f"{OPTIMIZER}{plain_name(name)}.{key}", value
+                yield f"{OPTIMIZER}{name}.{key}", value
 
 
 def spelled(name: str, tensor: Tensor) -> str:

@@ -26,7 +26,6 @@ from penstock.core.rng import key_of
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
 _CHUNK_ON_GPU = 2**23  # few launches, for a third of a gigabyte
-_WRAPPERS = ("_checkpoint_wrapped_module.", "_orig_mod.")  # recomputation and compilation rename
 
 
 @runtime_checkable
@@ -50,22 +49,10 @@ def init_weights(model: nn.Module, *, seed: int) -> None:
     """
     assert isinstance(model, HasInitialStd), type(model)
     for name, parameter in model.named_parameters():
-        name = plain_name(name)
         if parameter.ndim == 1:
             _local(parameter).fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             fill_normal(parameter, key_of(seed, "init", name), std=model.initial_std(name))
-
-
-def plain_name(name: str) -> str:
-    """Return a parameter's name without what wrappers of modules add to it.
-
-    >>> plain_name("layers.0._orig_mod.mlp.up.weight")
-    'layers.0.mlp.up.weight'
-    """
-    for wrapper in _WRAPPERS:
-        name = name.replace(wrapper, "")
-    return name
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.rng import key_of
-from penstock.nn.init import plain_name
 from penstock.train.optim import adamw, adamw_8bit, muon
 from penstock.train.optim.config import OptimConfig
 from penstock.train.optim.rule import Rule, Update
@@ -96,7 +95,7 @@ def build_optimizer(
         weights: how the parameters keep their values: a name in STORAGES.
         seed: keys random rounding.
     """
-    parameters = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
+    parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     storage = STORAGES[weights]
     assert all(p.dtype == storage.dtype for _, p in parameters), weights
     matrices = [(name, p) for name, p in parameters if p.ndim > 1]

@@ -1,0 +1,29 @@
+"""Train in a test: a run's loop as one of its ranks, for what it records."""
+
+from penstock.obs.meter import StepMeter
+from penstock.obs.sinks import Record
+from penstock.parallel.mesh import World
+from penstock.train.config import TrainConfig
+from penstock.train.loop import train
+from penstock.train.state import TrainState
+
+
+def records_of(
+    state: TrainState, config: TrainConfig, world: World, *, stop_at: int | None = None
+) -> list[Record]:
+    """Train from where a run stands; return its records. Every rank must call it.
+
+    Args:
+        stop_at: steps after which the run is asked to stop, and saves; None: it goes on to its end.
+    """
+    records: list[Record] = []
+    train(
+        state,
+        config,
+        world,
+        meter=StepMeter(flops_per_token=lambda _: 1, peak_flops=1),
+        stop_requested=lambda: stop_at is not None and state.step >= stop_at,
+        sinks=[records.append],
+        on_batch=lambda *_: None,
+    )
+    return records
