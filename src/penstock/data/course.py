@@ -208,9 +208,18 @@ class Course:
         return self._source(corpus).pool(self._way(corpus, phase), place)
 
     def taken(self, corpus: int, steps: range) -> list[range]:
-        """Return which own samples of a corpus some steps take, skipped ones too: a range for each phase."""
+        """Return which own samples of a corpus some steps take: a range for each phase.
+
+        Skipped ones are among them, but none beyond the cap on epochs, which only skipped ones may be.
+        """
         first, past = self.timeline.first_sample(steps.start), self.timeline.first_sample(steps.stop)
-        return self._stretches.ranges(corpus, first, past)
+        ranges = self._stretches.ranges(corpus, first, past)
+        cap = self._source(corpus).max_epochs
+        for phase, turns in enumerate(ranges):
+            end = self._way(corpus, phase).max_samples(cap) if cap is not None and turns else None
+            if end is not None:
+                ranges[phase] = range(turns.start, min(turns.stop, end))
+        return ranges
 
     def _source(self, corpus: int) -> Source:
         name = self.names[corpus]

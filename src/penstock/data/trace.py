@@ -90,7 +90,6 @@ def find(course: Course, name: str, document: int, *, steps: range) -> list[Use]
     uses = []
     for phase, turns in enumerate(course.taken(index, steps)):
         if turns:
-            course.way(index, phase, last=turns[-1])
             for turn, epoch, first, past in _turns_with(course, index, phase, turns, (shard, start, stop)):
                 sample = course.sample_of(index, phase, turn)
                 step = None if sample is None else course.timeline.step_of(sample)

@@ -37,6 +37,18 @@ def test_a_piece_names_its_shard_and_document_and_padding_names_none(loader: Loa
     assert [(p.tokens, p.document, p.shard) for p in pieces if not p.corpus] == [(3, -1, "")]
 
 
+def test_find_needs_nothing_of_skipped_samples_beyond_the_cap(tmp_path: Path) -> None:
+    corpora = {name: numbered_corpus(tmp_path / name, LENGTHS) for name in ("c", "d")}
+    plain = {"sequence_length": 4, "global_batch_size": 2, "num_workers": 0, "deliver": "numpy"}
+    loader = Loader(corpora, epochs={"c": 1}, **plain)
+    steps = range(loader.samples_per_epoch["c"])  # one row of each corpus a step: all that there is of c
+    expected = loader.find("c", 7, steps=steps)
+    after = int(loader.samples_of(steps.stop)[0])
+    loader.skip(samples=range(after, after + 6))
+    assert loader.find("c", 7, steps=steps) == expected
+    assert sum(use.tokens for use in expected) == 9
+
+
 def test_find_looks_through_a_change_of_length_where_pools_are_used_up(tmp_path: Path) -> None:
     folder = numbered_corpus(tmp_path / "c", [10] * 600)
     loader = Loader({"c": folder}, sequence_length=2, global_batch_size=512, num_workers=0, deliver="numpy")
