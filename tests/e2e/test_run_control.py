@@ -96,7 +96,7 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
         assert (code, changed["status"]) == (0, "taken up")
         bad = run / "control" / "request-000050.json"
         bad.write_text("nonsense")
-        code, refused = mix(run, "--skip-steps", "1:2")
+        code, refused = mix(run, "--extend", "web")
         assert (code, refused["status"], refused["request"]) == (1, "refused", 51)
         at = max(steps_of(run)) + 40
         code, _ = mix(run, "--skip-steps", f"{at}:{at + 3}", "--reason", "spike")
