@@ -18,6 +18,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # tests press Ctrl-C. A handler, unlike "ignore", is not inherited by a program that is started.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Tests fork ranks from processes that have computed already. A pool of OpenMP threads does not survive a
+# fork: a child that used one would wait for ever for threads that are not there.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # How long an example takes is the machine's affair: no test fails for being slow.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

@@ -1,5 +1,6 @@
 """The only place that reads environment variables and the machine's size."""
 
+import math
 import os
 import sys
 from dataclasses import dataclass
@@ -43,9 +44,28 @@ def rendezvous() -> str:
     return os.environ.get(RENDEZVOUS, "env://")
 
 
+_CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
+
+
 def num_cores() -> int:
-    """Cores this process may use (its affinity mask, not the machine's total)."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Cores this process may use: those of its affinity mask, no more than its container's CPU limit."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min(cores, _cpu_limit(_CPU_MAX))))
+
+
+def _cpu_limit(file: Path) -> float:
+    """Return the CPUs that a control group grants (Linux, cgroup v2: microseconds of each period)."""
+    try:
+        quota, period = file.read_text().split()
+        return math.inf if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):  # no such system, or another file than expected
+        return math.inf
+
+
+def num_threads() -> int:
+    """Threads that this rank computes with: OMP_NUM_THREADS, else the cores, shared with the ranks beside it."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    return int(asked) if asked.isdecimal() and int(asked) else max(1, num_cores() // local_world_size())
 
 
 def cache_folder() -> Path:

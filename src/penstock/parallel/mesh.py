@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from penstock.core.env import Ranks, local_world_size, num_cores, ranks, rendezvous
+from penstock.core.env import Ranks, num_threads, ranks, rendezvous
 from penstock.core.errors import PeerLost
 from penstock.parallel.layout import Layout
 
@@ -133,7 +133,7 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-        torch.set_num_threads(max(1, num_cores() // local_world_size()))
+        torch.set_num_threads(num_threads())
     alone = who.world_size == 1
     store = dist.HashStore() if alone else None  # type: ignore[attr-defined]
     where = None if alone else rendezvous()

@@ -1,10 +1,12 @@
 """Who this process is, as its environment says."""
 
 import os
+from pathlib import Path
 
 import pytest
 
-from penstock.core.env import Ranks, local_world_size, num_cores, ranks, rendezvous
+from penstock.core import env
+from penstock.core.env import Ranks, local_world_size, num_cores, num_threads, ranks, rendezvous
 
 NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "PENSTOCK_RENDEZVOUS")
 
@@ -35,7 +37,8 @@ def test_without_a_count_for_this_machine_all_processes_are_on_it(monkeypatch: p
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="Linux")
-def test_the_cores_counted_are_those_this_process_may_use() -> None:
+def test_the_cores_counted_are_those_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(env, "_CPU_MAX", Path("/nowhere"))
     allowed = os.sched_getaffinity(0)
     try:
         os.sched_setaffinity(0, {min(allowed)})
@@ -43,3 +46,27 @@ def test_the_cores_counted_are_those_this_process_may_use() -> None:
     finally:
         os.sched_setaffinity(0, allowed)
     assert num_cores() == len(allowed)
+
+
+@pytest.mark.parametrize(
+    ("limit", "cores"), [("max 100000", 64), ("250000 100000", 2), ("50000 100000", 1), ("nonsense", 64)]
+)
+def test_a_container_counts_as_many_cores_as_it_is_granted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: str, cores: int
+) -> None:
+    (tmp_path / "cpu.max").write_text(limit + "\n")
+    monkeypatch.setattr(env, "_CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
+    assert num_cores() == cores
+
+
+def test_ranks_of_a_machine_share_its_cores_unless_threads_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(env, "num_cores", lambda: 8)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert num_threads() == 2
+    for asked, threads in (("5", 5), ("0", 2), ("4,2", 2)):
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+        assert num_threads() == threads
