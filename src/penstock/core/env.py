@@ -63,7 +63,7 @@ def _cpu_limit(file: Path) -> float:
 
 
 def num_threads() -> int:
-    """Threads that this rank computes with: OMP_NUM_THREADS, else the cores, shared with the ranks beside it."""
+    """Threads that this rank computes with: OMP_NUM_THREADS, else its part of the machine's cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     return int(asked) if asked.isdecimal() and int(asked) else max(1, num_cores() // local_world_size())
 
