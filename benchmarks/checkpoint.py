@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from results_file import file_result
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from penstock.checkpoint.layout import Meta
@@ -49,7 +50,8 @@ def state_of(world, layout, num_bytes):
     placement = {"sharded": Shard(0), "copies": Replicate()}[layout]
     rows = 2**24 // 4 // COLUMNS
     made = [torch.rand(rows, COLUMNS) for _ in range(max(1, num_bytes // 2**24))]
-    return {f"t{n}": distribute_tensor(value, world.mesh, [placement]) for n, value in enumerate(made)}
+    mesh = init_device_mesh("cpu", (world.ranks.world_size,))
+    return {f"t{n}": distribute_tensor(value, mesh, [placement]) for n, value in enumerate(made)}
 
 
 def products_until(done):
