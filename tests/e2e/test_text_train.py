@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,7 +73,8 @@ def test_a_run_on_text_begins_at_once_and_a_killed_one_resumes_exactly(words, tm
     until(lambda: not preparers(tmp_path))
     done = penstock(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "resumed step=10" in done.stderr
+    # From the checkpoint of step 10, or of a later one where the kill came late.
+    assert re.search(r"resumed step=[123]0 ", done.stderr), done.stderr
     until(lambda: not preparers(tmp_path))
     assert load_manifest(cache_of(tmp_path)).streamed_parts == 0, "its preparer ended with it"
 
