@@ -67,13 +67,14 @@ def test_a_run_on_text_begins_at_once_and_a_killed_one_resumes_exactly(words, tm
     run = tmp_path / "run"
     with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: (run / "metrics.jsonl").is_file() and 14 in losses_of(run), process)
+        until((run / "checkpoints" / "step-00000010").is_dir, process)  # it is written while training goes on
         assert load_manifest(cache_of(tmp_path)).streamed_parts == 0, "it is still being prepared"
         assert len(preparers(tmp_path)) == 1, "one for both ranks"
         process.send_signal(signal.SIGKILL)
     until(lambda: not preparers(tmp_path))
     done = penstock(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # From the checkpoint of step 10, or of a later one where the kill came late.
+    # Or from a later one, where the kill came late.
     assert re.search(r"resumed step=[123]0 ", done.stderr), done.stderr
     until(lambda: not preparers(tmp_path))
     assert load_manifest(cache_of(tmp_path)).streamed_parts == 0, "its preparer ended with it"
