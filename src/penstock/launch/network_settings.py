@@ -1,0 +1,110 @@
+"""Settings of gloo and NCCL for a machine's network interfaces, each with its reason; decides, sets nothing.
+
+The meaning of NCCL's variables is that of its user guide ("Environment Variables"). One TCP stream is kept
+going by one core of each side, which is worth some 10 Gbit/s: a faster network needs several at once.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.launch.nics import Nic, usable
+
+_MBIT_S_OF_A_STREAM = 10_000
+_MOST_THREADS = 4
+"""NCCL_SOCKET_NTHREADS costs cores; NCCL's guide names 4 for 100 Gbit/s."""
+_MOST_SOCKETS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One variable, what it should be, and why."""
+
+    name: str
+    value: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.value}  # {self.reason}"
+
+
+def gloo_settings(nics: Sequence[Nic]) -> list[Setting]:
+    """Return gloo's variables for the interfaces of one machine; none where no interface is usable.
+
+    >>> eth0 = Nic(name="eth0", is_up=True, mtu=1500, addresses=("10.0.0.2/24",))
+    >>> [str(setting) for setting in gloo_settings([eth0])]
+    ['GLOO_SOCKET_IFNAME=eth0  # the one interface that leads to other machines']
+    """
+    chosen = usable(nics)
+    return [Setting(name="GLOO_SOCKET_IFNAME", value=_names(chosen), reason=_why(chosen))] if chosen else []
+
+
+def gloo_operations(nics: Sequence[Nic]) -> int:
+    """Return how many operations must be in flight to use every interface: gloo gives each of them one.
+
+    >>> gloo_operations([])
+    1
+    """
+    return max(1, len(usable(nics)))
+
+
+def nccl_settings(nics: Sequence[Nic]) -> list[Setting]:
+    """Return NCCL's variables for the interfaces of one machine; none where no interface is usable."""
+    chosen = usable(nics)
+    if not chosen:
+        return []
+    rdma = [device for nic in chosen for device in nic.rdma_devices]
+    settings = [Setting(name="NCCL_SOCKET_IFNAME", value=f"={_names(chosen)}", reason=_why(chosen))]
+    if rdma:
+        return [
+            *settings,
+            Setting(
+                name="NCCL_IB_HCA", value=f"={','.join(rdma)}", reason="RDMA devices of those interfaces"
+            ),
+        ]
+    settings.append(
+        Setting(name="NCCL_IB_DISABLE", value="1", reason="no interface has RDMA: do not look for it")
+    )
+    return settings + _streams(chosen) + _channels(chosen)
+
+
+def _streams(chosen: Sequence[Nic]) -> list[Setting]:
+    """Return how many threads and sockets keep the fastest interface busy."""
+    speed = max((nic.speed_mbit_s or 0 for nic in chosen if nic.has_true_speed), default=0)
+    streams = math.ceil(speed / _MBIT_S_OF_A_STREAM)
+    if streams <= 1:
+        return []
+    threads = min(_MOST_THREADS, 2 ** round(math.log2(streams) / 2))
+    sockets = min(_MOST_SOCKETS, math.ceil(streams / threads))
+    reason = f"{speed / 1000:g} Gbit/s is more than one TCP stream carries: {threads} x {sockets} streams"
+    return [
+        Setting(name="NCCL_SOCKET_NTHREADS", value=str(threads), reason=reason),
+        Setting(name="NCCL_NSOCKS_PERTHREAD", value=str(sockets), reason="the same"),
+    ]
+
+
+def _channels(chosen: Sequence[Nic]) -> list[Setting]:
+    """Return what makes several interfaces work at once: a channel uses one."""
+    if len(chosen) == 1:
+        return []
+    settings = [
+        Setting(
+            name="NCCL_MIN_NCHANNELS",
+            value=str(2 * len(chosen)),
+            reason=f"a channel uses one interface: two for each of {len(chosen)}",
+        )
+    ]
+    if len({network for nic in chosen for network in nic.networks}) > 1:
+        reason = "the interfaces are in networks of their own: a ring stays in one"
+        settings.append(Setting(name="NCCL_CROSS_NIC", value="0", reason=reason))
+    return settings
+
+
+def _names(chosen: Sequence[Nic]) -> str:
+    return ",".join(nic.name for nic in chosen)
+
+
+def _why(chosen: Sequence[Nic]) -> str:
+    if len(chosen) == 1:
+        return "the one interface that leads to other machines"
+    return f"the {len(chosen)} interfaces that lead to other machines"
