@@ -11,6 +11,7 @@ from penstock.data.opening import vocab_size_of
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import expanded
 from penstock.parallel.compile_config import CompileConfig
+from penstock.parallel.ethernet_config import EthernetConfig
 from penstock.parallel.fit import check_fit
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.recompute_plan import RecomputeConfig
@@ -122,6 +123,7 @@ class TrainConfig:
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    ethernet: EthernetConfig = field(default_factory=EthernetConfig)
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
