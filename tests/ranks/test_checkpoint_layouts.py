@@ -55,7 +55,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=48)
 
 
-def recipe_of(corpus: Path, run: Path) -> TrainConfig:
+def recipe_of(corpus: Path, run: Path, *, tied: bool = False) -> TrainConfig:
     return build_recipe(
         {
             "run": {"dir": str(run), "steps": 6},
@@ -65,6 +65,7 @@ def recipe_of(corpus: Path, run: Path) -> TrainConfig:
                 "num_hidden_layers": 2,
                 "num_attention_heads": 4,
                 "num_key_value_heads": 2,
+                "tie_word_embeddings": tied,
             },
             "data": {
                 "corpora": {"c": {"path": str(corpus)}},
@@ -119,6 +120,22 @@ def test_a_run_moves_from_shards_to_slices_to_stages_to_one_process_with_every_b
     ((alone, _),) = on_ranks(lambda world: in_layout(recipe, world, steps=0), ranks=1)
     equal(alone, merged(saved for _, saved in cube))
     assert any(name.startswith("optimizer.") for name in alone)
+
+
+def test_a_matrix_of_two_stages_stays_equal_is_saved_once_and_found_by_both(
+    corpus: Path, tmp_path: Path
+) -> None:
+    recipe = recipe_of(corpus, tmp_path / "run", tied=True)
+    found = on_ranks(lambda world: in_layout(recipe, world, steps=2, pipeline=2), ranks=2)
+    (_, first), (_, last) = found
+    both = first.keys() & last.keys()
+    assert {"model.embed.weight", "optimizer.embed.weight.exp_avg"} <= both
+    equal({name: first[name] for name in both}, {name: last[name] for name in both})
+    files = find(tmp_path / "run").index().files.values()
+    saved = sum(entry.num_bytes - entry.header_bytes for entry in files)
+    assert saved == sum(tensor.nbytes for tensor in merged(saved for _, saved in found).values())
+    ((alone, _),) = on_ranks(lambda world: in_layout(recipe, world, steps=0), ranks=1)
+    equal(alone, merged(saved for _, saved in found))
 
 
 def spread(kind: str) -> dict[str, Tensor]:

@@ -239,10 +239,24 @@ def test_windows_reach_across_the_edges_of_stretches(corpus, tmp_path, plain, ru
 
 
 @pytest.mark.parametrize(("family", "stages"), [("granite", 3), ("mistral", 2)])
-def test_stages_keep_multipliers_and_windows(corpus, tmp_path, plain, family, stages):
-    model = LLAMA | FAMILIES[family] | {"num_hidden_layers": 4, "tie_word_embeddings": False}
+def test_stages_keep_multipliers_windows_and_tied_matrices(corpus, tmp_path, plain, family, stages):
+    model = LLAMA | FAMILIES[family] | {"num_hidden_layers": 4}
     recipe = recipe_of(corpus, tmp_path, model=model, pipeline=stages, rows=2)
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=stages), plain(model))
+
+
+TIED = [
+    (2, {"pipeline": 2, "stages_per_rank": 2}),
+    (4, {"pipeline": 2, "tensor": 2, "offload": True}),
+    (8, {"pipeline": 2, "replicate": 2, "shard": 2, "reshard_after_forward": False}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "parallel"), TIED, ids=str)
+def test_the_first_and_the_last_stage_keep_a_tied_matrix_equal(corpus, tmp_path, plain, ranks, parallel):
+    model = LLAMA | FAMILIES["tied"] | {"num_hidden_layers": 4}
+    recipe = recipe_of(corpus, tmp_path, model=model, rows=1, **parallel)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(model))
 
 
 @pytest.mark.parametrize(
@@ -292,7 +306,7 @@ def test_layouts_compose_with_optimizers_recomputation_and_precision(corpus, tmp
 
 def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):
     """On shards x slices, stages, copies and one rank in turn: the losses of the plain loop throughout."""
-    model, losses = LLAMA | {"num_hidden_layers": 5}, []
+    model, losses = LLAMA | FAMILIES["tied"] | {"num_hidden_layers": 5}, []
     layouts = [
         (6, 4, {"tensor": 2}),
         (10, 4, {"pipeline": 2, "rows": 2}),

@@ -16,15 +16,20 @@ from penstock.parallel.mesh import World
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Iterable[nn.Parameter], largest: float, world: World) -> float:
+def clip_gradients(
+    parameters: Iterable[nn.Parameter], largest: float, world: World, *, twice: nn.Parameter | None = None
+) -> float:
     """Scale the gradients in place so that their norm is at most `largest`; every rank must call it.
+
+    Args:
+        twice: one of the parameters, which another stage of the pipeline holds too.
 
     Returns:
         The norm before, over all parameters of all ranks.
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    held = [_local(gradient) for gradient in gradients]
-    copies = torch.tensor([num_copies(gradient, world) for gradient in gradients], dtype=torch.float64)
+    found = [(p.grad, 2 if p is twice else 1) for p in parameters if p.grad is not None]
+    held = [_local(gradient) for gradient, _ in found]
+    copies = torch.tensor([num_copies(gradient, world) * n for gradient, n in found], dtype=torch.float64)
     norms = torch.stack(torch._foreach_norm(held)).double().cpu()
     norm = math.sqrt(world.sum((norms.square() / copies).sum().item())[0])
     if norm > largest:  # a norm that is not a number clips nothing: the step refuses it

@@ -20,8 +20,6 @@ class Shape(Protocol):
     def intermediate_size(self) -> int: ...  # noqa: D102
     @property
     def num_hidden_layers(self) -> int: ...  # noqa: D102
-    @property
-    def tie_word_embeddings(self) -> bool: ...  # noqa: D102
 
 
 def check_fit(config: ParallelConfig, shape: Shape, *, lengths: Iterable[int]) -> None:
@@ -47,13 +45,6 @@ def _check_stages(config: ParallelConfig, shape: Shape) -> None:
             f"parallel.pipeline x parallel.stages_per_rank are {degree * config.stages_per_rank} stages, and "
             f"the model has {blocks} blocks for them",
             fix=f"Use at most {blocks} stages.",
-        )
-    if degree > 1 and shape.tie_word_embeddings:
-        raise ConfigError(
-            "parallel.pipeline would put the embedding on the first stage and its reuse as the output matrix "
-            "on the last",
-            got=degree,
-            fix="Set model.tie_word_embeddings to false, or share the model by shard and tensor.",
         )
 
 

@@ -8,6 +8,10 @@ interleaved (Narayanan et al., "Megatron-LM", 2021), (p - 1) / (v m + p - 1), fo
 What a rank keeps is the whole model with what others have left out, so every parameter keeps its name,
 and with it its initial values and its place in a checkpoint. Its stages are views of it: models that
 share its modules, each with some of them.
+
+A tied embedding is on the first stage and, as the output matrix, on the last: each has its own copy under
+the same name. After the passes of a step the two exchange gradients and add them, which gives both the same
+bits; so the same optimizer keeps the copies equal, and a checkpoint holds them once.
 """
 
 import copy
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
+from penstock.parallel.slices import local
 from penstock.parallel.stages import blocks_of
 
 Inputs = Mapping[str, Any]
@@ -40,7 +45,7 @@ def keep_stages(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> None:
     """Leave this rank's stages of a model, in place; the first of them goes through all ranks, then the next.
 
     Args:
-        model: has `embed`, `layers`, `norm` and `unembed`; on the meta device.
+        model: has `config`, `embed`, `layers`, `norm` and `unembed`; on the meta device.
         mesh: of one axis; stage s is on rank s modulo its size.
     """
     layers, stages = cast(nn.ModuleList, model.layers), mesh.size() * per_rank
@@ -48,9 +53,10 @@ def keep_stages(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> None:
     mine = {i for stage in here for i in blocks_of(stage, stages=stages, num_blocks=len(layers))}
     for index in set(range(len(layers))) - mine:
         layers[index] = Elsewhere()
-    if 0 not in here:
+    is_last = stages - 1 in here
+    if 0 not in here and not (is_last and _is_tied(model)):
         model.embed = Elsewhere()
-    if stages - 1 not in here:
+    if not is_last:
         model.norm, model.unembed = Elsewhere(), Elsewhere()
 
 
@@ -70,11 +76,23 @@ def _view(model: nn.Module, stage: int, *, stages: int) -> nn.Module:
     mine = blocks_of(stage, stages=stages, num_blocks=len(layers))
     view.layers = nn.ModuleList(block if i in mine else Elsewhere() for i, block in enumerate(layers))
     if stage > 0:
-        view.embed, view.embedding_multiplier = Elsewhere(), 1.0  # type: ignore[assignment]
+        view.embedding_multiplier = 1.0  # type: ignore[assignment]  # not a module or tensor
+        if stage == stages - 1 and _is_tied(model):
+            cast(nn.Module, view.embed).forward = _pass_on  # tokens were looked up; its matrix is for the end
+        else:
+            view.embed = Elsewhere()
     if stage < stages - 1:
         view.norm, view.unembed = Elsewhere(), Elsewhere()
         view.register_forward_pre_hook(_without_finish, with_kwargs=True)
     return view
+
+
+def _is_tied(model: nn.Module) -> bool:
+    return bool(cast(Any, model).config.tie_word_embeddings)
+
+
+def _pass_on(x: Tensor) -> Tensor:
+    return x
 
 
 def _without_finish(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # Any: torch's hook
@@ -115,8 +133,32 @@ class Pipeline:
         target = torch.zeros(len(parts)) if self._last in self._views else None
         schedule.parts = [self._inputs(part) for part in parts]
         schedule.step(target=target, losses=losses, return_outputs=False)
+        self._sum_tied()
         nothing: Tensor = parts[0]["input_ids"].new_zeros((), dtype=torch.float32)
         return torch.stack(losses).detach().sum() if losses else nothing
+
+    @property
+    def tied(self) -> nn.Parameter | None:
+        """The matrix that the first and the last stage both hold, where this rank has one of the two."""
+        for stage in {0, self._last} & self._views.keys():
+            if _is_tied(view := self._views[stage]):
+                return cast(nn.Parameter, cast(nn.Module, view.embed).weight)
+        return None
+
+    @torch.no_grad()
+    def _sum_tied(self) -> None:
+        """Add the other stage's gradient of the tied matrix; a + b is b + a, so the sums are equal."""
+        if self.tied is None:
+            return
+        mine = local(cast(Tensor, self.tied.grad))
+        other, peer = torch.empty_like(mine), self._ranks - 1 if 0 in self._views else 0
+        both = [
+            dist.P2POp(dist.isend, mine.contiguous(), group=self._group, group_peer=peer),
+            dist.P2POp(dist.irecv, other, group=self._group, group_peer=peer),
+        ]
+        for work in dist.batch_isend_irecv(both):
+            work.wait()
+        mine += other
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, **others: Any) -> Tensor:

@@ -99,7 +99,8 @@ class _Parameters(NamedTuple):
 def _parameters(config: TrainConfig, layout: Layout, place: int) -> _Parameters:
     model, stages = config.model, layout.pipeline * config.parallel.stages_per_rank
     matrix = model.vocab_size * model.hidden_size
-    ends = (place == 0) + (place == layout.pipeline - 1 and not model.tie_word_embeddings)
+    is_reused = model.tie_word_embeddings and layout.pipeline == 1  # else the last stage has its own copy
+    ends = (place == 0) + (place == layout.pipeline - 1 and not is_reused)
     blocks = [
         index
         for stage in range(place, stages, layout.pipeline)

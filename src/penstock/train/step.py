@@ -137,7 +137,8 @@ def train_step(
     scale = num_averaged / max(global_labels / copies, 1.0)
     parts = micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch)
     local_loss = passes(state, parts, by_corpus, scale=scale, mark=mark)
-    grad_norm = clip_gradients(state.model.parameters(), clip_norm, world)
+    tied = None if state.pipeline is None else state.pipeline.tied
+    grad_norm = clip_gradients(state.model.parameters(), clip_norm, world, twice=tied)
     mark("optimizer")
     each = found_by_corpus(by_corpus, counted)
     summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))

@@ -18,7 +18,6 @@ class Shape:
     key_value_heads: int = 4
     intermediate_size: int = 64
     num_hidden_layers: int = 3
-    tie_word_embeddings: bool = False
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,6 @@ class Shape:
         (Shape(), {"context": 4, "tensor": 2} | ULYSSES, 16, "6 query heads on each of 2"),
         (Shape(), {"pipeline": 4}, 16, "are 4 stages, and the model has 3 blocks for them. Use at most 3"),
         (Shape(), {"pipeline": 2, "stages_per_rank": 2}, 16, "are 4 stages, and the model has 3 blocks"),
-        (Shape(tie_word_embeddings=True), {"pipeline": 2}, 16, "Set model.tie_word_embeddings to false"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_refused_with_what_would(shape, parallel, length, said):

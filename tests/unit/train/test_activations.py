@@ -107,6 +107,14 @@ def test_in_a_pipeline_the_rank_that_needs_most_is_planned(raw):
     assert twice.activations == alone.activations * 5 // 4
 
 
+def test_in_a_pipeline_a_tied_matrix_is_planned_at_both_ends(raw):
+    staged = recipe_of(raw, "parallel.pipeline=2")
+    tied = recipe_of(raw, "parallel.pipeline=2", "model.tie_word_embeddings=true")
+    layout = Layout(pipeline=2)
+    assert memory_plan(tied, layout).weights == memory_plan(staged, layout).weights
+    assert memory_plan(tied, Layout()).weights < memory_plan(staged, Layout()).weights
+
+
 def test_copies_hold_whole_weights(raw):
     copies = memory_plan(recipe_of(raw, "parallel.shard=1", "parallel.replicate=4"), Layout(replicate=4))
     assert copies.weights == memory_plan(recipe_of(raw), Layout()).weights
