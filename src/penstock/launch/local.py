@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -43,6 +44,16 @@ class Outcome:
     """What failed processes said, each message once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where one process of a job runs, and what it is told."""
+
+    environment: Mapping[str, str]
+    """Added to the parent's."""
+    enter: Callable[[], None] = lambda: None
+    """Called by the process before its work, to go where that is done."""
+
+
 def run(
     work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], *, processes: int
 ) -> Outcome:
@@ -57,39 +68,63 @@ def run(
     """
     if processes < 1:
         raise UsageError("--processes must be at least 1", got=processes)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)  # until there is someone to forward to
+    with _held_signals() as before, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        meet = f"file://{Path(folder) / 'rendezvous'}"
+        seats = [Seat(_environment(rank, processes=processes, meet=meet)) for rank in range(processes)]
+        return _run(work, explain, seats, before)
+
+
+def run_at(
+    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], seats: Sequence[Seat]
+) -> Outcome:
+    """Run `work` in a process for each seat; see `run`."""
+    with _held_signals() as before:
+        return _run(work, explain, seats, before)
+
+
+def _environment(rank: int, *, processes: int, meet: str) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        RENDEZVOUS: meet,
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }
+
+
+@contextmanager
+def _held_signals() -> Iterator[set[int]]:
+    """Hold signals back until there is someone to forward them to; give the mask of before."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     try:
-        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            children = _start(work, explain, processes=processes, rendezvous=Path(folder) / "rendezvous")
-            with _Forwarding(children) as forwarding:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                outcome = _wait(children)
-        return Outcome(EXIT_INTERRUPTED, ["Interrupted."]) if forwarding.has_killed else outcome
+        yield before
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start(
+def _run(
     work: Callable[[], int],
     explain: Callable[[BaseException], tuple[str, int]],
-    *,
-    processes: int,
-    rendezvous: Path,
+    seats: Sequence[Seat],
+    before: set[int],
+) -> Outcome:
+    children = _start(work, explain, seats)
+    with _Forwarding(children) as forwarding:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        outcome = _wait(children)
+    return Outcome(EXIT_INTERRUPTED, ["Interrupted."]) if forwarding.has_killed else outcome
+
+
+def _start(
+    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], seats: Sequence[Seat]
 ) -> dict[BaseProcess, Connection]:
     """Fork the processes; return them by rank, each with the end of a pipe it may say one message into."""
     context = multiprocessing.get_context("fork")
     children: dict[BaseProcess, Connection] = {}
-    for rank in range(processes):
-        environment = {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            RENDEZVOUS: f"file://{rendezvous}",
-            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-        }
+    for seat in seats:
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_child, args=(work, explain, sender, environment, os.getpid()))
+        child = context.Process(target=_child, args=(work, explain, sender, seat, os.getpid()))
         child.start()
         sender.close()
         children[child] = receiver
@@ -100,7 +135,7 @@ def _child(
     work: Callable[[], int],
     explain: Callable[[BaseException], tuple[str, int]],
     sender: Connection,
-    environment: dict[str, str],
+    seat: Seat,
     parent: int,
 ) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -108,8 +143,9 @@ def _child(
         os._exit(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    os.environ.update(environment)
+    os.environ.update(seat.environment)
     try:
+        seat.enter()
         code = work()
     except BaseException as error:
         try:

@@ -1,17 +1,20 @@
-"""Run a function on several real gloo ranks of this machine and collect what each returns."""
+"""Run a function on several real gloo ranks, of this machine or of emulated hosts; collect results."""
 
 import pickle
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 import torch
 
-from penstock.launch.local import run
+from penstock.launch.local import Outcome, run
+from penstock.launch.netlab import Hosts
 from penstock.parallel.mesh import World, join
 
 T = TypeVar("T")
+Start = Callable[[Callable[[], int], Callable[[BaseException], tuple[str, int]]], Outcome]
 
 
 def on_ranks(work: Callable[[World], T], *, ranks: int) -> list[T]:
@@ -20,6 +23,15 @@ def on_ranks(work: Callable[[World], T], *, ranks: int) -> list[T]:
     Raises:
         AssertionError: a rank failed; the message has what it said.
     """
+    return _collect(work, partial(run, processes=ranks))
+
+
+def on_hosts(work: Callable[[World], T], hosts: Hosts, *, processes_per_host: int = 1) -> list[T]:
+    """Call `work(world)` in processes on every host of a lab, as `on_ranks` does."""
+    return _collect(work, partial(hosts.run, processes_per_host=processes_per_host))
+
+
+def _collect(work: Callable[[World], T], start: Start) -> list[T]:
     with tempfile.TemporaryDirectory() as folder:
 
         def one_rank() -> int:
@@ -29,6 +41,7 @@ def on_ranks(work: Callable[[World], T], *, ranks: int) -> list[T]:
             (Path(folder) / str(world.ranks.rank)).write_bytes(pickle.dumps(result))
             return 0
 
-        outcome = run(one_rank, lambda error: (f"{type(error).__name__}: {error}", 1), processes=ranks)
+        outcome = start(one_rank, lambda error: (f"{type(error).__name__}: {error}", 1))
         assert outcome.code == 0, outcome
-        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
+        files = sorted(Path(folder).iterdir(), key=lambda file: int(file.name))
+        return [pickle.loads(file.read_bytes()) for file in files]

@@ -1,0 +1,166 @@
+"""Make emulated hosts, run the ranks of a job in them, and let the kernel take them apart."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+
+from penstock.core.env import num_cores
+from penstock.core.errors import PenstockError, UsageError
+from penstock.launch.local import Outcome, Seat, run_at
+from penstock.launch.netlab import namespaces
+from penstock.launch.netlab.counters import Counted, read_counters
+from penstock.launch.netlab.nodes import environments
+from penstock.launch.netlab.topology import (
+    Command,
+    Link,
+    Topology,
+    host_commands,
+    host_limits,
+    hosts_file,
+    name_of,
+    switch_commands,
+    switch_limits,
+)
+
+Explain = Callable[[BaseException], tuple[str, int]]
+
+
+def _plainly(error: BaseException) -> tuple[str, int]:
+    return f"{type(error).__name__}: {error}", 1
+
+
+def why_not() -> str:
+    """Say why hosts cannot be emulated here; empty where they can."""
+    try:
+        _check_programs()
+        os.close(namespaces.new_namespace())
+    except UsageError as error:
+        return str(error)
+    return ""
+
+
+class Hosts:
+    """The hosts of a lab; see `lab`."""
+
+    def __init__(self, topology: Topology, descriptors: list[int]) -> None:
+        self.topology = topology
+        self._namespaces = descriptors
+
+    def inside(self, host: int) -> AbstractContextManager[None]:
+        """Let the calling thread, and processes it starts, see the network of a host."""
+        return namespaces.inside(self._namespaces[host])
+
+    def counters(self, host: int) -> dict[str, Counted]:
+        """What each NIC of a host has sent and received; also to be asked from within a rank."""
+        with self.inside(host):
+            return read_counters()
+
+    def sent_bytes(self) -> list[int]:
+        """Bytes that each host has sent so far, all its NICs."""
+        hosts = range(self.topology.num_hosts)
+        return [sum(nic.sent for nic in self.counters(host).values()) for host in hosts]
+
+    def run(
+        self, work: Callable[[], int], explain: Explain = _plainly, *, processes_per_host: int = 1
+    ) -> Outcome:
+        """Run `work` in forked processes on every host, as `launch.local.run` does on this machine.
+
+        They find each other as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR
+        and MASTER_PORT are set, and GLOO_SOCKET_IFNAME names all NICs.
+
+        Raises:
+            UsageError: fewer than one process a host.
+        """
+        if processes_per_host < 1:
+            raise UsageError("The number of processes a host must be at least 1", got=processes_per_host)
+        names = hosts_file(self.topology)
+
+        def seat(host: int, environment: dict[str, str]) -> Seat:
+            where = self._namespaces[host]
+            return Seat(environment, lambda: namespaces.settle(where, host_name=name_of(host), names=names))
+
+        ranks = environments(self.topology, processes_per_host=processes_per_host, num_cores=num_cores())
+        return run_at(work, explain, [seat(host, environment) for host, environment in ranks])
+
+
+@contextmanager
+def lab(
+    *,
+    hosts: int,
+    nics: int = 1,
+    rate: str = "",
+    mtu: int = 1500,
+    latency_s: float = 0.0,
+    links: Mapping[tuple[int, int], Link] | None = None,
+) -> Iterator[Hosts]:
+    """Emulate hosts on one network until the `with` ends.
+
+    Args:
+        rate: bits a second of each NIC in each direction, such as 500mbit; empty: no limit.
+        latency_s: one way, between any two hosts.
+        links: NICs that are unlike the others, by (host, NIC).
+
+    Raises:
+        UsageError: a wrong number, or hosts cannot be emulated here: see `why_not`.
+        PenstockError: the kernel refused a part of it.
+    """
+    topology = Topology(
+        num_hosts=hosts,
+        num_nics=nics,
+        link=Link(rate=rate, mtu=mtu),
+        others=links or {},
+        latency_s=latency_s,
+    )
+    if latency_s:
+        raise UsageError("A latency cannot be emulated yet", got=latency_s)
+    _check_programs()
+    with ExitStack() as stack:
+        descriptors = []
+        for _ in range(hosts):
+            descriptors.append(namespaces.new_namespace())
+            stack.callback(os.close, descriptors[-1])
+        _join_by_bridges(topology, descriptors, stack)
+        for host, descriptor in enumerate(descriptors):
+            _apply("ip", host_commands(topology, host), descriptor)
+            _apply("tc", host_limits(topology, host), descriptor)
+        yield Hosts(topology, descriptors)
+
+
+def _join_by_bridges(topology: Topology, hosts: list[int], stack: ExitStack) -> None:
+    switch = namespaces.new_namespace()
+    stack.callback(os.close, switch)
+    paths = [f"/proc/self/fd/{host}" for host in hosts]
+    _apply("ip", switch_commands(topology, host_namespaces=paths), switch, hand_over=hosts)
+    _apply("tc", switch_limits(topology), switch)
+
+
+def _check_programs() -> None:
+    for program in ("ip", "tc"):
+        if shutil.which(program) is None:
+            raise UsageError(
+                f"The program {program!r}, which emulated hosts are made with, is not installed",
+                fix="Install the package iproute2: `apt-get install iproute2`, or `dnf install iproute-tc`.",
+            )
+
+
+def _apply(
+    program: str, commands: list[Command], namespace: int, *, hand_over: list[int] | None = None
+) -> None:
+    """Run commands of `ip` or `tc` in a namespace, all or none of which is an error."""
+    text = "".join(" ".join(command) + "\n" for command in commands)
+    with namespaces.inside(namespace):
+        done = subprocess.run(
+            [program, "-batch", "-"],
+            input=text,
+            capture_output=True,
+            text=True,
+            pass_fds=hand_over or [],
+        )
+    if done.returncode:
+        raise PenstockError(
+            f"`{program}` could not set up an emulated network: {' '.join(done.stderr.split())}",
+            got=text,
+            fix="The kernel may lack a part: veth, bridge and tbf are needed (for a latency: tun).",
+        )

@@ -1,0 +1,215 @@
+"""What an emulated network consists of, and the commands that make it; pure.
+
+Every host is a network namespace with its NICs eth0, eth1, ...; NIC n of all hosts hangs on one switch, rail
+n, with a subnet of its own. All rails are in one further namespace, so that no interface, address or route
+of the machine itself is touched.
+
+A NIC's rate holds in both directions: a token bucket where the host sends, one where the switch sends to it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from penstock.core.errors import UsageError
+
+Command = list[str]
+"""Words after `ip` or `tc`."""
+
+_UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_MAX_HOSTS = 200
+_MAX_NICS = 16
+_LEAST_MTU = 576  # what every host of the Internet must take; below, IPv4 needs no support
+_MOST_MTU = 65_535
+_LEAST_BURST = 128 * 1024  # two of the 64 KiB that TCP hands down at once, which are then not cut up
+_BURST_S = 0.001
+_QUEUE_S = 0.020  # what a switch's port holds before it drops
+_LEAST_QUEUE = 256 * 1024
+
+
+def parse_rate(text: str) -> float:
+    """Read a rate as `tc` writes it; return bits a second.
+
+    Raises:
+        UsageError: it is none, or no rate at all.
+
+    >>> parse_rate("500mbit"), parse_rate("2.5Gbit")
+    (500000000.0, 2500000000.0)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.strip().lower())
+    if not match or not float(match[1]):
+        raise UsageError("Not a rate of a network", got=text, fix="Write one such as 500mbit or 2.5gbit.")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One NIC of one host, its cable and the port it hangs on."""
+
+    rate: str = ""
+    """Bits a second in each direction, such as 500mbit; empty: as fast as this machine copies."""
+    mtu: int = 1500
+    """Bytes of a packet that the host believes in."""
+    cable: Literal["whole", "unplugged", "deaf"] = "whole"
+    """"unplugged": no carrier, which the host sees. "deaf": the carrier is there and nothing arrives."""
+
+    def __post_init__(self) -> None:
+        if self.rate:
+            parse_rate(self.rate)
+        if not _LEAST_MTU <= self.mtu <= _MOST_MTU:
+            raise UsageError(f"An MTU must be from {_LEAST_MTU} to {_MOST_MTU}", got=self.mtu)
+
+    @property
+    def bits_per_s(self) -> float:
+        """The rate; infinite where there is none."""
+        return parse_rate(self.rate) if self.rate else float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topology:
+    """Hosts, their NICs and what joins them."""
+
+    num_hosts: int
+    num_nics: int = 1
+    link: Link = field(default_factory=Link)
+    """What all NICs are like."""
+    others: Mapping[tuple[int, int], Link] = field(default_factory=dict)
+    """Those that are not, by (host, NIC)."""
+    latency_s: float = 0.0
+    """From one host to another, one way, on top of what the machine takes."""
+
+    def __post_init__(self) -> None:
+        for what, count, most in (("hosts", self.num_hosts, _MAX_HOSTS), ("NICs", self.num_nics, _MAX_NICS)):
+            if not 1 <= count <= most:
+                raise UsageError(f"The number of {what} must be from 1 to {most}", got=count)
+        if self.latency_s < 0:
+            raise UsageError("A latency must not be negative", got=self.latency_s)
+        for place in self.others:
+            if place not in self.places:
+                raise UsageError("No such (host, NIC)", got=place, fix="Both are counted from 0.")
+
+    @property
+    def places(self) -> list[tuple[int, int]]:
+        """Every (host, NIC)."""
+        return [(host, nic) for host in range(self.num_hosts) for nic in range(self.num_nics)]
+
+    def link_of(self, host: int, nic: int) -> Link:
+        """Return what one NIC is like."""
+        return self.others.get((host, nic), self.link)
+
+    @property
+    def widest_mtu(self) -> int:
+        """What switches pass on: the largest MTU of any NIC."""
+        return max(self.link_of(*place).mtu for place in self.places)
+
+
+def nic_names(topology: Topology) -> list[str]:
+    """Names of a host's NICs.
+
+    >>> nic_names(Topology(num_hosts=2, num_nics=2))
+    ['eth0', 'eth1']
+    """
+    return [f"eth{nic}" for nic in range(topology.num_nics)]
+
+
+def address_of(host: int, nic: int) -> str:
+    """Address of a NIC; those of one rail share a /24.
+
+    >>> address_of(host=2, nic=1)
+    '10.77.1.3'
+    """
+    return f"10.77.{nic}.{host + 1}"
+
+
+def mac_of(host: int, nic: int) -> str:
+    """Hardware address of a NIC, from the range that nobody is given.
+
+    >>> mac_of(host=2, nic=1)
+    '02:77:00:00:01:02'
+    """
+    return f"02:77:00:00:{nic:02x}:{host:02x}"
+
+
+def name_of(host: int) -> str:
+    """Name of a host."""
+    return f"host{host}"
+
+
+def hosts_file(topology: Topology) -> str:
+    """Return an /etc/hosts that knows every host by its first address, and all addresses by a name.
+
+    Also as torch's store asks for them: as IPv4 within IPv6.
+    """
+    names = [
+        (address_of(host, nic), f"{name_of(host)}-eth{nic}" if nic else name_of(host))
+        for nic in range(topology.num_nics)
+        for host in range(topology.num_hosts)
+    ]
+    lines = [f"{prefix}{address} {name}" for prefix in ("", "::ffff:") for address, name in names]
+    return "\n".join(["127.0.0.1 localhost", *lines, ""])
+
+
+def port_of(host: int, nic: int) -> str:
+    """Name of the switch's port that a NIC hangs on.
+
+    >>> port_of(host=2, nic=1)
+    'port2.1'
+    """
+    return f"port{host}.{nic}"
+
+
+def token_bucket(device: str, rate_bits_per_s: float) -> Command:
+    """Return the `tc` command that limits what a device sends.
+
+    >>> " ".join(token_bucket("eth0", 5e8))
+    'qdisc add dev eth0 root tbf rate 500000000bit burst 131072b limit 1381072b'
+    """
+    per_s = rate_bits_per_s / 8
+    burst = max(_LEAST_BURST, round(per_s * _BURST_S))
+    limit = burst + max(_LEAST_QUEUE, round(per_s * _QUEUE_S))
+    rate = f"{round(rate_bits_per_s)}bit"
+    return f"qdisc add dev {device} root tbf rate {rate} burst {burst}b limit {limit}b".split()
+
+
+def switch_commands(topology: Topology, *, host_namespaces: list[str]) -> list[Command]:
+    """Return the `ip` commands that make the rails, and every NIC in its host.
+
+    Args:
+        host_namespaces: a path of each host's namespace.
+    """
+    commands = []
+    for nic in range(topology.num_nics):
+        commands.append(f"link add rail{nic} mtu {topology.widest_mtu} type bridge mcast_snooping 0")
+        commands.append(f"link set rail{nic} up addrgenmode none")
+    for host, nic in topology.places:
+        link, port = topology.link_of(host, nic), port_of(host, nic)
+        there = f"name eth{nic} mtu {link.mtu} address {mac_of(host, nic)} netns {host_namespaces[host]}"
+        commands.append(f"link add {port} mtu {topology.widest_mtu} type veth peer {there}")
+        if link.cable == "whole":
+            commands.append(f"link set {port} master rail{nic}")
+        if link.cable != "unplugged":
+            commands.append(f"link set {port} up addrgenmode none")
+    return [command.split() for command in commands]
+
+
+def switch_limits(topology: Topology) -> list[Command]:
+    """Return the `tc` commands that limit what the switches send to each NIC."""
+    rates = {port_of(*place): topology.link_of(*place).bits_per_s for place in topology.places}
+    return [token_bucket(port, rate) for port, rate in rates.items() if rate < float("inf")]
+
+
+def host_commands(topology: Topology, host: int) -> list[Command]:
+    """Return the `ip` commands that bring a host's NICs up; the first carries the default route."""
+    commands = ["link set lo up"]
+    for nic, name in enumerate(nic_names(topology)):
+        commands.append(f"link set {name} up addrgenmode none")
+        commands.append(f"address add {address_of(host, nic)}/24 dev {name}")
+    commands.append("route add default dev eth0")
+    return [command.split() for command in commands]
+
+
+def host_limits(topology: Topology, host: int) -> list[Command]:
+    """Return the `tc` commands that limit what a host sends."""
+    rates = {name: topology.link_of(host, nic).bits_per_s for nic, name in enumerate(nic_names(topology))}
+    return [token_bucket(name, rate) for name, rate in rates.items() if rate < float("inf")]
