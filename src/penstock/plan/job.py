@@ -1,0 +1,130 @@
+"""What is trained and how its work is shared: all that a prediction depends on but the machines; no torch."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.errors import ConfigError
+from penstock.models.llama.config import LlamaConfig
+from penstock.parallel.layout import Layout
+from penstock.parallel.recompute_plan import Mode
+
+Compute = Literal["bfloat16", "float32"]
+Linear = Literal["compute", "float8_tensorwise", "float8_rowwise", "mxfp8"]
+Gather = Literal["compute", "bfloat16", "int8", "float8"]
+Reduce = Literal["float32", "bfloat16", "int8", "float8"]
+Attention = Literal["flash", "plain"]
+
+_CODED = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 256, "float8": 1 + 4 / 256}
+"""Bytes a number on the wire; the 8-bit codecs send a float32 scale with every 256 numbers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One training step, as every rank repeats it."""
+
+    model: LlamaConfig
+    layout: Layout
+    sequence_length: int
+    micro_batch_size: int = 1
+    """Rows of one forward pass, of all ranks that share them."""
+    num_micro_batches: int = 1
+    """Forward passes of a step."""
+    modes: Mode | tuple[Mode, ...] = "keep"
+    """What every block, or each block, keeps of its activations."""
+    stages_per_rank: int = 1
+    """Of the pipeline."""
+    reshard_after_forward: bool | int = True
+    """As in ParallelConfig."""
+    window_mib: float = 0.0
+    """Bytes of gathers under way; 0: two blocks. inf: no limit, which fragments the allocator on GPUs."""
+    keep_mib: float = 0.0
+    """Gathered parameters and unreduced gradients kept through a step's micro-batches; inf: all."""
+    gather: Gather = "compute"
+    reduce: Reduce = "float32"
+    compute: Compute = "bfloat16"
+    linear: Linear = "compute"
+    compiled: bool = True
+    attention: Attention = "flash"
+    """plain: the scores of all pairs of tokens are written to memory, as with T5's biases."""
+    overlapped: bool = True
+    """Gathers and reductions run beside computing. false: as stock FSDP2 on CPUs."""
+    state_bytes: float = 16.0
+    """Of weight, gradient and optimizer state per parameter: what the update reads and writes once."""
+    outer_every: int = 0
+    """Steps between synchronisations of the copies of `layout.replicate` (DiLoCo); 0: every step's gradients
+    are reduced."""
+    outer_bits: Literal[4, 8, 32] = 32
+    checkpoint_every: int = 0
+    """Steps between checkpoints; 0: none."""
+    data_tokens_per_s: float = math.inf
+    """What the loader serves a rank's share of the batch with."""
+
+    def __post_init__(self) -> None:
+        for name in ("sequence_length", "micro_batch_size", "num_micro_batches", "stages_per_rank"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} of a job must be 1 or more", got=getattr(self, name))
+        blocks = self.model.num_hidden_layers
+        if not isinstance(self.modes, str) and len(self.modes) != blocks:
+            raise ConfigError(f"A job needs one mode for each of {blocks} blocks", got=len(self.modes))
+        if self.layout.pipeline * self.stages_per_rank > blocks:
+            raise ConfigError(
+                f"{blocks} blocks cannot make {self.layout.pipeline} x {self.stages_per_rank} stages",
+                got=self.layout.pipeline,
+                fix="Lower the pipeline degree.",
+            )
+
+    @property
+    def block_modes(self) -> tuple[Mode, ...]:
+        """The mode of each block."""
+        return (self.modes,) * self.model.num_hidden_layers if isinstance(self.modes, str) else self.modes
+
+    @property
+    def rows_tokens(self) -> int:
+        """Tokens of a micro-batch, of all ranks that share them."""
+        return self.micro_batch_size * self.sequence_length
+
+    @property
+    def rank_tokens(self) -> int:
+        """Tokens of a micro-batch that one rank computes, its matrices cut over `tensor` or not."""
+        return self.rows_tokens // self.layout.context
+
+    @property
+    def step_tokens(self) -> int:
+        """Tokens of a step over all ranks."""
+        return self.rows_tokens * self.num_micro_batches * self.layout.num_data
+
+    @property
+    def compute_bytes(self) -> int:
+        """Of an activation."""
+        return 2 if self.compute == "bfloat16" else 4
+
+    @property
+    def gather_bytes(self) -> float:
+        """Of a gathered parameter on the wire."""
+        return float(self.compute_bytes) if self.gather == "compute" else _CODED[self.gather]
+
+    @property
+    def reduce_bytes(self) -> float:
+        """Of a reduced gradient on the wire."""
+        return _CODED[self.reduce]
+
+    @property
+    def shard_ranks(self) -> int:
+        """Ranks over which each parameter is cut by FSDP."""
+        return self.layout.shard * self.layout.context
+
+    @property
+    def block_parameters(self) -> int:
+        """Of one block, whole."""
+        return self.in_blocks // self.model.num_hidden_layers
+
+    @property
+    def in_blocks(self) -> int:
+        """Parameters of all blocks, whole."""
+        return self.model.num_parameters - self.outside
+
+    @property
+    def outside(self) -> int:
+        """Parameters of the embedding and the output matrix."""
+        return self.model.vocab_size * self.model.hidden_size * (1 if self.model.tie_word_embeddings else 2)

@@ -1,0 +1,250 @@
+"""One training step as events on in-order streams that share links: who waits for whom, and how long; pure.
+
+A rank has three streams, as FSDP2 does: `compute`, `gather` and `reduce`. Each does its operations in order;
+one starts when its stream is free, what it needs is there, and its link is free. Blocks are visited in order,
+forward and then back, micro-batch after micro-batch. The gather of a visit may run ahead of it by less than
+the window: its memory is that of the block computed `window` visits before. A block's gradients are reduced
+after its backward, at most two reductions at a time.
+
+Micro-batches repeat: the first, one in the middle and the last are simulated, the others are like the middle
+one, so a step of many micro-batches costs no more than one of three.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from penstock.plan.comm import FREE, Cost, Link
+
+Stream = Literal["compute", "gather", "reduce"]
+
+_REDUCTIONS = 2
+_SIMULATED = 3
+
+
+class Transfers(NamedTuple):
+    """The collectives over a unit's parameters."""
+
+    gather: Cost = FREE
+    again: Cost = FREE
+    """Gather for the backward; FREE where the parameters stay."""
+    reduce: Cost = FREE
+    across: Cost = FREE
+    """All-reduce over the copies, after the last micro-batch's reduce."""
+
+
+NOTHING = Transfers()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A block, or what lies outside of blocks: what one visit costs."""
+
+    name: str
+    forward: float
+    backward: float
+    inline: float = 0.0
+    """Collectives of one forward that computing waits for (tensor and context parallel); the backward has as
+    much again."""
+    inline_link: Link = "none"
+    transfers: Transfers = NOTHING
+    kept: bool = False
+    """Gathered once and reduced once a step, whatever the number of micro-batches."""
+    stall: float = 0.0
+    """Of the allocator, before each gather."""
+
+
+class Event(NamedTuple):
+    """One operation."""
+
+    name: str
+    stream: Stream
+    link: Link
+    start_s: float
+    seconds: float
+    micro_batch: int
+
+
+@dataclass(slots=True)
+class Timeline:
+    """What a step took."""
+
+    seconds: float = 0.0
+    compute_s: float = 0.0
+    exposed_s: dict[Link, float] = field(default_factory=lambda: {"node": 0.0, "network": 0.0})
+    """Waiting for a collective, by what it went through."""
+    stalled_s: float = 0.0
+    busy_s: dict[Link, float] = field(default_factory=lambda: {"node": 0.0, "network": 0.0})
+    node_bytes: float = 0.0
+    """That a node sent through its NICs."""
+    events: list[Event] = field(default_factory=list)
+    """If recorded; of the simulated micro-batches."""
+
+
+class _Visit(NamedTuple):
+    unit: Unit
+    backward: bool
+    micro_batch: int
+    gather: Cost
+    reduce: Cost
+    across: Cost
+
+
+def simulate(
+    units: Sequence[Unit],
+    *,
+    num_micro_batches: int,
+    window: int = 2,
+    overlapped: bool = True,
+    record: bool = False,
+) -> Timeline:
+    """Run one step.
+
+    Args:
+        units: in forward order.
+        window: gathers whose memory is held at a time, the one at work included; at least 1.
+        overlapped: whether collectives run beside computing.
+    """
+    simulated = min(num_micro_batches, _SIMULATED)
+    run = _Run(window=window, overlapped=overlapped, record=record)
+    marks = []
+    for index in range(simulated):
+        run.add(_visits(units, index, first=index == 0, last=index == simulated - 1))
+    for index in range(simulated):
+        run.work(until=(index + 1) * 2 * len(units))
+        marks.append(run.totals())
+    run.drain()
+    repeated = num_micro_batches - simulated
+    return run.result(marks[0], marks[1], repeated) if repeated else run.result(marks[0], marks[0], 0)
+
+
+def _visits(units: Sequence[Unit], index: int, *, first: bool, last: bool) -> list[_Visit]:
+    """Return the visits of a micro-batch, forward and back."""
+    forward = [
+        _Visit(unit, False, index, FREE if unit.kept and not first else unit.transfers.gather, FREE, FREE)
+        for unit in units
+    ]
+    backward = [
+        _Visit(
+            unit,
+            True,
+            index,
+            FREE if unit.kept else unit.transfers.again,
+            FREE if unit.kept and not last else unit.transfers.reduce,
+            unit.transfers.across if last else FREE,
+        )
+        for unit in reversed(units)
+    ]
+    return forward + backward
+
+
+class _Run:
+    """The state of a simulation: when each stream and link is free, and what was waited for."""
+
+    def __init__(self, *, window: int, overlapped: bool, record: bool) -> None:
+        self._window, self._overlapped, self._record = max(1, window), overlapped, record
+        self._visits: list[_Visit] = []
+        self._computed: list[float] = []
+        self._gathered: list[tuple[float, Link]] = []
+        self._reduced: list[tuple[float, Link]] = []
+        self._free: dict[Stream, float] = {"compute": 0.0, "gather": 0.0, "reduce": 0.0}
+        self._link: dict[Link, float] = {"none": 0.0, "node": 0.0, "network": 0.0}
+        self._timeline = Timeline()
+
+    def add(self, visits: list[_Visit]) -> None:
+        """Append what is to be visited."""
+        self._visits += visits
+
+    def work(self, *, until: int) -> None:
+        """Compute the visits before `until`, and gather what the window allows ahead of each."""
+        for index in range(len(self._computed), until):
+            ahead = min(index + self._window, len(self._visits))
+            while len(self._gathered) < ahead:
+                self._gather(len(self._gathered))
+            self._compute(index)
+            self._reduce(index)
+
+    def drain(self) -> None:
+        """Wait for what is still under way."""
+        end, link = max(self._reduced, default=(0.0, "none"))
+        self._wait(end, link)
+
+    def totals(self) -> tuple[float, ...]:
+        """Return what grows with every micro-batch."""
+        line = self._timeline
+        exposed, busy = line.exposed_s, line.busy_s
+        return (
+            self._free["compute"], line.compute_s, exposed["node"], exposed["network"],
+            line.stalled_s, busy["node"], busy["network"], line.node_bytes,
+        )  # fmt: skip
+
+    def result(self, before: tuple[float, ...], after: tuple[float, ...], repeated: int) -> Timeline:
+        """Return the step with so many more micro-batches like the one between two marks."""
+        total = self.totals()
+        end, compute, node, network, stalled, node_busy, busy, sent = (
+            value + repeated * (a - b) for value, a, b in zip(total, after, before, strict=True)
+        )
+        return Timeline(
+            end, compute, {"node": node, "network": network}, stalled,
+            {"node": node_busy, "network": busy}, sent, self._timeline.events,
+        )  # fmt: skip
+
+    def _gather(self, index: int) -> None:
+        visit = self._visits[index]
+        if visit.gather is FREE:
+            self._gathered.append((0.0, "none"))
+            return
+        freed = index - self._window
+        ready = self._computed[freed] if freed >= 0 else 0.0
+        end = self._collective(visit.gather, "gather", ready + visit.unit.stall, visit)
+        self._timeline.stalled_s += visit.unit.stall
+        self._gathered.append((end, visit.gather.link))
+
+    def _compute(self, index: int) -> None:
+        visit, timeline = self._visits[index], self._timeline
+        self._wait(*self._gathered[index])
+        if len(self._reduced) >= _REDUCTIONS:
+            self._wait(*self._reduced[-_REDUCTIONS])
+        unit = visit.unit
+        seconds = unit.backward if visit.backward else unit.forward
+        start = self._free["compute"]
+        self._free["compute"] = start + seconds + unit.inline
+        timeline.compute_s += seconds
+        if unit.inline:
+            timeline.exposed_s[unit.inline_link] += unit.inline
+        if self._record:
+            timeline.events.append(
+                Event(unit.name, "compute", "none", start, seconds + unit.inline, visit.micro_batch)
+            )
+        self._computed.append(self._free["compute"])
+
+    def _reduce(self, index: int) -> None:
+        visit = self._visits[index]
+        for cost in (visit.reduce, visit.across):
+            if cost is not FREE:
+                ready = max(self._computed[index], self._reduced[-1][0] if self._reduced else 0.0)
+                end = self._collective(cost, "reduce", ready, visit)
+                self._reduced.append((end, cost.link))
+
+    def _collective(self, cost: Cost, stream: Stream, ready: float, visit: _Visit) -> float:
+        """Run one where its turn comes; return when it ends."""
+        timeline, link = self._timeline, cost.link
+        busy = stream if self._overlapped else "compute"
+        start = max(ready, self._free[busy], self._link[link])
+        end = start + cost.seconds
+        if not self._overlapped:
+            timeline.exposed_s[link] += end - self._free["compute"]
+        self._free[busy] = self._link[link] = end
+        timeline.busy_s[link] += cost.seconds
+        timeline.node_bytes += cost.node_bytes
+        if self._record:
+            timeline.events.append(
+                Event(visit.unit.name, stream, link, start, cost.seconds, visit.micro_batch)
+            )
+        return end
+
+    def _wait(self, until: float, link: Link) -> None:
+        waited = until - self._free["compute"]
+        if waited > 0:
+            self._timeline.exposed_s[link] += waited
+            self._free["compute"] = until
