@@ -231,6 +231,20 @@ def test_every_family_is_cut_over_ranks_without_changing_what_it_learns(corpus, 
     assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=2), plain(model))
 
 
+SHARED_HEADS = [
+    (4, {"num_key_value_heads": 2, "attention_bias": True}, {"tensor": 4}),
+    (4, FAMILIES["qwen3"] | {"num_key_value_heads": 1}, {"tensor": 2, "context": 2}),
+    (8, {"num_key_value_heads": 1}, {"tensor": 4, "pipeline": 2, "rows": 2}),
+]
+
+
+@pytest.mark.parametrize(("ranks", "heads", "parallel"), SHARED_HEADS, ids=str)
+def test_ranks_beyond_the_key_value_heads_share_them(corpus, tmp_path, plain, ranks, heads, parallel):
+    model = LLAMA | heads
+    recipe = recipe_of(corpus, tmp_path, model=model, **parallel)
+    assert_equal(on_ranks(lambda world: trained(recipe, world), ranks=ranks), plain(model))
+
+
 @pytest.mark.parametrize("rule", ["all_gather", "ulysses"])
 def test_windows_reach_across_the_edges_of_stretches(corpus, tmp_path, plain, rule):
     model = LLAMA | FAMILIES["mistral"]
@@ -280,8 +294,9 @@ def test_blocks_cut_over_ranks_compile_whole_and_learn_the_same(corpus, tmp_path
             block.compile(fullgraph=True, backend="aot_eager")
 
     monkeypatch.setattr(apply_module, "slice_blocks", compiled)
-    recipe = recipe_of(corpus, tmp_path, steps=1, tensor=2)
-    losses, gradients, _ = plain(LLAMA)
+    model = LLAMA | {"num_key_value_heads": 1}
+    recipe = recipe_of(corpus, tmp_path, model=model, steps=1, tensor=2)
+    losses, gradients, _ = plain(model)
     for records, found in on_ranks(lambda world: trained(recipe, world), ranks=2):
         assert [record["loss"] for record in records if "loss" in record] == pytest.approx(
             losses[:1], rel=1e-5
@@ -308,6 +323,7 @@ def test_a_run_resumes_in_another_layout(corpus, tmp_path, plain):
     """On shards x slices, stages, copies and one rank in turn: the losses of the plain loop throughout."""
     model, losses = LLAMA | FAMILIES["tied"] | {"num_hidden_layers": 5}, []
     layouts = [
+        (3, 4, {"tensor": 4}),
         (6, 4, {"tensor": 2}),
         (10, 4, {"pipeline": 2, "rows": 2}),
         (14, 2, {"shard": 1, "replicate": 2}),

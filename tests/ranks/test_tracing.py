@@ -24,14 +24,15 @@ STEPS = 5
 _OF_SUMS = 250  # bytes of the step's own counts, losses and norms
 
 
-def recipe_of(folder, **sections):
+def recipe_of(folder, *, num_attention_heads=2, num_key_value_heads=1, head_dim=None, **sections):
     generator = torch.Generator().manual_seed(0)
     documents = [torch.randint(1, 64, (30,), generator=generator).tolist() for _ in range(60)]
     corpus = write_corpus(folder / "corpus", documents, vocab_size=64)
     model = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {
         "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "num_key_value_heads": 1,
+        "num_attention_heads": num_attention_heads,
+        "num_key_value_heads": num_key_value_heads,
+        "head_dim": head_dim,
     }
     return build_recipe(
         {
@@ -90,6 +91,23 @@ def test_what_ranks_that_share_rows_send_each_other_counts_for_their_axis(tmp_pa
         (sent,) = (record["sent_bytes"] for record in records if record.get("event") == "traffic")
         keys_and_values = 4 * 2 * 8 * 4 * 16  # float32, both of one head, for the tokens of the step
         assert sent["context"] >= 2 * keys_and_values // 2, "half of them, there and back"
+        assert sent.get("all", 0) <= _OF_SUMS
+
+
+def test_what_ranks_that_share_a_head_send_each_other_counts_for_the_axis_that_they_are_on(tmp_path):
+    model = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    recipe = recipe_of(tmp_path, parallel={"tensor": 4}, **model)
+    found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=4)
+    recipe = recipe_of(tmp_path / "whole", parallel={"tensor": 4}, **model | {"num_key_value_heads": 4})
+    whole = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=4)
+    for (records, *_), (without, *_) in zip(found, whole, strict=True):
+        sent, before = (
+            next(record["sent_bytes"] for record in run if record.get("event") == "traffic")
+            for run in (records, without)
+        )
+        part = 4 * 4 * 16 * 8 // 2  # float32, half of the head's key or value, for the tokens of the step
+        back = 2 * part  # as gloo reduces for all
+        assert sent["tensor"] - before["tensor"] == 2 * (part + back), "of keys and of values"
         assert sent.get("all", 0) <= _OF_SUMS
 
 

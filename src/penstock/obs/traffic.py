@@ -19,7 +19,7 @@ class Collective:
     kind: str
     """all_gather, all_reduce, reduce_scatter, all_to_all, broadcast, ..."""
     num_bytes: int
-    """Of its larger side, input or output, on this rank."""
+    """Of its input on this rank for a gather, else of the larger side, input or output."""
 
 
 _ROUNDS = {"all_reduce": 2}
@@ -30,7 +30,7 @@ _NOTHING = frozenset({"barrier", "recv"})
 def sent_bytes(collective: Collective, *, num_ranks: int) -> int:
     """Return the bytes that a rank sends for a collective, on average over its group.
 
-    >>> sent_bytes(Collective("0", "all_gather", 4000), num_ranks=4)
+    >>> sent_bytes(Collective("0", "all_gather", 1000), num_ranks=4)
     3000
     >>> sent_bytes(Collective("0", "all_reduce", 4000), num_ranks=4)
     6000
@@ -39,6 +39,8 @@ def sent_bytes(collective: Collective, *, num_ranks: int) -> int:
         return 0
     if collective.kind == "send":
         return collective.num_bytes
+    if collective.kind == "all_gather":
+        return collective.num_bytes * (num_ranks - 1)
     return _ROUNDS.get(collective.kind, 1) * collective.num_bytes * (num_ranks - 1) // num_ranks
 
 

@@ -17,6 +17,8 @@ class Shape(Protocol):
     @property
     def key_value_heads(self) -> int: ...  # noqa: D102
     @property
+    def size_of_head(self) -> int: ...  # noqa: D102
+    @property
     def intermediate_size(self) -> int: ...  # noqa: D102
     @property
     def num_hidden_layers(self) -> int: ...  # noqa: D102
@@ -51,16 +53,20 @@ def _check_stages(config: ParallelConfig, shape: Shape) -> None:
 def _check_tensor(degree: int, shape: Shape) -> None:
     cut = {
         "model.num_attention_heads": shape.num_attention_heads,
-        "model.num_key_value_heads": shape.key_value_heads,
         "model.intermediate_size": shape.intermediate_size,
     }
+    fitting = [d for d in _common(cut.values()) if _shares_heads(d, shape)]
+    fix = f"Use one of {_shown(fitting)}, the divisors of heads and neurons."
     for name, size in cut.items():
         if size % degree:
-            raise ConfigError(
-                f"parallel.tensor does not divide {name} {size}",
-                got=degree,
-                fix=f"Use one of {_shown(_common(cut.values()))}, the divisors of heads and neurons.",
-            )
+            raise ConfigError(f"parallel.tensor does not divide {name} {size}", got=degree, fix=fix)
+    if not _shares_heads(degree, shape):
+        raise ConfigError(
+            f"parallel.tensor neither divides model.num_key_value_heads {shape.key_value_heads} nor can its "
+            f"ranks share each (heads of {shape.size_of_head})",
+            got=degree,
+            fix=fix,
+        )
     if shape.vocab_size % degree:
         padded = -(-shape.vocab_size // degree) * degree
         raise ConfigError(
@@ -68,6 +74,12 @@ def _check_tensor(degree: int, shape: Shape) -> None:
             got=degree,
             fix=f"Set model.vocab_size to {padded}: rows that no token uses do no harm.",
         )
+
+
+def _shares_heads(degree: int, shape: Shape) -> bool:
+    """Whether each rank gets whole key-value heads, or several ranks an even part of one."""
+    heads = shape.key_value_heads
+    return heads % degree == 0 or (degree % heads == 0 and shape.size_of_head % (degree // heads) == 0)
 
 
 def _check_exchange(config: ParallelConfig, shape: Shape) -> None:

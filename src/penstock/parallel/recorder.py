@@ -8,9 +8,10 @@ import json
 import logging
 import math
 from dataclasses import dataclass
+from typing import Any, cast
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import _dump_fr_trace_json, _resolve_process_group  # type: ignore[attr-defined]
 
 from penstock.core.env import local_world_size
 from penstock.obs.traffic import Collective, by_axis
@@ -52,15 +53,16 @@ def recorded(after: int = -1) -> Recorded:
 
 def _collective(entry: dict[str, list[list[int]]]) -> Collective:
     name, group = str(entry["profiling_name"]), str(entry["process_group"][0])
-    sides = (("input_sizes", "input_dtypes"), ("output_sizes", "output_dtypes"))
-    num_bytes = max(
+    kind = name.partition(":")[2].lstrip("_")
+    given, taken = (
         sum(
-            math.prod(size) * _BYTES.get(str(kind), 4)
-            for size, kind in zip(entry[sizes], entry[kinds], strict=False)
+            math.prod(size) * _BYTES.get(str(dtype), 4)
+            for size, dtype in zip(entry[f"{side}_sizes"], entry[f"{side}_dtypes"], strict=False)
         )
-        for sizes, kinds in sides
+        for side in ("input", "output")
     )
-    return Collective(group, name.partition(":")[2].lstrip("_"), num_bytes)
+    # of a traceable gather, gloo records the output as if it were as large as the input
+    return Collective(group, kind, given if kind == "all_gather" else max(given, taken))
 
 
 class TrafficMeter:
@@ -70,14 +72,13 @@ class TrafficMeter:
         groups = {axis: mesh.state[axis].get_group() for axis in mesh.state.mesh_dim_names or ()}
         groups |= {"context": mesh.context.get_group(), "pipeline": mesh.pipeline.get_group()}
         several = {axis: group for axis, group in groups.items() if group.size() > 1}
+        self._ranks = {axis: dist.get_process_group_ranks(group) for axis, group in several.items()}
         self._axes = {str(group.group_name): axis for axis, group in several.items()}
         self._sizes = {str(group.group_name): group.size() for group in several.values()}
         self._sizes[""] = dist.get_world_size()
         machine = local_world_size()
         self._far = [
-            axis
-            for axis, group in several.items()
-            if len({rank // machine for rank in dist.get_process_group_ranks(group)}) > 1
+            axis for axis, ranks in self._ranks.items() if len({rank // machine for rank in ranks}) > 1
         ]
         self._known: set[tuple[int, ...]] = set()
         self._shape: tuple[int, ...] | None = None
@@ -98,5 +99,19 @@ class TrafficMeter:
         if not found.is_whole:
             log.warning("traffic not counted: a step has more collectives than TORCH_FR_BUFFER_SIZE keeps")
             return None
+        for group in {one.group for one in found.collectives} - self._sizes.keys():
+            self._meet(group)
         sent = by_axis(found.collectives, axes=self._axes, sizes=self._sizes)
         return {"sent_bytes": sent, "network_axes": self._far}
+
+    def _meet(self, name: str) -> None:
+        """Learn of a group of some ranks of an axis, as of those that share a head."""
+        try:
+            group = _resolve_process_group(cast(Any, name))
+        except (KeyError, RuntimeError, ValueError):  # of all ranks: recorded under another name, or gone
+            return
+        ranks = set(dist.get_process_group_ranks(group))
+        within = [axis for axis, others in self._ranks.items() if ranks < set(others)]
+        if within:
+            self._axes[name] = min(within, key=lambda axis: len(self._ranks[axis]))
+            self._sizes[name] = len(ranks)

@@ -10,10 +10,16 @@ them, where work is per token, each rank holds a stretch of the tokens (Korthika
 Parameters are DTensors, which tell a sharder and a checkpoint what a rank holds; the arithmetic is on
 plain tensors with named collectives (docs/adr/0013). What every rank holds whole (norms, biases after a
 sum) sees a part of the tokens or heads on each, so its gradient is summed over the axis.
+
+With more ranks than key-value heads, the ranks whose queries read the same head share it: each has some rows
+of its matrices, computes that part of its keys and values, and gathers the others'. So no parameter and no
+product is there twice, and the gradients of the parts are summed where the parts were joined.
 """
 
 from collections.abc import Callable
+from typing import Any, cast
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
@@ -25,7 +31,8 @@ from penstock.nn.norm import RMSNorm
 from penstock.parallel.collectives import Group, gather, scatter_sum, sum_gradient
 from penstock.parallel.slices import become, local
 
-_BY_OUTPUT = ("query", "key", "value", "gate", "up")
+_SHARED = ("key", "value")
+_BY_OUTPUT = ("query", *_SHARED, "gate", "up")
 _BY_INPUT = ("output", "down")
 
 
@@ -37,6 +44,16 @@ class ColumnLinear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
         return self.multiply(x, local(self.weight), None if self.bias is None else local(self.bias))
+
+
+class SharedHeadLinear(ColumnLinear):
+    """Computes this rank's part of a head that it shares with others, and gathers theirs."""
+
+    sharing: Group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return gather(super().forward(x), dim=-1, group=self.sharing)
 
 
 class RowLinear(nn.Linear):
@@ -87,12 +104,17 @@ def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
 
     Args:
         model: on the meta device; its embedding and output matrix are left alone.
-        mesh: of one axis, which divides heads and neurons.
+        mesh: of one axis, which divides query heads and neurons, and divides or is a multiple of key-value
+            heads.
     """
+    sharing = _sharing_a_head(model, mesh)
     for name, module in model.named_modules():
         last = name.rpartition(".")[2]
         if isinstance(module, RMSNorm):
             become(module, SharedNorm, mesh, {"weight": Replicate()})
+        elif type(module) is nn.Linear and last in _SHARED and sharing is not None:
+            become(module, SharedHeadLinear, mesh, {"weight": Shard(0), "bias": Shard(0)})
+            module.sharing = sharing  # type: ignore[assignment]  # not a module or tensor
         elif type(module) is nn.Linear and last in _BY_OUTPUT:
             become(module, ColumnLinear, mesh, {"weight": Shard(0), "bias": Shard(0)})
         elif type(module) is nn.Linear and last in _BY_INPUT:
@@ -101,3 +123,14 @@ def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
             become(module, SlicedAttention, mesh, {})
         elif isinstance(module, SwiGLU):
             become(module, SlicedSwiGLU, mesh, {})
+
+
+def _sharing_a_head(model: nn.Module, mesh: DeviceMesh) -> Group | None:
+    """Return the ranks that share this one's key-value head, itself among them; None where none do."""
+    size = mesh.size() // cast(Any, model).config.key_value_heads
+    if size <= 1:
+        return None
+    first = mesh.get_local_rank() // size * size
+    ranks = dist.get_process_group_ranks(mesh.get_group())[first : first + size]
+    group = dist.new_group(ranks, use_local_synchronization=True)  # only they call it
+    return Group(group.group_name, size)

@@ -31,12 +31,13 @@ def block_bytes(model: LlamaConfig, *, tokens: int, compute_bytes: int, tensor: 
     """
     c, h, f = compute_bytes, model.hidden_size, model.intermediate_size
     q = model.num_attention_heads * model.size_of_head
-    k = model.key_value_heads * model.size_of_head
+    key_value_heads = max(model.key_value_heads, tensor)  # ranks that share one each have all of it
+    k = key_value_heads * model.size_of_head
     sums = _FLOAT32 * model.num_attention_heads
     attention = c * (2 * q + 2 * k) + sums
     norms = 2 * (2 * _FLOAT32 * h + _FLOAT32 + (c * h if tensor == 1 else 0))
     if model.family.has_query_key_norm:
-        norms += 2 * _FLOAT32 * (q + k) + _FLOAT32 * (model.num_attention_heads + model.key_value_heads)
+        norms += 2 * _FLOAT32 * (q + k) + _FLOAT32 * (model.num_attention_heads + key_value_heads)
     gathered = 0 if tensor == 1 else 2 * c * h  # the inputs of products are those of all the group's tokens
     keep = norms + attention + c * 4 * f
     operators = c * (3 * h + 2 * f) + attention

@@ -16,6 +16,7 @@ class Shape:
     vocab_size: int = 1000
     num_attention_heads: int = 12
     key_value_heads: int = 4
+    size_of_head: int = 6
     intermediate_size: int = 64
     num_hidden_layers: int = 3
 
@@ -23,8 +24,10 @@ class Shape:
 @pytest.mark.parametrize(
     ("shape", "parallel", "length", "said"),
     [
-        (Shape(), {"tensor": 3}, 24, "num_key_value_heads 4 (got 3). Use one of 1, 2, 4, the divisors"),
-        (Shape(key_value_heads=12), {"tensor": 3}, 24, "intermediate_size 64 (got 3). Use one of 1, 2, 4"),
+        (Shape(intermediate_size=48), {"tensor": 3}, 24, "neither divides model.num_key_value_heads 4 nor"),
+        (Shape(intermediate_size=48), {"tensor": 3}, 24, "(got 3). Use one of 1, 2, 4, 12, the divisors"),
+        (Shape(key_value_heads=1), {"tensor": 4}, 24, "(heads of 6) (got 4). Use one of 1, 2, the divisors"),
+        (Shape(), {"tensor": 3}, 24, "intermediate_size 64 (got 3). Use one of 1, 2, 4"),
         (Shape(vocab_size=1001), {"tensor": 4}, 24, "1001 (got 4). Set model.vocab_size to 1004"),
         (Shape(), {"tensor": 4}, 30, "do not divide into 4 parts (parallel.context 1 x parallel.tensor 4)"),
         (Shape(), {"tensor": 4}, 30, "Use a sequence length of 28 or 32."),
