@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.launch.local import Outcome
 from penstock.launch.netlab import Hosts, Link, lab, why_not
@@ -102,9 +103,12 @@ def test_a_failing_rank_fails_the_job_with_its_words(hosts: Hosts) -> None:
     assert hosts.run(fail) == Outcome(1, ["PenstockError: Its disk is full."])
 
 
+@pytest.mark.parametrize("latency_s", [0.0, 0.001])
 @pytest.mark.parametrize(("cable", "has_carrier"), [("unplugged", False), ("deaf", True)])
-def test_a_dead_link_carries_nothing(cable: Literal["unplugged", "deaf"], has_carrier: bool) -> None:
-    with lab(hosts=3, links={(1, 0): Link(cable=cable)}) as hosts:
+def test_a_dead_link_carries_nothing(
+    cable: Literal["unplugged", "deaf"], has_carrier: bool, latency_s: float
+) -> None:
+    with lab(hosts=3, latency_s=latency_s, links={(1, 0): Link(cable=cable)}) as hosts:
         with hosts.inside(2):
             ear = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         with hosts.inside(0):
@@ -118,6 +122,30 @@ def test_a_dead_link_carries_nothing(cable: Literal["unplugged", "deaf"], has_ca
         assert hosts.counters(2)["eth0"].received > 0
         assert hosts.counters(1)["eth0"].received == 0
         assert ("LOWER_UP" in shown(hosts, 1, "ip", "link", "show", "eth0")) is has_carrier
+
+
+def test_no_answer_comes_before_twice_the_latency_and_large_ones_arrive_whole() -> None:
+    latency_s = 0.02
+
+    def ask(world: World) -> float:
+        other = 1 - world.ranks.rank
+        question, answer = torch.ones(2**18), torch.zeros(2**18)
+        dist.barrier()
+        begun = clock.monotonic()
+        if world.is_first:
+            dist.send(question, other)
+            dist.recv(answer, other)
+        else:
+            dist.recv(answer, other)
+            dist.send(answer, other)
+        took_s = clock.monotonic() - begun
+        assert bool((answer == 1).all())
+        return took_s
+
+    with lab(hosts=2, rate="1gbit", latency_s=latency_s) as hosts:
+        took_s, _ = on_hosts(ask, hosts)
+        assert took_s >= 2 * latency_s
+        assert all(sent > 2**20 for sent in hosts.sent_bytes())
 
 
 def test_nothing_is_left_after_an_exception() -> None:

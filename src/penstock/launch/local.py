@@ -138,9 +138,7 @@ def _child(
     seat: Seat,
     parent: int,
 ) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was asked
-        os._exit(1)
+    die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     os.environ.update(seat.environment)
@@ -157,6 +155,13 @@ def _child(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # no interpreter shutdown: peers' sockets may already be gone
+
+
+def die_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends, however it does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the kernel was asked
+        os._exit(1)
 
 
 class _Forwarding:

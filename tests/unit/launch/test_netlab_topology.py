@@ -1,11 +1,14 @@
 """What an emulated network consists of, and the commands that make it."""
 
+import json
+
 import pytest
 
 from penstock.core.errors import UsageError
 from penstock.launch.netlab.topology import (
     Link,
     Topology,
+    forwarding_ports,
     host_commands,
     host_limits,
     hosts_file,
@@ -105,3 +108,15 @@ def test_every_address_has_a_name_so_that_nobody_waits_for_a_name_server() -> No
     names = dict(line.split() for line in hosts_file(Topology(num_hosts=2, num_nics=2)).splitlines())
     assert names["10.77.0.2"] == names["::ffff:10.77.0.2"] == "host1"
     assert names["10.77.1.1"] == "host0-eth1"
+
+
+def test_a_port_is_open_once_its_bridge_says_so() -> None:
+    def port(name: str, state: str) -> dict[str, object]:
+        return {
+            "ifname": name,
+            "linkinfo": {"info_slave_kind": "bridge", "info_slave_data": {"state": state}},
+        }
+
+    shown = json.dumps([port("port0.0", "forwarding"), port("port1.0", "disabled"), {}])
+    assert forwarding_ports(shown) == {"port0.0"}
+    assert forwarding_ports("") == set()

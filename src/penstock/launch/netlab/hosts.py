@@ -6,23 +6,32 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 
+from penstock.core import clock
 from penstock.core.env import num_cores
 from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.local import Outcome, Seat, run_at
 from penstock.launch.netlab import namespaces
 from penstock.launch.netlab.counters import Counted, read_counters
 from penstock.launch.netlab.nodes import environments
+from penstock.launch.netlab.switch import switching
+from penstock.launch.netlab.taps import open_tap
 from penstock.launch.netlab.topology import (
     Command,
     Link,
     Topology,
+    forwarding_ports,
     host_commands,
     host_limits,
     hosts_file,
     name_of,
+    port_of,
     switch_commands,
     switch_limits,
+    tap_commands,
 )
+
+_PATIENCE_S = 30.0
+_GLANCE_S = 0.005
 
 Explain = Callable[[BaseException], tuple[str, int]]
 
@@ -113,27 +122,64 @@ def lab(
         others=links or {},
         latency_s=latency_s,
     )
-    if latency_s:
-        raise UsageError("A latency cannot be emulated yet", got=latency_s)
     _check_programs()
     with ExitStack() as stack:
         descriptors = []
         for _ in range(hosts):
             descriptors.append(namespaces.new_namespace())
             stack.callback(os.close, descriptors[-1])
-        _join_by_bridges(topology, descriptors, stack)
+        switch = None
+        if latency_s:
+            _join_by_process(topology, descriptors, stack)
+        else:
+            switch = _join_by_bridges(topology, descriptors, stack)
         for host, descriptor in enumerate(descriptors):
             _apply("ip", host_commands(topology, host), descriptor)
             _apply("tc", host_limits(topology, host), descriptor)
+        if switch is not None:
+            _await_ports(topology, switch)
         yield Hosts(topology, descriptors)
 
 
-def _join_by_bridges(topology: Topology, hosts: list[int], stack: ExitStack) -> None:
+def _join_by_bridges(topology: Topology, hosts: list[int], stack: ExitStack) -> int:
+    """Join hosts by bridges of the kernel; return the namespace that they are in."""
     switch = namespaces.new_namespace()
     stack.callback(os.close, switch)
     paths = [f"/proc/self/fd/{host}" for host in hosts]
     _apply("ip", switch_commands(topology, host_namespaces=paths), switch, hand_over=hosts)
     _apply("tc", switch_limits(topology), switch)
+    return switch
+
+
+def _await_ports(topology: Topology, switch: int) -> None:
+    """Wait until the switches pass frames on, as the kernel has them do once their ports are up."""
+    wanted = {port_of(*place) for place in topology.places if topology.link_of(*place).cable == "whole"}
+    words = ["ip", "-json", "-details", "link", "show", "type", "bridge_slave"]
+    give_up_at = clock.monotonic() + _PATIENCE_S
+    while wanted:
+        with namespaces.inside(switch):
+            shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        wanted -= forwarding_ports(shown)
+        if wanted and clock.monotonic() > give_up_at:
+            raise PenstockError(
+                f"Ports of an emulated switch pass nothing on after {_PATIENCE_S:.0f} s",
+                got=sorted(wanted),
+                fix="Look at `dmesg`; the kernel's bridge may be filtered.",
+            )
+        clock.sleep(_GLANCE_S if wanted else 0.0)
+
+
+def _join_by_process(topology: Topology, hosts: list[int], stack: ExitStack) -> None:
+    """Join hosts by a process that holds frames back, which the kernel cannot do without its netem."""
+    taps = {}
+    with ExitStack() as opened:  # the process keeps its copies
+        for host, nic in topology.places:
+            with namespaces.inside(hosts[host]):
+                taps[host, nic] = open_tap(f"eth{nic}")
+            opened.callback(os.close, taps[host, nic])
+        for host, namespace in enumerate(hosts):
+            _apply("ip", tap_commands(topology, host), namespace)
+        stack.enter_context(switching(topology, taps))
 
 
 def _check_programs() -> None:

@@ -7,10 +7,11 @@ of the machine itself is touched.
 A NIC's rate holds in both directions: a token bucket where the host sends, one where the switch sends to it.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.core.errors import UsageError
 
@@ -172,6 +173,15 @@ def token_bucket(device: str, rate_bits_per_s: float) -> Command:
     return f"qdisc add dev {device} root tbf rate {rate} burst {burst}b limit {limit}b".split()
 
 
+def patience_s(rate_bits_per_s: float) -> float:
+    """Return how long a switch keeps a frame that has to wait for others.
+
+    >>> patience_s(1e9), round(patience_s(20e6), 2)
+    (0.02, 0.1)
+    """
+    return max(_QUEUE_S, _LEAST_QUEUE / (rate_bits_per_s / 8))
+
+
 def switch_commands(topology: Topology, *, host_namespaces: list[str]) -> list[Command]:
     """Return the `ip` commands that make the rails, and every NIC in its host.
 
@@ -193,6 +203,13 @@ def switch_commands(topology: Topology, *, host_namespaces: list[str]) -> list[C
     return [command.split() for command in commands]
 
 
+def forwarding_ports(shown: str) -> set[str]:
+    """Return which ports pass frames on, from `ip -json -details link show type bridge_slave`."""
+    ports: list[dict[str, Any]] = json.loads(shown or "[]")  # any: the JSON of another program
+    states = {port["ifname"]: port.get("linkinfo", {}).get("info_slave_data", {}) for port in ports if port}
+    return {name for name, state in states.items() if state.get("state") == "forwarding"}
+
+
 def switch_limits(topology: Topology) -> list[Command]:
     """Return the `tc` commands that limit what the switches send to each NIC."""
     rates = {port_of(*place): topology.link_of(*place).bits_per_s for place in topology.places}
@@ -206,6 +223,17 @@ def host_commands(topology: Topology, host: int) -> list[Command]:
         commands.append(f"link set {name} up addrgenmode none")
         commands.append(f"address add {address_of(host, nic)}/24 dev {name}")
     commands.append("route add default dev eth0")
+    return [command.split() for command in commands]
+
+
+def tap_commands(topology: Topology, host: int) -> list[Command]:
+    """Return the `ip` commands that make NICs, whose cables end in a process, what a host's NICs are."""
+    commands = []
+    for nic, name in enumerate(nic_names(topology)):
+        link = topology.link_of(host, nic)
+        commands.append(f"link set {name} address {mac_of(host, nic)} mtu {link.mtu}")
+        if link.cable == "unplugged":
+            commands.append(f"link set {name} carrier off")
     return [command.split() for command in commands]
 
 
