@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -21,10 +21,12 @@ _PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken p
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks of a run, as one of them sees it."""
+    """The ranks of a run, or some of them that work together, as one of them sees it."""
 
     ranks: Ranks
     device: torch.device
+    group: dist.ProcessGroup | None = None
+    """Which ranks; None: all of the run."""
 
     @property
     def is_first(self) -> bool:
@@ -34,7 +36,7 @@ class World:
     def sum(self, *values: float) -> list[float]:
         """Return the sums over ranks, in float64; every rank must call it with as many values."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
+        dist.all_reduce(total, group=self.group)
         sums: list[float] = total.tolist()
         return sums
 
@@ -53,11 +55,19 @@ class Mesh:
     """The ranks that hold the stages of this one's model."""
     context: DeviceMesh
     """The ranks that hold the stretches of this one's rows."""
+    island: World
+    """The ranks of this one's copy of the model, where copies train by themselves; else all."""
+
+    @property
+    def has_islands(self) -> bool:
+        """Whether copies of the model train by themselves, and meet now and then."""
+        return self.island.group is not None
 
     @property
     def data(self) -> DeviceMesh:
         """What FSDP works on: "shard", or "replicate" and "shard"."""
-        return self.state["shard"] if self.layout.replicate == 1 else self.state["replicate", "shard"]
+        alone = self.layout.replicate == 1 or self.has_islands
+        return self.state["shard"] if alone else self.state["replicate", "shard"]
 
     @property
     def num_shards(self) -> int:
@@ -87,7 +97,7 @@ class Mesh:
 
     @property
     def num_averaged(self) -> int:
-        """Ranks over which FSDP averages gradients."""
+        """Ranks over which gradients are averaged; with islands, in the end."""
         return self.layout.num_data * self.layout.context
 
     @property
@@ -96,8 +106,12 @@ class Mesh:
         return self.layout.leads(self.rank)
 
 
-def make_mesh(world: World, layout: Layout) -> Mesh:
-    """Lay out the ranks of a run; every rank must call it, with the same layout."""
+def make_mesh(world: World, layout: Layout, *, islands: bool = False) -> Mesh:
+    """Lay out the ranks of a run; every rank must call it, with the same layout.
+
+    Args:
+        islands: the copies of the "replicate" axis train by themselves.
+    """
     assert layout.world_size == world.ranks.world_size, (layout, world.ranks)
     degrees = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
     names = ("pipeline", "replicate", "shard", "tensor")
@@ -107,8 +121,24 @@ def make_mesh(world: World, layout: Layout) -> Mesh:
         world.device.type, (rest, layout.context, layout.tensor), mesh_dim_names=("rest", "context", "same")
     )
     return Mesh(
-        layout, world.ranks.rank, whole["replicate", "shard", "tensor"], whole["pipeline"], flow["context"]
+        layout,
+        world.ranks.rank,
+        whole["replicate", "shard", "tensor"],
+        whole["pipeline"],
+        flow["context"],
+        _island_of(world, layout) if islands else world,
     )
+
+
+def _island_of(world: World, layout: Layout) -> World:
+    """Return the ranks with this one's place on the "replicate" axis."""
+    islands: list[list[int]] = [[] for _ in range(layout.replicate)]
+    for rank in range(layout.world_size):
+        islands[layout.place(rank)["replicate"]].append(rank)
+    group, _ = dist.new_subgroups_by_enumeration(islands)  # type: ignore[no-untyped-call]
+    mine = islands[layout.place(world.ranks.rank)["replicate"]]
+    who = replace(world.ranks, rank=mine.index(world.ranks.rank), world_size=len(mine))
+    return World(who, world.device, group)
 
 
 def is_of_lost_peer(error: BaseException) -> bool:

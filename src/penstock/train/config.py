@@ -19,6 +19,7 @@ from penstock.train.data_config import AdaptiveConfig, ChangeConfig, CorpusConfi
 from penstock.train.guard_config import GuardConfig
 from penstock.train.measure_config import MeasureConfig
 from penstock.train.optim.config import BLOCK, OptimConfig, fits_blocks
+from penstock.train.outer_config import OuterConfig
 from penstock.train.precision import PrecisionConfig
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "CorpusConfig",
     "DataConfig",
     "OptimConfig",
+    "OuterConfig",
     "ParallelConfig",
     "PrecisionConfig",
     "TrainConfig",
@@ -124,6 +126,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     ethernet: EthernetConfig = field(default_factory=EthernetConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
@@ -146,10 +149,26 @@ class TrainConfig:
         if self.validate.every and not self.data.holdout:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
         check_fit(self.parallel, self.model, lengths=self.data.lengths)
+        self._check_outer()
         if self.precision.gather == "float8":
             self._check_gather()
         if self.optim.rule == "adamw_8bit":
             self._check_moments()
+
+    def _check_outer(self) -> None:
+        """Refuse islands where there are none, and fragments that would be empty."""
+        outer, blocks = self.outer, self.model.num_hidden_layers
+        if outer.every and self.parallel.replicate == 1:
+            raise ConfigError(
+                "outer.every is for copies of the model, and parallel.replicate is 1",
+                got=outer.every,
+                fix="Set parallel.replicate to the number of islands; or to -1, and parallel.shard to the "
+                "ranks of one.",
+            )
+        if outer.fragments > blocks:
+            raise ConfigError(
+                f"outer.fragments must be at most the model's {blocks} blocks", got=outer.fragments
+            )
 
     def _check_moments(self) -> None:
         """Refuse slices of matrices that cut a block of 8-bit moments."""

@@ -14,7 +14,6 @@ import torch
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.place import place_in
 from penstock.checkpoint.saver import Keeping, Saver
-from penstock.checkpoint.tensors import training_tensors
 from penstock.core import clock
 from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
@@ -73,6 +72,10 @@ def train(
                 asked=Asked(stop_requested(), state.control is not None and state.control.has_news()),
                 mark=meter.mark,
             )
+            last = state.step == config.run.steps
+            if state.outer is not None:
+                state.outer.after(state.step, last=last)
+                meter.mark("communication")
             on_batch(batch, state.step)
             rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
             record = step_record(state, result, rates, learning_rate=rate) | saver.times() | mixture.record()
@@ -84,15 +87,15 @@ def train(
             follow_losses(state, result, config, world)
             if result.news and state.control is not None:
                 state.control.take_up()
-            last = state.step == config.run.steps
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
                 state.watch.doing("validation", step=state.step)
-                scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
+                with state.shown():
+                    scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
                 emit(validation_record(scores, step=state.step), sinks)
             due = state.step % config.checkpoint.every == 0 and not result.skipped
             if last or result.stop or due:  # not while in trouble: it would push out checkpoints of before
                 state.watch.doing("checkpoint", step=state.step)
-                saver.save(training_tensors(state.model, state.optimizer), meta_of(state, config, world))
+                saver.save(state.tensors(), meta_of(state, config, world))
             if result.stop and not last:
                 return False
     return True

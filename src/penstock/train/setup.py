@@ -32,6 +32,8 @@ from penstock.train.guard import Guard
 from penstock.train.memory_plan import recompute_modes
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.storage import STORAGES
+from penstock.train.outer import Outer
+from penstock.train.outer_state import check_no_islands, load_islands
 from penstock.train.state import TrainState
 from penstock.train.supply import (
     check_supply,
@@ -73,7 +75,8 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
 
 def open_state(config: TrainConfig, world: World) -> TrainState:
     """Make the training state, resumed from the newest sound checkpoint if there is one."""
-    mesh = make_mesh(world, layout_of(config.parallel, world_size=world.ranks.world_size))
+    layout = layout_of(config.parallel, world_size=world.ranks.world_size)
+    mesh = make_mesh(world, layout, islands=bool(config.outer.every))
     num_data = mesh.layout.num_data
     check_rows(config, world_size=num_data)
     deliver = "pinned" if world.device.type == "cuda" else "torch"
@@ -86,6 +89,8 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
     state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), pipeline, adaptive)
     state.guard = Guard(config.guard)
+    if config.outer.every:
+        state.outer = Outer(config.outer, model, optimizer, mesh)
     restore(state, config, world)
     return state
 
@@ -101,7 +106,12 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
         meta = continue_from(config, state.loader, saved)
         if state.adaptive is not None:
             state.adaptive.load_state_dict(meta.adaptive)
-        load_into(saved, training_tensors(state.model, state.optimizer))
+        own = training_tensors(state.model, state.optimizer)
+        if state.outer is not None:
+            load_islands(saved, state.outer, own, step=meta.step)
+        else:
+            check_no_islands(saved)
+            load_into(saved, own)
 
     names = share(world, [saved.name for saved in checkpoints(config)] if world.is_first else None)
     place = place_in(Path(config.run.dir), config.checkpoint.dir)

@@ -1,11 +1,13 @@
 """The live objects of a training run: what a step changes and a checkpoint saves."""
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
 from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline
@@ -13,6 +15,8 @@ from penstock.train.adaptive import Adaptive
 from penstock.train.control import Control
 from penstock.train.guard import Guard
 from penstock.train.guard_config import GuardConfig
+from penstock.train.outer import Outer
+from penstock.train.outer_state import island_tensors
 from penstock.train.supply import Heldout
 from penstock.train.watch import Watch
 
@@ -34,6 +38,8 @@ class TrainState:
     """What runs the stages, if the model is cut into some."""
     adaptive: Adaptive | None = None
     """What sets the mixture by the losses, if the recipe asks for it."""
+    outer: Outer | None = None
+    """What lets copies of the model that train by themselves meet, if the recipe asks for it."""
     control: Control | None = None
     """Takes up what is asked of the run from outside."""
     guard: Guard = field(default_factory=lambda: Guard(GuardConfig()))
@@ -45,6 +51,15 @@ class TrainState:
     def step(self) -> int:
         """Steps taken."""
         return self.loader.step
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of this rank that a checkpoint holds; the live ones."""
+        own = training_tensors(self.model, self.optimizer)
+        return own if self.outer is None else island_tensors(self.outer, own)
+
+    def shown(self) -> AbstractContextManager[None]:
+        """Let the model be the run's for a while, not that of this rank's island."""
+        return nullcontext() if self.outer is None else self.outer.shown()
 
 
 Batch = dict[str, Any]  # Any: tensors; what the loader delivers

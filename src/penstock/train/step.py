@@ -2,7 +2,9 @@
 
 The loss is the mean over the labels of *all* ranks and micro-batches: each sum is divided by the
 global count before its backward, so the gradient does not depend on how rows are spread. FSDP
-averages gradients over the data-parallel ranks, hence the factor `num_averaged`.
+averages gradients over the data-parallel ranks, hence the factor `num_averaged`. Where copies of the model
+are islands it averages within an island only, so that an island's gradient is that of its own rows, times the
+number of islands: their mean is the global gradient.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -18,6 +20,7 @@ from penstock.parallel.clip import clip_gradients
 from penstock.parallel.mesh import World
 from penstock.train.corpus_losses import CorpusLosses, corpus_losses, found_by_corpus
 from penstock.train.loss import next_token_loss
+from penstock.train.outer import norm_of_islands
 from penstock.train.state import Batch, TrainState
 
 
@@ -40,7 +43,7 @@ class StepResult:
     loss: float
     """Mean over all labels, nats."""
     grad_norm: float
-    """Before clipping."""
+    """Before clipping; of islands, each of which clips its own, the root mean square."""
     stop: bool
     """Whether any rank was asked to stop."""
     news: bool = False
@@ -138,7 +141,9 @@ def train_step(
     parts = micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch)
     local_loss = passes(state, parts, by_corpus, scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
-    grad_norm = clip_gradients(state.model.parameters(), clip_norm, world, twice=tied)
+    grad_norm = clip_gradients(state.model.parameters(), clip_norm, state.mesh.island, twice=tied)
+    if state.mesh.has_islands:
+        grad_norm = norm_of_islands(grad_norm, world)
     mark("optimizer")
     each = found_by_corpus(by_corpus, counted)
     summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))

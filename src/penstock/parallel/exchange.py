@@ -1,0 +1,60 @@
+"""The mean of a tensor over ranks, in few bits if asked, on its way while the ranks do other things.
+
+    begin    every rank sends each other one the part of its numbers which that one averages
+    turn     it averages what came, in float32, and sends the mean to all
+    result   the means, put together: the same bits on every rank
+
+Each number is sent 2 (n - 1) / n times, as by a ring's all-reduce, in whatever encoding; a sum in few bits
+that goes around a ring would be rounded at every stop. Here it is rounded twice.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional
+
+from penstock.parallel.codecs import decode, encode
+from penstock.parallel.encoded_size import CodecName
+
+
+class MeanExchange:
+    """One mean over the ranks of a group; constructing it begins the exchange.
+
+    Args:
+        mine: [n] float32, this rank's numbers; as many on every rank. Kept until `turn`.
+        group: whose ranks all begin their exchanges, and turn them, in one order.
+    """
+
+    def __init__(self, mine: Tensor, group: dist.ProcessGroup, codec: CodecName) -> None:
+        self._group, self._codec, self._size = group, codec, mine.numel()
+        ranks = group.size()
+        self._part = -(-self._size // ranks)
+        padded = functional.pad(mine, (0, self._part * ranks - self._size))
+        self._sent = encode(padded.view(ranks, self._part), codec)
+        self._received = torch.empty_like(self._sent)
+        self._work: dist.Work | None = dist.all_to_all_single(
+            self._received, self._sent, group=group, async_op=True
+        )
+        self._has_turned = False
+
+    def turn(self) -> None:
+        """Average what came and send it back; waits for the first half. A second call does nothing."""
+        if self._has_turned:
+            return
+        self._wait()
+        mean = decode(self._received, self._codec, size=self._part).mean(0)
+        self._sent = encode(mean, self._codec)
+        received = self._received.view(-1)
+        self._work = dist.all_gather_single(received, self._sent, group=self._group, async_op=True)
+        self._has_turned = True
+
+    def result(self) -> Tensor:
+        """Return the mean [n] float32; waits for it, and turns first if that was not done."""
+        self.turn()
+        self._wait()
+        return decode(self._received, self._codec, size=self._part).flatten()[: self._size]
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None

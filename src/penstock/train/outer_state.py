@@ -1,0 +1,125 @@
+"""What a checkpoint of islands holds, and how another number of islands goes on from it.
+
+    model.NAME                          the outer parameters: the model of the run
+    outer.momentum.NAME                 of the outer optimizer
+    outer.moved.NAME                    of exchanges that were under way
+    island-00002.model.NAME             an island's own parameters, between two meetings
+    island-00002.optimizer.NAME.KEY     and its moments
+
+So a run resumes to the same bits between two outer steps, too. On another number of islands, they first meet:
+what the saved islands moved by is averaged as at an outer step, so nothing they learned is lost; the moments
+of island k are those of saved island k modulo their number.
+"""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from penstock.checkpoint.find import Saved
+from penstock.checkpoint.load import load_into
+from penstock.checkpoint.tensors import MODEL
+from penstock.core.errors import CheckpointError
+from penstock.train.optim.shards import like, local
+from penstock.train.outer import Outer, split_like
+from penstock.train.outer_schedule import in_flight
+
+_ISLAND = re.compile(r"island-(\d{5,})\.")
+
+
+def island_tensors(outer: Outer, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a run with islands that this rank holds; the live ones, but for `outer.moved`.
+
+    Args:
+        own: the training tensors of this rank's island.
+    """
+    found = {**_prefixed(own, outer.island), **_shared(outer)}
+    for fragment, named in enumerate(outer.fragments):
+        if (moved := outer.mean_moved(fragment)) is not None:
+            for (name, parameter), flat in zip(named, split_like(moved, named), strict=True):
+                here = flat.view_as(local(outer.values[name]))
+                found[f"outer.moved.{name}"] = like(parameter, here, tuple(parameter.shape))
+    return found
+
+
+def load_islands(saved: Saved, outer: Outer, own: Mapping[str, Tensor], *, step: int) -> None:
+    """Fill the outer state and the training tensors of this rank's island from a checkpoint.
+
+    Args:
+        own: the training tensors of this rank's island.
+        step: of the checkpoint.
+    """
+    names = saved.index().tensors
+    islands = num_islands(names)
+    outer.begin_anew()
+    if not islands:
+        load_into(saved, own)
+        outer.begin_anew()
+        return
+    load_into(saved, {name: t for name, t in _shared(outer).items() if name in names})
+    if islands == outer.num_islands:
+        load_into(saved, _prefixed(own, outer.island))
+        _load_moved(saved, outer, step=step)
+    else:
+        _meet_first(saved, outer, own, islands=islands, step=step)
+
+
+def num_islands(names: Mapping[str, object]) -> int:
+    """Return how many islands wrote tensors of such names; 0: it was no run of islands.
+
+    >>> num_islands({"model.norm.weight": 0, "island-00001.model.norm.weight": 0})
+    2
+    """
+    return 1 + max((int(found[1]) for name in names if (found := _ISLAND.match(name))), default=-1)
+
+
+def check_no_islands(saved: Saved) -> None:
+    """Refuse a checkpoint of islands in a run that has none.
+
+    Raises:
+        CheckpointError: with what to do.
+    """
+    if islands := num_islands(saved.index().tensors):
+        raise CheckpointError(
+            f"Checkpoint {saved} is of a run of {islands} islands, and the recipe has outer.every = 0",
+            fix="Resume with outer.every set; any number of islands can go on from it, one too.",
+        )
+
+
+@torch.no_grad()
+def _meet_first(saved: Saved, outer: Outer, own: Mapping[str, Tensor], *, islands: int, step: int) -> None:
+    """Take an outer step with what all saved islands moved by; each fragment's sum is in their order."""
+    mine = outer.island % islands
+    sums = [torch.zeros_like(outer.moved(fragment)) for fragment in range(len(outer.fragments))]
+    for island in [*(i for i in range(islands) if i != mine), mine]:  # ours last: its moments stay
+        load_into(saved, _prefixed(own, island))
+        for fragment, total in enumerate(sums):
+            total.add_(outer.moved(fragment), alpha=1 / islands)
+    for fragment, moved in enumerate(sums):
+        outer.meet(fragment, moved, step=step)
+
+
+def _load_moved(saved: Saved, outer: Outer, *, step: int) -> None:
+    """Take up exchanges that were under way; where none can be by now, islands still have their part."""
+    names = saved.index().tensors
+    for fragment in in_flight(outer.config, step):
+        named = outer.fragments[fragment]
+        parts = {
+            f"outer.moved.{name}": like(p, torch.empty_like(local(outer.values[name])), tuple(p.shape))
+            for name, p in named
+        }
+        if named and parts.keys() <= names.keys():
+            load_into(saved, parts)
+            outer.arrived[fragment] = torch.cat([local(part).flatten() for part in parts.values()])
+
+
+def _shared(outer: Outer) -> dict[str, Tensor]:
+    return {
+        **{f"{MODEL}{name}": value for name, value in outer.values.items()},
+        **{f"outer.momentum.{name}": value for name, value in outer.momenta.items()},
+    }
+
+
+def _prefixed(own: Mapping[str, Tensor], island: int) -> dict[str, Tensor]:
+    return {f"island-{island:05d}.{name}": tensor for name, tensor in own.items()}

@@ -1,0 +1,135 @@
+"""Islands against plain loops: the same losses and weights, whatever meets when."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from tests.islands import PlainIslands, counting_corpus, losses_of, recipe_of, trained, whole
+
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.optim.optimizer import RULES as INNER_RULES
+from penstock.train.optim.rule import Rule
+from penstock.train.setup import open_state
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return counting_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+RULES = {
+    "local SGD": {"every": 4, "rule": "average"},
+    "DiLoCo": {"every": 4},
+    "DiLoCo that ends between two meetings": {"every": 5},
+    "streaming": {"every": 4, "fragments": 2},
+    "streaming with overlap": {"every": 6, "fragments": 2, "overlap": 2, "mixing": 0.5},
+    "overlap of one step": {"every": 3, "overlap": 1},
+}
+
+
+@pytest.mark.parametrize("outer", RULES.values(), ids=RULES.keys())
+def test_islands_train_as_a_plain_loop_does(corpus, tmp_path, outer):
+    """1e-5 over 12 steps of AdamW: sums of float32 in another order."""
+    recipe = recipe_of(corpus, tmp_path, outer=outer)
+    ((losses, weights),) = on_ranks(lambda world: PlainIslands(recipe, world, islands=2).train(), ranks=1)
+    for records, shown, _ in on_ranks(lambda world: trained(recipe, world), ranks=2):
+        assert losses_of(records) == pytest.approx(losses, abs=1e-5)
+        for name, weight in shown.items():
+            torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-5, msg=name)
+
+
+LAYOUTS = {"shard": 2, "tensor": 2, "context": 2, "pipeline": 2}
+
+
+@pytest.mark.parametrize("axis", LAYOUTS)
+def test_islands_of_two_ranks_train_as_islands_of_one(corpus, tmp_path, axis):
+    """An island's model is spread over its ranks; 2e-5: sums of float32 in yet another order."""
+    outer = {"every": 3, "fragments": 2, "overlap": 1}
+    data = {"micro_batch_size": 2} if axis == "pipeline" else {}
+    one = recipe_of(corpus, tmp_path / "one", outer=outer)
+    two = recipe_of(corpus, tmp_path / "two", outer=outer, parallel={"shard": 1, axis: 2})
+    two = dataclasses.replace(two, data=dataclasses.replace(two.data, **data))
+    (records, weights, _), _ = on_ranks(lambda world: trained(one, world), ranks=2)
+    for found, shown, _ in on_ranks(lambda world: trained(two, world), ranks=4):
+        assert losses_of(found) == pytest.approx(losses_of(records), abs=2e-5)
+        assert [r["grad_norm"] for r in found] == pytest.approx([r["grad_norm"] for r in records], rel=1e-4)
+        for name, weight in shown.items():
+            torch.testing.assert_close(weight, weights[name], rtol=0, atol=2e-5, msg=name)
+
+
+def plain_sgd(updates, group):
+    for one in updates:
+        one.weight.sub_(one.gradient, alpha=100 * group["lr"])
+
+
+def test_islands_of_sgd_that_meet_after_every_step_are_plain_data_parallel(corpus, tmp_path, monkeypatch):
+    """1e-6: the mean of weights after a step instead of a step with the mean of gradients."""
+    monkeypatch.setitem(INNER_RULES, "adamw", Rule(lambda _: {}, plain_sgd))
+    optim = {"learning_rate": 1e-3, "clip_norm": 1e9}
+    met = recipe_of(corpus, tmp_path / "met", optim=optim, outer={"every": 1, "rule": "average"})
+    plain = recipe_of(corpus, tmp_path / "plain", optim=optim)
+    (expected, weights, _), _ = on_ranks(lambda world: trained(plain, world), ranks=2)
+    for records, shown, own in on_ranks(lambda world: trained(met, world), ranks=2):
+        assert losses_of(records) == pytest.approx(losses_of(expected), abs=1e-6)
+        assert losses_of(records)[-1] < losses_of(records)[0] - 0.01, "it learns"
+        for name, weight in weights.items():
+            torch.testing.assert_close(shown[name], weight, rtol=0, atol=1e-6, msg=name)
+            assert torch.equal(own[name], shown[name]), name
+
+
+@pytest.mark.parametrize(("bits", "worst"), [(8, 0.01), (4, 0.15)])
+def test_outer_gradients_in_few_bits_stay_near_float32(corpus, tmp_path, bits, worst):
+    """8 bits are wrong by up to 1/254 of a block's largest number, 4 by 1/14, and that twice."""
+    exact = recipe_of(corpus, tmp_path / "exact", outer={"every": 4})
+    coded = recipe_of(corpus, tmp_path / "coded", outer={"every": 4, "bits": bits})
+    start = dataclasses.replace(exact, run=dataclasses.replace(exact.run, dir=str(tmp_path / "start")))
+    ((first,),) = on_ranks(lambda w: (whole(dict(open_state(start, w).model.named_parameters())),), ranks=2)[
+        :1
+    ]
+    (expected, weights, _), _ = on_ranks(lambda world: trained(exact, world), ranks=2)
+    (records, shown, own), (_, same, _) = on_ranks(lambda world: trained(coded, world), ranks=2)
+    assert losses_of(records)[:4] == losses_of(expected)[:4], "before the first meeting"
+    assert losses_of(records) == pytest.approx(losses_of(expected), abs=worst)
+    moved = math.sqrt(sum((weights[n] - first[n]).square().sum().item() for n in weights))
+    wrong = math.sqrt(sum((weights[n] - shown[n]).square().sum().item() for n in weights))
+    assert 0 < wrong < worst * moved
+    assert all(torch.equal(shown[name], same[name]) for name in shown), "the same on all islands"
+    assert all(torch.equal(shown[name], own[name]) for name in shown), "after the last step, all have met"
+
+
+def fed(state, world, *, bad_at):
+    """Poison one island's gradient at a step, by way of its loss."""
+    forward = state.model.forward
+
+    def poisoned(*args, **kwargs):
+        loss = forward(*args, **kwargs)
+        return loss * math.nan if state.step == bad_at and world.ranks.rank == 1 else loss
+
+    state.model.forward = poisoned
+
+
+def test_a_step_that_one_island_must_not_take_is_taken_by_none(corpus, tmp_path):
+    recipe = recipe_of(corpus, tmp_path, outer={"every": 4})
+
+    def work(world):
+        state = open_state(recipe, world)
+        fed(state, world, bad_at=6)
+        records = records_of(state, recipe, world)
+        return records, whole(dict(state.model.named_parameters()))
+
+    for records, weights in on_ranks(work, ranks=2):
+        assert [r["step"] for r in records if r.get("event") == "skipped"] == [6]
+        assert all(weight.isfinite().all() for weight in weights.values())
+
+
+def test_the_loss_is_that_of_all_islands_and_held_out_rows_are_scored_by_the_outer_model(corpus, tmp_path):
+    """Between two meetings: one island's own model would score otherwise than another's."""
+    recipe = recipe_of(corpus, tmp_path, outer={"every": 50}, validate={"every": 3, "samples": 6})
+    (records, _, _), (same, _, _) = on_ranks(lambda world: trained(recipe, world, stop_at=9), ranks=2)
+    scores = [r["validation_loss"] for r in records if "validation_loss" in r]
+    assert losses_of(records) == losses_of(same)
+    assert len(scores) == 3
+    assert len(set(scores)) == 1, "the outer model has not moved yet"
+    assert losses_of(records)[8] < losses_of(records)[0] - 0.1, "the islands have"

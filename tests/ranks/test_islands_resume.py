@@ -1,0 +1,112 @@
+"""Checkpoints of islands: between two meetings, on as many islands, on more, on fewer, on none before."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.islands import counting_corpus, losses_of, recipe_of, trained, whole
+
+from penstock.core.signals import StopFlag
+from penstock.launch import local
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.audit import audit
+from penstock.train.run import run
+from penstock.train.setup import open_state
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return counting_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+STREAMING = {"every": 6, "fragments": 2, "overlap": 3, "mixing": 0.5, "bits": 8}
+
+
+@pytest.mark.parametrize("stop_at", [4, 7, 8], ids=["in flight", "in flight again", "turned"])
+def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(corpus, tmp_path, stop_at):
+    whole_run = recipe_of(corpus, tmp_path / "whole", outer=STREAMING)
+    cut = recipe_of(corpus, tmp_path / "cut", outer=STREAMING)
+    expected = on_ranks(lambda world: trained(whole_run, world), ranks=2)
+    first = on_ranks(lambda world: trained(cut, world, stop_at=stop_at), ranks=2)
+    rest = on_ranks(lambda world: trained(cut, world), ranks=2)
+    assert any(not torch.equal(first[0][2][name], first[1][2][name]) for name in first[0][2]), (
+        "islands differ"
+    )
+    for (records, shown, _), (before, _, _), (after, found, _) in zip(expected, first, rest, strict=True):
+        assert losses_of(before) + losses_of(after) == losses_of(records)
+        assert all(torch.equal(found[name], shown[name]) for name in shown)
+
+
+@pytest.mark.parametrize("islands", [1, 4])
+def test_another_number_of_islands_begins_with_an_outer_step_of_the_saved_ones(corpus, tmp_path, islands):
+    """Stopped two steps after a meeting; what both islands learned in them is in the weights that go on."""
+    recipe = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4})
+
+    def until_6(world):
+        state = open_state(recipe, world)
+        records_of(state, recipe, world, stop_at=6)
+        own = whole(dict(state.model.named_parameters()))
+        return own, whole(state.outer.values), whole(state.outer.momenta)
+
+    def after_6(world):
+        state = open_state(recipe, world)
+        found = whole(dict(state.model.named_parameters()))
+        return state.step, found, whole(state.outer.values), records_of(state, recipe, world)
+
+    (one, outer, momentum), (other, _, _) = on_ranks(until_6, ranks=2)
+    results = on_ranks(after_6, ranks=islands)
+    for step, found, values, records in results:
+        assert step == 6
+        assert losses_of(records) == losses_of(results[0][3])
+        assert [record["step"] for record in records] == list(range(7, 13))
+        for name, weight in found.items():
+            assert torch.equal(weight, values[name])
+            moved = (2 * outer[name] - one[name] - other[name]) / 2
+            expected = outer[name] - 0.7 * (moved + 0.9 * (0.9 * momentum[name] + moved))
+            torch.testing.assert_close(weight, expected, rtol=0, atol=1e-6, msg=name)
+
+
+def test_a_run_without_islands_goes_on_with_them_and_not_the_other_way_round(corpus, tmp_path):
+    plain, islands = recipe_of(corpus, tmp_path), recipe_of(corpus, tmp_path, outer={"every": 4})
+
+    def go_on(world):
+        state = open_state(islands, world)
+        return whole(dict(state.model.named_parameters())), records_of(state, islands, world)
+
+    (_, before, _), _ = on_ranks(lambda world: trained(plain, world, stop_at=5), ranks=2)
+    for weights, records in on_ranks(go_on, ranks=2):
+        assert all(torch.equal(weights[name], before[name]) for name in before)
+        assert [record["step"] for record in records] == list(range(6, 13))
+    with pytest.raises(AssertionError, match=r"is of a run of 2 islands, and the recipe has outer.every = 0"):
+        on_ranks(lambda world: trained(plain, world), ranks=2)
+
+
+def test_every_sample_is_trained_on_once_while_islands_leave_and_join(corpus, tmp_path):
+    recipe = recipe_of(corpus, tmp_path / "run", parallel={"replicate": -1, "shard": 1}, outer={"every": 4})
+    recipe = replace(recipe, run=replace(recipe.run, log_samples=True))
+    for islands, steps in ((2, 5), (4, 8), (1, 10), (2, 12)):
+        part = replace(recipe, run=replace(recipe.run, steps=steps))
+        outcome = local.run(
+            lambda part=part: int(not run(part, StopFlag())), lambda error: (str(error), 1), processes=islands
+        )
+        assert outcome.code == 0, outcome
+    found = audit(tmp_path / "run", progress=lambda *_: None)
+    assert (found.steps, found.samples, found.ranks) == (12, 12 * 8, [2, 4, 1, 2])
+    assert not found.faults
+
+
+@pytest.mark.parametrize("weights", ["bfloat16_master", "bfloat16_stochastic"])
+def test_islands_keep_weights_in_bfloat16(corpus, tmp_path, weights):
+    """The outer weights are float32 either way; resumed in the middle, all bits come back."""
+    sections = {"outer": {"every": 4}, "precision": {"weights": weights}}
+    at_once = recipe_of(corpus, tmp_path / "whole", **sections)
+    cut = recipe_of(corpus, tmp_path / "cut", **sections)
+    expected = on_ranks(lambda world: trained(at_once, world), ranks=2)
+    on_ranks(lambda world: trained(cut, world, stop_at=6), ranks=2)
+    for (records, shown, own), (rest, found, _) in zip(
+        expected, on_ranks(lambda world: trained(cut, world), ranks=2), strict=True
+    ):
+        assert losses_of(rest) == losses_of(records)[6:]
+        assert all(torch.equal(found[name], shown[name]) for name in shown)
+        assert {weight.dtype for weight in own.values()} == {torch.bfloat16}
