@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.core.errors import ConfigError
 from penstock.nn.float8 import RECIPES
+from penstock.obs.traffic import sent_bytes
 from penstock.parallel.mesh import World
 from penstock.parallel.recorder import recorded
 from penstock.testing.corpora import write_corpus
@@ -66,11 +66,13 @@ def all_losses(
     return results[0]
 
 
+SENT: dict[str, Any] = {"precision": {"linear": "float8_rowwise"}, "ethernet": {"gather": "float8"}}
+
 CASES: dict[str, dict[str, Any]] = {
     "compute": {},
     **{name: {"precision": {"linear": name}} for name in RECIPES},
-    "sent": {"precision": {"linear": "float8_rowwise", "gather": "float8"}},
-    "sent whole": {"precision": {"linear": "float8_tensorwise", "gather": "float8"}},
+    "sent": SENT,
+    "sent whole": {"precision": {"linear": "float8_tensorwise"}, "ethernet": {"gather": "float8"}},
 }
 
 
@@ -97,7 +99,7 @@ def test_one_process_and_slices_of_matrices_train_alike(
 ) -> None:
     """Scales of a row are those of its slice, and sums have another order: twice the bound to bfloat16."""
     run = {"steps": 8}
-    sections = {"precision": {"linear": "float8_rowwise", "gather": "float8"}, "run": run}
+    sections = {**SENT, "run": run}
     one = all_losses(corpus, tmp_path, {"one": sections}, ranks=1)["one"]
     assert one == pytest.approx(two_ranks["sent"][:8], abs=1e-2)
     sliced = {**sections, "parallel": {"tensor": 2}}
@@ -118,8 +120,7 @@ def test_every_layout_trains_with_weights_sent_in_float8_as_one_process_does(
     corpus: Path, tmp_path: Path
 ) -> None:
     """1e-3 in float32: sums in another order, and where they tip a rounding, it is one of 8 bits."""
-    precision = {"linear": "float8_rowwise", "gather": "float8"}
-    common: dict[str, Any] = {"precision": precision, "compute": "float32", "run": {"steps": 4}}
+    common: dict[str, Any] = {**SENT, "compute": "float32", "run": {"steps": 4}}
     common["data"] = {"micro_batch_size": 1}
     (expected,) = all_losses(corpus, tmp_path, {"one": common}, ranks=1).values()
     cases = {name: {**common, **sections} for name, sections in LAYOUTS.items()}
@@ -134,30 +135,14 @@ def test_weights_sent_in_float8_are_half_the_bytes(corpus: Path, tmp_path: Path)
     def gathered(world: World) -> dict[str, int]:
         found = {}
         for gather in ("compute", "float8"):
-            precision = {"linear": "float8_rowwise", "gather": gather}
-            raw = raw_recipe(corpus, tmp_path / gather, precision=precision)
+            raw = raw_recipe(corpus, tmp_path / gather, **{**SENT, "ethernet": {"gather": gather}})
             state = open_state(build_recipe(raw), world)
             start = recorded().last
             with torch.no_grad():
                 state.model(torch.ones(1, 4, dtype=torch.int64))
-            found[gather] = sum(one.num_bytes for one in recorded(start).collectives if "gather" in one.kind)
+            found[gather] = sum(sent_bytes(one, num_ranks=2) for one in recorded(start).collectives)
         return found
 
     for found in on_ranks(gathered, ranks=2):
         weights, rows = 4 * 32 * 32 + 3 * 32 * 64, 4 * 32 + 2 * 64 + 32
-        assert found["compute"] - found["float8"] == 2 * (weights - rows)
-
-
-@pytest.mark.parametrize(
-    ("parallel", "said"),
-    [
-        ({"offload": True}, r"gather 'float8' does not work with parallel.offload \(got True\)"),
-        ({"reshard_after_forward": 2}, r"reshard_after_forward to be true or false \(got 2\)"),
-    ],
-)
-def test_what_float8_cannot_be_gathered_with_is_refused(
-    corpus: Path, tmp_path: Path, parallel: dict[str, object], said: str
-) -> None:
-    precision = {"linear": "float8_rowwise", "gather": "float8"}
-    with pytest.raises(ConfigError, match=said):
-        build_recipe(raw_recipe(corpus, tmp_path, precision=precision, parallel=parallel))
+        assert found["compute"] - found["float8"] == weights - rows, "of half of each of the two blocks"

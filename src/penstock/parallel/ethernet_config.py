@@ -1,11 +1,14 @@
 """The `[ethernet]` section: how shards are gathered and gradients reduced on slow links; imports no torch."""
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from penstock.core.config import INFINITE
 from penstock.core.errors import ConfigError
 
 MIB = 1 << 20
+
+Gather = Literal["compute", "bfloat16", "int8", "float8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +28,12 @@ class EthernetConfig:
     operations: int = 0
     """Operations that each collective is cut into, gloo only: several use several network cards.
     0: one for each card in GLOO_SOCKET_IFNAME."""
+
+    gather: Gather = "compute"
+    """How weights travel when shards are gathered: in the type of `compute`, or matrices in fewer bits. int8
+    and float8 have a scale for each 128 neighbours, and weights are rounded to them at each gather. float8
+    where precision.linear is float8_*: only the weights of those layers, a scale a row, and nothing is lost
+    that they would not lose."""
 
     def __post_init__(self) -> None:
         for name in ("window_mib", "keep_mib"):

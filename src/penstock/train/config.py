@@ -150,7 +150,7 @@ class TrainConfig:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
         check_fit(self.parallel, self.model, lengths=self.data.lengths)
         self._check_outer()
-        if self.precision.gather == "float8":
+        if self.ethernet.gather != "compute":
             self._check_gather()
         if self.optim.rule == "adamw_8bit":
             self._check_moments()
@@ -182,14 +182,19 @@ class TrainConfig:
                 )
 
     def _check_gather(self) -> None:
-        """Refuse what weights cannot be gathered in float8 with."""
+        """Refuse what weights cannot be gathered in fewer bits with."""
+        gather, after = self.ethernet.gather, self.parallel.reshard_after_forward
         if self.parallel.offload:
-            raise ConfigError("precision.gather 'float8' does not work with parallel.offload", got=True)
-        after = self.parallel.reshard_after_forward
+            raise ConfigError(
+                f"ethernet.gather {gather!r} does not work with parallel.offload",
+                got=True,
+                fix="Leave one of them out.",
+            )
         if not isinstance(after, bool):
             raise ConfigError(
-                "precision.gather 'float8' needs parallel.reshard_after_forward to be true or false",
+                f"ethernet.gather {gather!r} needs parallel.reshard_after_forward to be true or false",
                 got=after,
+                fix="Set it to true, or leave ethernet.gather out.",
             )
 
 

@@ -1,13 +1,10 @@
-"""The `[precision]` section: in how many bits weights are kept, multiplied and sent; imports no torch."""
+"""The `[precision]` section: in how many bits weights are kept and multiplied; imports no torch."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.core.errors import ConfigError
-
 Weights = Literal["float32", "bfloat16_master", "bfloat16_stochastic"]
 Linear = Literal["compute", "float8_tensorwise", "float8_rowwise", "mxfp8"]
-Gather = Literal["compute", "float8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,18 +20,6 @@ class PrecisionConfig:
     """How the linear layers of the blocks multiply, forward and backward: in the type of `compute`, or with
     both sides in 8 bits and a scale for a tensor, a row, or 32 neighbours of a row (mxfp8). Only scales that
     are powers of two are used. Elsewhere than on GPUs with such instructions it is emulated, slower."""
-
-    gather: Gather = "compute"
-    """How those layers' weights travel when shards are gathered: in the type of `compute`, or in float8 with
-    a scale a row, half the bytes. Needs `linear` in 8 bits, which would round the weights anyway."""
-
-    def __post_init__(self) -> None:
-        if self.gather == "float8" and not self.linear.startswith("float8"):
-            raise ConfigError(
-                "precision.gather 'float8' would round weights more than precision.linear does",
-                got=self.linear,
-                fix="Set linear to 'float8_rowwise' or 'float8_tensorwise', or leave gather out.",
-            )
 
 
 def weight_bytes_per_parameter(weights: Weights) -> int:

@@ -20,7 +20,7 @@ from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
 from penstock.obs.names import RECIPE_FILE
 from penstock.parallel.apply import apply
-from penstock.parallel.float8 import gather_in_float8
+from penstock.parallel.encoded_gather import encode_gathers
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, make_mesh
 from penstock.parallel.pipeline import Pipeline
@@ -67,8 +67,8 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
         compiled=config.compile,
     )
     model.to_empty(device="cpu" if config.parallel.offload else world.device)
-    if config.precision.gather == "float8":
-        gather_in_float8(model)
+    if mesh.num_shards > 1:
+        encode_gathers(model, config.ethernet.gather)
     init_weights(model, seed=config.run.seed)
     return model, pipeline
 

@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.core.errors import ConfigError
 from penstock.train.config import OptimConfig
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.storage import STORAGES
-from penstock.train.precision import PrecisionConfig, Weights
+from penstock.train.precision import Weights
 
 
 def fitted(weights: Weights, *, steps: int, seed: int = 0) -> tuple[nn.Linear, Optimizer]:
@@ -44,8 +43,3 @@ def test_random_rounding_follows_the_seed() -> None:
     first, again, other = (fitted("bfloat16_stochastic", steps=3, seed=seed)[0].weight for seed in (1, 1, 2))
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-
-
-def test_sending_float8_where_multiplying_is_finer_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"gather 'float8' would round .* \(got 'compute'\)\. Set linear"):
-        PrecisionConfig(gather="float8")
