@@ -20,6 +20,7 @@ RUNS = {
     "loader_throughput": "--tokens 600K --rounds 1 --lengths 4096 --no-peers",
     "loader_torture": "--tokens 60000 --only Penstock",
     "optimizers": "--hidden 64 --layers 1 --rounds 1",
+    "plan_memory": "--only alone",
     "wire_codecs": "--numbers 10000 --rounds 1",
     "packing": "--lengths 1024 --pools 1",
     "shuffle_quality": "--tokens 300K --seeds 1",

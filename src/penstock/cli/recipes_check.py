@@ -17,9 +17,10 @@ from penstock.train.shipped import recipe_names, recipe_text
 
 EPILOG = """\
 The model is built on the meta device: its shapes are real, its numbers take no memory. The memory of a device
-is that of `penstock train RECIPE --dry-run`, which opens the corpora too: what it keeps between steps
-(weights, gradients, optimizer), what one micro-batch keeps for its backward, and what is at work: gathered
-parameters and the loss. Without --devices, the usual numbers are shown that layout and batch allow.
+is that of `penstock train RECIPE --dry-run`, which opens the corpora too, at the fullest moment of a step:
+what it keeps (weights, gradients, optimizer), what a micro-batch keeps for its backward, and what is at work:
+gathered parameters, the loss, temporaries and buffers. Without --devices, the usual numbers are shown that
+layout and batch allow.
 
 example:
   penstock recipes check
@@ -108,7 +109,7 @@ def _as_text(name: str, plan: RecipePlan) -> Iterator[str]:
     yield f"  devices  {'layout':<{width}}  rows  a pass" + "".join(f"  {title:>11}" for title in titles)
     for share in plan.shares:
         memory = share.memory
-        at_work = memory.gathered + memory.recomputed + memory.loss
+        at_work = memory.gathered + memory.working + memory.loss + memory.buffers
         parts = (
             memory.weights,
             memory.gradients,

@@ -6,7 +6,7 @@ from typing import Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.layout import Layout
+from penstock.parallel.layout import ContextRule, Layout
 from penstock.parallel.recompute_plan import Mode
 
 Compute = Literal["bfloat16", "float32"]
@@ -32,6 +32,8 @@ class Job:
     """Forward passes of a step."""
     modes: Mode | tuple[Mode, ...] = "keep"
     """What every block, or each block, keeps of its activations."""
+    context_rule: ContextRule = "all_gather"
+    """As in ParallelConfig."""
     stages_per_rank: int = 1
     """Of the pipeline."""
     reshard_after_forward: bool | int = True

@@ -1,123 +1,65 @@
-"""What takes memory on one rank of a run, in bytes, before it runs; imports no torch."""
+"""What takes memory on one rank of a run, before it runs: a recipe as the planner sees it; no torch."""
 
-from dataclasses import dataclass, fields
-from typing import NamedTuple
-
-from penstock.core.units import mib
-from penstock.nn.chunks import chunk_tokens
 from penstock.parallel.layout import Layout
 from penstock.parallel.recompute_plan import Mode, plan
-from penstock.parallel.stages import blocks_of, under_way
-from penstock.train.activations import block_bytes
+from penstock.plan.activations import block_bytes
+from penstock.plan.job import Job
+from penstock.plan.memory import Kept, Memory, peak
 from penstock.train.changes import plan as planned_changes
 from penstock.train.config import TrainConfig
-from penstock.train.optim.config import optimizer_bytes_per_parameter
-from penstock.train.precision import gradient_bytes_per_parameter, weight_bytes_per_parameter
-
-_FLOAT32 = 4
-_GATHERED_BLOCKS = 2  # the one at work and the next
+from penstock.train.optim.config import OptimConfig, optimizer_bytes_per_parameter
+from penstock.train.precision import Weights, gradient_bytes_per_parameter, weight_bytes_per_parameter
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan:
-    """Bytes on one rank; the first three stay, the others are there during a step."""
-
-    weights: int
-    """Its shards, with float32 copies where there are any."""
-    gradients: int
-    optimizer: int
-    gathered: int
-    """Whole parameters at work: embedding, output matrix and two blocks, and their gradients; in a pipeline
-    those of all its blocks, until the last micro-batch is through."""
-    activations: int
-    """What blocks keep for their backward."""
-    recomputed: int
-    """What one block that is computed again keeps meanwhile."""
-    loss: int
-    """The logits of a chunk, the output matrix's gradient in float32, the hidden states and theirs."""
-
-    @property
-    def total(self) -> int:
-        """Sum, with the larger of `loss` and `recomputed`: when blocks are computed again, logits are gone.
-
-        What libraries, the allocator's gaps and batches take is not in it.
-        """
-        stays = self.weights + self.gradients + self.optimizer + self.gathered + self.activations
-        return stays + max(self.loss, self.recomputed)
-
-    def lines(self) -> dict[str, str]:
-        """Return each part and the total for a person."""
-        parts = {field.name: mib(getattr(self, field.name)) for field in fields(self)}
-        return {**{f"memory, {name}": size for name, size in parts.items()}, "memory, all": mib(self.total)}
-
-
-def memory_plan(config: TrainConfig, layout: Layout) -> MemoryPlan:
+def memory_plan(config: TrainConfig, layout: Layout) -> Memory:
     """Work out the memory of the rank that needs most, at the largest micro-batch of the recipe.
 
     Raises:
         ConfigError: the recipe's recompute.budget is too small.
     """
-    places = (_of_place(config, layout, place) for place in range(layout.pipeline))
-    return max(places, key=lambda plan: plan.total)
+    return peak(job_of(config, layout), kept_of(config.optim, config.precision.weights))
 
 
-def _of_place(config: TrainConfig, layout: Layout, place: int) -> MemoryPlan:
-    """Return the memory of a rank at a place of the pipeline."""
-    weights, tokens = config.precision.weights, micro_batch_tokens(config, layout)
-    mine = _parameters(config, layout, place)
-    kept, modes = _kept(config, layout), recompute_modes(config, layout)
-    modes = [modes[index] for index in mine.blocks]
-    cut = layout.world_size // (layout.replicate * layout.pipeline)
-    state = mine.in_blocks * optimizer_bytes_per_parameter(config.optim)
-    state += mine.outside * optimizer_bytes_per_parameter(config.optim, in_blocks=False)
-    held = under_way(place, ranks=layout.pipeline, per_rank=config.parallel.stages_per_rank)
-    return MemoryPlan(
-        weights=mine.all * weight_bytes_per_parameter(weights) // cut,
-        gradients=mine.all * gradient_bytes_per_parameter(weights) // cut,
-        optimizer=round(state / cut),
-        gathered=_gathered_bytes(config, layout, mine) // layout.tensor,
-        activations=round(held * sum(kept[mode] for mode in modes)),
-        recomputed=kept["keep"] if set(modes) != {"keep"} else 0,
-        loss=_loss_bytes(config, layout, tokens=tokens) if place == layout.pipeline - 1 else 0,
+def job_of(config: TrainConfig, layout: Layout) -> Job:
+    """Return a step of a recipe's largest micro-batches as the planner sees it.
+
+    Raises:
+        ConfigError: the recipe's recompute.budget is too small.
+    """
+    parallel, ethernet = config.parallel, config.ethernet
+    rows, length, micro_batches = largest_micro_batch(config, layout)
+    kept = kept_of(config.optim, config.precision.weights)
+    return Job(
+        model=config.model,
+        layout=layout,
+        sequence_length=length,
+        micro_batch_size=rows,
+        num_micro_batches=micro_batches,
+        modes=tuple(recompute_modes(config, layout)),
+        context_rule=parallel.context_rule,
+        stages_per_rank=parallel.stages_per_rank,
+        reshard_after_forward=parallel.reshard_after_forward,
+        window_mib=ethernet.window_mib,
+        keep_mib=ethernet.keep_mib,
+        compute=config.compute,
+        linear=config.precision.linear,
+        compiled=config.compile.enabled,
+        overlapped=ethernet.overlap,
+        state_bytes=kept.weights + kept.gradients + kept.optimizer,
+        checkpoint_every=config.checkpoint.every,
     )
 
 
-class _Parameters(NamedTuple):
-    """Parameters of a place of the pipeline, those of all ranks that share them."""
-
-    blocks: list[int]
-    """Which blocks of the model."""
-    in_blocks: int
-    outside: int
-    """In the embedding and the output matrix."""
-
-    @property
-    def all(self) -> int:
-        return self.in_blocks + self.outside
-
-
-def _parameters(config: TrainConfig, layout: Layout, place: int) -> _Parameters:
-    model, stages = config.model, layout.pipeline * config.parallel.stages_per_rank
-    matrix = model.vocab_size * model.hidden_size
-    is_reused = model.tie_word_embeddings and layout.pipeline == 1  # else the last stage has its own copy
-    ends = (place == 0) + (place == layout.pipeline - 1 and not is_reused)
-    blocks = [
-        index
-        for stage in range(place, stages, layout.pipeline)
-        for index in blocks_of(stage, stages=stages, num_blocks=model.num_hidden_layers)
-    ]
-    in_blocks = model.num_parameters - matrix * (1 if model.tie_word_embeddings else 2)
-    return _Parameters(blocks, in_blocks * len(blocks) // model.num_hidden_layers, ends * matrix)
-
-
-def _gathered_bytes(config: TrainConfig, layout: Layout, mine: _Parameters) -> int:
-    compute, block = _compute_bytes(config), mine.in_blocks // len(mine.blocks)
-    if layout.pipeline > 1:  # its gradients are summed whole, in float32
-        return (compute + _FLOAT32) * mine.all
-    blocks = min(_GATHERED_BLOCKS, len(mine.blocks)) * block
-    if config.parallel.reshard_after_forward is False:
-        blocks = mine.in_blocks
-    return compute * (2 * mine.outside + blocks + block)
+def kept_of(optim: OptimConfig, weights: Weights) -> Kept:
+    """Return the bytes that a rank keeps per parameter."""
+    update = {"float32": 0.0, "bfloat16_master": 4.0, "bfloat16_stochastic": 8.0}[weights]
+    return Kept(
+        weights=weight_bytes_per_parameter(weights),
+        gradients=gradient_bytes_per_parameter(weights),
+        optimizer=optimizer_bytes_per_parameter(optim),
+        optimizer_outside=optimizer_bytes_per_parameter(optim, in_blocks=False),
+        update=update + (8.0 if optim.rule == "muon" else 0.0),
+    )
 
 
 def recompute_modes(config: TrainConfig, layout: Layout) -> list[Mode]:
@@ -126,37 +68,37 @@ def recompute_modes(config: TrainConfig, layout: Layout) -> list[Mode]:
     Raises:
         ConfigError: the recipe's recompute.budget is too small.
     """
-    kept = _kept(config, layout)
+    kept = block_bytes(
+        config.model,
+        tokens=micro_batch_tokens(config, layout),
+        compute_bytes=2 if config.compute == "bfloat16" else 4,
+        tensor=layout.tensor,
+        context=layout.context,
+        rule=config.parallel.context_rule,
+        row=config.data.longest,
+    )
     return plan(config.recompute, num_blocks=config.model.num_hidden_layers, kept=kept)
 
 
 def micro_batch_tokens(config: TrainConfig, layout: Layout) -> int:
     """Return the tokens of a rank's largest micro-batch, over all planned changes."""
+    rows, length, _ = largest_micro_batch(config, layout)
+    return rows * length // layout.context
+
+
+def largest_micro_batch(config: TrainConfig, layout: Layout) -> tuple[int, int, int]:
+    """Return rows and length of the micro-batch with most tokens over all planned changes, and how many."""
     data = config.data
     size, micro, length = data.global_batch_size, data.micro_batch_size, data.sequence_length
-    largest = (micro or size // layout.num_data) * length
+    steps = [(size, micro, length)]
     for change in planned_changes(data):
         entry = change.entry
         size, micro = entry.global_batch_size or size, entry.micro_batch_size or micro
         length = entry.sequence_length or length
-        largest = max(largest, (micro or size // layout.num_data) * length)
-    return largest // layout.context
-
-
-def _kept(config: TrainConfig, layout: Layout) -> dict[Mode, int]:
-    tokens = micro_batch_tokens(config, layout)
-    return block_bytes(
-        config.model, tokens=tokens, compute_bytes=_compute_bytes(config), tensor=layout.tensor
-    )
-
-
-def _loss_bytes(config: TrainConfig, layout: Layout, *, tokens: int) -> int:
-    model, compute = config.model, _compute_bytes(config)
-    rows = model.vocab_size // layout.tensor
-    at_once = min(tokens, chunk_tokens(rows))
-    logits = at_once * rows * (_FLOAT32 if compute == _FLOAT32 else _FLOAT32 + compute)
-    return logits + _FLOAT32 * rows * model.hidden_size + 2 * compute * tokens * model.hidden_size
-
-
-def _compute_bytes(config: TrainConfig) -> int:
-    return 2 if config.compute == "bfloat16" else _FLOAT32
+        steps.append((size, micro, length))
+    found = []
+    for size, micro, length in steps:
+        local = size // layout.num_data
+        rows = micro or local
+        found.append((rows, length, max(1, local // max(1, rows))))
+    return max(found, key=lambda one: one[0] * one[1])

@@ -13,10 +13,11 @@ from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
 from penstock.models.presets import expanded
 from penstock.parallel.layout import layout_of
+from penstock.plan.memory import Memory
 from penstock.train.config import TrainConfig
 from penstock.train.data_config import DataConfig
 from penstock.train.derived import check_rows
-from penstock.train.memory_plan import MemoryPlan, memory_plan
+from penstock.train.memory_plan import memory_plan
 
 ASSUMED_VOCABULARY = 32_768
 _USUAL_DEVICES = (1, 2, 8, 64, 512)
@@ -32,7 +33,7 @@ class Share:
     """Rows of a step that it works on, with those that it shares them with."""
     micro_rows: int
     """Rows of one forward pass."""
-    memory: MemoryPlan
+    memory: Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

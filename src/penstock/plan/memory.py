@@ -1,0 +1,321 @@
+"""What takes memory on one device at the fullest moment of a step, part by part, before it runs; no torch.
+
+A step is looked at where it can be fullest, and the fullest of these moments is the answer:
+
+    loss        all blocks have kept their activations; the logits of a chunk, the output matrix's gradient
+    backward    in the block computed last, or the one before: what it kept or computes again, its gradients,
+                its gathered parameters and the next ones, the buffers of the reduction before
+    reduction   of the embedding and the output matrix, which come last and are the largest unit
+    update      the optimizer's temporaries
+
+Counted as eager mode on a CPU allocates, to which `benchmarks/plan_memory.py` holds it; a caching allocator
+adds its gaps, and libraries and their contexts take what they take: `headroom` of the search is for those.
+Shares of what ranks hold are rounded down; the batch itself is not counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+
+from penstock.core.units import mib
+from penstock.nn.chunks import chunk_tokens
+from penstock.parallel.recompute_plan import Mode
+from penstock.parallel.stages import blocks_of, under_way
+from penstock.plan.activations import block_bytes, working_bytes
+from penstock.plan.job import Job
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """Bytes per parameter that a rank keeps between steps, of what it holds of it, and needs to update it."""
+
+    weights: float = 4.0
+    gradients: float = 4.0
+    optimizer: float = 8.0
+    """Of matrices in the blocks."""
+    optimizer_outside: float = 8.0
+    """Of the embedding and the output matrix."""
+    update: float = 0.0
+    """Temporaries of the optimizer's step."""
+
+
+ADAMW = Kept()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Bytes on one rank at one moment, by part."""
+
+    weights: int = 0
+    """Its shards, with float32 copies where there are any."""
+    optimizer: int = 0
+    gradients: int = 0
+    """Reduced ones."""
+    gathered: int = 0
+    """Whole parameters, and whole gradients that are not yet reduced."""
+    activations: int = 0
+    """What blocks keep for their backward, and what is around them."""
+    working: int = 0
+    """What the block at work computes again, and the temporaries of its backward; those of the update."""
+    loss: int = 0
+    """Logits, the output matrix's gradient, the gradients of the hidden states."""
+    buffers: int = 0
+    """What is being gathered, reduced, sent and received."""
+    moment: str = ""
+    """When."""
+
+    @property
+    def total(self) -> int:
+        """Sum of the parts."""
+        return sum(self.parts.values())
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "moment"}
+
+    def lines(self) -> dict[str, str]:
+        """Return each part and the total for a person."""
+        parts = {f"memory, {name}": mib(size) for name, size in self.parts.items()}
+        return {**parts, f"memory, all, in the {self.moment}": mib(self.total)}
+
+
+def peak(job: Job, kept: Kept = ADAMW) -> Memory:
+    """Return the fullest moment of the rank that needs most."""
+    places = range(job.layout.pipeline)
+    return max((moment for place in places for moment in moments(job, kept, place)), key=_total)
+
+
+def moments(job: Job, kept: Kept, place: int = 0) -> Iterator[Memory]:
+    """Yield the moments of a step, of a rank at a place of the pipeline."""
+    rank = _Rank.of(job, kept, place)
+    yield from rank.in_stages() if job.layout.pipeline > 1 else rank.in_turn()
+    update = round(kept.update * rank.all / rank.cut)
+    yield replace(rank.stays, gradients=rank.gradients, working=update, moment="update")
+
+
+def _total(memory: Memory) -> int:
+    return memory.total
+
+
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """One rank's share of a job; parameters are counted by its slice of each matrix, not by its shard."""
+
+    job: Job
+    kept: Kept
+    modes: tuple[Mode, ...]
+    """Of its blocks."""
+    block: int
+    """Parameters of a block."""
+    first: int
+    """Of the embedding, if it has it."""
+    last: int
+    """Of the output matrix, if it has it and it is not the embedding."""
+    has_loss: bool
+    place: int
+
+    @classmethod
+    def of(cls, job: Job, kept: Kept, place: int) -> "_Rank":
+        layout, model = job.layout, job.model
+        stages = layout.pipeline * job.stages_per_rank
+        mine = [
+            index
+            for stage in range(place, stages, layout.pipeline)
+            for index in blocks_of(stage, stages=stages, num_blocks=model.num_hidden_layers)
+        ]
+        matrix = model.vocab_size * model.hidden_size // layout.tensor
+        is_last = place == layout.pipeline - 1
+        return cls(
+            job=job,
+            kept=kept,
+            modes=tuple(job.block_modes[index] for index in mine),
+            block=job.block_parameters // layout.tensor,
+            first=matrix if place == 0 else 0,
+            last=matrix if is_last and (place > 0 or not model.tie_word_embeddings) else 0,
+            has_loss=is_last,
+            place=place,
+        )
+
+    @property
+    def cut(self) -> int:
+        """Ranks that each hold a part of a parameter's slice."""
+        return self.job.shard_ranks
+
+    @property
+    def outside(self) -> int:
+        return self.first + self.last
+
+    @property
+    def all(self) -> int:
+        return self.in_blocks + self.outside
+
+    @property
+    def in_blocks(self) -> int:
+        """With the last norm, which is counted to them."""
+        layers = self.job.model.num_hidden_layers
+        return self.job.in_blocks * len(self.modes) // layers // self.job.layout.tensor
+
+    @property
+    def stays(self) -> Memory:
+        """What is there at every moment."""
+        optimizer = self.kept.optimizer * self.in_blocks
+        optimizer += self.kept.optimizer_outside * self.outside
+        weights = round(self.kept.weights * self.all / self.cut)
+        return Memory(weights=weights, optimizer=round(optimizer / self.cut))
+
+    @property
+    def gradients(self) -> int:
+        return round(self.kept.gradients * self.all / self.cut)
+
+    @property
+    def c(self) -> int:
+        return self.job.compute_bytes
+
+    @property
+    def stream(self) -> int:
+        """Hidden states of a micro-batch between blocks, in bytes."""
+        return self.c * self.job.rank_tokens * self.job.model.hidden_size // self.job.layout.tensor
+
+    def of_mode(self, mode: Mode) -> int:
+        """Bytes that a block keeps."""
+        job = self.job
+        return block_bytes(
+            job.model,
+            tokens=job.rank_tokens,
+            compute_bytes=self.c,
+            tensor=job.layout.tensor,
+            context=job.layout.context,
+            rule=job.context_rule,
+            row=job.sequence_length,
+        )[mode]
+
+    def at_work(self, mode: Mode) -> int:
+        """Bytes that a block's backward makes: what it kept not, and its temporaries."""
+        job, again = self.job, self.of_mode("keep") - self.of_mode(mode)
+        if mode != "keep":
+            again += self.stream if mode == "full" else 0
+        return max(0, again) + working_bytes(
+            job.model,
+            tokens=job.rank_tokens,
+            compute_bytes=self.c,
+            tensor=job.layout.tensor,
+            context=job.layout.context,
+        )
+
+    @property
+    def around(self) -> int:
+        """What is kept outside the blocks: tables of positions, and the last norm."""
+        job, model = self.job, self.job.model
+        tables = 2 * self.c * job.rank_tokens * model.size_of_head
+        if not self.has_loss:
+            return tables
+        norm = (2 * _FLOAT32 + self.c) * model.hidden_size * job.rank_tokens // job.layout.tensor
+        return tables + norm
+
+    @property
+    def loss(self) -> int:
+        """Logits of a chunk, the gradients of the output matrix and of the hidden states."""
+        job, model = self.job, self.job.model
+        rows, tokens = model.vocab_size // job.layout.tensor, job.rank_tokens
+        at_once = min(tokens, chunk_tokens(rows))
+        exact = self.c == _FLOAT32
+        logits = at_once * rows * (_FLOAT32 if exact else _FLOAT32 + self.c)
+        product = 0 if exact else self.c * rows * model.hidden_size
+        hidden = self.c * tokens * model.hidden_size * (1 if job.layout.tensor == 1 else 2)
+        return logits + product + _FLOAT32 * rows * model.hidden_size + hidden
+
+    # how the parts of a step without stages come together
+
+    def in_turn(self) -> Iterator[Memory]:
+        """Yield the moments of a rank that has all blocks."""
+        before = self.gradients if self.job.num_micro_batches > 1 else 0
+        root, sharded = self.c * self.outside, self.cut > 1
+        activations = [self.of_mode(mode) for mode in self.modes]
+        stays = replace(self.stays, gradients=before)
+        reduced = round(self.kept.gradients * self.block / self.cut)
+        yield replace(
+            stays,
+            gathered=root + self._after_forward(),
+            activations=sum(activations) + self.around,
+            loss=self.loss,
+            buffers=self.c * self.block if sharded else 0,
+            moment="loss",
+        )
+        for index in {len(self.modes) - 1, max(0, len(self.modes) - 2), 0}:
+            done = len(self.modes) - 1 - index
+            yield from self._of_backward(
+                replace(stays, gradients=before or reduced * done), activations[: index + 1], root=root
+            )
+        reduction = _FLOAT32 * self.outside * (1 + 1 / self.cut if sharded else 1)
+        yield replace(
+            stays,
+            gradients=before or reduced * len(self.modes),
+            gathered=root,
+            buffers=round(reduction),
+            moment="reduction",
+        )
+
+    def _of_backward(self, stays: Memory, activations: list[int], *, root: int) -> Iterator[Memory]:
+        """Yield the moments of a block's backward: in its feed-forward, and when its gradients are reduced.
+
+        Args:
+            activations: of the blocks up to this one, which is the last.
+        """
+        index, sharded = len(activations) - 1, self.cut > 1
+        is_last = len(activations) == len(self.modes)
+        around = root + self.c * (self.last or self.first)  # with the gradient of the output matrix
+        ahead = self.c * self.block if index and sharded else 0
+        stays = replace(stays, moment="backward")
+        yield replace(
+            stays,
+            gathered=around + max(self.c * self.block, self._after_forward()) + self._down,
+            activations=sum(activations) + self._tables,
+            working=self.at_work(self.modes[index]),
+            buffers=ahead + (0 if is_last or not sharded else _FLOAT32 * self.block),
+        )
+        yield replace(
+            stays,
+            gathered=around + self.c * self.block,
+            activations=sum(activations[:-1]) + self._tables,
+            working=self.stream,
+            buffers=ahead + round(_FLOAT32 * self.block * (1 + 1 / self.cut if sharded else 1)),
+        )
+
+    @property
+    def _down(self) -> int:
+        """Of the feed-forward's last matrix: its gradient, the first of a block."""
+        model = self.job.model
+        return self.c * model.hidden_size * model.intermediate_size // self.job.layout.tensor
+
+    @property
+    def _tables(self) -> int:
+        return 2 * self.c * self.job.rank_tokens * self.job.model.size_of_head
+
+    def _after_forward(self) -> int:
+        """Bytes of the blocks' parameters that stay between forward and backward."""
+        whole, after = self.c * self.block * len(self.modes), self.job.reshard_after_forward
+        if after is True:
+            return 0
+        return whole if after is False else whole // after
+
+    def in_stages(self) -> Iterator[Memory]:
+        """Yield the moments of a rank that has some of the blocks, and several micro-batches under way."""
+        job, ranks = self.job, self.job.layout.pipeline
+        held = under_way(self.place, ranks=ranks, per_rank=job.stages_per_rank)
+        each = sum(self.of_mode(mode) for mode in self.modes)
+        ends = (self.place == 0) + (self.place == ranks - 1)
+        messages = (2 * job.stages_per_rank - ends) * job.num_micro_batches * self.stream
+        blocks = len(self.modes) if job.stages_per_rank > 1 else 1
+        root = self.c * (self.outside + blocks * self.block)
+        stays = replace(self.stays, buffers=messages, moment="backward")
+        begun = min(held, job.num_micro_batches)
+        for held, gradients in ((begun, 0), (min(begun, job.num_micro_batches - 1), _FLOAT32 * self.all)):
+            kept = round(held * (each + job.stages_per_rank * self._tables)) + self.around + self.stream
+            stays = replace(stays, gathered=root + gradients, activations=kept)
+            yield replace(
+                stays, gathered=root + max(gradients, self._down), working=self.at_work(self.modes[-1])
+            )
+            if self.has_loss:
+                yield replace(stays, loss=self.loss, moment="loss")

@@ -1,0 +1,53 @@
+"""The planned memory of a step is what it takes, within 10%; benchmarks/plan_memory.py has more."""
+
+import pytest
+
+from penstock.parallel.layout import layout_of
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.testing.step_memory import peak_of_step
+from penstock.train.config import build_recipe
+from penstock.train.memory_plan import memory_plan
+
+CASES = {
+    "alone, recomputed": (1, {"recompute": {"policy": "full"}}),
+    "shards": (2, {}),
+    "bfloat16 weights": (
+        2,
+        {"compute": "bfloat16", "precision": {"weights": "bfloat16_stochastic"}},
+    ),
+    "slices": (2, {"parallel": {"tensor": 2}}),
+    "stretches": (2, {"parallel": {"context": 2}}),
+    "stages": (2, {"parallel": {"pipeline": 2}}),
+    "copies of shards": (4, {"parallel": {"shard": 2, "replicate": 2}}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_planned_peak_of_a_step_is_the_measured_one(tmp_path, name):
+    ranks, sections = CASES[name]
+    corpus = write_corpus(tmp_path / "c", [[1 + n % 60] * (20 + n % 90) for n in range(200)], vocab_size=512)
+    config = build_recipe(
+        {
+            "run": {"dir": str(tmp_path / "run"), "steps": 3},
+            "model": {
+                "vocab_size": 512,
+                "hidden_size": 128,
+                "intermediate_size": 344,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 4,
+                "num_key_value_heads": 2,
+            },
+            "data": {
+                "corpora": {"c": {"path": str(corpus)}},
+                "sequence_length": 64,
+                "global_batch_size": 8,
+                "micro_batch_size": 2,
+            },
+            "compute": "float32",
+            **sections,
+        }
+    )
+    measured = max(on_ranks(lambda world: peak_of_step(config, world), ranks=ranks))
+    planned = memory_plan(config, layout_of(config.parallel, world_size=ranks))
+    assert planned.total == pytest.approx(measured, rel=0.1), planned.lines()
