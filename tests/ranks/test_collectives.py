@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from penstock.parallel.blocked import BLOCKED
 from penstock.parallel.collectives import Group, all_reduce, exchange, gather, scatter_sum, sum_gradient
 from penstock.testing.ranks import on_ranks
 
@@ -85,3 +86,33 @@ def test_sum_gradient_changes_nothing_but_the_gradient():
         assert out.equal(x)
         torch.testing.assert_close(gradient, torch.stack(weighs).sum(0))
         assert largest.equal(torch.stack(weighs).amax(0))
+
+
+WAITING = {
+    "gather": lambda x, group: gather(x, dim=0, group=group),
+    "scatter_sum": lambda x, group: scatter_sum(x, dim=0, group=group),
+    "exchange": lambda x, group: exchange(x, split=0, join=1, group=group),
+    "sum_gradient": lambda x, group: sum_gradient(x, group=group),
+    "all_reduce": lambda x, group: x * all_reduce(x.detach(), "sum", group),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
+@pytest.mark.parametrize("compiled", [False, True])
+def test_time_spent_in_them_is_counted_compiled_or_not(compiled):
+    def work(_):
+        group, counts = Group(dist.group.WORLD.group_name, RANKS), {}
+        for name, collective in WAITING.items():
+            call = torch.compile(collective, backend="aot_eager", fullgraph=True) if compiled else collective
+            before = BLOCKED()
+            out = call(torch.ones(3, 3, requires_grad=True), group)
+            between = BLOCKED()
+            out.sum().backward()
+            counts[name] = between > before, BLOCKED() > between
+        return counts
+
+    for counts in on_ranks(work, ranks=RANKS):
+        assert counts == dict.fromkeys(WAITING, (True, True)) | {
+            "sum_gradient": (False, True),
+            "all_reduce": (True, False),
+        }

@@ -9,7 +9,7 @@ import torch
 
 from penstock.obs.meter import StepMeter
 from penstock.obs.phases import PHASES, Phases
-from penstock.parallel.blocked import count_blocked
+from penstock.parallel.fsdp_waits import count_blocked
 from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -24,21 +24,21 @@ STEPS = 5
 _OF_SUMS = 250  # bytes of the step's own counts, losses and norms
 
 
-def recipe_of(folder, *, num_attention_heads=2, num_key_value_heads=1, head_dim=None, **sections):
+def recipe_of(folder, *, model=None, rows=None, **sections):
     generator = torch.Generator().manual_seed(0)
     documents = [torch.randint(1, 64, (30,), generator=generator).tolist() for _ in range(60)]
     corpus = write_corpus(folder / "corpus", documents, vocab_size=64)
-    model = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {
+    shape = dict.fromkeys(("hidden_size", "intermediate_size"), 16) | {
         "num_hidden_layers": 1,
-        "num_attention_heads": num_attention_heads,
-        "num_key_value_heads": num_key_value_heads,
-        "head_dim": head_dim,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
     }
+    data = {"corpora": {"c": {"path": str(corpus)}}, "sequence_length": 16, "global_batch_size": 4}
     return build_recipe(
         {
             "run": {"dir": str(folder / "run"), "steps": STEPS},
-            "model": model,
-            "data": {"corpora": {"c": {"path": str(corpus)}}, "sequence_length": 16, "global_batch_size": 4},
+            "model": shape | (model or {}),
+            "data": data | {"micro_batch_size": rows},
             "compute": "float32",
             **sections,
         }
@@ -48,12 +48,12 @@ def recipe_of(folder, *, num_attention_heads=2, num_key_value_heads=1, head_dim=
 def trained(recipe, folder, config, world):
     """Train; return the records, and the bytes of all parameters and of those in blocks."""
     state = open_state(recipe, world)
-    meter = StepMeter(
-        flops_per_token=lambda _: 1, peak_flops=1, phases=Phases(blocked_s=count_blocked(state.model))
-    )
-    records = []
+    blocked = count_blocked(state.model, num_shards=state.mesh.num_shards)
+    meter = StepMeter(flops_per_token=lambda _: 1, peak_flops=1, phases=Phases(blocked_s=blocked))
+    records, pipeline = [], state.pipeline
+    sent = (lambda: 0) if pipeline is None else lambda: pipeline.sent_bytes
     with Windows(config, folder, rank=world.ranks.rank, device=world.device) as windows:
-        state.watch = Watch(windows=windows, traffic=TrafficMeter(state.mesh))
+        state.watch = Watch(windows=windows, traffic=TrafficMeter(state.mesh, sent_by_stages=sent))
         train(
             state,
             recipe,
@@ -63,6 +63,7 @@ def trained(recipe, folder, config, world):
             sinks=[records.append],
             on_batch=lambda *_: None,
         )
+    records.append({"blocked_s": blocked()})
     sizes = {name: 4 * p.numel() for name, p in state.model.named_parameters()}
     in_blocks = sum(size for name, size in sizes.items() if name.startswith("layers."))
     return records, sum(sizes.values()), in_blocks
@@ -96,9 +97,9 @@ def test_what_ranks_that_share_rows_send_each_other_counts_for_their_axis(tmp_pa
 
 def test_what_ranks_that_share_a_head_send_each_other_counts_for_the_axis_that_they_are_on(tmp_path):
     model = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
-    recipe = recipe_of(tmp_path, parallel={"tensor": 4}, **model)
+    recipe = recipe_of(tmp_path, parallel={"tensor": 4}, model=model)
     found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=4)
-    recipe = recipe_of(tmp_path / "whole", parallel={"tensor": 4}, **model | {"num_key_value_heads": 4})
+    recipe = recipe_of(tmp_path / "whole", parallel={"tensor": 4}, model=model | {"num_key_value_heads": 4})
     whole = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=4)
     for (records, *_), (without, *_) in zip(found, whole, strict=True):
         sent, before = (
@@ -111,8 +112,26 @@ def test_what_ranks_that_share_a_head_send_each_other_counts_for_the_axis_that_t
         assert sent.get("all", 0) <= _OF_SUMS
 
 
-def test_time_blocked_on_the_others_is_communication(tmp_path):
-    (records, *_), _ = on_ranks(partial(trained, recipe_of(tmp_path), tmp_path, MeasureConfig()), ranks=2)
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_stages_send_each_other_counts_for_the_pipeline(tmp_path, tied):
+    model = {"num_hidden_layers": 2, "tie_word_embeddings": tied}
+    recipe = recipe_of(tmp_path, model=model, rows=1, parallel={"pipeline": 2})
+    for records, *_ in on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=2):
+        (sent,) = (record["sent_bytes"] for record in records if record.get("event") == "traffic")
+        hidden, matrix = 4 * 16 * 16 * 4, 4 * 64 * 16  # float32, of the tokens of the step, of the vocabulary
+        expected = hidden + (matrix if tied else 0)  # one rank sends them, the other their gradients
+        assert expected <= sent["pipeline"] <= expected + _OF_SUMS
+
+
+BLOCKING = [{}, {"shard": 1, "replicate": 2}, {"tensor": 2}, {"context": 2}, {"pipeline": 2}]
+
+
+@pytest.mark.parametrize("parallel", BLOCKING, ids=str)
+def test_time_blocked_on_the_others_is_communication(tmp_path, parallel):
+    recipe = recipe_of(tmp_path, model={"num_hidden_layers": 2}, rows=2, parallel=parallel)
+    (records, *_), _ = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=2)
+    (blocked_s,) = (record["blocked_s"] for record in records if "blocked_s" in record)
+    assert blocked_s > 0, "the step's own sums are not in it"
     steps = [record for record in records if "loss" in record]
     assert len(steps) == STEPS
     for step in steps:

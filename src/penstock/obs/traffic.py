@@ -24,7 +24,8 @@ class Collective:
 
 _ROUNDS = {"all_reduce": 2}
 """How often a collective passes its bytes around; once, if it is not listed."""
-_NOTHING = frozenset({"barrier", "recv"})
+_NOTHING = frozenset({"barrier", "send", "recv", "coalesced"})
+"""Those that send nothing, and what goes from one rank to one other: counted where it is sent, if it is."""
 
 
 def sent_bytes(collective: Collective, *, num_ranks: int) -> int:
@@ -37,8 +38,6 @@ def sent_bytes(collective: Collective, *, num_ranks: int) -> int:
     """
     if collective.kind in _NOTHING:
         return 0
-    if collective.kind == "send":
-        return collective.num_bytes
     if collective.kind == "all_gather":
         return collective.num_bytes * (num_ranks - 1)
     return _ROUNDS.get(collective.kind, 1) * collective.num_bytes * (num_ranks - 1) // num_ranks

@@ -1,13 +1,13 @@
-"""Count the seconds that this process blocks on FSDP's gathers and reductions.
+"""Count the seconds that this process blocks on other ranks: communication that nothing hides.
 
-On a CPU a collective of FSDP2 blocks who calls it, so the time of the call is communication that nothing
-hides. On a GPU the call only queues it: there, nothing is counted.
+There is one counter a process, and whatever waits adds to it: gathers and reductions of shards and of
+copies (fsdp_waits.py), collectives inside the forward and backward passes (collectives.py), stages of a
+pipeline (pipeline.py). On a CPU a collective blocks who calls it. On a GPU the call only queues it: there,
+what is counted says nothing, and nobody asks.
 """
 
-import torch.distributed as dist
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from penstock.core import clock
 
@@ -27,46 +27,15 @@ class Blocked:
         self._seconds += seconds
 
 
-def count_blocked(model: nn.Module) -> Blocked:
-    """Make a model that is sharded on a CPU count how long its collectives block; return the counter."""
-    blocked = Blocked()
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
-            module.set_custom_all_gather(_AllGather(blocked))
-            module.set_custom_reduce_scatter(_ReduceScatter(blocked))
-    return blocked
+BLOCKED = Blocked()
+"""The counter of this process."""
 
 
-class _AllGather(DefaultAllGather):
-    def __init__(self, blocked: Blocked) -> None:
-        self._blocked = blocked
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        start = clock.monotonic()
-        work = super().__call__(output_tensor, input_tensor, group, async_op)
-        self._blocked.add(clock.monotonic() - start)
-        return work
-
-
-class _ReduceScatter(DefaultReduceScatter):
-    def __init__(self, blocked: Blocked) -> None:
-        self._blocked = blocked
-
-    def __call__(
-        self,
-        output_tensor: Tensor,
-        input_tensor: Tensor,
-        group: dist.ProcessGroup,
-        op: dist.ReduceOp | dist.ReduceOp.RedOpType,
-        async_op: bool = False,
-    ) -> dist.Work:
-        start = clock.monotonic()
-        work = super().__call__(output_tensor, input_tensor, group, op, async_op)
-        self._blocked.add(clock.monotonic() - start)
-        return work
+@contextmanager
+def waiting() -> Iterator[None]:
+    """Count what happens inside as blocked."""
+    start = clock.monotonic()
+    try:
+        yield
+    finally:
+        BLOCKED.add(clock.monotonic() - start)

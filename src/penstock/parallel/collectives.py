@@ -7,8 +7,9 @@
     sum_gradient nothing            all-reduce
 
 All wait for their result. torch's own hand out tensors that are still under way and wait when first
-touched; a compiled block does not touch them that way, and its gradients were lost. A group is its name
-and size, not a process group, because a compiler can trace the former only.
+touched; a compiled block does not touch them that way, and its gradients were lost. To the compiler each is
+one operator with its wait inside, so that the wait is timed (blocked.py) in compiled blocks as in others. A
+group is its name and size, not a process group, because a compiler can trace the former only.
 """
 
 from typing import Any, NamedTuple
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-_ops = torch.ops._c10d_functional  # traceable; their results are new tensors
+from penstock.parallel.blocked import waiting
+
+_ops = torch.ops._c10d_functional  # they take groups by name; their results are new tensors
 
 
 class Group(NamedTuple):
@@ -103,24 +106,68 @@ class _SumGradient(torch.autograd.Function):
 
 def all_reduce(x: Tensor, how: str, group: Group) -> Tensor:
     """Return the elementwise "sum" or "max" over the ranks of a group; no gradient of its own."""
-    out: Tensor = _ops.wait_tensor(_ops.all_reduce(x.contiguous(), how, group.name))
+    out: Tensor = _reduced(x.contiguous(), how, group.name)
     return out
 
 
 def _all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
-    whole = _ops.wait_tensor(_ops.all_gather_into_tensor(x.contiguous(), group.size, group.name))
+    whole = _gathered(x.contiguous(), group.size, group.name)
     return whole if dim == 0 else torch.cat(whole.chunk(group.size), dim)
 
 
 def _reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
     assert x.shape[dim] % group.size == 0, (x.shape, dim, group)
     stacked = (x if dim == 0 else torch.cat(x.chunk(group.size, dim))).contiguous()
-    out: Tensor = _ops.wait_tensor(_ops.reduce_scatter_tensor(stacked, "sum", group.size, group.name))
+    out: Tensor = _scattered(stacked, group.size, group.name)
     return out
 
 
 def _all_to_all(x: Tensor, split: int, join: int, group: Group) -> Tensor:
     assert x.shape[split] % group.size == 0, (x.shape, split, group)
-    stacked, one_each = torch.stack(x.chunk(group.size, split)), [1] * group.size
-    parts = _ops.wait_tensor(_ops.all_to_all_single(stacked, one_each, one_each, group.name))
+    parts = _exchanged(torch.stack(x.chunk(group.size, split)), group.name)
     return torch.cat(list(parts.unbind()), join)
+
+
+@torch.library.custom_op("penstock::all_reduce", mutates_args=())
+def _reduced(x: Tensor, how: str, group: str) -> Tensor:
+    with waiting():
+        out: Tensor = _ops.wait_tensor(_ops.all_reduce(x, how, group))
+    return out
+
+
+@torch.library.custom_op("penstock::all_gather", mutates_args=())
+def _gathered(x: Tensor, size: int, group: str) -> Tensor:
+    with waiting():
+        out: Tensor = _ops.wait_tensor(_ops.all_gather_into_tensor(x, size, group))
+    return out
+
+
+@torch.library.custom_op("penstock::reduce_scatter", mutates_args=())
+def _scattered(x: Tensor, size: int, group: str) -> Tensor:
+    with waiting():
+        out: Tensor = _ops.wait_tensor(_ops.reduce_scatter_tensor(x, "sum", size, group))
+    return out
+
+
+@torch.library.custom_op("penstock::exchange", mutates_args=())
+def _exchanged(x: Tensor, group: str) -> Tensor:
+    one_each = [1] * len(x)
+    with waiting():
+        out: Tensor = _ops.wait_tensor(_ops.all_to_all_single(x, one_each, one_each, group))
+    return out
+
+
+@_reduced.register_fake
+@_exchanged.register_fake
+def _alike(x: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(x)
+
+
+@_gathered.register_fake
+def _larger(x: Tensor, size: int, _: str) -> Tensor:
+    return x.new_empty(size * x.shape[0], *x.shape[1:])
+
+
+@_scattered.register_fake
+def _smaller(x: Tensor, size: int, _: str) -> Tensor:
+    return x.new_empty(x.shape[0] // size, *x.shape[1:])

@@ -15,15 +15,19 @@ bits; so the same optimizer keeps the copies equal, and a checkpoint holds them 
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
 
+from penstock.core import clock
+from penstock.parallel.blocked import BLOCKED, waiting
+from penstock.parallel.counted_stage import CountedStage
 from penstock.parallel.slices import local
 from penstock.parallel.stages import blocks_of
 
@@ -116,6 +120,8 @@ class Pipeline:
         self._group, self._ranks = mesh.get_group(), mesh.size()
         self._last = mesh.size() * len(views) - 1
         self._made: tuple[Any, _OneByOne | _Interleaved] | None = None
+        self._stages: list[CountedStage] = []
+        self._sent_before = 0
 
     def step(self, parts: Sequence[Inputs]) -> Tensor:
         """Run the forward and backward passes of all micro-batches; return the sum of what `finish` gave.
@@ -132,10 +138,25 @@ class Pipeline:
         # the loss is computed in the model, where its output matrix is whole; torch wants a target too
         target = torch.zeros(len(parts)) if self._last in self._views else None
         schedule.parts = [self._inputs(part) for part in parts]
-        schedule.step(target=target, losses=losses, return_outputs=False)
-        self._sum_tied()
+        with self._waiting_for_stages():
+            schedule.step(target=target, losses=losses, return_outputs=False)
+        with waiting():
+            self._sum_tied()
         nothing: Tensor = parts[0]["input_ids"].new_zeros((), dtype=torch.float32)
         return torch.stack(losses).detach().sum() if losses else nothing
+
+    @property
+    def sent_bytes(self) -> int:
+        """What this rank has sent to other stages so far in training steps."""
+        return self._sent_before + sum(stage.sent_bytes for stage in self._stages)
+
+    @contextmanager
+    def _waiting_for_stages(self) -> Iterator[None]:
+        """Count as blocked what of the time inside is no work of this rank's stages."""
+        began, work = clock.monotonic() - BLOCKED(), sum(stage.work_s for stage in self._stages)
+        yield
+        work = sum(stage.work_s for stage in self._stages) - work
+        BLOCKED.add(clock.monotonic() - BLOCKED() - began - work)
 
     @property
     def tied(self) -> nn.Parameter | None:
@@ -159,6 +180,7 @@ class Pipeline:
         for work in dist.batch_isend_irecv(both):
             work.wait()
         mine += other
+        self._sent_before += mine.nbytes
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, **others: Any) -> Tensor:
@@ -184,7 +206,8 @@ class Pipeline:
         ids = parts[0]["input_ids"]
         key = len(parts), ids.shape
         if self._made is None or self._made[0] != key:  # sizes change where the recipe plans it: seldom
-            stages = [self._stage(stage, view, ids) for stage, view in self._views.items()]
+            self._sent_before = self.sent_bytes
+            self._stages = stages = [self._stage(number, view, ids) for number, view in self._views.items()]
             how: Any = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
             if len(stages) == 1:
                 self._made = key, _OneByOne(stages[0], len(parts), **how)
@@ -192,10 +215,10 @@ class Pipeline:
                 self._made = key, _Interleaved([*stages], len(parts), **how)
         return self._made[1]
 
-    def _stage(self, stage: int, view: nn.Module, ids: Tensor) -> PipelineStage:
+    def _stage(self, stage: int, view: nn.Module, ids: Tensor) -> CountedStage:
         between = self._hidden(ids, "meta").requires_grad_()
         loss = torch.empty((), dtype=torch.float32, device="meta", requires_grad=True)
-        return PipelineStage(
+        return CountedStage(
             view,
             stage,
             self._last + 1,

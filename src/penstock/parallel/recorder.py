@@ -7,6 +7,7 @@ sent, and after a hang which collective each rank had come to.
 import json
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -53,7 +54,7 @@ def recorded(after: int = -1) -> Recorded:
 
 def _collective(entry: dict[str, list[list[int]]]) -> Collective:
     name, group = str(entry["profiling_name"]), str(entry["process_group"][0])
-    kind = name.partition(":")[2].lstrip("_")
+    kind = name.partition(":")[2].lstrip("_").partition(" ")[0]  # "nccl:send 0->1"
     given, taken = (
         sum(
             math.prod(size) * _BYTES.get(str(dtype), 4)
@@ -66,9 +67,14 @@ def _collective(entry: dict[str, list[list[int]]]) -> Collective:
 
 
 class TrafficMeter:
-    """Counts what this rank sends in a step, once for each shape of batch: it is the same in all of them."""
+    """Counts what this rank sends in a step, once for each shape of batch: it is the same in all of them.
 
-    def __init__(self, mesh: Mesh) -> None:
+    Args:
+        sent_by_stages: returns the bytes that this rank has so far sent to other stages of a pipeline: what
+            goes from rank to rank is not in the recorder, under gloo.
+    """
+
+    def __init__(self, mesh: Mesh, *, sent_by_stages: Callable[[], int] = lambda: 0) -> None:
         groups = {axis: mesh.state[axis].get_group() for axis in mesh.state.mesh_dim_names or ()}
         groups |= {"context": mesh.context.get_group(), "pipeline": mesh.pipeline.get_group()}
         several = {axis: group for axis, group in groups.items() if group.size() > 1}
@@ -83,11 +89,13 @@ class TrafficMeter:
         self._known: set[tuple[int, ...]] = set()
         self._shape: tuple[int, ...] | None = None
         self._last = -1
+        self._sent_by_stages, self._sent_before = sent_by_stages, 0
 
     def begin(self) -> None:
         """Look at the recorder, if the step before was the first of its shape of batch."""
         if self._shape is not None and self._shape not in self._known:
             self._last = recorded().last
+            self._sent_before = self._sent_by_stages()
 
     def end(self, shape: tuple[int, ...]) -> dict[str, object] | None:
         """Return what the step sent, if it was the second of its shape: the first may set things up."""
@@ -102,6 +110,8 @@ class TrafficMeter:
         for group in {one.group for one in found.collectives} - self._sizes.keys():
             self._meet(group)
         sent = by_axis(found.collectives, axes=self._axes, sizes=self._sizes)
+        if stages := self._sent_by_stages() - self._sent_before:
+            sent["pipeline"] = sent.get("pipeline", 0) + stages
         return {"sent_bytes": sent, "network_axes": self._far}
 
     def _meet(self, name: str) -> None:

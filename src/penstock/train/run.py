@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines, rewind
 from penstock.obs.sinks.tensorboard import TensorBoard
 from penstock.obs.sinks.wandb import WeightsAndBiases
-from penstock.parallel.blocked import count_blocked
+from penstock.parallel.fsdp_waits import count_blocked
 from penstock.parallel.mesh import World, is_of_lost_peer, join
 from penstock.parallel.recompute_plan import multiplied_again
 from penstock.parallel.recorder import TrafficMeter
@@ -130,9 +131,14 @@ def _watch(recipe: TrainConfig, state: TrainState, world: World, stack: ExitStac
         deadline=stack.enter_context(Deadline(guard.stop_within_s, says=world.is_first)),
         watchdog=stack.enter_context(watchdog),
         windows=stack.enter_context(windows),
-        traffic=TrafficMeter(state.mesh),
+        traffic=TrafficMeter(state.mesh, sent_by_stages=_sent_by_stages(state)),
         stragglers=Stragglers(world, every=guard.straggler_every, ratio=guard.straggler_ratio),
     )
+
+
+def _sent_by_stages(state: TrainState) -> Callable[[], int]:
+    pipeline = state.pipeline
+    return (lambda: 0) if pipeline is None else lambda: pipeline.sent_bytes
 
 
 def _open_logs(
@@ -175,8 +181,8 @@ def _meter(recipe: TrainConfig, state: TrainState, world: World) -> StepMeter:
     peak = peak_flops(world.device, getattr(torch, recipe.compute))
     if world.is_first:
         _warn_of_emulation(recipe, world, peak)
-    gathers = world.device.type == "cpu" and state.mesh.num_shards > 1
-    blocked = count_blocked(state.model) if gathers else lambda: 0.0
+    waits = world.device.type == "cpu" and world.ranks.world_size > 1
+    blocked = count_blocked(state.model, num_shards=state.mesh.num_shards) if waits else lambda: 0.0
     return StepMeter(
         flops_per_token=recipe.model.flops_per_token,
         peak_flops=peak * world.ranks.world_size,
