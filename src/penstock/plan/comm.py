@@ -25,9 +25,11 @@ class Cost(NamedTuple):
     link: Link
     node_bytes: float
     """That a node sends through its NICs meanwhile, for all groups that use them alike."""
+    inside_s: float
+    """What it would take through the links of a node: how long it keeps the device's memory busy."""
 
 
-FREE = Cost(0.0, "none", 0.0)
+FREE = Cost(0.0, "none", 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ def ring(num_bytes: float, over: Group, cluster: Cluster, *, rounds: int = 1) ->
     slow = max(moved / inside if over.ranks > over.nodes else 0.0, moved / outside if over.nodes > 1 else 0.0)
     hops = (over.ranks - over.nodes) * HOP_S + (over.nodes * cluster.latency_s if over.nodes > 1 else 0.0)
     seconds = slow + rounds * hops + _copying(moved, cluster)
-    return _cost(seconds, moved, over)
+    return _cost(seconds, moved, over, cluster)
 
 
 def all_reduce(num_bytes: float, over: Group, cluster: Cluster) -> Cost:
@@ -89,7 +91,7 @@ def all_reduce(num_bytes: float, over: Group, cluster: Cluster) -> Cost:
     inside, outside = _rates(over, cluster)
     depth = 2 * math.ceil(math.log2(over.nodes)) * cluster.latency_s + 2 * over.ranks / over.nodes * HOP_S
     slow = max(moved / outside, moved / inside if over.ranks > over.nodes else 0.0)
-    by_tree = _cost(slow + depth + _copying(moved, cluster), moved, over)
+    by_tree = _cost(slow + depth + _copying(moved, cluster), moved, over, cluster)
     return min(by_ring, by_tree)
 
 
@@ -98,9 +100,9 @@ def send(num_bytes: float, over: Group, cluster: Cluster) -> Cost:
     if over.ranks == 1:
         return FREE
     if over.nodes == 1:
-        return Cost(num_bytes / _rates(over, cluster)[0] + HOP_S, "node", 0.0)
+        return _cost(num_bytes / _rates(over, cluster)[0] + HOP_S, num_bytes, over, cluster)
     seconds = num_bytes / _rates(over, cluster)[1] + cluster.latency_s + _copying(num_bytes, cluster)
-    return _cost(seconds, num_bytes, over)
+    return _cost(seconds, num_bytes, over, cluster)
 
 
 def _rates(over: Group, cluster: Cluster) -> tuple[float, float]:
@@ -113,7 +115,8 @@ def _copying(moved: float, cluster: Cluster) -> float:
     return device.operation_us / 1e6 + (moved / (device.copy_gb_s * 1e9) if device.copy_gb_s else 0.0)
 
 
-def _cost(seconds: float, moved: float, over: Group) -> Cost:
+def _cost(seconds: float, moved: float, over: Group, cluster: Cluster) -> Cost:
+    inside_s = moved / _rates(over, cluster)[0]
     if over.nodes == 1:
-        return Cost(seconds, "node", 0.0)
-    return Cost(seconds, "network", moved * over.alike)
+        return Cost(seconds, "node", 0.0, inside_s)
+    return Cost(seconds, "network", moved * over.alike, inside_s)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
+from penstock.parallel.encoded_size import BLOCK, CodecName, encoded_bytes
 from penstock.parallel.layout import ContextRule, Layout
 from penstock.parallel.recompute_plan import Mode
 
@@ -13,10 +14,8 @@ Compute = Literal["bfloat16", "float32"]
 Linear = Literal["compute", "float8_tensorwise", "float8_rowwise", "mxfp8"]
 Gather = Literal["compute", "bfloat16", "int8", "float8"]
 Reduce = Literal["float32", "bfloat16", "int8", "float8"]
+Kernels = Literal["eager", "fused", "compiled"]
 Attention = Literal["flash", "plain"]
-
-_CODED = {"float32": 4.0, "bfloat16": 2.0, "int8": 1 + 4 / 256, "float8": 1 + 4 / 256}
-"""Bytes a number on the wire; the 8-bit codecs send a float32 scale with every 256 numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,10 +31,12 @@ class Job:
     """Forward passes of a step."""
     modes: Mode | tuple[Mode, ...] = "keep"
     """What every block, or each block, keeps of its activations."""
-    context_rule: ContextRule = "all_gather"
-    """As in ParallelConfig."""
     stages_per_rank: int = 1
     """Of the pipeline."""
+    context_rule: ContextRule = "all_gather"
+    """As in ParallelConfig."""
+    context_balanced: bool = False
+    """Every rank of a row attends over as many pairs, as in other trainers. Penstock's last rank sees all."""
     reshard_after_forward: bool | int = True
     """As in ParallelConfig."""
     window_mib: float = 0.0
@@ -46,11 +47,16 @@ class Job:
     reduce: Reduce = "float32"
     compute: Compute = "bfloat16"
     linear: Linear = "compute"
-    compiled: bool = True
+    kernels: Kernels = "compiled"
+    """What computes between products. eager: operator by operator; fused: with one kernel a norm and a
+    rotation; compiled: what torch.compile makes of a block."""
     attention: Attention = "flash"
     """plain: the scores of all pairs of tokens are written to memory, as with T5's biases."""
     overlapped: bool = True
     """Gathers and reductions run beside computing. false: as stock FSDP2 on CPUs."""
+    tensor_overlapped: bool = False
+    """Tensor-parallel collectives run piece by piece beside the products (asynchronous TP). Penstock's own
+    wait; this is for what other trainers measured."""
     state_bytes: float = 16.0
     """Of weight, gradient and optimizer state per parameter: what the update reads and writes once."""
     outer_every: int = 0
@@ -104,12 +110,12 @@ class Job:
     @property
     def gather_bytes(self) -> float:
         """Of a gathered parameter on the wire."""
-        return float(self.compute_bytes) if self.gather == "compute" else _CODED[self.gather]
+        return float(self.compute_bytes) if self.gather == "compute" else _on_the_wire(self.gather)
 
     @property
     def reduce_bytes(self) -> float:
         """Of a reduced gradient on the wire."""
-        return _CODED[self.reduce]
+        return _on_the_wire(self.reduce)
 
     @property
     def shard_ranks(self) -> int:
@@ -130,3 +136,14 @@ class Job:
     def outside(self) -> int:
         """Parameters of the embedding and the output matrix."""
         return self.model.vocab_size * self.model.hidden_size * (1 if self.model.tie_word_embeddings else 2)
+
+    @property
+    def outer_bytes(self) -> float:
+        """Of a parameter when copies are synchronised, on the wire."""
+        codecs: dict[int, CodecName] = {4: "int4", 8: "int8", 32: "float32"}
+        return _on_the_wire(codecs[self.outer_bits])
+
+
+def _on_the_wire(codec: CodecName) -> float:
+    """Return bytes a number, with its share of a scale."""
+    return encoded_bytes(BLOCK, codec) / BLOCK

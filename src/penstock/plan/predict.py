@@ -1,21 +1,23 @@
 """Predict a training step: its seconds and where they go, from a job and a cluster; no torch.
 
-The arithmetic is in `compute.py` and `comm.py`, the waiting in `timeline.py`; here they are put together.
+The arithmetic is in `compute.py` and `comm.py`, what a block costs in `units.py`, the waiting in
+`timeline.py`; here they are put together. How near they come to what others measured: docs/planner.md.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
-from penstock.plan.comm import FREE, Cost, Group, Link, all_reduce, groups_of, ring, send
-from penstock.plan.compute import Seconds, again_seconds, block_seconds, head_seconds, update_seconds
-from penstock.plan.constants import BAND, FITTED, Constants
+from penstock.plan.comm import FREE, Cost, Link, groups_of, ring, send
+from penstock.plan.compute import update_seconds
+from penstock.plan.constants import FITTED, HOST_COPY_GB_S, Constants
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import Job
-from penstock.plan.timeline import Timeline, Transfers, Unit, simulate
+from penstock.plan.timeline import Timeline, simulate
+from penstock.plan.units import units_of, window_of
 
-_MIB = 2**20
-_HOST_COPY_GB_S = 20.0  # of a device to pinned memory, PCIe 4
+_BAND, _BAND_8_BITS, _BAND_FAR = 0.15, 0.20, 0.50
+_LONG_ROW = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,13 +48,14 @@ class Prediction:
     network_bytes: float
     """That a node sends in a step."""
     band: float
-    """The truth is within this share of `tokens_per_s_per_device` for 19 in 20 published measurements."""
+    """Of 20 published measurements of such jobs, 19 were within this share of the prediction."""
 
     @property
-    def limit(self) -> str:
-        """The largest part of the step."""
-        parts = {
-            "computing": self.compute_s + self.update_s,
+    def parts(self) -> dict[str, float]:
+        """Seconds of the step by what they are spent on; they add up to it."""
+        return {
+            "computing": self.compute_s,
+            "the optimizer": self.update_s,
             "links in the node": self.exposed_s["node"],
             "the network": self.exposed_s["network"],
             "the pipeline's bubble": self.bubble_s,
@@ -61,7 +64,11 @@ class Prediction:
             "checkpoints": self.checkpoint_s,
             "slow devices": self.straggler_s,
         }
-        return max(parts, key=lambda part: parts[part])
+
+    @property
+    def limit(self) -> str:
+        """The largest part of the step."""
+        return max(self.parts, key=lambda part: self.parts[part])
 
 
 def predict(job: Job, cluster: Cluster, constants: Constants = FITTED) -> Prediction:
@@ -70,14 +77,10 @@ def predict(job: Job, cluster: Cluster, constants: Constants = FITTED) -> Predic
     Raises:
         ConfigError: the job does not fill the cluster, or asks for what is not modelled.
     """
-    _check(job, cluster)
-    line = timeline_of(job, cluster, constants)
-    bubble = _bubble(job, cluster, line)
-    update = update_seconds(job, cluster.device)
-    outer = _outer(job, cluster)
-    spread = cluster.straggling if cluster.straggling >= 0 else constants.straggling
-    computed = line.compute_s + update
-    straggler = computed * spread * math.sqrt(2 * math.log(job.layout.world_size))
+    check(job, cluster)
+    line, outer = timeline_of(job, cluster, constants), _outer(job, cluster)
+    bubble, update = _bubble(job, cluster, line), update_seconds(job, cluster.device, constants)
+    straggler = (line.compute_s + update) * straggling_of(cluster, constants)
     busy = line.seconds + bubble + update + outer.seconds + straggler
     data = max(0.0, job.step_tokens / job.layout.num_data / job.data_tokens_per_s - busy)
     checkpoint = _checkpoint(job, cluster, busy + data)
@@ -86,18 +89,14 @@ def predict(job: Job, cluster: Cluster, constants: Constants = FITTED) -> Predic
     if outer.link != "none":
         exposed[outer.link] += outer.seconds
     rate = job.step_tokens / step / job.layout.world_size
-    flops = job.model.flops_per_token(job.sequence_length)
-    peak = 1e12 * (
-        cluster.device.float32_tflops if job.compute == "float32" else cluster.device.bfloat16_tflops
-    )
-    mfu = rate * flops / peak
+    mfu = rate * job.model.flops_per_token(job.sequence_length) / _peak(job, cluster)
     sent = line.node_bytes + outer.node_bytes
     return Prediction(
         step_s=step,
         compute_s=line.compute_s,
-        exposed_s={"node": exposed["node"], "network": exposed["network"]},
+        exposed_s=exposed,
         bubble_s=bubble,
-        stall_s=max(0.0, line.seconds - line.compute_s - sum(line.exposed_s.values())),
+        stall_s=line.stalled_s,
         update_s=update,
         data_s=data,
         checkpoint_s=checkpoint,
@@ -107,22 +106,33 @@ def predict(job: Job, cluster: Cluster, constants: Constants = FITTED) -> Predic
         hfu=mfu * (1 + job.block_modes.count("full") / len(job.block_modes) / 3),
         network_gbit_s=8e-9 * sent / step,
         network_bytes=sent,
-        band=BAND,
+        band=band_of(job),
     )
 
 
-def _check(job: Job, cluster: Cluster) -> None:
+def check(job: Job, cluster: Cluster) -> None:
+    """Refuse what is not modelled.
+
+    Raises:
+        ConfigError: with what would be.
+    """
     if job.layout.world_size != cluster.num_devices:
         raise ConfigError(
             f"The layout has {job.layout.world_size} ranks, and the cluster {cluster.num_devices} devices",
             got=str(job.layout),
             fix="Choose degrees whose product is the number of devices.",
         )
-    if job.linear != "compute" and not cluster.device.float8_tflops:
+    if job.linear == "mxfp8" or (job.linear != "compute" and not cluster.device.float8_tflops):
         raise ConfigError(
-            f"{cluster.device.name} has no 8-bit products, and emulated ones are not modelled",
+            f"precision.linear is not modelled on {cluster.device.name}",
             got=job.linear,
-            fix="Leave precision.linear at 'compute'.",
+            fix="Use 'compute', or 'float8_tensorwise' or 'float8_rowwise' on a device with float8 products.",
+        )
+    if job.outer_every and job.layout.replicate == 1:
+        raise ConfigError(
+            "outer.every synchronises the copies of parallel.replicate, and there is one copy",
+            got=job.outer_every,
+            fix="Raise parallel.replicate, or set outer.every = 0.",
         )
 
 
@@ -130,93 +140,39 @@ def timeline_of(
     job: Job, cluster: Cluster, constants: Constants = FITTED, *, record: bool = False
 ) -> Timeline:
     """Simulate a rank's part of a step, without its update."""
-    groups = groups_of(job.layout, cluster)
-    units = _contended(_units(job, cluster, constants, groups), job, constants)
+    units = units_of(job, cluster, constants)
     return simulate(
         units,
         num_micro_batches=job.num_micro_batches,
-        window=window_of(job, len(units)),
+        window=window_of(job, cluster, num_units=len(units)),
         overlapped=job.overlapped,
         record=record,
     )
 
 
-def window_of(job: Job, num_units: int) -> int:
-    """Return how many blocks may be gathered at a time."""
-    if math.isinf(job.window_mib):
-        return 2 * num_units
-    block = job.block_parameters * job.compute_bytes / job.layout.tensor
-    return max(1, int(job.window_mib * _MIB // block)) if job.window_mib else 2
+def band_of(job: Job) -> float:
+    """Return the half-width of the band around a prediction; see docs/planner.md for the rows behind it."""
+    layout = job.layout
+    if layout.tensor * layout.pipeline * layout.context > 1 or job.sequence_length > _LONG_ROW:
+        return _BAND_FAR
+    return _BAND if job.linear == "compute" else _BAND_8_BITS
 
 
-def kept_blocks(job: Job, num_blocks: int) -> int:
-    """Return how many blocks stay gathered, and their gradients unreduced, through a step."""
-    if job.layout.pipeline > 1 or math.isinf(job.keep_mib):
-        return num_blocks
-    block = job.block_parameters / job.layout.tensor * (job.compute_bytes + 4)
-    return min(num_blocks, int(job.keep_mib * _MIB // block))
+def straggling_of(cluster: Cluster, constants: Constants = FITTED) -> float:
+    """Return how much later than the mean the slowest device is: of n with spread s, s sqrt(2 ln n)."""
+    if cluster.straggling >= 0:
+        return cluster.straggling * _slowest(cluster.num_devices)
+    jitter = constants.jitter * _slowest(cluster.nodes) if cluster.transport == "tcp" else 0.0
+    return constants.straggling * _slowest(cluster.num_devices) + jitter
 
 
-def _units(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, Group]) -> list[Unit]:
-    seconds = block_seconds(job, cluster.device, constants)
-    inline = _inline(job, cluster, groups)
-    in_block = _transfers(job, cluster, groups, job.block_parameters)
-    modes = job.block_modes[:: job.layout.pipeline]
-    kept = kept_blocks(job, len(modes))
-    blocks = [
-        Unit(
-            name=f"block {index}",
-            forward=seconds.forward,
-            backward=seconds.backward + again_seconds(seconds, mode),
-            inline=inline.seconds,
-            inline_link=inline.link,
-            kept=index < kept,
-            transfers=in_block,
-        )
-        for index, mode in enumerate(modes)
-    ]
-    head = head_seconds(job, cluster.device, constants)
-    head = Seconds(head.forward / job.layout.pipeline, head.backward / job.layout.pipeline, 0.0)
-    outside = _transfers(job, cluster, groups, job.outside / job.layout.pipeline)._replace(again=FREE)
-    whole = math.isinf(job.keep_mib) or job.layout.pipeline > 1
-    ends = Unit(name="head", forward=head.forward, backward=head.backward, kept=whole, transfers=outside)
-    return [*blocks, ends]
+def _slowest(number: int) -> float:
+    return math.sqrt(2 * math.log(number))
 
 
-def _transfers(job: Job, cluster: Cluster, groups: dict[str, Group], parameters: float) -> Transfers:
-    """Return the collectives over a unit's parameters."""
-    mine = parameters / job.layout.tensor
-    over = groups["shard"]
-    gather = ring(mine * job.gather_bytes, over, cluster)
-    again = gather if job.reshard_after_forward else FREE
-    if not isinstance(job.reshard_after_forward, bool):
-        stays = Group(job.reshard_after_forward, 1, 1)
-        again = ring(mine * job.gather_bytes, stays, cluster)
-    across = FREE
-    if not job.outer_every:
-        across = all_reduce(mine * job.reduce_bytes / job.shard_ranks, groups["replicate"], cluster)
-    return Transfers(gather, again, ring(mine * job.reduce_bytes, over, cluster), across)
-
-
-def _inline(job: Job, cluster: Cluster, groups: dict[str, Group]) -> Cost:
-    """Return the collectives of one block's forward that computing waits for."""
-    model, size = job.model, job.compute_bytes
-    tokens = job.rank_tokens
-    tensor = ring(4 * tokens * model.hidden_size * size, groups["tensor"], cluster)
-    values = 2 * job.rows_tokens * model.key_value_heads * model.size_of_head * size / job.layout.tensor
-    context = ring(values, groups["context"], cluster)
-    link: Link = max(tensor, context).link
-    return Cost(tensor.seconds + context.seconds, link, tensor.node_bytes + context.node_bytes)
-
-
-def _contended(units: list[Unit], job: Job, constants: Constants) -> list[Unit]:
-    """Return units whose computing is slowed by the collectives beside it."""
-    computing = sum(unit.forward + unit.backward for unit in units)
-    beside = sum(cost.seconds for unit in units for cost in unit.transfers[:3])
-    if not job.overlapped or not beside:
-        return units
-    slower = 1 + constants.contention * min(1.0, beside / computing)
-    return [replace(unit, forward=unit.forward * slower, backward=unit.backward * slower) for unit in units]
+def _peak(job: Job, cluster: Cluster) -> float:
+    device = cluster.device
+    return 1e12 * (device.float32_tflops if job.compute == "float32" else device.bfloat16_tflops)
 
 
 def _bubble(job: Job, cluster: Cluster, line: Timeline) -> float:
@@ -224,12 +180,8 @@ def _bubble(job: Job, cluster: Cluster, line: Timeline) -> float:
     stages = job.layout.pipeline
     if stages == 1:
         return 0.0
-    groups = groups_of(job.layout, cluster)
-    hop = send(
-        job.rank_tokens * job.model.hidden_size * job.compute_bytes / job.layout.tensor,
-        groups["pipeline"],
-        cluster,
-    )
+    size = job.rank_tokens * job.model.hidden_size * job.compute_bytes / job.layout.tensor
+    hop = send(size, groups_of(job.layout, cluster)["pipeline"], cluster)
     one = (line.compute_s + sum(line.exposed_s.values())) / job.num_micro_batches
     return (stages - 1) * (one / job.stages_per_rank + 2 * hop.seconds)
 
@@ -239,8 +191,9 @@ def _outer(job: Job, cluster: Cluster) -> Cost:
     if not job.outer_every:
         return FREE
     mine = job.model.num_parameters / job.layout.tensor / job.layout.pipeline / job.shard_ranks
-    cost = ring(mine * job.outer_bits / 8, groups_of(job.layout, cluster)["replicate"], cluster, rounds=2)
-    return Cost(cost.seconds / job.outer_every, cost.link, cost.node_bytes / job.outer_every)
+    cost = ring(mine * job.outer_bytes, groups_of(job.layout, cluster)["replicate"], cluster, rounds=2)
+    every = job.outer_every
+    return cost._replace(seconds=cost.seconds / every, node_bytes=cost.node_bytes / every)
 
 
 def _checkpoint(job: Job, cluster: Cluster, steps_s: float) -> float:
@@ -252,6 +205,6 @@ def _checkpoint(job: Job, cluster: Cluster, steps_s: float) -> float:
     if not job.checkpoint_every:
         return 0.0
     saved = job.state_bytes * job.model.num_parameters
-    copied = saved / cluster.num_devices / (_HOST_COPY_GB_S * 1e9)
+    copied = saved / cluster.num_devices / (HOST_COPY_GB_S * 1e9)
     written = saved / cluster.nodes / (cluster.disk_gb_s * 1e9)
     return max(copied, written - job.checkpoint_every * steps_s) / job.checkpoint_every

@@ -44,9 +44,12 @@ class Unit:
     forward: float
     backward: float
     inline: float = 0.0
-    """Collectives of one forward that computing waits for (tensor and context parallel); the backward has as
-    much again."""
+    """Collectives of one forward that computing waits for (tensor and context parallel)."""
+    inline_back: float = 0.0
+    """Those of one backward."""
     inline_link: Link = "none"
+    inline_node_bytes: float = 0.0
+    """That a node sends for those of the forward."""
     transfers: Transfers = NOTHING
     kept: bool = False
     """Gathered once and reduced once a step, whatever the number of micro-batches."""
@@ -196,8 +199,12 @@ class _Run:
             return
         freed = index - self._window
         ready = self._computed[freed] if freed >= 0 else 0.0
-        end = self._collective(visit.gather, "gather", ready + visit.unit.stall, visit)
-        self._timeline.stalled_s += visit.unit.stall
+        if visit.unit.stall:  # the allocator waits for everything, frees and asks anew
+            ready = max(ready, *self._free.values())
+            self._wait(ready, visit.gather.link)
+            self._free["compute"] = ready = ready + visit.unit.stall
+            self._timeline.stalled_s += visit.unit.stall
+        end = self._collective(visit.gather, "gather", ready, visit)
         self._gathered.append((end, visit.gather.link))
 
     def _compute(self, index: int) -> None:
@@ -207,14 +214,16 @@ class _Run:
             self._wait(*self._reduced[-_REDUCTIONS])
         unit = visit.unit
         seconds = unit.backward if visit.backward else unit.forward
+        inline = unit.inline_back if visit.backward else unit.inline
         start = self._free["compute"]
-        self._free["compute"] = start + seconds + unit.inline
+        self._free["compute"] = start + seconds + inline
         timeline.compute_s += seconds
-        if unit.inline:
-            timeline.exposed_s[unit.inline_link] += unit.inline
+        if inline:
+            timeline.exposed_s[unit.inline_link] += inline
+            timeline.node_bytes += unit.inline_node_bytes * inline / unit.inline
         if self._record:
             timeline.events.append(
-                Event(unit.name, "compute", "none", start, seconds + unit.inline, visit.micro_batch)
+                Event(unit.name, "compute", "none", start, seconds + inline, visit.micro_batch)
             )
         self._computed.append(self._free["compute"])
 

@@ -1,0 +1,142 @@
+"""What each visit of a block costs a rank: its computing, and the collectives over its parameters; pure."""
+
+import math
+from dataclasses import replace
+
+from penstock.plan.comm import FREE, Cost, Group, all_reduce, groups_of, ring
+from penstock.plan.compute import Seconds, again_seconds, block_seconds, coding_seconds, head_seconds
+from penstock.plan.constants import Constants
+from penstock.plan.hardware import Cluster
+from penstock.plan.job import Job
+from penstock.plan.timeline import Transfers, Unit
+
+_MIB = 2**20
+_GRADIENT_BYTES = 4
+_COLLECTIVES = 4
+"""Of tensor and sequence parallelism in a block's forward: gather and scatter the tokens, twice."""
+
+
+def units_of(job: Job, cluster: Cluster, constants: Constants) -> list[Unit]:
+    """Return the units of a rank in forward order: its blocks, and the output matrix with the embedding."""
+    groups = groups_of(job.layout, cluster)
+    units = [*_blocks(job, cluster, constants, groups), _ends(job, cluster, constants, groups)]
+    if math.isinf(job.window_mib) and groups["shard"].nodes > 1:
+        units = [replace(unit, stall=constants.stall_s) for unit in units]
+    return _contended(units, job, constants)
+
+
+def window_of(job: Job, cluster: Cluster, *, num_units: int) -> int:
+    """Return how many blocks may be gathered at a time.
+
+    Without a limit, gathers over a network outrun computing until the allocator finds no memory, waits
+    for all that is under way, and asks anew: one at a time, each after a stall.
+    """
+    if math.isinf(job.window_mib):
+        stalls = groups_of(job.layout, cluster)["shard"].nodes > 1
+        return 1 if stalls else 2 * num_units
+    block = job.block_parameters * job.compute_bytes / job.layout.tensor
+    return max(1, int(job.window_mib * _MIB // block)) if job.window_mib else 2
+
+
+def kept_blocks(job: Job, num_blocks: int) -> int:
+    """Return how many blocks stay gathered, and their gradients unreduced, through a step."""
+    if job.layout.pipeline > 1 or math.isinf(job.keep_mib):
+        return num_blocks
+    block = job.block_parameters / job.layout.tensor * (job.compute_bytes + _GRADIENT_BYTES)
+    return min(num_blocks, int(job.keep_mib * _MIB // block))
+
+
+def _blocks(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, Group]) -> list[Unit]:
+    seconds = _coded(block_seconds(job, cluster.device, constants), job, cluster, constants)
+    inline = _exposed(_inline(job, cluster, groups), job, seconds)
+    transfers = _transfers(job, cluster, groups, job.block_parameters)
+    modes = job.block_modes[:: job.layout.pipeline]
+    kept = kept_blocks(job, len(modes))
+    return [
+        Unit(
+            name=f"block {index}",
+            forward=seconds.forward,
+            backward=seconds.backward + again_seconds(seconds, mode),
+            inline=inline.seconds,
+            inline_back=inline.seconds * (2 if mode == "full" else 1),
+            inline_link=inline.link,
+            inline_node_bytes=inline.node_bytes,
+            transfers=transfers,
+            kept=index < kept,
+        )
+        for index, mode in enumerate(modes)
+    ]
+
+
+def _ends(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, Group]) -> Unit:
+    """Return what lies outside of blocks, spread evenly over a pipeline's ranks; it stays gathered."""
+    ranks = job.layout.pipeline
+    seconds = head_seconds(job, cluster.device, constants)
+    return Unit(
+        name="head",
+        forward=seconds.forward / ranks,
+        backward=seconds.backward / ranks,
+        transfers=_transfers(job, cluster, groups, job.outside / ranks)._replace(again=FREE),
+        kept=ranks > 1 or math.isinf(job.keep_mib),
+    )
+
+
+def _transfers(job: Job, cluster: Cluster, groups: dict[str, Group], parameters: float) -> Transfers:
+    """Return the collectives over a unit's parameters."""
+    mine, over = parameters / job.layout.tensor, groups["shard"]
+    gather = ring(mine * job.gather_bytes, over, cluster)
+    again = gather if job.reshard_after_forward else FREE
+    if not isinstance(job.reshard_after_forward, bool):
+        here = min(job.reshard_after_forward, cluster.devices_per_node)
+        nodes = job.reshard_after_forward // here
+        again = ring(mine * job.gather_bytes, Group(job.reshard_after_forward, nodes, 1), cluster)
+    across = FREE
+    if not job.outer_every:
+        across = all_reduce(mine * job.reduce_bytes / job.shard_ranks, groups["replicate"], cluster)
+    rounds = 1 if job.overlapped or cluster.device.architecture != "cpu" else 2  # gloo's own reduce-scatter
+    return Transfers(gather, again, ring(mine * job.reduce_bytes, over, cluster, rounds=rounds), across)
+
+
+def _inline(job: Job, cluster: Cluster, groups: dict[str, Group]) -> Cost:
+    """Return the collectives of one block's forward that computing waits for."""
+    model, layout = job.model, job.layout
+    width = model.num_attention_heads * model.size_of_head
+    keys = model.key_value_heads * model.size_of_head
+    tokens = _COLLECTIVES * job.rank_tokens * model.hidden_size
+    tensor = ring(tokens * job.compute_bytes, groups["tensor"], cluster)
+    stretch, row = job.rank_tokens / layout.tensor, job.rows_tokens / layout.tensor
+    sent = stretch * 2 * (width + keys) if job.context_rule == "ulysses" else row * 2 * keys
+    context = ring(sent * job.compute_bytes, groups["context"], cluster)
+    slower = max(tensor, context)
+    sent_by_node = tensor.node_bytes + context.node_bytes
+    return Cost(tensor.seconds + context.seconds, slower.link, sent_by_node, 0.0)
+
+
+def _exposed(inline: Cost, job: Job, seconds: Seconds) -> Cost:
+    """Return what computing waits for; in pieces all but the first can hide behind a product."""
+    if not job.tensor_overlapped or job.layout.tensor == 1:
+        return inline
+    hidden = min(inline.seconds * (1 - 1 / job.layout.tensor), seconds.forward)
+    return inline._replace(seconds=inline.seconds - hidden)
+
+
+def _coded(seconds: Seconds, job: Job, cluster: Cluster, constants: Constants) -> Seconds:
+    """Return a block's seconds with those of the 8-bit codecs of its collectives."""
+    numbers = job.block_parameters / job.layout.tensor
+    once = coding_seconds(numbers, cluster.device, constants)
+    gathers, reduces = (codec in ("int8", "float8") for codec in (job.gather, job.reduce))
+    gathers = gathers and job.linear == "compute"  # else the products want the 8 bits, and cast anyway
+    return seconds._replace(
+        forward=seconds.forward + gathers * once,
+        backward=seconds.backward + (gathers * bool(job.reshard_after_forward) + reduces) * once,
+    )
+
+
+def _contended(units: list[Unit], job: Job, constants: Constants) -> list[Unit]:
+    """Return units whose computing is slowed by collectives beside it: they use the device's memory too."""
+    computing = sum(unit.forward + unit.backward for unit in units)
+    beside = sum(cost.inside_s for unit in units for cost in unit.transfers)
+    if not job.overlapped or not beside:
+        return units
+    slower = 1 + constants.contention * min(1.0, beside / computing)
+    return [replace(unit, forward=unit.forward * slower, backward=unit.backward * slower) for unit in units]
