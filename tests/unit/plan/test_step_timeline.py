@@ -62,7 +62,9 @@ def test_many_micro_batches_are_like_one_more_of_the_middle():
 
 def test_every_second_is_computing_or_waiting_for_something():
     for slow in (0.2, 2.0, 20.0):
-        line = simulate([unit(gather=slow, stall=0.5, inline=0.1, inline_link="node")] * 5, num_micro_batches=4)
+        line = simulate(
+            [unit(gather=slow, stall=0.5, inline=0.1, inline_link="node")] * 5, num_micro_batches=4
+        )
         assert line.seconds == pytest.approx(line.compute_s + sum(line.exposed_s.values()) + line.stalled_s)
 
 
