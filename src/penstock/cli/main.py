@@ -33,6 +33,7 @@ VERBS = {
     "export": "write a checkpoint as a Hugging Face folder",
     "generate": "continue a prompt with a trained model",
     "chat": "talk to a trained model",
+    "netlab": "try a recipe on emulated hosts, joined by a network as slow as you say",
     "report": "draw a run as one HTML page",
     "demo": "the whole story on this machine, in under eight minutes",
 }

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from penstock.core.errors import UsageError
+from penstock.launch.netlab.nodes import environments
 from penstock.launch.netlab.topology import (
     Link,
     Topology,
@@ -12,6 +13,7 @@ from penstock.launch.netlab.topology import (
     host_commands,
     host_limits,
     hosts_file,
+    parse_latency,
     parse_rate,
     switch_commands,
     switch_limits,
@@ -32,6 +34,25 @@ def made(topology: Topology) -> list[str]:
 def test_what_is_no_rate_is_refused_with_one_that_is(text: str) -> None:
     with pytest.raises(UsageError, match=r"Not a rate of a network .* such as 500mbit"):
         parse_rate(text)
+
+
+@pytest.mark.parametrize("text", ["", "1", "ms", "-1ms", "1min"])
+def test_what_is_no_latency_is_refused_with_one_that_is(text: str) -> None:
+    with pytest.raises(UsageError, match=r"Not a latency .* such as 0.5ms"):
+        parse_latency(text)
+
+
+def test_processes_apart_are_each_told_that_they_are_alone() -> None:
+    found = environments(Topology(num_hosts=2), processes_per_host=2, num_cores=2, together=False)
+    assert [host for host, _ in found] == [0, 0, 1, 1]
+    assert {(told["RANK"], told["WORLD_SIZE"], told["LOCAL_WORLD_SIZE"]) for _, told in found} == {
+        ("0", "1", "1")
+    }
+
+
+def test_hosts_share_the_cores_of_the_machine_and_have_no_gpu() -> None:
+    found = environments(Topology(num_hosts=2), processes_per_host=2, num_cores=16)
+    assert {(told["OMP_NUM_THREADS"], told["CUDA_VISIBLE_DEVICES"]) for _, told in found} == {("4", "")}
 
 
 @pytest.mark.parametrize(

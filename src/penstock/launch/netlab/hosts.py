@@ -72,12 +72,22 @@ class Hosts:
         return [sum(nic.sent for nic in self.counters(host).values()) for host in hosts]
 
     def run(
-        self, work: Callable[[], int], explain: Explain = _plainly, *, processes_per_host: int = 1
+        self,
+        work: Callable[[], int],
+        explain: Explain = _plainly,
+        *,
+        processes_per_host: int = 1,
+        together: bool = True,
     ) -> Outcome:
         """Run `work` in forked processes on every host, as `launch.local.run` does on this machine.
 
         They find each other as under torchrun: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR
         and MASTER_PORT are set, and GLOO_SOCKET_IFNAME names all NICs.
+
+        Args:
+            work: returns an exit code.
+            explain: turns an error into a paragraph and an exit code.
+            together: as the ranks of one job; false: each process is told that it is alone.
 
         Raises:
             UsageError: fewer than one process a host.
@@ -90,7 +100,9 @@ class Hosts:
             where = self._namespaces[host]
             return Seat(environment, lambda: namespaces.settle(where, host_name=name_of(host), names=names))
 
-        ranks = environments(self.topology, processes_per_host=processes_per_host, num_cores=num_cores())
+        ranks = environments(
+            self.topology, processes_per_host=processes_per_host, together=together, num_cores=num_cores()
+        )
         return run_at(work, explain, [seat(host, environment) for host, environment in ranks])
 
 
@@ -115,21 +127,23 @@ def lab(
         UsageError: a wrong number, or hosts cannot be emulated here: see `why_not`.
         PenstockError: the kernel refused a part of it.
     """
-    topology = Topology(
-        num_hosts=hosts,
-        num_nics=nics,
-        link=Link(rate=rate, mtu=mtu),
-        others=links or {},
-        latency_s=latency_s,
-    )
+    link, others = Link(rate=rate, mtu=mtu), links or {}
+    topology = Topology(num_hosts=hosts, num_nics=nics, link=link, others=others, latency_s=latency_s)
+    with emulated(topology) as made:
+        yield made
+
+
+@contextmanager
+def emulated(topology: Topology) -> Iterator[Hosts]:
+    """Emulate the hosts of a topology; see `lab`."""
     _check_programs()
     with ExitStack() as stack:
         descriptors = []
-        for _ in range(hosts):
+        for _ in range(topology.num_hosts):
             descriptors.append(namespaces.new_namespace())
             stack.callback(os.close, descriptors[-1])
         switch = None
-        if latency_s:
+        if topology.latency_s:
             _join_by_process(topology, descriptors, stack)
         else:
             switch = _join_by_bridges(topology, descriptors, stack)

@@ -19,6 +19,7 @@ Command = list[str]
 """Words after `ip` or `tc`."""
 
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6}
 _MAX_HOSTS = 200
 _MAX_NICS = 16
 _LEAST_MTU = 576  # what every host of the Internet must take; below, IPv4 needs no support
@@ -42,6 +43,21 @@ def parse_rate(text: str) -> float:
     if not match or not float(match[1]):
         raise UsageError("Not a rate of a network", got=text, fix="Write one such as 500mbit or 2.5gbit.")
     return float(match[1]) * _UNITS[match[2]]
+
+
+def parse_latency(text: str) -> float:
+    """Read a time such as 0.5ms; return seconds.
+
+    Raises:
+        UsageError: it is none.
+
+    >>> parse_latency("0.5ms"), parse_latency("20us")
+    (0.0005, 2e-05)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(s|ms|us)", text.strip().lower())
+    if not match:
+        raise UsageError("Not a latency", got=text, fix="Write one such as 0.5ms.")
+    return float(match[1]) / _PER_SECOND[match[2]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,186 @@
+"""Train a recipe on emulated hosts for a few steps, and measure what their network makes of it.
+
+The measure is the busy share: the time that the computation takes, over that of a step. The computation is
+timed on unsharded replicas, one for each rank, that work on as many rows in the same micro-batches, all at
+once and without a word to each other: so they share this machine's cores as the ranks of the run do.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from penstock.core.errors import PenstockError, UsageError
+from penstock.core.signals import StopFlag
+from penstock.launch.local import EXIT_INTERRUPTED, EXIT_STOPPED, Outcome
+from penstock.launch.netlab import Hosts
+from penstock.obs.meter import StepMeter
+from penstock.obs.phases import Phases, stamps_for
+from penstock.obs.sinks import Record, Sink
+from penstock.obs.sinks.console import ProgressLine
+from penstock.obs.sinks.jsonl import JsonLines
+from penstock.parallel.layout import ParallelConfig, layout_of
+from penstock.parallel.mesh import join
+from penstock.train.config import TrainConfig
+from penstock.train.derived import check_rows
+from penstock.train.loop import train
+from penstock.train.setup import open_state
+from penstock.train.state import TrainState
+
+Explain = Callable[[BaseException], tuple[str, int]]
+Prepare = Callable[[TrainState], None]
+
+_LEAST_STEPS = 2
+_SENT = "sent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a few steps on emulated hosts took; the first step, which warms up, is in none but the losses."""
+
+    step_s: float
+    """Median wall time of a step."""
+    compute_s: float
+    """Of a step's forward and backward passes, by an unsharded replica; median."""
+    sent_bytes: list[float]
+    """By each host in a step, mean; with the headers of Ethernet, IP and TCP."""
+    losses: list[float]
+    """Of all steps."""
+
+    @property
+    def busy(self) -> float:
+        """Share of a step that the computation would take if the network took no time."""
+        return self.compute_s / self.step_s
+
+    def as_json(self) -> dict[str, float | list[float]]:
+        """Return it by name, with the busy share."""
+        return {**dataclasses.asdict(self), "busy": self.busy}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Emulation:
+    """How a recipe is tried on emulated hosts."""
+
+    hosts: Hosts
+    processes_per_host: int = 1
+    steps: int = 5
+    prepare: Prepare = lambda _: None
+    """Called in every rank before the first step."""
+    shows_progress: bool = False
+
+    def __post_init__(self) -> None:
+        if self.steps < _LEAST_STEPS:
+            raise UsageError(f"The number of steps must be at least {_LEAST_STEPS}", got=self.steps)
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all hosts."""
+        return self.hosts.topology.num_hosts * self.processes_per_host
+
+    def measure(self, recipe: TrainConfig, explain: Explain, *, compute_s: float | None = None) -> Measured:
+        """Train, without a trace of it, and measure.
+
+        Args:
+            explain: turns an error of a rank into a paragraph and an exit code.
+            compute_s: what an earlier call found for the same rows on the same machine; None: it is measured.
+
+        Raises:
+            PenstockError: a rank failed; with what it said.
+            KeyboardInterrupt: the user had enough.
+        """
+        check_rows(recipe, world_size=layout_of(recipe.parallel, world_size=self.world_size).num_data)
+        if compute_s is None:
+            compute_s = self.time_replicas(recipe, explain)
+        (records,) = self._train(recipe, explain, together=True)
+        timed = records[1:]
+        first, last = records[0][_SENT], timed[-1][_SENT]
+        return Measured(
+            step_s=statistics.median(record["step_s"] for record in timed),
+            compute_s=compute_s,
+            sent_bytes=[(then - before) / len(timed) for before, then in zip(first, last, strict=True)],
+            losses=[record["loss"] for record in records],
+        )
+
+    def time_replicas(self, recipe: TrainConfig, explain: Explain) -> float:
+        """Return the seconds that the computation of a step takes each rank; see `measure`."""
+        layout = layout_of(recipe.parallel, world_size=self.world_size)
+        alone = dataclasses.replace(
+            recipe,
+            parallel=ParallelConfig(),
+            data=dataclasses.replace(
+                recipe.data, global_batch_size=recipe.data.global_batch_size // layout.num_data
+            ),
+        )
+        ranks = self._train(alone, explain, together=False)
+        seconds = [statistics.median(_computed_s(record) for record in records[1:]) for records in ranks]
+        return statistics.mean(seconds) * layout.num_data / self.world_size  # those of one row share its work
+
+    def _train(self, recipe: TrainConfig, explain: Explain, *, together: bool) -> list[list[Record]]:
+        """Return the records of each job: one of all ranks, or one of each."""
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            work = partial(self._one_rank, recipe, Path(folder))
+            outcome = self.hosts.run(
+                work, explain, processes_per_host=self.processes_per_host, together=together
+            )
+            _check(outcome)
+            files = sorted(Path(folder).glob("*.jsonl"))
+            return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+
+    def _one_rank(self, recipe: TrainConfig, folder: Path) -> int:
+        flag = StopFlag().install()
+        with join() as world, ExitStack() as stack:
+            name = "run" if world.ranks.world_size > 1 else str(os.getpid())
+            recipe = dataclasses.replace(
+                recipe, run=dataclasses.replace(recipe.run, dir=str(folder / name), log_samples=False)
+            )
+            state = open_state(recipe, world)
+            self.prepare(state)
+            shown = self.shows_progress and world.ranks.world_size > 1
+            sinks = self._sinks(folder / f"{name}.jsonl", stack, shown=shown) if world.is_first else []
+            train(
+                state,
+                recipe,
+                world,
+                meter=_meter(recipe),
+                stop_requested=lambda: state.step >= self.steps or flag.requested_by is not None,
+                sinks=sinks,
+                on_batch=lambda *_: None,
+            )
+            return 0 if state.step >= min(self.steps, recipe.run.steps) else EXIT_STOPPED
+
+    def _sinks(self, path: Path, stack: ExitStack, *, shown: bool) -> list[Sink]:
+        """Open what hears of each step: the file of records, with what hosts have sent by then."""
+        file = JsonLines(path)
+        stack.callback(file.close)
+
+        def write(record: Record) -> None:
+            if "loss" in record:
+                file({**record, _SENT: self.hosts.sent_bytes()})
+
+        shows = [stack.enter_context(ProgressLine(steps=self.steps, done=0))] if shown else []
+        return [write, *shows]
+
+
+def _meter(recipe: TrainConfig) -> StepMeter:
+    return StepMeter(
+        flops_per_token=recipe.model.flops_per_token, peak_flops=math.inf, phases=Phases(stamps_for("cpu"))
+    )
+
+
+def _computed_s(record: Record) -> float:
+    seconds: float = record["step_s"] * (record["forward_share"] + record["backward_share"])
+    return seconds
+
+
+def _check(outcome: Outcome) -> None:
+    if outcome.code in (EXIT_STOPPED, EXIT_INTERRUPTED):
+        raise KeyboardInterrupt
+    if outcome.code:
+        raise PenstockError(f"A rank on an emulated host failed: {' '.join(outcome.messages)}")

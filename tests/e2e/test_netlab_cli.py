@@ -1,0 +1,71 @@
+"""`penstock netlab run` as a user types it."""
+
+import json
+
+import pytest
+
+from penstock.cli.main import main
+from penstock.launch.netlab import why_not
+
+from .conftest import penstock
+
+RECIPE = """
+compute = "float32"
+[run]
+dir = "never"
+steps = 40
+[model]
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 2
+[data]
+sequence_length = 16
+global_batch_size = 8
+micro_batch_size = 2
+[data.corpora.c]
+path = "synthetic:tokens=1e6,vocab_size=128"
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_a_recipe_is_tried_and_its_own_folder_left_alone(recipe, tmp_path):
+    words = ["netlab", "run", recipe, "--hosts", 2, "--rate", "1gbit", "--latency", "0.1ms", "--steps", 3]
+    done = penstock(*words, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    assert len(measured["losses"]) == 3
+    assert len(measured["sent_bytes"]) == 2
+    assert measured["busy"] == pytest.approx(measured["compute_s"] / measured["step_s"])
+    assert "step 3/3" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_the_figures_are_said_with_the_network_they_are_of(recipe, tmp_path):
+    done = penstock("netlab", "run", recipe, "--hosts", 2, "--nics", 2, "--steps", 2, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    first, *rest = done.stdout.splitlines()
+    assert first == "hosts: 2, processes on each: 1, NICs: 2 of any rate, latency: 0ms"
+    assert [line.split()[0] for line in rest] == ["step", "compute", "busy", "sent", "losses"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--rate", "fast"], "Not a rate of a network (got 'fast')"),
+        (["--latency", "1"], "Not a latency (got '1')"),
+        (["--hosts", "0"], "hosts must be from 1 to 200 (got 0)"),
+    ],
+)
+def test_a_network_that_cannot_be_is_refused(recipe, capsys, words, said):
+    code = main(["netlab", "run", str(recipe), *words])
+    assert code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
