@@ -22,6 +22,7 @@ RUNS = {
     "optimizers": "--hidden 64 --layers 1 --rounds 1",
     "plan_memory": "--only alone",
     "wire_codecs": "--numbers 10000 --rounds 1",
+    "outer": "--steps 4 --seeds 1 --hidden 16",
     "packing": "--lengths 1024 --pools 1",
     "shuffle_quality": "--tokens 300K --seeds 1",
     "shuffle_training": "--steps 4 --seeds 1",
