@@ -41,6 +41,8 @@ class Meta:
     """State of the loader: JSON values."""
     adaptive: dict[str, Any] = field(default_factory=dict)
     """Memory of what sets the mixture by the losses: JSON values; empty where nothing does."""
+    outer: dict[str, Any] = field(default_factory=dict)
+    """Of copies of the model that train by themselves, what their tensors do not say: JSON values."""
     seed: int
     """Of the run; keys every random choice, so no generator state is saved."""
     world_size: int

@@ -2,21 +2,16 @@
 
 import argparse
 import json
-import sys
-from dataclasses import asdict
 from pathlib import Path
 
+from penstock.cli.ask import ask, check_timeout
 from penstock.cli.data_mix_table import table
 from penstock.cli.step_range import step_range
-from penstock.core import clock
 from penstock.core.errors import UsageError, nearest
-from penstock.core.units import duration
 from penstock.train.mixture_view import mixture_view
 from penstock.train.open_run import open_run
-from penstock.train.requests import Answer, Request, job_is_running, read_answer, submit
+from penstock.train.requests import Request
 from penstock.train.take_up import check_possible
-
-_LOOK_EVERY_S = 0.05
 
 EPILOG = """\
 Without a request: the mixture now, what was served, every change so far and what is planned.
@@ -52,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the mixture, or ask for something and wait for the answer."""
+    check_timeout(arguments.timeout)
     opened = open_run(arguments.run)
     request = _request(arguments, list(opened.loader.corpora))
     if request is None:
@@ -59,20 +55,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(view) if arguments.json else "\n".join(table(view)))
         return 0
     check_possible(opened.loader, request)
-    number = submit(arguments.run, request)
-    found = _answered(arguments.run, number, timeout_s=arguments.timeout)
-    if found is not None:
-        return _tell(arguments, number, "taken up" if found.taken_up else "refused", found.said, found)
-    if job_is_running(arguments.run):
-        waited = f"the job has not answered in {duration(arguments.timeout)}; it will when its step is done"
-        return _tell(arguments, number, "waiting", waited, None, code=1)
-    said = "no job runs on it: the request is taken up when the run is started again"
-    return _tell(arguments, number, "waiting", said, None)
+    return ask(arguments.run, request, timeout_s=arguments.timeout, as_json=arguments.json)
 
 
 def _request(arguments: argparse.Namespace, corpora: list[str]) -> Request | None:
-    if not arguments.timeout >= 0:
-        raise UsageError("--timeout must be zero seconds or more", got=arguments.timeout)
     shares = _shares(arguments.set)
     for name in [*shares, *([arguments.extend] if arguments.extend else [])]:
         if name not in corpora:
@@ -107,31 +93,3 @@ def _shares(texts: list[str]) -> dict[str, float]:
         except ValueError:
             raise UsageError("--set takes CORPUS=SHARE", got=text, fix="Example: --set web=0.6.") from None
     return shares
-
-
-def _answered(run: Path, number: int, *, timeout_s: float) -> Answer | None:
-    """Wait for the answer while a job runs that can give it."""
-    end = clock.monotonic() + timeout_s
-    while (found := read_answer(run, number)) is None:
-        if clock.monotonic() >= end or not job_is_running(run):
-            return read_answer(run, number)
-        clock.sleep(_LOOK_EVERY_S)
-    return found
-
-
-def _tell(
-    arguments: argparse.Namespace,
-    number: int,
-    status: str,
-    said: str,
-    found: Answer | None,
-    *,
-    code: int = 0,
-) -> int:
-    code = 1 if status == "refused" else code
-    if arguments.json:
-        told = asdict(found) if found else {}
-        print(json.dumps({"request": number, "status": status, "said": said, "answer": told}))
-    else:
-        print(f"request {number}: {said}", file=sys.stderr if code else sys.stdout)
-    return code

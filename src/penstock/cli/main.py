@@ -28,6 +28,7 @@ VERBS = {
     "data": "prepare, describe, verify and audit token corpora",
     "recipes": "list, show and check the recipes that come with Penstock",
     "train": "train a model from a recipe, on one process or many",
+    "islands": "let a running job go on with more or fewer islands",
     "eval": "score a model on text: loss, perplexity, bits per byte",
     "checkpoint": "list the checkpoints of a run, check every byte of them",
     "export": "write a checkpoint as a Hugging Face folder",

@@ -19,16 +19,18 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 from penstock.cli.main import complain, explain
 from penstock.core.env import ranks
 from penstock.core.signals import StopFlag
-from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.local import EXIT_STOPPED, Outcome
 from penstock.launch.local import run as run_processes
-from penstock.train.config import load_recipe
+from penstock.train.config import TrainConfig, load_recipe
 from penstock.train.derived import derive
+from penstock.train.islands import Islands
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,17 +56,25 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     from penstock.train.run import run as train_here  # torch; imported once, before processes fork
 
-    if arguments.processes == 1:
+    if arguments.processes == 1 and (ranks().world_size > 1 or not config.outer.min_islands):
         code = _ended(train_here(config, flag))
         return code if ranks().world_size == 1 else _leave(code)
     outcome = run_processes(
         lambda: _ended(train_here(config, flag)),
         _with_traceback if arguments.debug else explain,
         processes=arguments.processes,
+        again=_again(config, processes=arguments.processes),
     )
     for message in outcome.messages:
         complain(message)
     return outcome.code
+
+
+def _again(config: TrainConfig, *, processes: int) -> Callable[[Outcome], int]:
+    """Return what says on how many processes a job is to be started anew."""
+    if not config.outer.min_islands:
+        return lambda _: 0
+    return Islands(config, processes=processes, say=complain).again
 
 
 def _with_traceback(error: BaseException) -> tuple[str, int]:

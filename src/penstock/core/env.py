@@ -39,6 +39,11 @@ RENDEZVOUS = "PENSTOCK_RENDEZVOUS"
 """File URL through which the processes that Penstock's launcher starts find each other."""
 
 
+def has_launcher() -> bool:
+    """Whether Penstock's own launcher started this process, and could start others."""
+    return RENDEZVOUS in os.environ
+
+
 def rendezvous() -> str:
     """Where the processes of a run meet: a file, or MASTER_ADDR and MASTER_PORT as torchrun sets them."""
     return os.environ.get(RENDEZVOUS, "env://")

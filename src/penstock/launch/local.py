@@ -3,7 +3,8 @@
 The processes are forked, so what the parent has imported is not imported again (importing torch takes
 seconds). The parent must not have started threads or touched a GPU. Signals: the parent passes SIGTERM
 and Ctrl-C on as SIGTERM, once; a second Ctrl-C kills. If one process fails the others are stopped, and
-if the parent dies, however it dies, the kernel kills them all.
+if the parent dies, however it dies, the kernel kills them all. When a job has ended, whoever started it may
+have it started anew on another number of processes.
 """
 
 import ctypes
@@ -15,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -42,6 +44,8 @@ class Outcome:
     """0 if every process returned 0, else the code of the first that failed, else EXIT_STOPPED."""
     messages: list[str]
     """What failed processes said, each message once."""
+    lost: tuple[int, ...] = ()
+    """Ranks that were killed from outside, where that is all that went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +59,19 @@ class Seat:
 
 
 def run(
-    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], *, processes: int
+    work: Callable[[], int],
+    explain: Callable[[BaseException], tuple[str, int]],
+    *,
+    processes: int,
+    again: Callable[[Outcome], int] = lambda _: 0,
 ) -> Outcome:
     """Run `work` in each process, with RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE set.
 
     Args:
         work: returns an exit code.
         explain: turns an error into a paragraph and an exit code.
+        again: given how all ended, says on how many processes to start anew; 0: not. It is not asked where
+            the job was told to stop.
 
     Raises:
         UsageError: fewer than one process.
@@ -69,9 +79,14 @@ def run(
     if processes < 1:
         raise UsageError("--processes must be at least 1", got=processes)
     with _held_signals() as before, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        meet = f"file://{Path(folder) / 'rendezvous'}"
-        seats = [Seat(_environment(rank, processes=processes, meet=meet)) for rank in range(processes)]
-        return _run(work, explain, seats, before)
+        for start in count():
+            meet = f"file://{Path(folder) / f'rendezvous-{start}'}"
+            seats = [Seat(_environment(rank, processes=processes, meet=meet)) for rank in range(processes)]
+            outcome, was_told = _run(work, explain, seats, before)
+            processes = 0 if was_told else again(outcome)
+            if not processes:
+                break
+    return outcome
 
 
 def run_at(
@@ -79,7 +94,8 @@ def run_at(
 ) -> Outcome:
     """Run `work` in a process for each seat; see `run`."""
     with _held_signals() as before:
-        return _run(work, explain, seats, before)
+        outcome, _ = _run(work, explain, seats, before)
+    return outcome
 
 
 def _environment(rank: int, *, processes: int, meet: str) -> dict[str, str]:
@@ -108,12 +124,16 @@ def _run(
     explain: Callable[[BaseException], tuple[str, int]],
     seats: Sequence[Seat],
     before: set[int],
-) -> Outcome:
+) -> tuple[Outcome, bool]:
+    """Return how the job ended, and whether it was told to; signals are held back before and after."""
     children = _start(work, explain, seats)
     with _Forwarding(children) as forwarding:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         outcome = _wait(children)
-    return Outcome(EXIT_INTERRUPTED, ["Interrupted."]) if forwarding.has_killed else outcome
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+    if forwarding.has_killed:
+        return Outcome(EXIT_INTERRUPTED, ["Interrupted."]), True
+    return outcome, forwarding.was_told
 
 
 def _start(
@@ -170,6 +190,8 @@ class _Forwarding:
     def __init__(self, children: dict[BaseProcess, Connection]) -> None:
         self._children = children
         self._interrupts = 0
+        self.was_told = False
+        """Whether there was one."""
 
     @property
     def has_killed(self) -> bool:
@@ -185,6 +207,7 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
+        self.was_told = True
         self._interrupts += number == signal.SIGINT
         for child in self._children:
             if child.is_alive():
@@ -193,6 +216,7 @@ class _Forwarding:
 
 def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
     messages: list[str] = []
+    lost: dict[int, str] = {}
     code, running = 0, list(children)
     ranks = {child: rank for rank, child in enumerate(children)}
     while running:
@@ -209,7 +233,7 @@ def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
                 messages.append(children[child].recv())
             except EOFError:  # it ended without a word
                 if exit_code < 0 and not failed:
-                    messages.append(_killed(ranks[child], signal.Signals(-exit_code)))
+                    lost[ranks[child]] = _killed(ranks[child], signal.Signals(-exit_code))
             if exit_code and code in (0, EXIT_STOPPED):  # a failure outranks a stop
                 code = exit_code if exit_code > 0 else 1
             children[child].close()
@@ -218,7 +242,8 @@ def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
             for child in running:
                 child.terminate()
     said = [message for message in dict.fromkeys(messages) if message]
-    return Outcome(code, [message for message in said if message != str(PeerLost())] or said)
+    causes = [message for message in said if message != str(PeerLost())]
+    return Outcome(code, [*lost.values(), *causes] or said, () if causes else tuple(lost))
 
 
 def _killed(rank: int, number: signal.Signals) -> str:

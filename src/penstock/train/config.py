@@ -165,6 +165,12 @@ class TrainConfig:
                 fix="Set parallel.replicate to the number of islands; or to -1, and parallel.shard to the "
                 "ranks of one.",
             )
+        if outer.min_islands and (not outer.every or self.parallel.replicate != -1):
+            raise ConfigError(
+                "outer.min_islands lets the number of islands change, and it is fixed",
+                got=outer.min_islands,
+                fix="Set outer.every, parallel.replicate to -1 and parallel.shard to the ranks of an island.",
+            )
         if outer.fragments > blocks:
             raise ConfigError(
                 f"outer.fragments must be at most the model's {blocks} blocks", got=outer.fragments

@@ -48,6 +48,8 @@ class Control:
         self._world = world
         self._seen = -1
         self._answers: list[Answer] = []
+        self.islands: int | None = None
+        """With which the job is to go on, if it was asked for another number."""
 
     def start(self) -> None:
         """Take up again what was decided after the checkpoint, then new parts, then what is waiting."""
@@ -83,6 +85,7 @@ class Control:
             undo = partial(self._back_to, self._loader.state_dict())
             found.append(take_up(self._loader, self._recipe, request, undo=undo))
             self._answers.append(found[-1])
+            self.islands = found[-1].islands or self.islands
         for each in found if self._world.is_first else ():
             log.info("request=%d: %s", each.number, each.said)
             self._answer(each)

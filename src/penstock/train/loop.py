@@ -43,7 +43,7 @@ def train(
     sinks: Sequence[Sink],
     on_batch: Callable[[Batch, int], None],
 ) -> bool:
-    """Train until the last step or a request to stop; return whether the run is finished.
+    """Train until the last step, or until asked to leave; return whether the run is finished.
 
     Args:
         stop_requested: read once a step, on every rank.
@@ -93,10 +93,11 @@ def train(
                     scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
                 emit(validation_record(scores, step=state.step), sinks)
             due = state.step % config.checkpoint.every == 0 and not result.skipped
-            if last or result.stop or due:  # not while in trouble: it would push out checkpoints of before
+            leaves = result.stop or state.changes_islands()
+            if last or leaves or due:  # not while in trouble: it would push out checkpoints of before
                 state.watch.doing("checkpoint", step=state.step)
                 saver.save(state.tensors(), meta_of(state, config, world))
-            if result.stop and not last:
+            if leaves and not last:
                 return False
     return True
 
@@ -154,6 +155,7 @@ def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
         model=config.model,
         loader=state.loader.state_dict(),
         adaptive=state.adaptive.state_dict() if state.adaptive else {},
+        outer=state.outer.state_dict() if state.outer else {},
         seed=config.run.seed,
         world_size=world.ranks.world_size,
         saved_at=clock.utc_now(),

@@ -55,6 +55,8 @@ class Outer:
         self._exchanges: dict[int, MeanExchange] = {}
         self.arrived: dict[int, Tensor] = {}
         """What the islands moved by, of exchanges that a checkpoint was taken in the middle of."""
+        self.has_met = True
+        """Whether all islands have the outer parameters: at the start, and after a step at which all meet."""
         self.begin_anew()
 
     @torch.no_grad()
@@ -87,6 +89,16 @@ class Outer:
         for fragment in now.arrive:
             if self._is_under_way(fragment):
                 self._arrive(fragment, step)
+        self.has_met = len(now.arrive) == self.config.fragments and not (self._exchanges or self.arrived)
+
+    @property
+    def meets_whole(self) -> bool:
+        """Whether there are steps after which all islands have the outer parameters."""
+        return self.config.fragments == 1 and not self.config.overlap
+
+    def state_dict(self) -> dict[str, int | bool]:
+        """Return what is not in tensors, as JSON values."""
+        return {"islands": self.num_islands, "has_met": self.has_met}
 
     @contextmanager
     def shown(self) -> Iterator[None]:

@@ -36,10 +36,16 @@ class OuterConfig:
     bits: Literal[32, 8, 4] = 32
     """Of a number on its way between islands: float32, or integers with a scale a block. Sums are float32."""
 
+    min_islands: int = 0
+    """Islands with which a run goes on, from its newest checkpoint, when it has lost others; 0: it ends, as
+    one without islands does. For jobs of `penstock train --processes`, with parallel.replicate = -1; under
+    torchrun, its --nnodes and --max-restarts say so."""
+
     def __post_init__(self) -> None:
         at_least("outer.every", self.every, 0)
         at_least("outer.fragments", self.fragments, 1)
         at_least("outer.overlap", self.overlap, 0)
+        at_least("outer.min_islands", self.min_islands, 0)
         if self.learning_rate <= 0:
             raise ConfigError("outer.learning_rate must be above 0", got=self.learning_rate)
         if not 0 <= self.momentum < 1:

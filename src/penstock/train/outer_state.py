@@ -6,12 +6,11 @@
     island-00002.model.NAME             an island's own parameters, between two meetings
     island-00002.optimizer.NAME.KEY     and its moments
 
-So a run resumes to the same bits between two outer steps, too. On another number of islands, they first meet:
-what the saved islands moved by is averaged as at an outer step, so nothing they learned is lost; the moments
-of island k are those of saved island k modulo their number.
+So a run resumes to the same bits between two outer steps, too. On another number of islands, they first meet
+unless they just had: what the saved islands moved by is averaged as at an outer step, so nothing they learned
+is lost. The moments of island k are those of saved island k modulo their number.
 """
 
-import re
 from collections.abc import Mapping
 
 import torch
@@ -24,8 +23,6 @@ from penstock.core.errors import CheckpointError
 from penstock.train.optim.shards import like, local
 from penstock.train.outer import Outer, split_like
 from penstock.train.outer_schedule import in_flight
-
-_ISLAND = re.compile(r"island-(\d{5,})\.")
 
 
 def island_tensors(outer: Outer, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -43,35 +40,26 @@ def island_tensors(outer: Outer, own: Mapping[str, Tensor]) -> dict[str, Tensor]
     return found
 
 
-def load_islands(saved: Saved, outer: Outer, own: Mapping[str, Tensor], *, step: int) -> None:
+def load_islands(saved: Saved, outer: Outer, own: Mapping[str, Tensor]) -> None:
     """Fill the outer state and the training tensors of this rank's island from a checkpoint.
 
     Args:
         own: the training tensors of this rank's island.
-        step: of the checkpoint.
     """
-    names = saved.index().tensors
-    islands = num_islands(names)
+    index = saved.index()
+    islands, has_met = index.meta.outer.get("islands", 0), index.meta.outer.get("has_met", True)
     outer.begin_anew()
     if not islands:
         load_into(saved, own)
         outer.begin_anew()
         return
-    load_into(saved, {name: t for name, t in _shared(outer).items() if name in names})
-    if islands == outer.num_islands:
-        load_into(saved, _prefixed(own, outer.island))
-        _load_moved(saved, outer, step=step)
+    load_into(saved, {name: t for name, t in _shared(outer).items() if name in index.tensors})
+    if islands != outer.num_islands and not has_met:
+        _meet_first(saved, outer, own, islands=islands, step=index.meta.step)
     else:
-        _meet_first(saved, outer, own, islands=islands, step=step)
-
-
-def num_islands(names: Mapping[str, object]) -> int:
-    """Return how many islands wrote tensors of such names; 0: it was no run of islands.
-
-    >>> num_islands({"model.norm.weight": 0, "island-00001.model.norm.weight": 0})
-    2
-    """
-    return 1 + max((int(found[1]) for name in names if (found := _ISLAND.match(name))), default=-1)
+        load_into(saved, _prefixed(own, outer.island % islands))
+        _load_moved(saved, outer, step=index.meta.step)
+    outer.has_met = has_met or islands != outer.num_islands
 
 
 def check_no_islands(saved: Saved) -> None:
@@ -80,7 +68,7 @@ def check_no_islands(saved: Saved) -> None:
     Raises:
         CheckpointError: with what to do.
     """
-    if islands := num_islands(saved.index().tensors):
+    if islands := saved.index().meta.outer.get("islands", 0):
         raise CheckpointError(
             f"Checkpoint {saved} is of a run of {islands} islands, and the recipe has outer.every = 0",
             fix="Resume with outer.every set; any number of islands can go on from it, one too.",
@@ -89,13 +77,13 @@ def check_no_islands(saved: Saved) -> None:
 
 @torch.no_grad()
 def _meet_first(saved: Saved, outer: Outer, own: Mapping[str, Tensor], *, islands: int, step: int) -> None:
-    """Take an outer step with what all saved islands moved by; each fragment's sum is in their order."""
-    mine = outer.island % islands
+    """Take an outer step with what all saved islands moved by, summed in one order on all ranks."""
     sums = [torch.zeros_like(outer.moved(fragment)) for fragment in range(len(outer.fragments))]
-    for island in [*(i for i in range(islands) if i != mine), mine]:  # ours last: its moments stay
+    for island in range(islands):
         load_into(saved, _prefixed(own, island))
         for fragment, total in enumerate(sums):
             total.add_(outer.moved(fragment), alpha=1 / islands)
+    load_into(saved, _prefixed(own, outer.island % islands))
     for fragment, moved in enumerate(sums):
         outer.meet(fragment, moved, step=step)
 

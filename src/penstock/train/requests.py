@@ -31,7 +31,7 @@ _NAME = re.compile(r"(request|answer)-(\d{6,12})\.json(\.bad)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One thing asked of a run: other weights, a skip, or an extension."""
+    """One thing asked of a run: other weights, a skip, an extension, or another number of islands."""
 
     number: int = 0
     """By which its answer is known."""
@@ -45,12 +45,17 @@ class Request:
     """Corpus whose appended parts are to be taken up."""
     parts: int | None = None
     """How many parts that corpus is to have; filled in by the job, so that all ranks mean the same."""
+    islands: int | None = None
+    """With which the job is to go on, once they have met."""
     reason: str = ""
     """Kept in the run's state."""
 
     def __post_init__(self) -> None:
-        if [self.weights is None, self.skip_steps is None, self.extend is None].count(False) != 1:
-            raise UsageError("A request asks for weights, a skip or an extension, one of them")
+        asked = [self.weights, self.skip_steps, self.extend, self.islands]
+        if len(asked) - asked.count(None) != 1:
+            raise UsageError("A request asks for weights, a skip, an extension or islands, one of them")
+        if self.islands is not None and self.islands < 1:
+            raise UsageError("A run has at least one island", got=self.islands)
         if self.at_step is not None and (self.weights is None or self.at_step < 0):
             raise UsageError("at_step goes with weights, and is zero or more", got=self.at_step)
         if self.weights is not None:
@@ -83,6 +88,8 @@ class Answer:
     """Corpus that was extended."""
     parts: int | None = None
     """Its parts from then on."""
+    islands: int | None = None
+    """With which the job goes on, once they have met."""
     reason: str = ""
 
 

@@ -108,7 +108,7 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
             state.adaptive.load_state_dict(meta.adaptive)
         own = training_tensors(state.model, state.optimizer)
         if state.outer is not None:
-            load_islands(saved, state.outer, own, step=meta.step)
+            load_islands(saved, state.outer, own)
         else:
             check_no_islands(saved)
             load_into(saved, own)

@@ -52,6 +52,12 @@ class TrainState:
         """Steps taken."""
         return self.loader.step
 
+    def changes_islands(self) -> bool:
+        """Whether this is the moment to go on with another number of islands."""
+        if self.outer is None or self.control is None or self.control.islands is None:
+            return False
+        return self.outer.has_met or not self.outer.meets_whole
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of this rank that a checkpoint holds; the live ones."""
         own = training_tensors(self.model, self.optimizer)

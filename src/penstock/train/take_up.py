@@ -8,8 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.units import plural
 from penstock.data import Loader
 from penstock.train.config import TrainConfig
+from penstock.train.islands import check_islands
 from penstock.train.requests import Answer, Request
 from penstock.train.supply import shortage
 
@@ -73,6 +75,8 @@ def take_up(
             found = _weights(loader, recipe, request)
         elif request.skip_steps is not None:
             found = _skip(loader, recipe, request)
+        elif request.islands is not None:
+            found = _islands(loader, recipe, request.islands, number=request.number)
         else:
             found = _extend(loader, request)
         apply(loader, found)
@@ -176,6 +180,18 @@ def _extend(loader: Loader, request: Request) -> Answer:
         extend=name,
         parts=parts,
         reason=request.reason,
+    )
+
+
+def _islands(loader: Loader, recipe: TrainConfig, islands: int, *, number: int) -> Answer:
+    check_islands(recipe, islands)
+    return Answer(
+        number=number,
+        taken_up=True,
+        said=f"goes on with {plural(islands, 'island')} from its next checkpoint, taken once all have met",
+        step=loader.step,
+        holds_from=loader.step,
+        islands=islands,
     )
 
 

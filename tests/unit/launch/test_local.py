@@ -137,8 +137,31 @@ def test_a_killed_process_is_named_by_its_rank_and_its_signal_and_stops_the_job(
         return wait_for_ever()
 
     assert outcome_of(work) == Outcome(
-        1, ["Rank 0 was killed by SIGKILL. The machine may have run out of memory: see dmesg."]
+        1, ["Rank 0 was killed by SIGKILL. The machine may have run out of memory: see dmesg."], lost=(0,)
     )
+
+
+def test_a_job_that_lost_a_process_starts_anew_on_as_many_as_it_is_told() -> None:
+    def work() -> int:
+        if rank() == 1 and os.environ["WORLD_SIZE"] == "3":
+            os.kill(os.getpid(), signal.SIGKILL)
+        return wait_for_ever() if os.environ["WORLD_SIZE"] == "3" else 0
+
+    ended = []
+
+    def again(outcome: Outcome) -> int:
+        ended.append((outcome.code, outcome.lost))
+        return 2 if outcome.lost else 0
+
+    assert run(work, explain, processes=3, again=again) == Outcome(0, [])
+    assert ended == [(1, (1,)), (0, ())]
+
+
+def test_a_process_that_fails_by_itself_is_not_lost() -> None:
+    def work() -> int:
+        raise PenstockError("wrong")
+
+    assert outcome_of(work).lost == ()
 
 
 def test_processes_that_end_one_after_another_with_many_threads_are_not_taken_for_hung() -> None:
@@ -188,16 +211,16 @@ def say(*words):
 def work():
 {work}
 
-outcome = run(work, lambda error: (str(error), 1), processes=2)
+outcome = run(work, lambda error: (str(error), 1), processes=2, again={again})
 say("outcome", outcome.code, outcome.messages)
 """
 
 
 @contextmanager
-def parent(work: str, *, setup: str = "") -> Iterator[subprocess.Popen[str]]:
+def parent(work: str, *, setup: str = "", again: str = "lambda _: 0") -> Iterator[subprocess.Popen[str]]:
     """Start a parent of two processes that run the lines of `work`."""
     indented = "\n".join(f"    {line}" for line in work.strip().splitlines())
-    code = _PARENT.format(setup=setup, work=indented)
+    code = _PARENT.format(setup=setup, work=indented, again=again)
     with subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
@@ -231,6 +254,13 @@ while True:
 
 def test_sigterm_to_the_parent_stops_every_process() -> None:
     with parent(STOP_ONCE) as process:
+        assert lines(process, 2) == ["ready", "ready"]
+        os.kill(process.pid, signal.SIGTERM)
+        assert lines(process, 3) == ["outcome 75 []", "stopping", "stopping"]
+
+
+def test_a_job_that_was_told_to_stop_is_not_started_anew() -> None:
+    with parent(STOP_ONCE, again="lambda _: 2") as process:
         assert lines(process, 2) == ["ready", "ready"]
         os.kill(process.pid, signal.SIGTERM)
         assert lines(process, 3) == ["outcome 75 []", "stopping", "stopping"]

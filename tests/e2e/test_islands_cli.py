@@ -1,0 +1,68 @@
+"""Islands that are killed, leave and join while the job runs: no sample is lost or repeated."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.e2e.conftest import penstock
+
+SETTINGS = (
+    "run.steps=1000000", "parallel.shard=1", "parallel.replicate=-1", "outer.every=4", "outer.min_islands=1",
+    "checkpoint.every=4", "validate.every=0",
+)  # fmt: skip
+
+
+def records_of(run):
+    file = run / "metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def wait_for(process, run, *, ranks, steps):
+    """Wait until the job has trained some steps after it started on so many ranks; return its last step."""
+    deadline = time.monotonic() + 180
+    while True:
+        records = records_of(run)
+        starts = [index for index, record in enumerate(records) if record.get("event") == "start"]
+        if starts and records[starts[-1]]["ranks"] == ranks:
+            since = [record["step"] for record in records[starts[-1] :] if "loss" in record]
+            if len(since) >= steps:
+                return since[-1]
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, records[-3:]
+        time.sleep(0.05)
+
+
+def children_of(pid):
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp_path):
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "penstock", "train", str(recipe), "--processes", "3"]
+    command += [word for setting in SETTINGS for word in ("--set", setting)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        reached = wait_for(process, run, ranks=3, steps=6)
+        os.kill(children_of(process.pid)[1], signal.SIGKILL)
+        assert wait_for(process, run, ranks=2, steps=6) > reached - 6
+        asked = penstock("islands", run, 4)
+        assert asked.returncode == 0, asked.stderr
+        assert "goes on with 4 islands" in asked.stdout
+        wait_for(process, run, ranks=4, steps=6)
+        refused = penstock("islands", run, 5)
+        assert refused.returncode == 1
+        assert "does not divide" in refused.stderr
+        process.terminate()
+        _, said = process.communicate(timeout=180)
+    assert process.returncode == 75, said
+    assert "Rank 1 was killed by SIGKILL" in said
+    assert "The run goes on with 2 islands." in " ".join(said.split())
+    audited = penstock("data", "audit", run)
+    assert audited.returncode == 0, audited.stdout + audited.stderr
+    assert [r["ranks"] for r in records_of(run) if r.get("event") == "start"] == [3, 2, 4]
+    late = penstock("islands", run, 2)
+    assert late.returncode == 2
+    assert "No job runs on it" in late.stderr
