@@ -110,3 +110,31 @@ def test_islands_keep_weights_in_bfloat16(corpus, tmp_path, weights):
         assert losses_of(rest) == losses_of(records)[6:]
         assert all(torch.equal(found[name], shown[name]) for name in shown)
         assert {weight.dtype for weight in own.values()} == {torch.bfloat16}
+
+
+def test_islands_that_have_just_met_take_no_outer_step_when_their_number_changes(corpus, tmp_path):
+    """It would move on by the momentum alone."""
+    recipe = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4})
+
+    def after_8(world):
+        state = open_state(recipe, world)
+        return (
+            whole(state.outer.values),
+            whole(state.outer.momenta),
+            whole(dict(state.model.named_parameters())),
+        )
+
+    (_, shown, _), _ = on_ranks(lambda world: trained(recipe, world, stop_at=8), ranks=2)
+    for values, momenta, own in on_ranks(after_8, ranks=4):
+        assert all(torch.equal(values[name], shown[name]) for name in shown)
+        assert all(torch.equal(own[name], shown[name]) for name in shown)
+        assert any(momentum.any() for momentum in momenta.values())
+
+
+def test_three_islands_become_two_of_equal_bits(corpus, tmp_path):
+    """Three saved islands are summed in one order everywhere, so the outer parameters stay equal."""
+    recipe = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4})
+    recipe = replace(recipe, data=replace(recipe.data, global_batch_size=6))
+    on_ranks(lambda world: trained(recipe, world, stop_at=6), ranks=3)
+    one, other = on_ranks(lambda world: whole(open_state(recipe, world).outer.values), ranks=2)
+    assert all(torch.equal(one[name], other[name]) for name in one)

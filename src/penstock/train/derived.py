@@ -15,6 +15,8 @@ from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
 from penstock.train.memory_plan import memory_plan
 from penstock.train.optim.config import optimizer_bytes_per_parameter
+from penstock.train.outer_config import outer_bytes_per_parameter
+from penstock.train.outer_schedule import bytes_per_step
 from penstock.train.precision import weight_bytes_per_parameter
 from penstock.train.supply import (
     check_supply,
@@ -67,6 +69,8 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     flops = flops_of(config, loader)
     weights = config.precision.weights
     kept = weight_bytes_per_parameter(weights) + optimizer_bytes_per_parameter(config.optim)
+    if config.outer.every:  # each island saves its own
+        kept = layout.replicate * kept + outer_bytes_per_parameter(config.outer)
     numbers: dict[str, int | float | str] = {
         "parameters": parameters,
         "ranks": world_size,
@@ -89,6 +93,9 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
             )
         for name, padding in loader.padding_by_corpus(config.run.steps).items():
             numbers[f"padding of {name}"] = padding
+    if config.outer.every:
+        sent = bytes_per_step(config.outer, parameters=parameters, islands=layout.replicate)
+        numbers["islands"], numbers["sent by an island per step"] = layout.replicate, mib(round(sent))
     if heldout is not None:
         numbers["validation rows"] = heldout.rows
     return Derived(recipe=configs.dump(config), numbers=numbers, changes=shown_changes(config))

@@ -1,5 +1,7 @@
 """What takes memory on one rank of a run, before it runs: a recipe as the planner sees it; no torch."""
 
+from dataclasses import replace
+
 from penstock.parallel.layout import Layout
 from penstock.parallel.recompute_plan import Mode, plan
 from penstock.plan.activations import block_bytes
@@ -8,6 +10,7 @@ from penstock.plan.memory import Kept, Memory, peak
 from penstock.train.changes import plan as planned_changes
 from penstock.train.config import TrainConfig
 from penstock.train.optim.config import OptimConfig, optimizer_bytes_per_parameter
+from penstock.train.outer_config import outer_bytes_per_parameter
 from penstock.train.precision import Weights, gradient_bytes_per_parameter, weight_bytes_per_parameter
 
 
@@ -17,7 +20,7 @@ def memory_plan(config: TrainConfig, layout: Layout) -> Memory:
     Raises:
         ConfigError: the recipe's recompute.budget is too small.
     """
-    return peak(job_of(config, layout), kept_of(config.optim, config.precision.weights))
+    return peak(job_of(config, layout), _kept(config))
 
 
 def job_of(config: TrainConfig, layout: Layout) -> Job:
@@ -28,7 +31,7 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
     """
     parallel, ethernet = config.parallel, config.ethernet
     rows, length, micro_batches = largest_micro_batch(config, layout)
-    kept = kept_of(config.optim, config.precision.weights)
+    kept = _kept(config)
     return Job(
         model=config.model,
         layout=layout,
@@ -49,6 +52,12 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
         state_bytes=kept.weights + kept.gradients + kept.optimizer,
         checkpoint_every=config.checkpoint.every,
     )
+
+
+def _kept(config: TrainConfig) -> Kept:
+    """Return the bytes that a rank keeps per parameter, those of the outer optimizer counted."""
+    kept, outer = kept_of(config.optim, config.precision.weights), outer_bytes_per_parameter(config.outer)
+    return replace(kept, optimizer=kept.optimizer + outer, optimizer_outside=kept.optimizer_outside + outer)
 
 
 def kept_of(optim: OptimConfig, weights: Weights) -> Kept:

@@ -73,3 +73,14 @@ class OuterConfig:
                 got=self.mixing,
                 fix="Set outer.overlap, or leave outer.mixing at 0.",
             )
+
+
+def outer_bytes_per_parameter(config: OuterConfig) -> float:
+    """Return what a rank keeps for the outer optimizer, per parameter: float32 weights, and their momentum.
+
+    >>> outer_bytes_per_parameter(OuterConfig(every=32)), outer_bytes_per_parameter(OuterConfig())
+    (8.0, 0.0)
+    """
+    if not config.every:
+        return 0.0
+    return 8.0 if config.rule == "nesterov" else 4.0

@@ -17,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from penstock.parallel.encoded_size import CodecName, encoded_bytes
+from penstock.parallel.encoded_size import CodecName
+from penstock.parallel.exchange_bytes import exchange_bytes
 from penstock.train.outer_config import OuterConfig
 
 CODECS: Final[Mapping[int, CodecName]] = {32: "float32", 8: "int8", 4: "int4"}
@@ -88,8 +89,7 @@ def fragment_of(name: str, fragments: int) -> int:
 def bytes_per_step(config: OuterConfig, *, parameters: int, islands: int) -> float:
     """Return what the ranks of one island send to other islands per step, on average, in bytes.
 
-    An exchange goes there and back: each number is sent 2 (n - 1) / n times, as in a ring's all-reduce.
-    Without outer steps that is the all-reduce of float32 gradients. A few numbers a step, such as the loss
+    Without outer steps, that is the all-reduce of float32 gradients. A few numbers a step, such as the loss
     and the number of labels, are not counted.
 
     >>> every_step = bytes_per_step(OuterConfig(), parameters=1_024_000, islands=2)
@@ -97,4 +97,4 @@ def bytes_per_step(config: OuterConfig, *, parameters: int, islands: int) -> flo
     (4096000.0, 32.0)
     """
     codec = CODECS[config.bits] if config.every else "float32"
-    return 2 * (islands - 1) / islands * encoded_bytes(parameters, codec) / max(config.every, 1)
+    return exchange_bytes(parameters, ranks=islands, codec=codec) / max(config.every, 1)

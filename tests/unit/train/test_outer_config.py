@@ -3,7 +3,13 @@
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.core.units import mib
+from penstock.parallel.layout import Layout
+from penstock.train.derived import derive
+from penstock.train.memory_plan import memory_plan
 from penstock.train.outer_config import OuterConfig
+from penstock.train.outer_schedule import bytes_per_step
+from tests.islands import counting_corpus, recipe_of
 
 
 @pytest.mark.parametrize(
@@ -23,3 +29,34 @@ from penstock.train.outer_config import OuterConfig
 def test_what_cannot_be_is_refused(settings, said):
     with pytest.raises(ConfigError, match=said):
         OuterConfig(**settings)
+
+
+def test_islands_are_planned_with_their_memory_and_their_traffic(tmp_path):
+    """The outer weights and their momentum are 8 bytes a parameter more on a rank."""
+    corpus = counting_corpus(tmp_path / "corpus")
+    plain = derive(recipe_of(corpus, tmp_path), world_size=2).numbers
+    recipe = recipe_of(corpus, tmp_path, outer={"every": 4, "bits": 8})
+    numbers = derive(recipe, world_size=2).numbers
+    assert "islands" not in plain
+    assert numbers["islands"] == 2
+    sent = bytes_per_step(recipe.outer, parameters=recipe.model.num_parameters, islands=2)
+    assert numbers["sent by an island per step"] == mib(round(sent))
+    layout = Layout(replicate=2)
+    more = memory_plan(recipe, layout).total - memory_plan(recipe_of(corpus, tmp_path), layout).total
+    assert more == 8 * recipe.model.num_parameters
+
+
+@pytest.mark.parametrize(
+    ("outer", "parallel", "said"),
+    [
+        (
+            {"every": 4},
+            {"replicate": 1},
+            "outer.every is for copies of the model, and parallel.replicate is 1",
+        ),
+        ({"every": 4, "fragments": 3}, {}, "outer.fragments must be at most the model's 2 blocks"),
+    ],
+)
+def test_a_recipe_whose_islands_cannot_be_is_refused(tmp_path, outer, parallel, said):
+    with pytest.raises(ConfigError, match=said):
+        recipe_of(counting_corpus(tmp_path / "corpus"), tmp_path, outer=outer, parallel=parallel)
