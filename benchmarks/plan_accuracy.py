@@ -4,7 +4,7 @@ Holds the shipped constants of `penstock.plan.constants` against every row that 
 family by family, with what was refused; `--fit` searches them anew on the handful of rows of FITTED_ROWS,
 which no figure of the summary contains. Pure arithmetic: the machine it runs on does not matter.
 
-    python benchmarks/plan_accuracy.py [--fit] [--rows OTHER.csv]
+    python benchmarks/plan_accuracy.py [--fit] [--rows OTHER.csv] [--out benchmarks/results]
 """
 
 import argparse
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from plan_rows import ROWS, Refused, case_of, read_rows
+from results_file import file_result
 
 from penstock.plan.constants import FITTED
 from penstock.plan.predict import predict
@@ -39,49 +40,46 @@ def cases_of(path=ROWS):
 
 
 _NAMES = ("ampere", "hopper", "memory", "fill", "contention")
+_BELIEFS, _STRENGTH = np.array([0.9, 0.7, 0.7, 1000.0, 0.5]), 0.05
+"""What one would say without any measurement; it decides where the rows cannot tell two constants apart."""
+
+
+def values_of(constants):
+    """Return the values that are searched, in the order of _NAMES."""
+    sustained = constants.sustained
+    return np.array(
+        [sustained["ampere"], sustained["hopper"], constants.memory, constants.fill, constants.contention]
+    )
 
 
 def with_values(values):
-    """Return constants with the free ones replaced."""
-    ampere, hopper, memory, fill, contention = values
+    """Return constants with other values."""
+    ampere, hopper, memory, fill, contention = map(float, values)
     sustained = {**FITTED.sustained, "ampere": ampere, "hopper": hopper}
     return replace(FITTED, sustained=sustained, memory=memory, fill=fill, contention=contention)
 
 
 def fit(cases, *, rounds=12):
-    """Return the values of least squared log errors: Gauss-Newton, drawn lightly to where it started."""
-    start = np.array(
-        [
-            FITTED.sustained["ampere"],
-            FITTED.sustained["hopper"],
-            FITTED.memory,
-            FITTED.fill,
-            FITTED.contention,
-        ]
-    )
-    values = start.copy()
+    """Return the values of least squared log errors: Gauss-Newton, drawn lightly to the beliefs."""
+    values, nudge = _BELIEFS.copy(), 1.001
 
     def errors(at):
         constants = with_values(at)
         rows = [np.log(predicted(case, constants) / case.measured) for case in cases]
-        return np.array([*rows, *(0.02 * np.log(at / start))])
+        return np.array([*rows, *(_STRENGTH * np.log(at / _BELIEFS))])
 
     for _ in range(rounds):
         base = errors(values)
-        slopes = np.stack(
-            [
-                (errors(values * np.where(np.arange(5) == i, 1.001, 1)) - base) / np.log(1.001)
-                for i in range(5)
-            ],
-            axis=1,
-        )
-        values = values * np.exp(np.clip(-np.linalg.lstsq(slopes, base, rcond=None)[0], -0.2, 0.2))
+        others = (values * np.where(np.arange(len(values)) == i, nudge, 1) for i in range(len(values)))
+        slopes = np.stack([(errors(other) - base) / np.log(nudge) for other in others], axis=1)
+        step = -np.linalg.lstsq(slopes, base, rcond=None)[0]
+        values = values * np.exp(np.clip(step, -0.2, 0.2))
     return values
 
 
 def report(cases, constants=FITTED):
-    """Print every row; return the errors of those not fitted on, by family."""
-    by_family = defaultdict(list)
+    """Print every row; return them, and the errors of those not fitted on, by family."""
+    by_family, rows = defaultdict(list), []
     for case in cases:
         value = predicted(case, constants)
         error = value / case.measured - 1
@@ -90,7 +88,8 @@ def report(cases, constants=FITTED):
         notes = "; ".join([*(["fitted on"] if case.id in FITTED_ROWS else []), *case.assumed])
         row = f"{case.id:>4} {case.family:15} {case.label:33} {case.metric:6}"
         print(f"{row} {case.measured:10.3f} {value:10.3f} {error:+7.1%}  {notes}")
-    return by_family
+        rows.append({"id": case.id, "family": case.family, "measured": case.measured, "predicted": value})
+    return rows, by_family
 
 
 def summary(errors):
@@ -103,6 +102,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fit", action="store_true", help="search the constants anew")
     parser.add_argument("--rows", type=Path, default=ROWS, help="another table of the same columns")
+    parser.add_argument("--out", type=Path, help="folder for the result as JSON")
     options = parser.parse_args()
     cases, refused = cases_of(options.rows)
     constants = FITTED
@@ -110,11 +110,16 @@ def main():
         values = fit([case for case in cases if case.id in FITTED_ROWS])
         print(dict(zip(_NAMES, values.round(3).tolist(), strict=True)))
         constants = with_values(values)
-    for family, errors in report(cases, constants).items():
-        median, worst, mean = summary(errors)
-        print(f"{family}: {len(errors)} rows, median {median:.1%}, 95th {worst:.1%}, mean {mean:+.1%}")
+    rows, by_family = report(cases, constants)
+    families = {family: summary(errors) for family, errors in by_family.items()}
+    for family, (median, worst, mean) in families.items():
+        rows_of = len(by_family[family])
+        print(f"{family}: {rows_of} rows, median {median:.1%}, 95th {worst:.1%}, mean {mean:+.1%}")
     for row, reason in refused.items():
         print(f"{row}: refused: {reason}")
+    if options.out:
+        result = {"fitted_on": FITTED_ROWS, "families": families, "rows": rows, "refused": refused}
+        file_result(options.out, "plan_accuracy", result)
 
 
 if __name__ == "__main__":
