@@ -36,6 +36,7 @@ VERBS = {
     "chat": "talk to a trained model",
     "netlab": "try a recipe on emulated hosts, joined by a network as slow as you say",
     "report": "draw a run as one HTML page",
+    "doctor": "examine a machine, or all of a cluster, before a run does",
     "demo": "the whole story on this machine, in under eight minutes",
 }
 

@@ -49,6 +49,35 @@ def rendezvous() -> str:
     return os.environ.get(RENDEZVOUS, "env://")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """Where the processes of a run meet, if not in a file."""
+
+    address: str
+    port: int
+    is_kept: bool
+    """Whether the launcher keeps the store (torchrun's agent), so that no rank has to."""
+
+
+def meeting() -> Meeting | None:
+    """Read MASTER_ADDR and MASTER_PORT; None where they are not set."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    if not address or not port.isdecimal():
+        return None
+    kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return Meeting(address=address, port=int(port), is_kept=kept)
+
+
+def variables(*prefixes: str) -> dict[str, str]:
+    """Return the environment variables whose names begin so, sorted."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+
+
+def silence_torch() -> None:
+    """Keep torch's C++ code from writing what it raises anyway; must come before it is imported."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+
+
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 

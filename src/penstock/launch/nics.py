@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 
 _NOT_A_WAY_OUT = ("bridge", "tun", "tap", "dummy", "ifb", "vxlan")
-"""Drivers of interfaces that lead to containers, tunnels and tests of this machine, not to other machines."""
+"""Drivers of what leads to containers and tunnels, unless the default route is there (a bridged card)."""
 
 _NOMINAL = ("veth", "virtio_net", "xen-netfront", "vif")
 """Drivers whose speed, where they say one, is made up."""
@@ -75,10 +75,14 @@ def usable(nics: Sequence[Nic]) -> list[Nic]:
     >>> [nic.name for nic in usable([slow, fast, docker])]
     ['ens1']
     """
-    out = [nic for nic in nics if nic.is_up and nic.networks and nic.driver not in _NOT_A_WAY_OUT]
+    out = [nic for nic in nics if nic.is_up and nic.networks and _leads_out(nic)]
     fastest = max((nic.speed_mbit_s or 0 for nic in out if nic.has_true_speed), default=0)
     kept = [nic for nic in out if not nic.has_true_speed or (nic.speed_mbit_s or 0) * _MUCH_SLOWER >= fastest]
     return sorted(kept, key=lambda nic: nic.name)
+
+
+def _leads_out(nic: Nic) -> bool:
+    return nic.carries_default_route or nic.driver not in _NOT_A_WAY_OUT
 
 
 def sharing_a_network(nics: Sequence[Nic]) -> list[tuple[str, str, str]]:

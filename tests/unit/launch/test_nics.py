@@ -37,3 +37,7 @@ def test_interfaces_of_networks_of_their_own_share_none() -> None:
 def test_its_address_is_one_that_others_reach() -> None:
     assert nic(addresses=("169.254.3.1/16", "fd00::2/64")).address == "fd00::2"
     assert nic(addresses=()).address == ""
+
+
+def test_a_bridge_over_the_card_carries_the_run_if_it_has_the_default_route() -> None:
+    assert usable([nic("br0", driver="bridge", carries_default_route=True)])

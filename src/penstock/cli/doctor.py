@@ -1,0 +1,88 @@
+"""Examine a machine, or all machines of a run together, before the run does; say what to do.
+
+example:
+  penstock doctor
+  penstock doctor --corpus corpus --store s3://bucket/scratch --folder /data/runs
+  torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29500 -m penstock doctor --out cluster.toml
+  penstock doctor --processes 2
+
+Green is as it should be, yellow works and costs speed or safety, red fails, hangs or is several times
+slower. Each yellow and red line says what to do. Nothing is changed: what is written for measuring, in
+--folder and --store, is deleted.
+
+exit codes: 0 no red line, 1 a red line or a rank that could not report, 2 wrong usage
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from penstock.cli.main import complain, explain
+from penstock.core import env
+from penstock.core.errors import UsageError
+from penstock.launch.local import run as run_processes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--corpus", default="", metavar="CORPUS", help="measure the loader on this corpus")
+    parser.add_argument(
+        "--store", default="", metavar="ADDRESS", help="measure an object store, below s3://, gs:// or az://"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(),
+        metavar="DIR",
+        help="measure the disk of this folder; default: here",
+    )
+    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, metavar="S", help="bound on the time for links; default: 60"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=20.0,
+        metavar="S",
+        help="a message between nodes that takes longer is lost; default: 20",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Examine and report."""
+    for name in ("seconds", "timeout"):
+        if not 0 < getattr(arguments, name) < float("inf"):
+            raise UsageError(f"--{name} must be above 0", got=getattr(arguments, name))
+    env.silence_torch()
+    import penstock.doctor.examine  # noqa: F401 - torch; imported once, before processes fork
+
+    if arguments.processes == 1:
+        return _examine(arguments)
+    outcome = run_processes(lambda: _examine(arguments), explain, processes=arguments.processes)
+    for message in outcome.messages:
+        complain(message)
+    return outcome.code
+
+
+def _examine(arguments: argparse.Namespace) -> int:
+    from penstock.doctor.check import Asked
+    from penstock.doctor.examine import examine
+    from penstock.doctor.finding import Level, worst
+    from penstock.doctor.text import as_json, as_text
+
+    asked = Asked(
+        folder=arguments.folder, corpus=arguments.corpus, store=arguments.store, seconds=arguments.seconds
+    )
+    report = examine(asked, timeout_s=arguments.timeout, on_check=_progress)
+    if report is None:
+        return 0
+    print(json.dumps(as_json(report)) if arguments.json else "\n".join(as_text(report)))
+    return 1 if worst(report.findings) is Level.RED else 0
+
+
+def _progress(check: str) -> None:
+    if env.ranks().rank == 0 and sys.stderr.isatty():
+        print(f"\r\033[Kexamining {check} ...", end="" if check != "links" else "\r\033[K", file=sys.stderr)

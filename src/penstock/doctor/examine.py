@@ -1,0 +1,153 @@
+"""Examine this machine, or every machine of a run together; the first rank has the report."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+from penstock.core import clock
+from penstock.core.env import local_world_size, ranks
+from penstock.core.errors import PenstockError, UsageError
+from penstock.doctor.check import Asked
+from penstock.doctor.checks import CHECKS
+from penstock.doctor.finding import Finding, red, yellow
+from penstock.doctor.link import Link, better, link_of
+from penstock.doctor.network import slow_pairs
+from penstock.doctor.pair import measure_pair
+from penstock.doctor.party import Member, Party, ends_of, host_name, open_store
+from penstock.doctor.report import Report, put_together, traits_of
+from penstock.doctor.rounds import rounds
+from penstock.launch.probe import probe_nics
+
+log = logging.getLogger(__name__)
+
+_LOCAL_S = 120.0
+"""What the checks of one machine may take together, before the others go on without it."""
+_TURN_WAITS = 16
+"""How often a pair may wait for its time limit in one turn, with several interfaces."""
+
+
+def examine(
+    asked: Asked, *, timeout_s: float, on_check: Callable[[str], None] = lambda _: None
+) -> Report | None:
+    """Examine; return the report on the first rank, None on others.
+
+    Args:
+        timeout_s: a message between nodes that takes longer is lost; ranks may start that far apart.
+        on_check: told the name of what is examined next.
+
+    Raises:
+        PenstockError: the first rank cannot keep the store, or the others fell silent.
+    """
+    start, who, num_local = clock.monotonic(), ranks(), local_world_size()
+    num_nodes = max(1, who.world_size // num_local)
+    if num_nodes > 1 and who.local_rank:
+        return None  # one rank speaks for a machine
+    asked = replace(asked, num_nodes=num_nodes)
+    node, num_parties = (who.rank, who.world_size) if num_nodes == 1 else (who.rank // num_local, num_nodes)
+    me = Member(node=node, host=host_name(), ends=ends_of(probe_nics(), num_nodes=num_nodes))
+    try:
+        store = open_store(who, timeout_s=timeout_s)
+    except PenstockError as error:
+        if isinstance(error, UsageError) or who.rank == 0:
+            raise
+        return _alone(me, asked, on_check, error, num_local=num_local)
+    party = Party(store, me, num_expected=num_parties)
+    party.gather(timeout_s=timeout_s)
+    findings, facts = examine_here(asked, on_check) if who.local_rank == 0 else ([], {})
+    on_check("links")
+    links, unmeasured = _links(party, asked, timeout_s=timeout_s)
+    mine = {
+        "findings": [asdict(finding) for finding in findings],
+        "links": [asdict(link) for link in links],
+        "traits": traits_of(facts) if facts else {},
+    }
+    reports = party.exchange("report", mine, timeout_s=_LOCAL_S)
+    party.leave(timeout_s=timeout_s)
+    if not party.leads:
+        return None
+    seconds = clock.monotonic() - start
+    return put_together(party, reports, facts, unmeasured, num_local=num_local, seconds=seconds)
+
+
+def _alone(
+    me: Member, asked: Asked, on_check: Callable[[str], None], error: PenstockError, *, num_local: int
+) -> Report:
+    """Return what a machine finds by itself that does not reach the others."""
+    findings, facts = examine_here(asked, on_check)
+    cut_off = red("nodes", str(error).removesuffix("."), remedy="The others' report says whom they miss.")
+    return Report(
+        hosts={me.node: me.host},
+        findings=[replace(finding, nodes=(me.node,)) for finding in [*findings, cut_off]],
+        facts=facts,
+        links=[],
+        num_local=num_local,
+        seconds=0.0,
+    )
+
+
+def examine_here(
+    asked: Asked, on_check: Callable[[str], None] = lambda _: None
+) -> tuple[list[Finding], dict[str, Any]]:
+    """Make the checks of this machine; return what they found and what they measured.
+
+    Raises:
+        UsageError: what was asked for makes no sense.
+    """
+    findings: list[Finding] = []
+    facts = {}
+    for name, check in CHECKS.items():
+        on_check(name)
+        try:
+            facts[name] = check.measure(asked)
+            findings += check.judge(facts[name])
+        except UsageError:
+            raise
+        except PenstockError as error:
+            findings.append(red(name, str(error).removesuffix("."), remedy="Mend that, and run this again."))
+        except OSError as error:
+            findings.append(
+                yellow(
+                    name, f"Not measured: {error}", remedy="Run this as the user of the run, on its machine."
+                )
+            )
+    return findings, facts
+
+
+def _links(party: Party, asked: Asked, *, timeout_s: float) -> tuple[list[Link], int]:
+    """Measure with every other node in turn; return what this one sends, and how many pairs were left out.
+
+    Links that look slow are measured once more at the end: it may have been others' traffic.
+    """
+    if len(party.members) < 2:
+        return [], 0
+    nodes = [member.node for member in party.members]
+    every = [[(nodes[a], nodes[b]) for a, b in pairs] for pairs in rounds(len(nodes))]
+    found: dict[tuple[int, str, str], Link] = {}
+
+    def take(turns: list[list[tuple[int, int]]], *, attempt: int) -> int:
+        def turn(number: int) -> None:
+            for other in _partners(party, turns[number]):
+                for link in measure_pair(party, other, attempt=attempt, timeout_s=timeout_s):
+                    key = (link.target, link.source_nic, link.target_nic)
+                    found[key] = better(found[key], link) if key in found else link
+
+        return party.take_turns(
+            len(turns),
+            turn,
+            attempt=attempt,
+            bound_s=asked.seconds,
+            slow_s=_LOCAL_S + _TURN_WAITS * timeout_s,
+        )
+
+    taken = take(every, attempt=0)
+    sent = party.exchange("links", [asdict(link) for link in found.values()], timeout_s=_LOCAL_S)
+    again = slow_pairs([link_of(raw) for _, links in sorted(sent.items()) for raw in links])
+    take([[pair] for pair in again], attempt=1)
+    return list(found.values()), sum(len(pairs) for pairs in every[taken:])
+
+
+def _partners(party: Party, pairs: list[tuple[int, int]]) -> list[Member]:
+    """Return whom this node measures with in a turn: one at most."""
+    others = [sum(pair) - party.me.node for pair in pairs if party.me.node in pair]
+    return [member for member in party.members if member.node in others]

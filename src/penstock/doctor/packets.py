@@ -1,0 +1,114 @@
+"""Find the largest packet that crosses a network whole, with datagrams that routers may not split.
+
+Where a switch drops what is too large without a word, TCP connects, small messages pass, and transfers hang.
+Each large datagram is followed by a small one: a loss is believed only when the small one came back, so a
+busy machine is not taken for a bad network.
+"""
+
+import socket
+import threading
+from collections.abc import Callable
+
+from penstock.core import clock
+from penstock.core.errors import PenstockError
+from penstock.doctor.link import Link
+from penstock.doctor.party import Party
+
+_IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE = 10, 3  # linux/in.h: never split, whatever was learned of the path
+_HEADERS = 28  # of IPv4 and UDP
+_LEAST_PACKET = 576
+LARGEST = 65_535
+"""Bytes of an IP packet."""
+_ATTEMPTS = 3
+_POLL_S = 0.1
+
+
+def largest_arriving(party: Party, link: Link, address: str, *, where: str, timeout_s: float) -> int:
+    """Return the largest packet, at most `link.packet_bytes`, that reaches the other node and is answered.
+
+    The other node must call this at the same time. 0: it is not known.
+
+    Args:
+        address: that of this node's interface.
+        where: prefix of what the two say through the store.
+    """
+    if ":" in address:
+        return 0
+    over = threading.Event()
+    with _open(address) as answering, _open(address) as asking:
+        thread = threading.Thread(target=_answer, args=(answering, over), name="doctor-packets")
+        thread.start()
+        try:
+            party.say(f"{where}/port/{link.source}", answering.getsockname())
+            target = tuple(party.hear(f"{where}/port/{link.target}", timeout_s=timeout_s))
+            found = largest(lambda size: _arrives(asking, target, size), most=link.packet_bytes)
+            party.say(f"{where}/asked/{link.source}", True)
+            party.hear(f"{where}/asked/{link.target}", timeout_s=2 * timeout_s)
+        except PenstockError:  # the other node is gone, which the transfers will say
+            return 0
+        finally:
+            over.set()
+            thread.join()
+    return found
+
+
+def largest(arrives: Callable[[int], bool], *, most: int) -> int:
+    """Return the largest packet that arrives, 0 if none does.
+
+    >>> largest(lambda size: size <= 1400, most=1500)
+    1400
+    """
+    if arrives(most):
+        return most
+    if not arrives(_LEAST_PACKET):
+        return 0
+    low, high = _LEAST_PACKET, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if arrives(middle) else (low, middle)
+    return low
+
+
+def _open(address: str) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _IP_PMTUDISC_PROBE)
+    made.settimeout(_POLL_S)
+    made.bind((address, 0))
+    return made
+
+
+def _answer(answering: socket.socket, over: threading.Event) -> None:
+    """Send the length of each datagram back."""
+    while not over.is_set():
+        try:
+            content, sender = answering.recvfrom(2**16)
+            answering.sendto(content[:8], sender)
+        except OSError:  # nothing came, or the sender's port is closed
+            continue
+
+
+def _arrives(asking: socket.socket, target: tuple[str, int], packet: int) -> bool:
+    """Whether a packet comes back before a small one that was sent after it, in one of some attempts."""
+    for attempt in range(_ATTEMPTS):
+        large, small = f"L{packet:05}{attempt:02}".encode(), f"S{packet:05}{attempt:02}".encode()
+        try:
+            asking.sendto(large.ljust(packet - _HEADERS, b"."), target)
+            asking.sendto(small, target)
+        except OSError:  # larger than this machine's own interface sends
+            return False
+        if _first_back(asking, large, small):
+            return True
+    return False
+
+
+def _first_back(asking: socket.socket, large: bytes, small: bytes) -> bool:
+    """Wait for either answer; return whether it was the large one's."""
+    deadline = clock.monotonic() + 1.0
+    while clock.monotonic() < deadline:
+        try:
+            answer = asking.recv(64)
+        except OSError:
+            continue
+        if answer in (large, small):
+            return answer == large
+    return False

@@ -1,0 +1,132 @@
+"""`penstock doctor` in emulated networks: a slow NIC, a wrong MTU, a dead link are each found and named."""
+
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.doctor import examine as examining
+from penstock.doctor import interfaces
+from penstock.doctor.check import Asked
+from penstock.doctor.text import as_json
+from penstock.launch.local import run as run_here
+from penstock.launch.netlab import Hosts, Link, lab, why_not
+
+TIMEOUT_S = 30.0  # of what arrives at once or never; many tests may share the machine
+needs_hosts = pytest.mark.skipif(bool(why_not()), reason=why_not())
+
+Report = dict[str, Any]
+
+
+@contextmanager
+def only_interfaces() -> Iterator[None]:
+    """Leave the checks of one machine out; they have tests of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(examining, "CHECKS", {interfaces.CHECK: interfaces})
+        yield
+
+
+def examined(hosts: Hosts, folder: Path) -> dict[int, Report]:
+    """Examine from a rank on each host; return the reports that came of it, by rank."""
+
+    def work() -> int:
+        report = examining.examine(Asked(folder=folder), timeout_s=TIMEOUT_S)
+        if report:
+            (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(as_json(report)))
+        return 0
+
+    with only_interfaces():
+        outcome = hosts.run(work)
+    assert outcome.code == 0, outcome
+    return {int(path.stem): json.loads(path.read_text()) for path in folder.glob("*.json")}
+
+
+def lines(report: Report, *levels: str) -> list[str]:
+    return [finding["what"] for finding in report["findings"] if finding["level"] in levels]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """What is said of three hosts on three networks, with a fault in each network."""
+    faults = {
+        (2, 0): Link(rate="40mbit", mtu=1400),
+        (1, 1): Link(rate="4mbit"),
+        (2, 2): Link(rate="40mbit", cable="deaf"),
+    }
+    with lab(hosts=3, nics=3, rate="40mbit", links=faults) as hosts:
+        reports = examined(hosts, tmp_path_factory.mktemp("report"))
+    assert list(reports) == [0]  # the first rank speaks for all
+    return reports[0]
+
+
+@needs_hosts
+def test_a_slow_nic_is_found_and_named(report: Report) -> None:
+    assert any("eth1 of node 1: " in line and "Mbit/s from node" in line for line in lines(report, "red"))
+
+
+@needs_hosts
+def test_a_wrong_mtu_is_found_and_named(report: Report) -> None:
+    assert any("eth0 of node 2 has an MTU of 1,400" in line for line in lines(report, "yellow"))
+
+
+@needs_hosts
+def test_a_dead_link_is_found_and_named_and_holds_up_no_other(report: Report) -> None:
+    dead = [line for line in lines(report, "red") if "Nothing passes" in line]
+    assert dead == ["Nothing passes to or from eth2 of node 2"]
+    alive = {
+        (link["source"], link["target"], link["source_nic"]) for link in report["links"] if link["gbit_s"]
+    }
+    assert len(alive) == 18 - 4
+    assert report["level"] == "red"
+
+
+@needs_hosts
+def test_every_direction_between_hosts_is_measured(report: Report) -> None:
+    assert len(report["links"]) == 18
+    sound = [link for link in report["links"] if link["source_nic"] == "eth1"]
+    assert all(link["round_trip_s"] > 0 and link["arriving_bytes"] == 1500 for link in sound)
+    assert [node["host"] for node in report["nodes"]] == ["host0", "host1", "host2"]
+
+
+@needs_hosts
+def test_a_switch_that_drops_large_packets_is_found(tmp_path: Path) -> None:
+    with lab(hosts=2, rate="40mbit", mtu=1400) as hosts:
+        for host in range(2):
+            with hosts.inside(host):  # the switch goes on taking 1,400
+                subprocess.run(["ip", "link", "set", "eth0", "mtu", "1500"], check=True)
+        said = lines(examined(hosts, tmp_path)[0], "red")
+    (lost,) = [line for line in said if "get lost" in line]
+    assert "Packets of 1,500 bytes" in lost
+    assert "up to 1,400 arrive" in lost
+
+
+@needs_hosts
+def test_a_host_that_is_cut_off_is_missed_by_the_others_and_says_so_itself(tmp_path: Path) -> None:
+    with lab(hosts=2, links={(1, 0): Link(cable="deaf")}) as hosts, pytest.MonkeyPatch.context() as patch:
+        patch.setitem(globals(), "TIMEOUT_S", 5.0)  # nothing will come
+        reports = examined(hosts, tmp_path)
+    assert lines(reports[0], "red") == ["Node 1 did not come"]
+    (alone,) = lines(reports[1], "red")
+    assert alone.startswith("Rank 1 does not reach the first rank at ")
+
+
+def test_processes_of_one_machine_are_measured_over_its_loopback(tmp_path: Path) -> None:
+    def work() -> int:
+        report = examining.examine(Asked(folder=tmp_path), timeout_s=TIMEOUT_S)
+        assert (report is None) == (os.environ["RANK"] != "0")
+        if report:
+            (tmp_path / "report.json").write_text(json.dumps(as_json(report)))
+        return 0
+
+    with only_interfaces():
+        outcome = run_here(work, lambda error: (repr(error), 1), processes=3)
+    assert outcome.code == 0, outcome
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert len(report["links"]) == 6
+    assert all(link["gbit_s"] > 0 and link["source_nic"] == "lo" for link in report["links"])
+    assert len(report["nodes"]) == 1

@@ -1,0 +1,192 @@
+"""What is said of links that were measured: who is at fault."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.doctor.finding import Finding, Level
+from penstock.doctor.link import Fault, Link, better
+from penstock.doctor.network import Place, culprits, judge_links, slow_pairs
+from penstock.doctor.party import End, Member
+
+
+def links_of(num_nodes: int, *nics: str) -> list[Link]:
+    """Every direction between nodes, all sound."""
+    return [
+        Link(
+            source=source,
+            target=target,
+            source_nic=nic,
+            target_nic=nic,
+            gbit_s=10.0,
+            round_trip_s=1e-4,
+            packet_bytes=1500,
+            arriving_bytes=1500,
+        )
+        for source, target in permutations(range(num_nodes), 2)
+        for nic in nics
+    ]
+
+
+def members_of(num_nodes: int, *nics: str, odd: dict[tuple[int, str], int] | None = None) -> list[Member]:
+    ends = [
+        tuple(
+            End(
+                name=nic,
+                address=f"10.0.{i}.{n}",
+                network=f"10.0.{i}.0/24",
+                mtu=(odd or {}).get((n, nic), 1500),
+            )
+            for i, nic in enumerate(nics)
+        )
+        for n in range(num_nodes)
+    ]
+    return [Member(node=n, host=f"host{n}", ends=theirs) for n, theirs in enumerate(ends)]
+
+
+def changed(links: list[Link], which: Callable[[Link], bool], **over: object) -> list[Link]:
+    return [replace(link, **over) if which(link) else link for link in links]
+
+
+def touches(link: Link, node: int, nic: str) -> bool:
+    return nic == link.source_nic and node in (link.source, link.target)
+
+
+def reds(links: list[Link], num_nodes: int) -> list[Finding]:
+    members = members_of(num_nodes, "eth0", "eth1")
+    return [finding for finding in judge_links(members, links) if finding.level is not Level.GREEN]
+
+
+def test_sound_links_are_summed_up_and_nothing_is_said_against_them() -> None:
+    found = list(judge_links(members_of(3, "eth0"), links_of(3, "eth0")))
+    assert {finding.level for finding in found} == {Level.GREEN}
+    assert found[0].what == "eth0: 10 Gbit/s to 10 Gbit/s one way, round trip 0.10 ms, 6 directions"
+
+
+@given(nodes=st.integers(3, 7), culprit=st.integers(0, 6), nic=st.sampled_from(["eth0", "eth1"]))
+def test_an_interface_whose_links_are_all_bad_is_the_one_that_is_named(
+    nodes: int, culprit: int, nic: str
+) -> None:
+    culprit %= nodes
+    links = links_of(nodes, "eth0", "eth1")
+    bad = {link for link in links if touches(link, culprit, nic)}
+    assert culprits(links, bad) == ([Place(culprit, nic)], [])
+
+
+@given(nodes=st.integers(3, 6), data=st.data())
+def test_every_bad_link_is_explained_by_an_interface_or_a_pair(nodes: int, data: st.DataObject) -> None:
+    links = links_of(nodes, "eth0")
+    bad = set(data.draw(st.lists(st.sampled_from(links), max_size=8)))
+    places, pairs = culprits(links, bad)
+    for link in bad:
+        ends = {Place(link.source, link.source_nic), Place(link.target, link.target_nic)}
+        assert ends & set(places) or tuple(sorted(ends)) in pairs
+    assert bool(bad) == bool(places or pairs)
+
+
+def test_a_dead_interface_is_named_once() -> None:
+    links = changed(links_of(4, "eth0", "eth1"), lambda link: touches(link, 2, "eth1"), fault=Fault.DEAD)
+    assert [finding.what for finding in reds(links, 4)] == ["Nothing passes to or from eth1 of node 2"]
+
+
+def test_one_dead_link_among_several_is_named_as_a_pair() -> None:
+    links = changed(links_of(4, "eth0"), lambda link: {link.source, link.target} == {1, 3}, fault=Fault.DEAD)
+    assert [finding.what for finding in reds(links, 4)] == [
+        "Nothing passes between eth0 of node 1 and eth0 of node 3"
+    ]
+
+
+def test_with_two_nodes_the_pair_is_named_since_either_may_be_at_fault() -> None:
+    links = changed(links_of(2, "eth0", "eth1"), lambda link: link.source_nic == "eth1", gbit_s=1.0)
+    (found,) = reds(links, 2)
+    assert found.what.startswith("eth1 of node 0 and eth1 of node 1: 1 Gbit/s")
+    assert "fastest link has 10 Gbit/s" in found.what
+
+
+@pytest.mark.parametrize(
+    ("share", "level"), [(0.2, Level.RED), (0.49, Level.RED), (0.6, Level.YELLOW), (0.8, None)]
+)
+def test_an_interface_that_sends_slowly_is_named_by_how_much(share: float, level: Level | None) -> None:
+    slow = changed(
+        links_of(3, "eth0"), lambda link: (link.source, link.source_nic) == (1, "eth0"), gbit_s=10 * share
+    )
+    found = reds(slow, 3)
+    assert [finding.level for finding in found] == ([level] if level else [])
+    assert all("eth0 of node 1:" in finding.what and finding.remedy for finding in found)
+
+
+def test_links_within_one_machine_are_not_called_slow() -> None:
+    links = changed(links_of(3, "lo"), lambda link: link.source == 1, gbit_s=0.1)
+    assert not [f for f in judge_links(members_of(3, "lo"), links) if f.level is not Level.GREEN]
+
+
+def test_packets_that_get_lost_are_named_with_the_size_that_arrives() -> None:
+    links = changed(links_of(3, "eth0"), lambda link: touches(link, 1, "eth0"), arriving_bytes=1400)
+    (found,) = reds(links, 3)
+    assert found.what.startswith("Packets of 1,500 bytes get lost at eth0 of node 1, those of up to 1,400")
+
+
+def test_a_fault_of_all_is_said_once() -> None:
+    links = changed(links_of(3, "eth0"), lambda _: True, arriving_bytes=1400)
+    (found,) = reds(links, 3)
+    assert "eth0 of every node" in found.what
+
+
+def test_transfers_that_hang_are_told_from_dead_links() -> None:
+    links = changed(
+        links_of(3, "eth0"), lambda link: touches(link, 1, "eth0"), fault=Fault.STALLS, arriving_bytes=0
+    )
+    (found,) = reds(links, 3)
+    assert found.what == "Small messages pass at eth0 of node 1, and transfers hang"
+
+
+def test_packets_of_which_nothing_is_known_are_not_called_lost() -> None:
+    assert reds(changed(links_of(3, "eth0"), lambda _: True, arriving_bytes=0), 3) == []
+
+
+@pytest.mark.parametrize(
+    ("ahead_s", "level"), [(0.0, Level.GREEN), (0.3, Level.YELLOW), (-90.0, Level.RED), (0.09, Level.GREEN)]
+)
+def test_clocks_are_held_against_that_of_the_lowest_node(ahead_s: float, level: Level) -> None:
+    links = links_of(3, "eth0")
+    links = changed(links, lambda link: link.target == 2, clock_ahead_s=ahead_s)
+    links = changed(links, lambda link: link.source == 2, clock_ahead_s=-ahead_s)
+    (found,) = [f for f in judge_links(members_of(3, "eth0"), links) if f.check == "clocks"]
+    assert found.level is level
+    assert level is Level.GREEN or "The clock of node 2 is" in found.what
+
+
+def test_a_clock_is_not_blamed_for_a_slow_round_trip() -> None:
+    links = changed(links_of(2, "eth0"), lambda link: link.target == 1, clock_ahead_s=0.5, round_trip_s=1.0)
+    assert not [f for f in judge_links(members_of(2, "eth0"), links) if f.check == "clocks" and f.remedy]
+
+
+def test_another_mtu_is_named_even_if_tcp_copes() -> None:
+    found = list(judge_links(members_of(3, "eth0", "eth1", odd={(2, "eth1"): 1400}), []))
+    assert [finding.what for finding in found] == [
+        "eth1 of node 2 has an MTU of 1,400, where others have 1,500: TCP copes, RDMA and datagrams do not"
+    ]
+    assert found[0].remedy == "On node 2: ip link set eth1 mtu 1500"
+
+
+def test_a_node_that_lacks_an_interface_is_told_of() -> None:
+    members = members_of(3, "eth0", "eth1")
+    members[1] = replace(members[1], ends=members[1].ends[1:])
+    (found,) = judge_links(members, [])
+    assert "2 on node 0, 1 on node 1, 2 on node 2" in found.what
+
+
+def test_slow_pairs_are_those_to_measure_again() -> None:
+    links = changed(links_of(3, "eth0"), lambda link: (link.source, link.target) == (2, 0), gbit_s=1.0)
+    assert slow_pairs(links) == [(0, 2)]
+    assert slow_pairs([]) == []
+
+
+def test_of_two_measurements_the_better_counts_and_a_fault_is_the_worst() -> None:
+    first, *_ = links_of(2, "eth0")
+    fast, stalled = replace(first, gbit_s=12.0), replace(first, gbit_s=20.0, fault=Fault.STALLS)
+    assert better(first, fast) == better(fast, first) == better(stalled, fast) == fast
