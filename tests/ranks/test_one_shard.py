@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.parallel.fsdp import ReduceWhole, shard
+from penstock.parallel.fsdp import ReduceWhole, has_work, shard
 from penstock.testing.ranks import on_ranks
 
 SHAPE = LlamaConfig(
@@ -48,6 +48,21 @@ def test_gradients_of_whole_parameters_add_up_as_those_of_the_plain_model(shape,
 
     for differences in on_ranks(compare, ranks=shape[0]):
         assert differences == [0.0] * len(differences)
+
+
+def test_one_rank_uses_float32_parameters_where_they_lie():
+    def wrapped(_):
+        mesh, model = init_device_mesh("cpu", (1,)), Llama(SHAPE)
+        narrow = Llama(SHAPE).bfloat16()
+        return {
+            "plain": has_work(model, mesh, compute_dtype=torch.float32, offload=False),
+            "converted": has_work(model, mesh, compute_dtype=torch.bfloat16, offload=False),
+            "moved": has_work(model, mesh, compute_dtype=torch.float32, offload=True),
+            "reduced in float32": has_work(narrow, mesh, compute_dtype=torch.bfloat16, offload=False),
+        }
+
+    (found,) = on_ranks(wrapped, ranks=1)
+    assert [name for name, has in found.items() if not has] == ["plain"]
 
 
 def test_a_reduction_gives_back_what_it_was_given_and_forgets_one_that_failed():

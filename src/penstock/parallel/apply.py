@@ -14,7 +14,7 @@ from penstock.parallel.compile import compile_blocks
 from penstock.parallel.compile_config import NOT_COMPILED, CompileConfig
 from penstock.parallel.context import spread_context
 from penstock.parallel.float8 import multiply_in_8_bits
-from penstock.parallel.fsdp import shard
+from penstock.parallel.fsdp import has_work, shard
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline, keep_stages, stages_of
@@ -60,8 +60,20 @@ def apply(
     if mesh.layout.pipeline > 1:
         stages = stages_of(model, mesh.pipeline, per_rank=config.stages_per_rank)
     for stage in stages.values():
-        if mesh.layout.tensor > 1:
-            finish_with_slices(stage, mesh.state["tensor"])
+        _share_parameters(stage, mesh, config, compute_dtype)
+    if mesh.layout.pipeline == 1:
+        return None
+    pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
+    model.forward = pipeline.forward  # a call of the model, for validation, passes through all stages
+    return pipeline
+
+
+def _share_parameters(
+    stage: nn.Module, mesh: Mesh, config: ParallelConfig, compute_dtype: torch.dtype
+) -> None:
+    if mesh.layout.tensor > 1:
+        finish_with_slices(stage, mesh.state["tensor"])
+    if has_work(stage, mesh.data, compute_dtype=compute_dtype, offload=config.offload):
         shard(
             stage,
             mesh.data,
@@ -69,8 +81,3 @@ def apply(
             reshard_after_forward=config.reshard_after_forward,
             offload=config.offload,
         )
-    if mesh.layout.pipeline == 1:
-        return None
-    pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
-    model.forward = pipeline.forward  # a call of the model, for validation, passes through all stages
-    return pipeline

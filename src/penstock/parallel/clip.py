@@ -29,7 +29,7 @@ def clip_gradients(
     """
     found = [(p.grad, 2 if p is twice else 1) for p in parameters if p.grad is not None]
     held = [_local(gradient) for gradient, _ in found]
-    copies = torch.tensor([num_copies(gradient, world) * n for gradient, n in found], dtype=torch.float64)
+    copies = torch.tensor([num_copies(gradient) * n for gradient, n in found], dtype=torch.float64)
     norms = torch.stack(torch._foreach_norm(held)).double().cpu()
     norm = math.sqrt(world.sum((norms.square() / copies).sum().item())[0])
     if norm > largest:  # a norm that is not a number clips nothing: the step refuses it
@@ -37,10 +37,10 @@ def clip_gradients(
     return norm
 
 
-def num_copies(gradient: Tensor, world: World) -> int:
-    """Return how many ranks hold the same elements as this one."""
+def num_copies(gradient: Tensor) -> int:
+    """Return how many ranks hold the same elements as this one; a plain tensor is on one."""
     if not isinstance(gradient, DTensor):
-        return world.ranks.world_size
+        return 1
     placements = zip(gradient.placements, gradient.device_mesh.shape, strict=True)
     return math.prod(size for placement, size in placements if placement.is_replicate())
 

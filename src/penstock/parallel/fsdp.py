@@ -22,6 +22,15 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
 
 
+def has_work(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype, offload: bool) -> bool:
+    """Whether there is anything to gather, reduce, convert or move.
+
+    Else FSDP2 would copy parameters and gradients to where they are already.
+    """
+    dtypes = {parameter.dtype for parameter in model.parameters()} | {compute_dtype}
+    return mesh.size() > 1 or offload or dtypes != {torch.float32}
+
+
 def shard(
     model: nn.Module,
     mesh: DeviceMesh,

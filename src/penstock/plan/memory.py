@@ -90,7 +90,10 @@ def peak(job: Job, kept: Kept = ADAMW) -> Memory:
 def moments(job: Job, kept: Kept, place: int = 0) -> Iterator[Memory]:
     """Yield the moments of a step, of a rank at a place of the pipeline."""
     rank = _Rank.of(job, kept, place)
-    yield from rank.in_stages() if job.layout.pipeline > 1 else rank.in_turn()
+    if job.layout.pipeline > 1:
+        yield from rank.in_stages()
+    else:
+        yield from rank.in_place() if rank.is_whole else rank.in_turn()
     update = round(kept.update * rank.all / rank.cut)
     yield replace(rank.stays, gradients=rank.gradients, working=update, moment="update")
 
@@ -156,6 +159,12 @@ class _Rank:
         """With the last norm, which is counted to them."""
         layers = self.job.model.num_hidden_layers
         return self.job.in_blocks * len(self.modes) // layers // self.job.layout.tensor
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether parameters are used where they lie: there is nothing to gather, reduce or convert."""
+        layout, exact = self.job.layout, self.c == self.kept.weights == _FLOAT32
+        return self.cut == layout.replicate == 1 and exact
 
     @property
     def stays(self) -> Memory:
@@ -227,6 +236,23 @@ class _Rank:
         return logits + product + _FLOAT32 * rows * model.hidden_size + hidden
 
     # how the parts of a step without stages come together
+
+    def in_place(self) -> Iterator[Memory]:
+        """Yield the moments of a rank that has all blocks, whole."""
+        before = self.gradients if self.job.num_micro_batches > 1 else 0
+        activations = [self.of_mode(mode) for mode in self.modes]
+        kept = sum(activations) + self.around
+        yield replace(self.stays, gradients=before, activations=kept, loss=self.loss, moment="loss")
+        for index in {len(self.modes) - 1, 0}:
+            done = self.block * (len(self.modes) - 1 - index) + (self.last or self.first)
+            yield replace(
+                self.stays,
+                gradients=before or _FLOAT32 * done,
+                gathered=self._down,
+                activations=sum(activations[: index + 1]) + self._tables,
+                working=self.at_work(self.modes[index]),
+                moment="backward",
+            )
 
     def in_turn(self) -> Iterator[Memory]:
         """Yield the moments of a rank that has all blocks."""
