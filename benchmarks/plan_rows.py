@@ -87,6 +87,7 @@ def case_of(row: dict[str, str]) -> Case:
         reduce="float32" if "titan" in row["system"] or "nanochat" in row["system"] else "bfloat16",
         linear=linear,
         context_balanced=True,
+        stages_balanced=True,
         kernels=_kernels(row),
         tensor_overlapped=overlapped,
     )

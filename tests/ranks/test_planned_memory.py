@@ -45,6 +45,7 @@ def test_the_planned_peak_of_a_step_is_the_measured_one(tmp_path, name):
                 "micro_batch_size": 2,
             },
             "compute": "float32",
+            "ethernet": {"overlap": False},
             **sections,
         }
     )

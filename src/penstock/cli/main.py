@@ -27,6 +27,7 @@ _FIRST_SPEAKS_S = 2.0
 VERBS = {
     "data": "prepare, describe, verify and audit token corpora",
     "recipes": "list, show and check the recipes that come with Penstock",
+    "plan": "find the fastest way to train a model on a cluster, and what it takes",
     "train": "train a model from a recipe, on one process or many",
     "islands": "let a running job go on with more or fewer islands",
     "eval": "score a model on text: loss, perplexity, bits per byte",

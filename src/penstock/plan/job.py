@@ -33,6 +33,9 @@ class Job:
     """What every block, or each block, keeps of its activations."""
     stages_per_rank: int = 1
     """Of the pipeline."""
+    stages_balanced: bool = False
+    """A pipeline's last stage has fewer blocks for its output matrix, as in other trainers. Penstock deals
+    blocks evenly, so that the last stage is the slowest."""
     context_rule: ContextRule = "all_gather"
     """As in ParallelConfig."""
     context_balanced: bool = False

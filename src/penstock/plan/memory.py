@@ -24,6 +24,8 @@ from penstock.plan.activations import block_bytes, working_bytes
 from penstock.plan.job import Job
 
 _FLOAT32 = 4
+_MIB = 2**20
+_REDUCED_BEHIND = 2  # whole gradients that are being reduced while the next are computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,17 +258,19 @@ class _Rank:
 
     def in_turn(self) -> Iterator[Memory]:
         """Yield the moments of a rank that has all blocks."""
+        unreduced = self._kept_gradients
         before = self.gradients if self.job.num_micro_batches > 1 else 0
+        before = round(before * (1 - unreduced / (_FLOAT32 * self.all)))
         root, sharded = self.c * self.outside, self.cut > 1
         activations = [self.of_mode(mode) for mode in self.modes]
-        stays = replace(self.stays, gradients=before)
+        stays = replace(self.stays, gradients=before, gathered=unreduced)
         reduced = round(self.kept.gradients * self.block / self.cut)
         yield replace(
             stays,
-            gathered=root + self._after_forward(),
+            gathered=unreduced + root + self._after_forward(),
             activations=sum(activations) + self.around,
             loss=self.loss,
-            buffers=self.c * self.block if sharded else 0,
+            buffers=self._ahead,
             moment="loss",
         )
         for index in {len(self.modes) - 1, max(0, len(self.modes) - 2), 0}:
@@ -278,7 +282,7 @@ class _Rank:
         yield replace(
             stays,
             gradients=before or reduced * len(self.modes),
-            gathered=root,
+            gathered=unreduced + root,
             buffers=round(reduction),
             moment="reduction",
         )
@@ -291,22 +295,23 @@ class _Rank:
         """
         index, sharded = len(activations) - 1, self.cut > 1
         is_last = len(activations) == len(self.modes)
-        around = root + self.c * (self.last or self.first)  # with the gradient of the output matrix
-        ahead = self.c * self.block if index and sharded else 0
+        around = stays.gathered + root + self.c * (self.last or self.first)  # the output matrix's gradient
+        ahead = self._ahead if index else 0
+        behind = _FLOAT32 * self.block * (_REDUCED_BEHIND if self.job.overlapped else 1)
         stays = replace(stays, moment="backward")
         yield replace(
             stays,
             gathered=around + max(self.c * self.block, self._after_forward()) + self._down,
             activations=sum(activations) + self._tables,
             working=self.at_work(self.modes[index]),
-            buffers=ahead + (0 if is_last or not sharded else _FLOAT32 * self.block),
+            buffers=ahead + (0 if is_last or not sharded else behind),
         )
         yield replace(
             stays,
             gathered=around + self.c * self.block,
             activations=sum(activations[:-1]) + self._tables,
             working=self.stream,
-            buffers=ahead + round(_FLOAT32 * self.block * (1 + 1 / self.cut if sharded else 1)),
+            buffers=ahead + round(behind + _FLOAT32 * self.block / self.cut if sharded else behind),
         )
 
     @property
@@ -322,9 +327,31 @@ class _Rank:
     def _after_forward(self) -> int:
         """Bytes of the blocks' parameters that stay between forward and backward."""
         whole, after = self.c * self.block * len(self.modes), self.job.reshard_after_forward
-        if after is True:
+        stays = 0 if after is True else whole if after is False else whole // after
+        return max(stays, self._kept_parameters)
+
+    @property
+    def _kept_parameters(self) -> int:
+        """Bytes of the blocks' parameters that stay gathered through a step."""
+        if self.cut == 1:
             return 0
-        return whole if after is False else whole // after
+        return round(min(self.job.keep_mib * _MIB, self.c * self.block * len(self.modes)))
+
+    @property
+    def _kept_gradients(self) -> int:
+        """Bytes of gradients that are summed whole, for which parameters leave room."""
+        if self.cut == 1 or self.job.num_micro_batches == 1:
+            return 0
+        return round(min(self.job.keep_mib * _MIB - self._kept_parameters, _FLOAT32 * self.all))
+
+    @property
+    def _ahead(self) -> int:
+        """Bytes of gathers under way."""
+        if self.cut == 1:
+            return 0
+        blocks = self.c * self.block * (2 if self.job.overlapped else 1)
+        asked = self.job.window_mib * _MIB
+        return round(min(max(asked, self.c * self.block), self.c * self.all)) if asked else blocks
 
     def in_stages(self) -> Iterator[Memory]:
         """Yield the moments of a rank that has some of the blocks, and several micro-batches under way."""

@@ -69,13 +69,14 @@ def _blocks(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, 
 
 
 def _ends(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, Group]) -> Unit:
-    """Return what lies outside of blocks, spread evenly over a pipeline's ranks; it stays gathered."""
+    """Return what lies outside of blocks, as the slowest rank of a pipeline has it; it stays gathered."""
     ranks = job.layout.pipeline
+    share = ranks if job.stages_balanced else 1
     seconds = head_seconds(job, cluster.device, constants)
     return Unit(
         name="head",
-        forward=seconds.forward / ranks,
-        backward=seconds.backward / ranks,
+        forward=seconds.forward / share,
+        backward=seconds.backward / share,
         transfers=_transfers(job, cluster, groups, job.outside / ranks)._replace(again=FREE),
         kept=ranks > 1 or math.isinf(job.keep_mib),
     )

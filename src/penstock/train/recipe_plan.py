@@ -66,13 +66,25 @@ def plan_recipe(raw: Raw, *, devices: Sequence[int] = ()) -> RecipePlan:
     Raises:
         ConfigError: the recipe is wrong, or does not fit a number of devices that was asked for.
     """
+    config, assumed = config_of(raw)
+    wanted = devices or [number for number in _USUAL_DEVICES if _allows(config, number)]
+    return RecipePlan(config=config, assumed=assumed, shares=tuple(share_of(config, n) for n in wanted))
+
+
+def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
+    """Build a recipe whose corpora need not be there.
+
+    Returns:
+        The recipe, and the keys of the model that would follow from the corpora, as they were assumed.
+
+    Raises:
+        ConfigError: the recipe is wrong.
+    """
     model = expanded(raw.get("model", {}))
     data = configs.build(DataConfig, raw.get("data", {}), where="data")
     follows = {"vocab_size": ASSUMED_VOCABULARY, "max_position_embeddings": data.longest}
     assumed = {name: value for name, value in follows.items() if name not in model}
-    config = configs.build(TrainConfig, {**raw, "model": {**assumed, **model}})
-    wanted = devices or [number for number in _USUAL_DEVICES if _allows(config, number)]
-    return RecipePlan(config=config, assumed=assumed, shares=tuple(share_of(config, n) for n in wanted))
+    return configs.build(TrainConfig, {**raw, "model": {**assumed, **model}}), assumed
 
 
 def share_of(config: TrainConfig, devices: int) -> Share:

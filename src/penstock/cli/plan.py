@@ -1,0 +1,129 @@
+"""Find the fastest way to train a model on a cluster, before it runs, and say what it takes.
+
+example:
+  penstock plan --model llama3-8b --cluster vela --tokens 1T
+  penstock plan --model mine.toml --cluster cluster.toml --set parallel.pipeline=1 --out planned.toml
+  penstock plan --model llama3-70b --cluster h100-ethernet --explain timeline
+
+A cluster is a file, or the name of one that comes with Penstock; `penstock doctor` writes one for the
+machines it runs on. A model is a preset's name or a recipe: what the recipe says stays as it is. Predictions
+have a band, and docs/planner.md says what they rest on and how far they were off.
+
+exit codes: 0 done, 2 wrong usage, or nothing fits
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from penstock.core import config as configs
+from penstock.core.config import Raw
+from penstock.core.errors import UsageError
+from penstock.core.files import write_atomic
+from penstock.core.units import parse_count
+from penstock.models.presets import PRESETS
+from penstock.obs.toml import toml_text
+from penstock.plan.drawing import svg, trace
+from penstock.plan.hardware import Cluster
+from penstock.plan.helps import what_would_help
+from penstock.plan.predict import timeline_of
+from penstock.plan.report import Report, described
+from penstock.plan.search import HEADROOM, Option, search
+from penstock.plan.shipped import cluster_names, cluster_of
+from penstock.train.plan_question import question_of, recipe_for_preset, recipe_of
+from penstock.train.recipe_plan import config_of
+
+_TOKENS_PER_STEP = 4 * 2**20
+_LENGTH = 4096
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    names = ", ".join(cluster_names())
+    parser.add_argument("--model", required=True, metavar="PRESET|RECIPE.toml", help="what to train")
+    parser.add_argument(
+        "--cluster", required=True, metavar="NAME|FILE.toml", help=f"where: a file, or one of {names}"
+    )
+    parser.add_argument("--tokens", type=parse_count, default=0, metavar="N", help="to train on, such as 1T")
+    parser.add_argument(
+        "--rows", type=int, metavar="N", help="rows of a step, for a preset; default: about 4M tokens"
+    )
+    parser.add_argument(
+        "--length", type=int, metavar="N", help=f"tokens of a row, for a preset; default: {_LENGTH}"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="decide a key of the recipe"
+    )
+    parser.add_argument(
+        "--headroom",
+        type=float,
+        default=HEADROOM,
+        metavar="SHARE",
+        help="of a device's memory that no plan may use; default: %(default)s",
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE.toml", help="write the plan as a recipe")
+    parser.add_argument(
+        "--explain",
+        type=Path,
+        metavar="FOLDER",
+        help="draw a step: timeline.svg, and timeline.json for Perfetto",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan."""
+    if not 0 <= arguments.headroom < 1:
+        raise UsageError("--headroom must be from 0 to below 1", got=arguments.headroom)
+    cluster = cluster_of(arguments.cluster)
+    raw = configs.override(_raw(arguments, cluster), arguments.set)
+    config, _ = config_of(raw)
+    question = question_of(config, raw)
+    found = search(question, cluster, headroom=arguments.headroom)
+    job = found.best.job
+    tokens = arguments.tokens or config.run.steps * question.global_batch_size * question.sequence_length
+    report = Report(
+        question=question,
+        cluster=cluster,
+        found=found,
+        helps=what_would_help(job, cluster),
+        tokens=tokens if arguments.tokens or arguments.model.endswith(".toml") else 0,
+    )
+    print(json.dumps(report.as_json(), indent=1) if arguments.json else report.as_text())
+    if arguments.out:
+        _write_recipe(arguments.out, raw, found.best, cluster)
+    if arguments.explain:
+        _explain(arguments.explain, found.best, cluster)
+    return 0
+
+
+def _raw(arguments: argparse.Namespace, cluster: Cluster) -> Raw:
+    """Return the values of a recipe, or of one for a preset."""
+    name, preset_only = arguments.model, (arguments.rows, arguments.length)
+    if name.endswith(".toml"):
+        if any(value is not None for value in preset_only):
+            raise UsageError(
+                "--rows and --length are for presets; a recipe has its own",
+                fix="Use --set data.global_batch_size=N and --set data.sequence_length=N.",
+            )
+        return configs.load_toml(Path(name))
+    length = arguments.length or min(_LENGTH, PRESETS.get(name, {}).get("max_position_embeddings", _LENGTH))
+    devices = cluster.num_devices
+    rows = arguments.rows or max(1, round(_TOKENS_PER_STEP / length / devices)) * devices
+    return recipe_for_preset(name, tokens=arguments.tokens, rows=rows, length=length)
+
+
+def _write_recipe(path: Path, raw: Raw, option: Option, cluster: Cluster) -> None:
+    name = cluster.name or f"{cluster.nodes} machines"
+    head = (
+        f"# Planned for {name}, {cluster.num_devices} x {cluster.device.name}: {described(option)}.\n"
+        f"# Predicted: {option.speed:,.0f} tokens/s/device, within {option.prediction.band:.0%}.\n"
+    )
+    write_atomic(path, f"{head}{toml_text(recipe_of(raw, option))}\n")
+
+
+def _explain(folder: Path, option: Option, cluster: Cluster) -> None:
+    events = timeline_of(option.job, cluster, record=True).events
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomic(folder / "timeline.svg", svg(events, title=f"A step of {described(option)}"))
+    write_atomic(folder / "timeline.json", json.dumps(trace(events)))

@@ -1,0 +1,147 @@
+"""All ways to share a job over a cluster that could be worth a look, those that cannot be left out; pure.
+
+What a user has decided is not tried otherwise. What never pays is not tried at all: tensor parallelism across
+machines, context parallelism for rows that every rank can hold, more stages than machines could need.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from penstock.core.errors import ConfigError
+from penstock.models.llama.config import LlamaConfig
+from penstock.parallel.fit import check_fit
+from penstock.parallel.layout import REST, ContextRule, Layout, ParallelConfig
+from penstock.plan.hardware import Cluster
+from penstock.plan.job import Compute, Job, Kernels, Linear
+from penstock.plan.memory import ADAMW, Kept
+
+_LONG_ROWS = 16_384
+"""Tokens of a row from which on ranks may share one."""
+_LARGEST_MICRO_BATCH = 65_536
+"""Tokens of a rank's forward pass beyond which products gain nothing."""
+_MOST_STAGES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is to be trained, and what of the plan is decided already."""
+
+    model: LlamaConfig
+    sequence_length: int
+    global_batch_size: int
+    """Rows of a step."""
+    kept: Kept = ADAMW
+    compute: Compute = "bfloat16"
+    linear: Linear = "compute"
+    kernels: Kernels = "compiled"
+    overlapped: bool = True
+    context_rule: ContextRule = "all_gather"
+    checkpoint_every: int = 0
+    decided: Mapping[str, Any] = field(default_factory=dict)
+    """Knobs that are not to be tried: `shard`, `replicate`, `tensor`, `context`, `pipeline`,
+    `stages_per_rank`, `micro_batch_size`, `modes`, `keep_mib`, `window_mib`, `gather`, `reduce`,
+    `reshard_after_forward`."""
+
+
+def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[Layout, int]]:
+    """Yield layouts that fill the cluster and fit the model, with stages per rank."""
+    decided, devices = question.decided, cluster.num_devices
+    tensors = _choices(decided, "tensor", divisors(cluster.devices_per_node))
+    contexts = [1] if question.sequence_length < _LONG_ROWS else divisors(cluster.devices_per_node)
+    contexts = _choices(decided, "context", contexts)
+    blocks = min(_MOST_STAGES, question.model.num_hidden_layers)
+    pipelines = _choices(decided, "pipeline", [p for p in divisors(devices) if p <= blocks])
+    stages = _choices(decided, "stages_per_rank", [1, 2])
+    for tensor, context, pipeline in product(tensors, contexts, pipelines):
+        rest, left_over = divmod(devices, tensor * context * pipeline)
+        if left_over or not rest:
+            continue
+        for shard in _shards(question, cluster, rest=rest, sharing=tensor * context):
+            axes = {"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard}
+            layout = Layout(replicate=rest // shard, **axes)
+            for per_rank in stages if pipeline > 1 else [1]:
+                if question.global_batch_size % layout.num_data == 0 and _fits(question, layout, per_rank):
+                    yield layout, per_rank
+
+
+def jobs(question: Question, layout: Layout, stages_per_rank: int) -> Iterator[Job]:
+    """Yield the jobs of a layout, by size of the micro-batch, nothing kept and nothing recomputed."""
+    local = question.global_batch_size // layout.num_data
+    decided = question.decided
+    for rows in _choices(decided, "micro_batch_size", divisors(local)):
+        if local % rows or not _flows(local // rows, layout.pipeline, stages_per_rank):
+            continue
+        tokens = rows * question.sequence_length // layout.context
+        if rows > 1 and tokens > _LARGEST_MICRO_BATCH and "micro_batch_size" not in decided:
+            continue
+        yield Job(
+            model=question.model,
+            layout=layout,
+            sequence_length=question.sequence_length,
+            micro_batch_size=rows,
+            num_micro_batches=local // rows,
+            context_rule=question.context_rule,
+            stages_per_rank=stages_per_rank,
+            compute=question.compute,
+            linear=question.linear,
+            kernels=question.kernels,
+            overlapped=question.overlapped,
+            state_bytes=question.kept.weights + question.kept.gradients + question.kept.optimizer,
+            checkpoint_every=question.checkpoint_every,
+            **{
+                name: decided[name]
+                for name in ("window_mib", "gather", "reduce", "reshard_after_forward")
+                if name in decided
+            },
+        )
+
+
+def divisors(number: int) -> list[int]:
+    """Return the divisors of a number, in order.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def _choices(decided: Mapping[str, Any], name: str, choices: list[int]) -> list[int]:
+    found = decided.get(name, REST)
+    return choices if found == REST else [found]
+
+
+def _shards(question: Question, cluster: Cluster, *, rest: int, sharing: int) -> Iterator[int]:
+    """Yield in how many parts parameters could be cut: over all ranks, those of a machine, or none."""
+    decided = question.decided
+    if decided.get("shard", REST) != REST:
+        sizes = {decided["shard"]}
+    elif decided.get("replicate", REST) != REST:
+        sizes = {rest // decided["replicate"]}
+    else:
+        sizes = {rest, max(1, cluster.devices_per_node // sharing), 1}
+    for size in sorted(sizes):
+        if size and rest % size == 0 and decided.get("replicate", REST) in (REST, rest // size):
+            yield size
+
+
+def _fits(question: Question, layout: Layout, stages_per_rank: int) -> bool:
+    """Whether the model can be cut so."""
+    config = ParallelConfig(
+        tensor=layout.tensor,
+        context=layout.context,
+        context_rule=question.context_rule,
+        pipeline=layout.pipeline,
+        stages_per_rank=stages_per_rank,
+    )
+    try:
+        check_fit(config, question.model, lengths=[question.sequence_length])
+    except ConfigError:
+        return False
+    return True
+
+
+def _flows(micro_batches: int, ranks: int, stages_per_rank: int) -> bool:
+    """Whether a pipeline has enough micro-batches."""
+    return micro_batches >= ranks and (stages_per_rank == 1 or micro_batches % ranks == 0)

@@ -1,0 +1,49 @@
+"""What a recipe asks the planner, and the planner's answer as a recipe; imports no torch."""
+
+from penstock.core.config import Raw
+from penstock.plan.candidates import Question
+from penstock.plan.search import Option
+from penstock.plan.sections import decided, sections_of, with_plan
+from penstock.train.config import TrainConfig
+from penstock.train.memory_plan import kept_of
+
+
+def question_of(config: TrainConfig, raw: Raw) -> Question:
+    """Return what is to be planned for a recipe.
+
+    Args:
+        raw: the values of its file: what they say is decided.
+    """
+    return Question(
+        model=config.model,
+        sequence_length=config.data.longest,
+        global_batch_size=config.data.global_batch_size,
+        kept=kept_of(config.optim, config.precision.weights),
+        compute=config.compute,
+        linear=config.precision.linear,
+        kernels="compiled" if config.compile.enabled else "eager",
+        overlapped=config.ethernet.overlap,
+        context_rule=config.parallel.context_rule,
+        checkpoint_every=config.checkpoint.every,
+        decided=decided(raw),
+    )
+
+
+def recipe_of(raw: Raw, option: Option) -> Raw:
+    """Return a recipe's values with those of a plan where the recipe left them open."""
+    return with_plan(raw, sections_of(option.job))
+
+
+def recipe_for_preset(preset: str, *, tokens: float, rows: int, length: int) -> Raw:
+    """Return the beginning of a recipe that trains a published shape on so many tokens."""
+    return {
+        "compute": "bfloat16",
+        "run": {"dir": f"runs/{preset}", "steps": max(1, round(tokens / (rows * length)))},
+        "model": {"preset": preset},
+        "data": {
+            "sequence_length": length,
+            "global_batch_size": rows,
+            "corpora": {"docs": {"path": "corpus"}},
+        },
+        "compile": {"enabled": True},
+    }

@@ -1,0 +1,130 @@
+"""Plans that are found: what fits, what nothing beats, what is simplest; and what is decided stays."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from penstock.core.errors import ConfigError
+from penstock.models.llama.config import LlamaConfig
+from penstock.parallel.layout import Layout
+from penstock.plan.candidates import Question, divisors, jobs, layouts
+from penstock.plan.hardware import DEVICES, Cluster
+from penstock.plan.helps import what_would_help
+from penstock.plan.memory import peak
+from penstock.plan.search import HEADROOM, search
+
+MODEL = LlamaConfig(
+    vocab_size=32_000,
+    hidden_size=2048,
+    intermediate_size=5504,
+    num_hidden_layers=16,
+    num_attention_heads=16,
+    num_key_value_heads=8,
+    max_position_embeddings=4096,
+)
+QUESTION = Question(model=MODEL, sequence_length=4096, global_batch_size=256)
+CLUSTER = Cluster(nodes=4, devices_per_node=8, device=DEVICES["A100-40GB"], nics=1, nic_gbit_s=100)
+SMALL = replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=9.0))
+
+
+def test_every_layout_fills_the_cluster_and_deals_the_batch_evenly():
+    found = list(layouts(QUESTION, CLUSTER))
+    assert len(found) > 30
+    for layout, stages in found:
+        assert layout.world_size == 32
+        assert QUESTION.global_batch_size % layout.num_data == 0
+        assert layout.tensor <= 8, "within a machine"
+        assert layout.pipeline * stages <= 16
+    assert len(set(found)) == len(found)
+
+
+def test_micro_batches_make_up_the_batch_and_feed_the_pipeline():
+    for layout, stages in layouts(QUESTION, CLUSTER):
+        for job in jobs(QUESTION, layout, stages):
+            assert job.micro_batch_size * job.num_micro_batches * layout.num_data == 256
+            assert job.num_micro_batches >= layout.pipeline
+
+
+def test_all_that_is_found_fits_and_nothing_on_the_front_is_beaten():
+    found = search(QUESTION, SMALL)
+    room = (1 - HEADROOM) * 9 * 2**30
+    assert found.tried > 100
+    assert all(option.memory.total <= room for option in [found.best, *found.pareto])
+    for faster, smaller in pairwise(found.pareto):
+        assert faster.speed >= smaller.speed
+        assert faster.memory.total > smaller.memory.total
+    assert found.best.speed >= 0.7 * found.pareto[0].speed
+
+
+def test_what_is_planned_is_what_the_memory_of_the_job_says():
+    found = search(QUESTION, SMALL)
+    assert found.best.memory == peak(found.best.job)
+
+
+def test_memory_that_is_there_is_used_before_anything_is_computed_again():
+    plenty = search(QUESTION, replace(CLUSTER, device=replace(DEVICES["A100-80GB"], memory_gib=500.0)))
+    assert set(plenty.best.job.block_modes) == {"keep"}
+    scarce = search(QUESTION, SMALL)
+    assert scarce.best.speed < plenty.best.speed
+
+
+def test_some_blocks_compute_again_where_not_all_have_to():
+    decided = {"tensor": 1, "context": 1, "pipeline": 1, "shard": 32, "micro_batch_size": 4, "keep_mib": 0.0}
+    question = replace(QUESTION, decided=decided)
+    mixed = search(question, replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=18.0))).best.job
+    modes = mixed.block_modes
+    assert len(set(modes)) == 2, modes
+    assert list(modes) == sorted(modes, key=["full", "operators", "keep"].index), (
+        "those that do most come first"
+    )
+
+
+def test_what_is_decided_stays():
+    decided = {"tensor": 2, "pipeline": 2, "micro_batch_size": 2, "modes": "full", "replicate": 2}
+    found = search(replace(QUESTION, decided=decided), CLUSTER)
+    for option in [found.best, *found.pareto]:
+        assert (option.job.layout.tensor, option.job.layout.pipeline, option.job.layout.replicate) == (
+            2,
+            2,
+            2,
+        )
+        assert (option.job.micro_batch_size, option.job.modes) == (2, "full")
+
+
+def test_long_rows_may_be_shared():
+    long = replace(QUESTION, model=replace(MODEL, max_position_embeddings=32_768), sequence_length=32_768)
+    assert {layout.context for layout, _ in layouts(long, CLUSTER)} >= {1, 2, 4, 8}
+    assert {layout.context for layout, _ in layouts(QUESTION, CLUSTER)} == {1}
+
+
+def test_what_does_not_fit_says_how_much_is_missing():
+    tiny = replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=0.1))
+    with pytest.raises(ConfigError, match=r"smallest plan on 32 devices takes .* a device has 87\.0 MiB"):
+        search(QUESTION, tiny)
+    with pytest.raises(ConfigError, match="No layout shares this model and 7 rows over 32 devices"):
+        search(replace(QUESTION, global_batch_size=7, decided={"pipeline": 1}), CLUSTER)
+
+
+def test_a_faster_network_helps_what_waits_for_it_and_memory_what_computes_again():
+    slow = replace(CLUSTER, nic_gbit_s=10)
+    job = next(jobs(QUESTION, Layout(shard=32), 1))
+    helps = {one.change: one.gain for one in what_would_help(replace(job, modes="full"), slow)}
+    assert helps["with 2 NICs a node"] > 0.2
+    assert helps["with all parameters kept through a step"] > 0.2
+    assert list(helps.values()) == sorted(helps.values(), reverse=True)
+    alone = Cluster(nodes=1, devices_per_node=8, device=DEVICES["A100-80GB"])
+    local = next(jobs(QUESTION, Layout(shard=8), 1))
+    assert not any("NIC" in one.change for one in what_would_help(local, alone))
+
+
+def test_divisors_are_all_there():
+    assert all(n % d == 0 for n in (1, 7, 96) for d in divisors(n))
+    assert [len(divisors(n)) for n in (1, 7, 96)] == [1, 2, 12]
+
+
+def test_a_plan_that_keeps_everything_says_so_without_end():
+    decided = {"tensor": 1, "context": 1, "pipeline": 1, "shard": 32, "micro_batch_size": 1}
+    found = search(replace(QUESTION, decided=decided), replace(CLUSTER, nic_gbit_s=10))
+    assert math.isinf(found.best.job.keep_mib)
