@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from penstock.launch.netlab import why_not
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 RUNS = {
     "attention": "--cases 1 --rounds 1",
     "checkpoint": "--mib 16 --rounds 1",
     "conformance": "",
+    "ethernet": "--tiny --hidden 32 --pace 0.01 --steps 2",
     "loader_scale": "--sizes 1e6 --processes 1",
     "loader_stress": "--tokens 12M --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2",
     "loader_throughput": "--tokens 600K --rounds 1 --lengths 4096 --no-peers",
@@ -35,6 +38,8 @@ TOO_LONG = {"remote"}  # a minute, most of it servers that start; tests/integrat
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
+    if name == "ethernet" and (refused := why_not()):
+        pytest.skip(refused)
     done = subprocess.run(
         [sys.executable, BENCHMARKS / f"{name}.py", *RUNS[name].split(), "--out", tmp_path],
         capture_output=True,

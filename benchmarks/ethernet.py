@@ -1,0 +1,283 @@
+"""What do the levers for slow networks give, each alone and together, beside FSDP2 as it comes?
+
+    python benchmarks/ethernet.py --out benchmarks/results
+    python benchmarks/ethernet.py --quick
+
+Hosts are emulated on this machine (docs/netlab.md; it needs root). A Llama of 7 million parameters is trained
+in float32 on two hosts, with one process each or two. Settings:
+
+    naive       FSDP2 as it comes: ethernet.overlap = false
+    keep        parameters gathered and gradients reduced once a step: ethernet.keep_mib = inf
+    overlap     gathers run ahead, reductions behind; shards as naive, so memory is that of full sharding
+    exact       both
+    one card    both, each collective one operation, which uses one NIC of two; exact uses both
+    copies      shards inside a host and copies between hosts, parallel.replicate = 2
+    hybrid      both of exact on such copies
+    int8        both of exact, weights gathered in int8: not exact, losses differ
+
+Compute is paced: blocks sleep until `--pace` seconds a micro-batch are over, and take no processor from the
+network (benchmarks/pacing.py); or real, rows of 128 tokens. `busy` is compute over step, the
+compute that of unsharded replicas with the same micro-batches. A row of an exact setting counts only if its
+losses are those of naive, to 1e-6 of them; others are marked, and make this script fail.
+"""
+
+import argparse
+import dataclasses
+import sys
+import tempfile
+from pathlib import Path
+
+from drawing import Line, lines
+from pacing import pace
+from results_file import file_result
+
+from penstock.core import clock
+from penstock.core.units import si
+from penstock.launch.netlab import lab, why_not
+from penstock.launch.netlab.topology import parse_rate
+from penstock.train.config import build_recipe
+from penstock.train.emulated import Emulation
+
+KEPT = {"keep_mib": float("inf")}
+COPIES = {"replicate": 2}
+SETTINGS = {
+    "naive": ({"overlap": False}, {}),
+    "keep": ({"overlap": False, **KEPT}, {}),
+    "overlap": ({}, {}),
+    "exact": (KEPT, {}),
+    "one card": ({**KEPT, "operations": 1}, {}),
+    "copies": ({"overlap": False}, COPIES),
+    "hybrid": (KEPT, COPIES),
+    "int8": ({**KEPT, "gather": "int8"}, {}),
+}
+"""Name -> [ethernet], [parallel]."""
+
+INEXACT = ("int8",)
+TOLERANCE = 1e-6
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is the same for all settings that are compared."""
+
+    rate: str
+    micro_batches: int = 4
+    is_paced: bool = True
+    processes: int = 1
+    """On each host."""
+    nics: int = 1
+
+    @property
+    def title(self):
+        """For people."""
+        compute = "paced" if self.is_paced else "real"
+        more = f", {self.nics} NICs each" if self.nics > 1 else ""
+        return (
+            f"{self.rate}, {compute} compute, {self.micro_batches} micro-batches, 2 x {self.processes}{more}"
+        )
+
+
+LEVERS = ("naive", "keep", "overlap", "exact", "int8")
+WHOLE = [
+    *((Case(rate=rate), LEVERS) for rate in ("200mbit", "500mbit", "1gbit")),
+    (Case(rate="500mbit", micro_batches=16), ("naive", "exact")),
+    (Case(rate="500mbit", nics=2), ("naive", "one card", "exact")),
+    (Case(rate="500mbit", processes=2), ("naive", "copies", "exact", "hybrid")),
+    *(
+        (Case(rate=rate, is_paced=False), ("naive", "overlap", "exact"))
+        for rate in ("200mbit", "500mbit", "1gbit")
+    ),
+]
+QUICK = [(Case(rate="500mbit"), ("naive", "overlap", "exact"))]
+TINY = [(Case(rate="1gbit", micro_batches=2), ("naive", "exact"))]
+
+
+def recipe_of(case, setting, arguments):
+    """Return the recipe of a row."""
+    ethernet, parallel = SETTINGS[setting]
+    rows = case.micro_batches * 2 * case.processes
+    return build_recipe(
+        {
+            "run": {"dir": str(Path(tempfile.gettempdir()) / "never-written"), "steps": 10**6},
+            "model": {
+                "hidden_size": arguments.hidden,
+                "intermediate_size": 3 * arguments.hidden,
+                "num_hidden_layers": 8,
+                "num_attention_heads": max(1, arguments.hidden // 32),
+                "vocab_size": 512,
+            },
+            "data": {
+                "corpora": {"c": {"path": "synthetic:tokens=1e8,vocab_size=512"}},
+                "sequence_length": 16 if case.is_paced else 128,
+                "global_batch_size": rows,
+                "micro_batch_size": 1,
+            },
+            "schedule": {"rule": "constant"},
+            "compute": "float32",
+            "ethernet": ethernet,
+            "parallel": parallel,
+        }
+    )
+
+
+def explain(error):
+    """Say what a rank failed of."""
+    return f"{type(error).__name__}: {error}", 1
+
+
+class Measuring:
+    """Measures rows; the compute of equal ones only once."""
+
+    def __init__(self, arguments):
+        self._arguments = arguments
+        self._compute_s = {}
+
+    def row(self, case, setting, losses=None):
+        """Return what one setting takes in one case.
+
+        Args:
+            losses: those of the naive setting, to hold its own against.
+        """
+        recipe = recipe_of(case, setting, self._arguments)
+        prepare = (
+            (lambda state: pace(state.model, seconds=self._arguments.pace))
+            if case.is_paced
+            else (lambda _: None)
+        )
+        with lab(hosts=2, nics=case.nics, rate=case.rate) as hosts:
+            emulation = Emulation(
+                hosts=hosts, processes_per_host=case.processes, steps=self._arguments.steps, prepare=prepare
+            )
+            alike = (case.is_paced, case.micro_batches, case.processes)
+            if alike not in self._compute_s:
+                self._compute_s[alike] = emulation.time_replicas(recipe, explain)
+            measured = emulation.measure(recipe, explain, compute_s=self._compute_s[alike])
+        drift = max(
+            abs(mine - its) / its
+            for mine, its in zip(measured.losses, losses or measured.losses, strict=True)
+        )
+        counts = drift <= TOLERANCE or setting in INEXACT
+        return {"setting": setting, **measured.as_json(), "loss_drift": drift, "counts": counts}
+
+
+def show(row, naive):
+    """Print a row of the table."""
+    faster = naive["step_s"] / row["step_s"]
+    sent = max(row["sent_bytes"])
+    print(
+        f"  {row['setting']:8} {row['step_s']:7.2f} s  busy {row['busy']:4.0%}  {faster:5.1f}x  "
+        f"{si(sent)}B a step and host  losses within {row['loss_drift']:.1e}"
+        + ("" if row["counts"] else "  DOES NOT COUNT: other losses"),
+        flush=True,
+    )
+
+
+def aims(results):
+    """Return each aim, what was found, and whether that is enough."""
+    found = {
+        (case["rate"], case["micro_batches"], case["is_paced"], case["processes"], case["nics"]): case
+        for case in results
+    }
+
+    def value(key, setting, name):
+        rows = {row["setting"]: row for row in found.get(key, {"rows": []})["rows"] if row["counts"]}
+        return rows[setting][name] if setting in rows else None
+
+    def faster(key, setting):
+        before, after = value(key, "naive", "step_s"), value(key, setting, "step_s")
+        return None if before is None or after is None else before / after
+
+    at_500, slow = ("500mbit", 4, True, 1, 1), ("200mbit", 4, True, 1, 1)
+    wanted = [
+        (
+            "busy, 500 Mbit, 4 micro-batches, naive (aim: under 20%)",
+            value(at_500, "naive", "busy"),
+            lambda x: x < 0.2,
+        ),
+        (
+            "busy, 500 Mbit, 4 micro-batches, exact (aim: over 75%)",
+            value(at_500, "exact", "busy"),
+            lambda x: x > 0.75,
+        ),
+        (
+            "busy, 500 Mbit, 16 micro-batches, exact (aim: over 90%)",
+            value(("500mbit", 16, True, 1, 1), "exact", "busy"),
+            lambda x: x > 0.9,
+        ),
+        ("times faster, 200 Mbit, exact (aim: 5)", faster(slow, "exact"), lambda x: x >= 5),
+        ("times faster, 200 Mbit, fully sharded memory (aim: 2)", faster(slow, "overlap"), lambda x: x >= 2),
+    ]
+    return [{"aim": aim, "found": x, "met": enough(x)} for aim, x, enough in wanted if x is not None]
+
+
+def draw(results):
+    """Return the plots: bandwidth against busy share, a line a setting."""
+    drawings = {}
+    for is_paced in (True, False):
+        alike = [
+            c
+            for c in results
+            if c["is_paced"] is is_paced and (c["micro_batches"], c["processes"], c["nics"]) == (4, 1, 1)
+        ]
+        series = {}
+        for case in alike:
+            for row in case["rows"]:
+                if row["counts"]:
+                    series.setdefault(row["setting"], []).append(
+                        (case["mbit_s"], 100 * min(row["busy"], 1.0))
+                    )
+        if len(alike) > 1:
+            compute = "paced" if is_paced else "real"
+            drawings[compute] = lines(
+                f"Busy share of two hosts, {compute} compute, 4 micro-batches",
+                [Line(name=name, x=[x for x, _ in at], y=[y for _, y in at]) for name, at in series.items()],
+                x_label="Mbit/s of each host's NIC",
+                y_label="busy, %",
+                log_x=True,
+                from_zero=True,
+            )
+    return drawings
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder to file the result in")
+    parser.add_argument(
+        "--quick", action="store_true", help="500 Mbit, paced, three settings: about a minute"
+    )
+    parser.add_argument("--tiny", action="store_true", help="two settings, to see that it runs")
+    parser.add_argument("--steps", type=int, default=3, help="the first does not count; default: 3")
+    parser.add_argument(
+        "--pace", type=float, default=0.26, help="seconds of a paced micro-batch; default: 0.26"
+    )
+    parser.add_argument("--hidden", type=int, default=256, help="width of the model; default: 256")
+    arguments = parser.parse_args()
+    if refused := why_not():
+        sys.exit(refused)
+    begun, measuring, results = clock.monotonic(), Measuring(arguments), []
+    for case, settings in TINY if arguments.tiny else QUICK if arguments.quick else WHOLE:
+        print(case.title, flush=True)
+        naive = measuring.row(case, "naive")
+        rows = [naive]
+        show(naive, naive)
+        for setting in settings[1:]:
+            rows.append(measuring.row(case, setting, naive["losses"]))
+            show(rows[-1], naive)
+        results.append({**dataclasses.asdict(case), "mbit_s": parse_rate(case.rate) / 1e6, "rows": rows})
+    found = aims(results)
+    for aim in found:
+        print(f"{'met   ' if aim['met'] else 'MISSED'}  {aim['found']:.2f}  {aim['aim']}")
+    print(f"{clock.monotonic() - begun:.0f} s")
+    if arguments.out is not None:
+        result = {
+            "arguments": {"pace_s": arguments.pace, "steps": arguments.steps, "hidden": arguments.hidden}
+        }
+        result |= {"cases": results, "aims": found}
+        file_result(arguments.out, "ethernet", result, drawings=draw(results), packages=("torch",))
+    sys.exit(not all(row["counts"] for case in results for row in case["rows"]))
+
+
+if __name__ == "__main__":
+    main()
