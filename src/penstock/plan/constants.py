@@ -10,7 +10,7 @@ from typing import Final
 
 
 def _sustained() -> Mapping[str, float]:
-    return {"cpu": 1.0, "volta": 0.85, "ampere": 0.976, "ada": 0.8, "hopper": 0.756, "blackwell": 0.756}
+    return {"cpu": 1.0, "volta": 0.85, "ampere": 0.982, "ada": 0.8, "hopper": 0.767, "blackwell": 0.767}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +19,12 @@ class Constants:
 
     sustained: Mapping[str, float] = field(default_factory=_sustained)
     """Share of the peak that large matrix products reach, by architecture; *fitted* for ampere and hopper."""
-    memory: float = 0.511
+    memory: float = 0.517
     """Share of the memory's bandwidth that kernels reach which only move numbers; *fitted*."""
-    fill: float = 1190.0
+    fill: float = 1170.0
     """What starting and ending a tile of a product costs, as so many more terms of its sums in bfloat16:
     products of long sums come nearer to the peak than those of short ones; *fitted*."""
-    contention: float = 0.85
+    contention: float = 0.87
     """Share of its speed that computing loses while a collective runs beside it; *fitted*."""
     stall_s: float = 0.34
     """Of the allocator, for each gather that finds memory over-committed; *fitted* to IBM's 20%."""

@@ -16,7 +16,7 @@ from penstock.plan.job import Job
 from penstock.plan.timeline import Timeline, simulate
 from penstock.plan.units import units_of, window_of
 
-_BAND, _BAND_8_BITS, _BAND_FAR = 0.15, 0.20, 0.50
+_BAND, _BAND_8_BITS, _BAND_TENSOR, _BAND_FAR = 0.15, 0.20, 0.35, 0.50
 _LONG_ROW = 16384
 
 
@@ -153,8 +153,10 @@ def timeline_of(
 def band_of(job: Job) -> float:
     """Return the half-width of the band around a prediction; see docs/planner.md for the rows behind it."""
     layout = job.layout
-    if layout.tensor * layout.pipeline * layout.context > 1 or job.sequence_length > _LONG_ROW:
+    if layout.pipeline * layout.context > 1 or job.sequence_length > _LONG_ROW:
         return _BAND_FAR
+    if layout.tensor > 1:
+        return _BAND_TENSOR
     return _BAND if job.linear == "compute" else _BAND_8_BITS
 
 

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from penstock.parallel.stages import blocks_of
 from penstock.plan.comm import FREE, Cost, Group, all_reduce, groups_of, ring
 from penstock.plan.compute import Seconds, again_seconds, block_seconds, coding_seconds, head_seconds
 from penstock.plan.constants import Constants
@@ -50,35 +51,44 @@ def _blocks(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, 
     seconds = _coded(block_seconds(job, cluster.device, constants), job, cluster, constants)
     inline = _exposed(_inline(job, cluster, groups), job, seconds)
     transfers = _transfers(job, cluster, groups, job.block_parameters)
-    modes = job.block_modes[:: job.layout.pipeline]
-    kept = kept_blocks(job, len(modes))
+    mine = _blocks_of_last(job)
+    kept = kept_blocks(job, len(mine))
     return [
         Unit(
             name=f"block {index}",
             forward=seconds.forward,
-            backward=seconds.backward + again_seconds(seconds, mode),
+            backward=seconds.backward + again_seconds(seconds, job.block_modes[index]),
             inline=inline.seconds,
-            inline_back=inline.seconds * (2 if mode == "full" else 1),
+            inline_back=inline.seconds * (2 if job.block_modes[index] == "full" else 1),
             inline_link=inline.link,
             inline_node_bytes=inline.node_bytes,
             transfers=transfers,
-            kept=index < kept,
+            kept=place < kept,
         )
-        for index, mode in enumerate(modes)
+        for place, index in enumerate(mine)
     ]
 
 
+def _blocks_of_last(job: Job) -> list[int]:
+    """Return the blocks of the last rank of a pipeline, which has the output matrix besides: the slowest."""
+    ranks, per_rank = job.layout.pipeline, job.stages_per_rank
+    stages, num_blocks = ranks * per_rank, job.model.num_hidden_layers
+    mine = range(ranks - 1, stages, ranks)
+    return [index for stage in mine for index in blocks_of(stage, stages=stages, num_blocks=num_blocks)]
+
+
 def _ends(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, Group]) -> Unit:
-    """Return what lies outside of blocks, as the slowest rank of a pipeline has it; it stays gathered."""
-    ranks = job.layout.pipeline
-    share = ranks if job.stages_balanced else 1
+    """Return what lies outside of blocks, in a pipeline the output matrix alone; it stays gathered."""
     seconds = head_seconds(job, cluster.device, constants)
+    is_pipeline = job.layout.pipeline > 1
+    share = job.layout.pipeline if job.stages_balanced else 1
+    matrix = job.model.vocab_size * job.model.hidden_size if is_pipeline else job.outside
     return Unit(
         name="head",
         forward=seconds.forward / share,
         backward=seconds.backward / share,
-        transfers=_transfers(job, cluster, groups, job.outside / ranks)._replace(again=FREE),
-        kept=ranks > 1 or math.isinf(job.keep_mib),
+        transfers=_transfers(job, cluster, groups, matrix)._replace(again=FREE),
+        kept=is_pipeline or math.isinf(job.keep_mib),
     )
 
 

@@ -71,6 +71,13 @@ def test_a_pipeline_of_one_micro_batch_mostly_waits():
     assert many.bubble_s / many.step_s < 0.12
 
 
+def test_a_pipeline_is_as_slow_as_its_last_rank_which_has_the_output_matrix():
+    job = replace(JOB, layout=Layout(pipeline=4, shard=32), num_micro_batches=32)
+    events = timeline_of(job, A100, record=True).events
+    names = {event.name for event in events}
+    assert names == {f"block {index}" for index in range(24, 32)} | {"head"}
+
+
 def test_float8_products_are_faster_only_where_there_are_some():
     hopper = replace(A100, device=DEVICES["H100-80GB"])
     large = replace(JOB, model=LLAMA_70B, layout=Layout(shard=128), micro_batch_size=4)

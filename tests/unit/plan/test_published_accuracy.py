@@ -33,13 +33,15 @@ def test_dense_training_is_within_5_percent_for_half_the_rows_and_15_for_nearly_
 
 
 def test_float8_training_is_within_20_percent(errors):
-    assert np.median(errors["float8"]) < 0.06
+    assert np.median(errors["float8"]) < 0.08
     assert np.quantile(errors["float8"], 0.95) < 0.20
 
 
-def test_pipelines_tensor_parallelism_and_long_rows_are_mostly_within_their_band(errors):
-    far = errors["pipeline"] + errors["tensor parallel"] + errors["long rows"]
-    assert np.quantile(far, 0.8) < 0.5
+@pytest.mark.parametrize(
+    ("family", "band"), [("tensor parallel", 0.35), ("pipeline", 0.5), ("long rows", 0.5)]
+)
+def test_what_has_few_rows_is_within_its_wide_band(errors, family, band):
+    assert np.quantile(errors[family], 0.95) < band
 
 
 def test_the_shipped_constants_are_those_of_the_fit(benchmark):
