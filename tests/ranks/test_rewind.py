@@ -1,6 +1,8 @@
 """A run in trouble goes back to before it, leaves out the data in between, and ends as one whole run."""
 
 import math
+import os
+import signal
 
 import pytest
 
@@ -46,11 +48,17 @@ def corpus(tmp_path):
     )
 
 
-def train(recipe, monkeypatch, bad_steps, *, times):
-    """Train on two processes; the first `times` times that each of the steps is taken, its loss is nan."""
+def train(recipe, monkeypatch, bad_steps, *, times, killed_at=None):
+    """Train on two processes; the first `times` times that each of the steps is taken, its loss is nan.
+
+    Args:
+        killed_at: when all of them were, the step at which the processes are.
+    """
     left, judge = dict.fromkeys(bad_steps, times), Guard.judge
 
     def troubled(self, loss, grad_norm, *, step):
+        if step == killed_at and not any(left.values()):
+            os.kill(os.getpid(), signal.SIGKILL)
         if left.get(step):
             left[step] -= 1
             loss = math.nan
@@ -98,6 +106,23 @@ def test_a_second_rewind_leaves_out_what_the_first_did_too(corpus, tmp_path, mon
     assert train(recipe, monkeypatch, [5, 6], times=2).code == 0
     loader = open_run(folder).loader
     assert loader.samples_of(4).tolist() == order[8], "steps 5 and 6 of the first attempt, and of the second"
+    assert not audit(folder, progress=lambda *_: None).faults
+
+
+def test_what_a_rewind_left_out_stays_out_when_the_run_is_killed_before_the_next_checkpoint(
+    corpus, tmp_path, monkeypatch
+):
+    folder = tmp_path / "run"
+    recipe = recipe_of(corpus, folder, max_skips=1)
+    whole = train_loader(recipe, rank=0, world_size=1, deliver="numpy")
+    order = [whole.samples_of(step).tolist() for step in range(12)]
+    assert train(recipe, monkeypatch, [5, 7], times=1, killed_at=6).code != 0
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert "step-00000004" in names, "from before the trouble"
+    assert "step-00000006" not in names
+    monkeypatch.undo()
+    assert train(recipe, monkeypatch, [], times=0).code == 0
+    assert open_run(folder).loader.samples_of(4).tolist() == order[7]
     assert not audit(folder, progress=lambda *_: None).faults
 
 

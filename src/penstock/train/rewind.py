@@ -1,17 +1,18 @@
 """Bring a run back to before its trouble: newer checkpoints are set aside, and it resumes from an older."""
 
 import logging
+from pathlib import Path
 
 import torch.distributed as dist
 
 from penstock.checkpoint.find import Saved
 from penstock.checkpoint.layout import step_of
 from penstock.core.errors import PenstockError
-from penstock.data import Loader
 from penstock.parallel.mesh import World
 from penstock.train.config import TrainConfig
 from penstock.train.control import share
 from penstock.train.guard import Rewind
+from penstock.train.left_out import note_rewind
 from penstock.train.supply import checkpoints
 
 log = logging.getLogger(__name__)
@@ -34,27 +35,11 @@ def go_back(config: TrainConfig, world: World, asked: Rewind, *, rewinds: int) -
             "%s; going back to %s and leaving out the data of the steps up to %d (rewinds=%d of %d)",
             asked.why, before[-1], asked.step, rewinds, config.guard.max_rewinds,
         )  # fmt: skip
+        note_rewind(Path(config.run.dir), to=asked.step)
         for saved in checkpoints(config):
             if saved.name not in before:
                 _set_aside(saved)
     dist.barrier()
-
-
-def leave_out(loader: Loader, left_out: list[range], *, to: int) -> None:
-    """Leave out again what earlier rewinds did, then the samples of the steps from here on.
-
-    The checkpoint that a rewind goes back to knows nothing of it, nor of one before it that went back as far.
-
-    Args:
-        left_out: ids of samples, by rewind; what is left out now is added.
-        to: last step, counted from 1, whose samples are left out; one that was taken already: none are.
-    """
-    if loader.step < to:
-        for samples in left_out:
-            loader.skip(samples=samples, reason="guard")
-        first, last = loader.samples_of(loader.step)[0], loader.samples_of(to - 1)[-1]
-        left_out.append(range(int(first), int(last) + 1))
-        loader.skip(samples=left_out[-1], reason="guard")
 
 
 def older(config: TrainConfig, asked: Rewind) -> list[Saved]:

@@ -32,10 +32,11 @@ from penstock.train.config import TrainConfig
 from penstock.train.control import Control
 from penstock.train.deadline import Deadline
 from penstock.train.guard import Rewind
+from penstock.train.left_out import leave_out
 from penstock.train.loop import train
 from penstock.train.memory_plan import recompute_modes
 from penstock.train.record import sample_log
-from penstock.train.rewind import go_back, leave_out
+from penstock.train.rewind import go_back
 from penstock.train.setup import open_state, write_identity
 from penstock.train.state import TrainState
 from penstock.train.stragglers import Stragglers
@@ -63,25 +64,17 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
         if world.is_first:
             stack.enter_context(exclusive(folder, purpose="penstock train"))
         dist.barrier()  # the others go on when the folder is held
-        left_out: list[range] = []
-        leave_out_to = 0
+        rewinds = 0
         while True:
             try:
-                return _train(recipe, flag, world, left_out, leave_out_to=leave_out_to)
+                return _train(recipe, flag, world)
             except Rewind as asked:
-                go_back(recipe, world, asked, rewinds=len(left_out) + 1)
-                leave_out_to = asked.step
+                rewinds += 1
+                go_back(recipe, world, asked, rewinds=rewinds)
 
 
-def _train(
-    recipe: TrainConfig, flag: StopFlag, world: World, left_out: list[range], *, leave_out_to: int
-) -> bool:
-    """Train from the newest checkpoint on; return whether the run is finished.
-
-    Args:
-        left_out: ids of samples that rewinds left out; those of this one are added.
-        leave_out_to: last step, counted from 1, whose data is left out after a rewind; 0: none is.
-    """
+def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
+    """Train from the newest checkpoint on; return whether the run is finished."""
     gc.collect()  # a model that was given up goes before the next is built
     with ExitStack() as stack:
         state = open_state(recipe, world)
@@ -92,7 +85,7 @@ def _train(
             return True
         state.control = Control(recipe, state.loader, world)
         state.control.start()
-        leave_out(state.loader, left_out, to=leave_out_to)
+        leave_out(Path(recipe.run.dir), state.loader, world)
         state.watch = _watch(recipe, state, world, stack)
         stack.push(partial(_hear_of_stop, flag, state.watch))
         sinks, samples = _open_logs(recipe, state, world, stack)
