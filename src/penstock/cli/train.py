@@ -4,6 +4,7 @@ example:
   penstock train recipe.toml
   penstock train recipe.toml --set run.steps=2000 --set optim.learning_rate=1e-3 --processes 2
   penstock train recipe.toml --dry-run
+  penstock train recipe.toml --set plan=auto --processes 8
   torchrun --nproc-per-node 8 -m penstock train recipe.toml
 
 The run's folder (run.dir) holds checkpoints/, metrics.jsonl, config.json and, with
@@ -20,6 +21,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,7 +30,7 @@ from penstock.core.env import ranks
 from penstock.core.signals import StopFlag
 from penstock.launch.local import EXIT_STOPPED, Outcome
 from penstock.launch.local import run as run_processes
-from penstock.train.config import TrainConfig, load_recipe
+from penstock.train.config import TrainConfig, build_recipe, read_recipe
 from penstock.train.derived import derive
 from penstock.train.islands import Islands
 
@@ -49,18 +51,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Train."""
     flag = StopFlag().install()  # before torch is imported: a scheduler may ask only once
-    config = load_recipe(arguments.recipe, arguments.set)
+    raw = read_recipe(arguments.recipe, arguments.set)
+    config = build_recipe(raw)
     if arguments.dry_run:
+        if config.plan:
+            from penstock.train.planning import planned  # torch
+
+            config = build_recipe(planned(raw, config, world_size=arguments.processes))
         derived = derive(config, world_size=arguments.processes)
         print(json.dumps(derived.as_json(), indent=1) if arguments.json else derived.as_text())
         return 0
-    from penstock.train.run import run as train_here  # torch; imported once, before processes fork
+    from penstock.train.planning import plan_on_ranks  # torch; imported once, before processes fork
+    from penstock.train.run import run as train_here
+
+    plan = partial(plan_on_ranks, raw, config) if config.plan else None
 
     if arguments.processes == 1 and (ranks().world_size > 1 or not config.outer.min_islands):
-        code = _ended(train_here(config, flag))
+        code = _ended(train_here(config, flag, plan))
         return code if ranks().world_size == 1 else _leave(code)
     outcome = run_processes(
-        lambda: _ended(train_here(config, flag)),
+        lambda: _ended(train_here(config, flag, plan)),
         _with_traceback if arguments.debug else explain,
         processes=arguments.processes,
         again=_again(config, processes=arguments.processes),

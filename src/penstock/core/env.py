@@ -96,6 +96,19 @@ def _cpu_limit(file: Path) -> float:
         return math.inf
 
 
+_MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, no more than its container's limit."""
+    installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = _MEMORY_MAX.read_text().strip()
+    except OSError:  # no such system
+        return installed
+    return min(installed, int(limit)) if limit.isdecimal() else installed
+
+
 def num_threads() -> int:
     """Threads that this rank computes with: OMP_NUM_THREADS, else its part of the machine's cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")

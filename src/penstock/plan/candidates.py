@@ -7,7 +7,7 @@ machines, context parallelism for rows that every rank can hold, more stages tha
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
@@ -39,6 +39,9 @@ class Question:
     overlapped: bool = True
     context_rule: ContextRule = "all_gather"
     checkpoint_every: int = 0
+    outer_every: int = 0
+    """As in a Job; copies are then decided by who asks."""
+    outer_bits: Literal[4, 8, 32] = 32
     decided: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that are not to be tried: `shard`, `replicate`, `tensor`, `context`, `pipeline`,
     `stages_per_rank`, `micro_batch_size`, `modes`, `keep_mib`, `window_mib`, `gather`, `reduce`,
@@ -90,6 +93,8 @@ def jobs(question: Question, layout: Layout, stages_per_rank: int) -> Iterator[J
             overlapped=question.overlapped,
             state_bytes=question.kept.weights + question.kept.gradients + question.kept.optimizer,
             checkpoint_every=question.checkpoint_every,
+            outer_every=question.outer_every if layout.replicate > 1 else 0,
+            outer_bits=question.outer_bits,
             **{
                 name: decided[name]
                 for name in ("window_mib", "gather", "reduce", "reshard_after_forward")

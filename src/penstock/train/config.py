@@ -34,6 +34,7 @@ __all__ = [
     "TrainConfig",
     "build_recipe",
     "load_recipe",
+    "read_recipe",
 ]
 
 
@@ -133,6 +134,10 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    plan: str = ""
+    """auto: what [parallel], [recompute], [ethernet] and data.micro_batch_size leave open is planned for the
+    machines that the run is on. A cluster.toml, or a name of `penstock plan`: for those. again: as auto, also
+    where a run goes on that has a plan. Empty: the defaults of those keys. See docs/planner.md."""
     compute: Literal["float32", "bfloat16"] = "bfloat16"
     """Type of gathered weights and activations; reductions are float32, shards as precision.weights says."""
 
@@ -215,7 +220,12 @@ def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:
         ConfigError: an unknown key, a wrong type or a value out of range.
         CorpusError: a corpus is missing or damaged.
     """
-    return build_recipe(config.override(config.load_toml(path), overrides))
+    return build_recipe(read_recipe(path, overrides))
+
+
+def read_recipe(path: Path, overrides: list[str]) -> Raw:
+    """Read a recipe's values with `--set` values over them, and no more."""
+    return config.override(config.load_toml(path), overrides)
 
 
 def build_recipe(raw: Raw) -> TrainConfig:

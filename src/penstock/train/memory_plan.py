@@ -20,7 +20,7 @@ def memory_plan(config: TrainConfig, layout: Layout) -> Memory:
     Raises:
         ConfigError: the recipe's recompute.budget is too small.
     """
-    return peak(job_of(config, layout), _kept(config))
+    return peak(job_of(config, layout), kept_of(config))
 
 
 def job_of(config: TrainConfig, layout: Layout) -> Job:
@@ -31,7 +31,7 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
     """
     parallel, ethernet = config.parallel, config.ethernet
     rows, length, micro_batches = largest_micro_batch(config, layout)
-    kept = _kept(config)
+    kept = kept_of(config)
     return Job(
         model=config.model,
         layout=layout,
@@ -54,13 +54,13 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
     )
 
 
-def _kept(config: TrainConfig) -> Kept:
+def kept_of(config: TrainConfig) -> Kept:
     """Return the bytes that a rank keeps per parameter, those of the outer optimizer counted."""
-    kept, outer = kept_of(config.optim, config.precision.weights), outer_bytes_per_parameter(config.outer)
+    kept, outer = _kept(config.optim, config.precision.weights), outer_bytes_per_parameter(config.outer)
     return replace(kept, optimizer=kept.optimizer + outer, optimizer_outside=kept.optimizer_outside + outer)
 
 
-def kept_of(optim: OptimConfig, weights: Weights) -> Kept:
+def _kept(optim: OptimConfig, weights: Weights) -> Kept:
     """Return the bytes that a rank keeps per parameter."""
     update = {"float32": 0.0, "bfloat16_master": 4.0, "bfloat16_stochastic": 8.0}[weights]
     return Kept(

@@ -1,9 +1,12 @@
 """What a recipe asks the planner, and the planner's answer as a recipe; imports no torch."""
 
+import math
+
 from penstock.core.config import Raw
 from penstock.plan.candidates import Question
 from penstock.plan.search import Option
 from penstock.plan.sections import decided, sections_of, with_plan
+from penstock.train.changes import plan
 from penstock.train.config import TrainConfig
 from penstock.train.memory_plan import kept_of
 
@@ -14,18 +17,29 @@ def question_of(config: TrainConfig, raw: Raw) -> Question:
     Args:
         raw: the values of its file: what they say is decided.
     """
+    size = math.gcd(
+        *(planned.entry.global_batch_size or 0 for planned in plan(config.data)),
+        config.data.global_batch_size,
+    )
+    knobs = decided(raw)
+    if config.optim.rule == "adamw_8bit":
+        knobs.setdefault("tensor", 1)  # slices would cut blocks of moments
+    if not isinstance(config.parallel.reshard_after_forward, bool):  # only where all ranks share parameters
+        knobs |= {"tensor": 1, "pipeline": 1, "replicate": 1}
     return Question(
         model=config.model,
         sequence_length=config.data.longest,
-        global_batch_size=config.data.global_batch_size,
-        kept=kept_of(config.optim, config.precision.weights),
+        global_batch_size=size,
+        kept=kept_of(config),
         compute=config.compute,
         linear=config.precision.linear,
         kernels="compiled" if config.compile.enabled else "eager",
         overlapped=config.ethernet.overlap,
         context_rule=config.parallel.context_rule,
         checkpoint_every=config.checkpoint.every,
-        decided=decided(raw),
+        outer_every=config.outer.every,
+        outer_bits=config.outer.bits,
+        decided=knobs,
     )
 
 

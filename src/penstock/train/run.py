@@ -50,8 +50,11 @@ _TIMEOUT_S = 600.0  # of a collective; the watchdog, which says more, comes firs
 _EMULATED = 2.0  # times slower than float32: the processor has no instructions for the type
 
 
-def run(recipe: TrainConfig, flag: StopFlag) -> bool:
+def run(recipe: TrainConfig, flag: StopFlag, plan: Callable[[World], TrainConfig] | None = None) -> bool:
     """Train on this rank; return whether the run is finished (else it was asked to stop, and saved).
+
+    Args:
+        plan: gives the recipe with what it leaves open, once the ranks know each other.
 
     Raises:
         RunLocked: another process writes the run's folder.
@@ -64,6 +67,8 @@ def run(recipe: TrainConfig, flag: StopFlag) -> bool:
         if world.is_first:
             stack.enter_context(exclusive(folder, purpose="penstock train"))
         dist.barrier()  # the others go on when the folder is held
+        if plan is not None:
+            recipe = plan(world)
         rewinds = 0
         while True:
             try:

@@ -1,0 +1,62 @@
+"""What a recipe asks the planner, and how the answer comes back."""
+
+import pytest
+
+from penstock.core import config as configs
+from penstock.core.errors import ConfigError
+from penstock.train.machines import device_named, machines_of
+from penstock.train.plan_question import question_of, recipe_for_preset
+from penstock.train.recipe_plan import config_of
+
+
+def asked(*settings):
+    raw = configs.override(recipe_for_preset("llama3.2-1b", tokens=1e9, rows=64, length=2048), list(settings))
+    return question_of(config_of(raw)[0], raw)
+
+
+def test_a_question_has_the_recipes_sizes_and_types():
+    question = asked("optim.rule=muon", "precision.weights=bfloat16_stochastic", "compute=bfloat16")
+    assert (question.sequence_length, question.global_batch_size) == (2048, 64)
+    assert (question.kept.weights, question.kept.optimizer) == (2, 4.0)
+    assert question.kernels == "compiled"
+    assert dict(question.decided) == {}
+
+
+def test_batches_of_the_schedule_are_divided_too():
+    schedule = "data.schedule=[{at_step = 5, global_batch_size = 96}]"
+    assert asked(schedule).global_batch_size == 32
+
+
+def test_what_a_setting_excludes_is_decided():
+    assert asked("optim.rule=adamw_8bit").decided == {"tensor": 1}
+    decided = asked("parallel.reshard_after_forward=8").decided
+    assert decided == {"reshard_after_forward": 8, "tensor": 1, "pipeline": 1, "replicate": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "ours"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 79.2, "A100-80GB"),
+        ("NVIDIA A100-PCIE-40GB", 39.4, "A100-40GB"),
+        ("NVIDIA H100 PCIe", 79.6, "H100-PCIe"),
+        ("NVIDIA H100 80GB HBM3", 79.6, "H100-80GB"),
+        ("NVIDIA L40S", 44.4, "L40S"),
+        ("NVIDIA L4", 22.0, "L4"),
+    ],
+)
+def test_a_gpu_is_known_by_its_drivers_name(name, memory, ours):
+    device = device_named(name, memory_gib=memory)
+    assert (device.name, device.memory_gib) == (ours, memory)
+
+
+def test_an_unknown_gpu_is_refused_with_what_to_do():
+    with pytest.raises(ConfigError, match=r"no figures of this GPU \(got 'GTX 1080'\).*cluster\.toml"):
+        device_named("GTX 1080", memory_gib=8)
+
+
+def test_the_processors_of_this_machine_are_shared_by_its_ranks(monkeypatch):
+    monkeypatch.setattr("penstock.train.machines.peak_flops", lambda *_: 2e10)
+    two, four = (machines_of(world_size=ranks, compute="float32") for ranks in (2, 4))
+    assert (two.nodes, two.devices_per_node, four.devices_per_node) == (1, 2, 4)
+    assert two.device.memory_gib == pytest.approx(2 * four.device.memory_gib)
+    assert two.device.float32_tflops == 0.02
