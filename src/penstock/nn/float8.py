@@ -13,7 +13,7 @@ when rounded again, which is why weights may travel in float8 (parallel/float8.p
 backward pass reads the weights as the forward pass rounded them.
 
 Where a device has no such instructions the product is emulated: rounded to 8 bits and back, multiplied in the
-type of the input. What is lost is the same, and no time is saved. MXFP8 is emulated everywhere.
+type of the input. What is lost is the same, and no time is saved.
 Sources: Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433; Rouhani et al.,
 "Microscaling data formats", arXiv:2310.10537.
 """
@@ -34,6 +34,7 @@ WHOLE, ROW = 0, -1
 _LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}  # of 448 and 57344: 1.75 x 2**exponent
 _MANTISSA_OF_LARGEST = 0x600000  # of 1.75 in float32
 _NATIVE_MULTIPLE = 16  # what the instructions ask of each dim
+_BLOCK = 32  # numbers that share a scale in the instructions for blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Recipe:
 RECIPES = {
     "float8_tensorwise": Recipe(WHOLE, torch.float8_e5m2, (8, 9)),
     "float8_rowwise": Recipe(ROW, torch.float8_e4m3fn, (9, 0)),
-    "mxfp8": Recipe(32, torch.float8_e4m3fn, None),
+    "mxfp8": Recipe(_BLOCK, torch.float8_e4m3fn, (10, 0)),
 }
 
 
@@ -115,14 +116,47 @@ def product(a: Scaled, b: Scaled, dtype: torch.dtype, *, native: bool) -> Float[
     """Return a bᵀ in `dtype`, summed over columns in float32.
 
     Args:
-        native: use the float8 instructions of the device where shapes and `dtype` allow; not for blocks.
+        native: use the float8 instructions of the device where shapes and `dtype` allow.
     """
     (m, k), n = a.codes.shape, b.codes.shape[0]
-    fits = not (m % _NATIVE_MULTIPLE or k % _NATIVE_MULTIPLE or n % _NATIVE_MULTIPLE)
-    if native and fits and dtype == torch.bfloat16:
-        scales = power_of_two(a.exponents), power_of_two(b.exponents).t()
-        return torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=dtype)
-    return a.values(dtype) @ b.values(dtype).t()
+    is_blocked = a.exponents.shape[1] > 1
+    of_k = _BLOCK if is_blocked else _NATIVE_MULTIPLE
+    if not native or dtype != torch.bfloat16 or m % _NATIVE_MULTIPLE or n % _NATIVE_MULTIPLE or k % of_k:
+        return a.values(dtype) @ b.values(dtype).t()
+    if is_blocked:
+        return _blocked_product(a, b)
+    scales = power_of_two(a.exponents), power_of_two(b.exponents).t()
+    return torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=dtype)
+
+
+def _blocked_product(a: Scaled, b: Scaled) -> Tensor:
+    """Return a bᵀ in bfloat16 by the instructions for blocks of 32; has a kernel on such GPUs only."""
+    return functional.scaled_mm(
+        a.codes,
+        b.codes.t(),
+        tiled(a.exponents).view(torch.float8_e8m0fnu),
+        functional.ScalingType.BlockWise1x32,
+        tiled(b.exponents).view(torch.float8_e8m0fnu),
+        functional.ScalingType.BlockWise1x32,
+        swizzle_a=functional.SwizzleType.SWIZZLE_32_4_4,
+        swizzle_b=functional.SwizzleType.SWIZZLE_32_4_4,
+        output_dtype=torch.bfloat16,
+    )
+
+
+def tiled(exponents: Tensor) -> Tensor:
+    """Return the exponents of blocks in the order in which the instructions read them, flat.
+
+    They come in tiles of 128 rows by 4 blocks, filled up with zeros; within one, the 4 blocks of row 0, of
+    rows 32, 64 and 96, of row 1, and so on (cuBLAS documentation, "block scaling factors layout").
+
+    Args:
+        exponents: [rows, blocks of a row].
+    """
+    rows, blocks = exponents.shape
+    whole = functional.pad(exponents, (0, -blocks % 4, 0, -rows % 128))
+    tiles = whole.view(whole.shape[0] // 128, 4, 32, whole.shape[1] // 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).flatten()
 
 
 class _Linear(torch.autograd.Function):

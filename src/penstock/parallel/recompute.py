@@ -22,6 +22,7 @@ _KEPT_OPERATORS = (
     "aten.addmm.default",
     "aten.bmm.default",
     "aten._scaled_mm.default",
+    "aten._scaled_mm_v2.default",
     "aten._scaled_dot_product_flash_attention.default",
     "aten._scaled_dot_product_flash_attention_for_cpu.default",
     "aten._scaled_dot_product_efficient_attention.default",

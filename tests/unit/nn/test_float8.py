@@ -16,6 +16,7 @@ from penstock.nn.float8 import (
     has_native,
     product,
     scaled,
+    tiled,
 )
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -79,6 +80,32 @@ def test_instructions_of_the_device_and_emulation_multiply_alike(groups: int, le
     torch.testing.assert_close(native, product(a, b, torch.bfloat16, native=False), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(("rows", "blocks"), [(1, 1), (128, 4), (200, 6), (256, 9)])
+def test_exponents_of_blocks_lie_where_the_instructions_read_them(rows: int, blocks: int) -> None:
+    """The offset of each is that of the formula in the documentation of cuBLAS; the rest is zero."""
+    exponents = torch.randint(1, 254, (rows, blocks), dtype=torch.uint8)
+    found = tiled(exponents)
+    down, across = -(-rows // 128), -(-blocks // 4)
+    expected = torch.zeros(down * across * 512, dtype=torch.uint8)
+    for row in range(rows):
+        for block in range(blocks):
+            tile = row // 128 * across + block // 4
+            within = row % 32 * 16 + row % 128 // 32 * 4 + block % 4
+            expected[tile * 512 + within] = exponents[row, block]
+    assert found.equal(expected)
+
+
+def test_products_of_blocks_are_asked_for_as_torch_wants_them() -> None:
+    """No CPU has the kernel; torch checks types, sizes and order of scales without data too."""
+    with torch.device("meta"):
+        a, b = (scaled(torch.empty(rows, 96), 32, E4M3) for rows in (160, 64))
+    out = product(a, b, torch.bfloat16, native=True)
+    assert (out.shape, out.dtype, out.device.type) == ((160, 64), torch.bfloat16, "meta")
+    a.exponents.resize_(160, 5)
+    with pytest.raises(RuntimeError, match="for MX scaling"):
+        product(a, b, torch.bfloat16, native=True)
+
+
 @pytest.mark.parametrize("shape", [(30, 48, 64), (32, 40, 64), (32, 48, 63)])
 def test_shapes_that_the_instructions_do_not_take_are_emulated(shape: tuple[int, int, int]) -> None:
     m, k, n = shape
@@ -131,6 +158,11 @@ def test_rounding_to_8_bits_costs_a_few_percent_of_a_random_product(name: str) -
 def test_no_instructions_are_taken_for_granted_on_a_cpu() -> None:
     assert not any(has_native(recipe, "cpu") for recipe in RECIPES.values())
     assert not has_native(Recipe(32, E4M3, None), "cuda")
+
+
+def test_blocks_that_do_not_fill_a_row_are_emulated() -> None:
+    a, b = (scaled(torch.randn(rows, 48), 32, E4M3) for rows in (16, 32))
+    assert product(a, b, torch.bfloat16, native=True).equal(product(a, b, torch.bfloat16, native=False))
 
 
 # torch 2.13's own tracing of an autograd.Function makes an instance of it
