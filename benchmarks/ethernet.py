@@ -13,111 +13,36 @@ in float32 on two hosts, with one process each or two. Settings:
     one card    both, each collective one operation, which uses one NIC of two; exact uses both
     copies      shards inside a host and copies between hosts, parallel.replicate = 2
     hybrid      both of exact on such copies
+    planned     what the planner chooses, all memory allowed (`penstock plan`); micro-batches as the others
     int8        both of exact, weights gathered in int8: not exact, losses differ
 
 Compute is paced: blocks sleep until `--pace` seconds a micro-batch are over, and take no processor from the
 network (benchmarks/pacing.py); or real, rows of 128 tokens. `busy` is compute over step, the
 compute that of unsharded replicas with the same micro-batches. A row of an exact setting counts only if its
-losses are those of naive, to 1e-6 of them; others are marked, and make this script fail.
+losses are those of naive, to 1e-6 of them; others are marked, and make this script fail. `predicted` is the
+planner's time of the step, told only the NICs' rate and the compute.
 """
 
 import argparse
 import dataclasses
 import sys
-import tempfile
 from pathlib import Path
 
 from drawing import Line, lines
+from ethernet_cases import BLOCKS, HOSTS, QUICK, SETTINGS, TINY, WHOLE, recipe_of
 from pacing import pace
+from planned import cluster_of, job_of, planned
 from results_file import file_result
 
 from penstock.core import clock
 from penstock.core.units import si
 from penstock.launch.netlab import lab, why_not
 from penstock.launch.netlab.topology import parse_rate
-from penstock.train.config import build_recipe
+from penstock.plan.predict import predict
 from penstock.train.emulated import Emulation
-
-KEPT = {"keep_mib": float("inf")}
-COPIES = {"replicate": 2}
-SETTINGS = {
-    "naive": ({"overlap": False}, {}),
-    "keep": ({"overlap": False, **KEPT}, {}),
-    "overlap": ({}, {}),
-    "exact": (KEPT, {}),
-    "one card": ({**KEPT, "operations": 1}, {}),
-    "copies": ({"overlap": False}, COPIES),
-    "hybrid": (KEPT, COPIES),
-    "int8": ({**KEPT, "gather": "int8"}, {}),
-}
-"""Name -> [ethernet], [parallel]."""
 
 INEXACT = ("int8",)
 TOLERANCE = 1e-6
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Case:
-    """What is the same for all settings that are compared."""
-
-    rate: str
-    micro_batches: int = 4
-    is_paced: bool = True
-    processes: int = 1
-    """On each host."""
-    nics: int = 1
-
-    @property
-    def title(self):
-        """For people."""
-        compute = "paced" if self.is_paced else "real"
-        more = f", {self.nics} NICs each" if self.nics > 1 else ""
-        return (
-            f"{self.rate}, {compute} compute, {self.micro_batches} micro-batches, 2 x {self.processes}{more}"
-        )
-
-
-LEVERS = ("naive", "keep", "overlap", "exact", "int8")
-WHOLE = [
-    *((Case(rate=rate), LEVERS) for rate in ("200mbit", "500mbit", "1gbit")),
-    (Case(rate="500mbit", micro_batches=16), ("naive", "exact")),
-    (Case(rate="500mbit", nics=2), ("naive", "one card", "exact")),
-    (Case(rate="500mbit", processes=2), ("naive", "copies", "exact", "hybrid")),
-    *(
-        (Case(rate=rate, is_paced=False), ("naive", "overlap", "exact"))
-        for rate in ("200mbit", "500mbit", "1gbit")
-    ),
-]
-QUICK = [(Case(rate="500mbit"), ("naive", "overlap", "exact"))]
-TINY = [(Case(rate="1gbit", micro_batches=2), ("naive", "exact"))]
-
-
-def recipe_of(case, setting, arguments):
-    """Return the recipe of a row."""
-    ethernet, parallel = SETTINGS[setting]
-    rows = case.micro_batches * 2 * case.processes
-    return build_recipe(
-        {
-            "run": {"dir": str(Path(tempfile.gettempdir()) / "never-written"), "steps": 10**6},
-            "model": {
-                "hidden_size": arguments.hidden,
-                "intermediate_size": 3 * arguments.hidden,
-                "num_hidden_layers": 8,
-                "num_attention_heads": max(1, arguments.hidden // 32),
-                "vocab_size": 512,
-            },
-            "data": {
-                "corpora": {"c": {"path": "synthetic:tokens=1e8,vocab_size=512"}},
-                "sequence_length": 16 if case.is_paced else 128,
-                "global_batch_size": rows,
-                "micro_batch_size": 1,
-            },
-            "schedule": {"rule": "constant"},
-            "compute": "float32",
-            "ethernet": ethernet,
-            "parallel": parallel,
-        }
-    )
 
 
 def explain(error):
@@ -128,8 +53,8 @@ def explain(error):
 class Measuring:
     """Measures rows; the compute of equal ones only once."""
 
-    def __init__(self, arguments):
-        self._arguments = arguments
+    def __init__(self, *, steps, pace_s, hidden):
+        self._steps, self._pace_s, self._hidden = steps, pace_s, hidden
         self._compute_s = {}
 
     def row(self, case, setting, losses=None):
@@ -138,26 +63,46 @@ class Measuring:
         Args:
             losses: those of the naive setting, to hold its own against.
         """
-        recipe = recipe_of(case, setting, self._arguments)
-        prepare = (
-            (lambda state: pace(state.model, seconds=self._arguments.pace))
-            if case.is_paced
-            else (lambda _: None)
-        )
-        with lab(hosts=2, nics=case.nics, rate=case.rate) as hosts:
+        naive = recipe_of(case, *SETTINGS["naive"], hidden=self._hidden)
+        with lab(hosts=HOSTS, nics=case.nics, rate=case.rate) as hosts:
             emulation = Emulation(
-                hosts=hosts, processes_per_host=case.processes, steps=self._arguments.steps, prepare=prepare
+                hosts=hosts, processes_per_host=case.processes, steps=self._steps, prepare=self._prepare(case)
             )
             alike = (case.is_paced, case.micro_batches, case.processes)
             if alike not in self._compute_s:
-                self._compute_s[alike] = emulation.time_replicas(recipe, explain)
-            measured = emulation.measure(recipe, explain, compute_s=self._compute_s[alike])
-        drift = max(
-            abs(mine - its) / its
-            for mine, its in zip(measured.losses, losses or measured.losses, strict=True)
-        )
-        counts = drift <= TOLERANCE or setting in INEXACT
-        return {"setting": setting, **measured.as_json(), "loss_drift": drift, "counts": counts}
+                self._compute_s[alike] = emulation.time_replicas(naive, explain)
+            compute_s = self._compute_s[alike]
+            cluster = cluster_of(
+                job_of(naive, world_size=emulation.world_size),
+                nodes=HOSTS,
+                nics=case.nics,
+                gbit_s=parse_rate(case.rate) / 1e9,
+                compute_s=compute_s,
+            )
+            if setting == "planned":
+                sections = planned(naive, cluster)
+                recipe = recipe_of(
+                    case, sections.get("ethernet", {}), sections["parallel"], hidden=self._hidden
+                )
+            else:
+                sections = {}
+                recipe = recipe_of(case, *SETTINGS[setting], hidden=self._hidden)
+            measured = emulation.measure(recipe, explain, compute_s=compute_s)
+        its = losses or measured.losses
+        drift = max(abs(mine - other) / other for mine, other in zip(measured.losses, its, strict=True))
+        return {
+            "setting": setting,
+            **sections,
+            **measured.as_json(),
+            "predicted_s": predict(job_of(recipe, world_size=emulation.world_size), cluster).step_s,
+            "loss_drift": drift,
+            "counts": drift <= TOLERANCE or setting in INEXACT,
+        }
+
+    def _prepare(self, case):
+        if not case.is_paced:
+            return lambda _: None
+        return lambda state: pace(state.model, seconds=self._pace_s, num_blocks=BLOCKS)
 
 
 def show(row, naive):
@@ -166,7 +111,7 @@ def show(row, naive):
     sent = max(row["sent_bytes"])
     print(
         f"  {row['setting']:8} {row['step_s']:7.2f} s  busy {row['busy']:4.0%}  {faster:5.1f}x  "
-        f"{si(sent)}B a step and host  losses within {row['loss_drift']:.1e}"
+        f"predicted {row['predicted_s']:6.2f} s  {si(sent)}B sent  losses within {row['loss_drift']:.0e}"
         + ("" if row["counts"] else "  DOES NOT COUNT: other losses"),
         flush=True,
     )
@@ -256,7 +201,11 @@ def main():
     arguments = parser.parse_args()
     if refused := why_not():
         sys.exit(refused)
-    begun, measuring, results = clock.monotonic(), Measuring(arguments), []
+    begun, measuring, results = (
+        clock.monotonic(),
+        Measuring(steps=arguments.steps, pace_s=arguments.pace, hidden=arguments.hidden),
+        [],
+    )
     for case, settings in TINY if arguments.tiny else QUICK if arguments.quick else WHOLE:
         print(case.title, flush=True)
         naive = measuring.row(case, "naive")

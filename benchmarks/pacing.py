@@ -10,12 +10,17 @@ import functools
 import torch
 
 from penstock.core import clock
+from penstock.models.llama.model import Block
 
 
-def pace(model, *, seconds):
-    """Let the blocks of a model take so long, in sum, for a forward and a backward pass, and no less."""
-    each = seconds / len(model.layers)
-    for block in model.layers:
+def pace(model, *, seconds, num_blocks):
+    """Let the blocks of a model take so long, in sum, for a forward and a backward pass, and no less.
+
+    Args:
+        num_blocks: of the whole model, of which this may be a stage.
+    """
+    each = seconds / num_blocks
+    for block in [module for module in model.modules() if isinstance(module, Block)]:
         block.forward = _paced(block.forward, forward_s=each / 3, backward_s=each * 2 / 3)
 
 

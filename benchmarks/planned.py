@@ -1,0 +1,60 @@
+"""What the planner says of the hosts that benchmarks/ethernet.py emulates: step times, the best plan."""
+
+from dataclasses import replace
+
+from penstock.parallel.layout import layout_of
+from penstock.plan.candidates import Question
+from penstock.plan.hardware import DEVICES, Cluster
+from penstock.plan.job import Job
+from penstock.plan.predict import predict
+from penstock.plan.search import search
+from penstock.plan.sections import sections_of
+
+_ENDLESS_GB_S = 1e6
+_ROUNDS = 2
+
+
+def cluster_of(job, *, nodes, nics, gbit_s, compute_s):
+    """Return a cluster whose devices compute a step of a job in so many seconds, and do nothing else."""
+    device = replace(DEVICES["CPU"], memory_gb_s=_ENDLESS_GB_S, launch_us=0.0)
+    devices_per_node = job.layout.world_size // nodes
+    cluster = Cluster(
+        nodes=nodes, devices_per_node=devices_per_node, device=device, nics=nics, nic_gbit_s=gbit_s
+    )
+    for _ in range(_ROUNDS):  # time is inverse to speed, but for what the first guess could not see
+        ratio = predict(job, cluster).compute_s / compute_s
+        device = replace(cluster.device, float32_tflops=cluster.device.float32_tflops * ratio)
+        cluster = replace(cluster, device=device)
+    return cluster
+
+
+def job_of(recipe, *, world_size):
+    """Return a recipe as the planner sees it."""
+    layout, ethernet, data = layout_of(recipe.parallel, world_size=world_size), recipe.ethernet, recipe.data
+    return Job(
+        model=recipe.model,
+        layout=layout,
+        sequence_length=data.sequence_length,
+        micro_batch_size=data.micro_batch_size,
+        num_micro_batches=data.global_batch_size // layout.num_data // data.micro_batch_size,
+        compute="float32",
+        kernels="eager",
+        overlapped=ethernet.overlap,
+        window_mib=ethernet.window_mib,
+        keep_mib=ethernet.keep_mib,
+        gather=ethernet.gather,
+    )
+
+
+def planned(recipe, cluster):
+    """Return the sections of a recipe that the planner would write, micro-batches left as they are."""
+    question = Question(
+        model=recipe.model,
+        sequence_length=recipe.data.sequence_length,
+        global_batch_size=recipe.data.global_batch_size,
+        compute="float32",
+        kernels="eager",
+        decided={"micro_batch_size": recipe.data.micro_batch_size, "modes": "keep", "gather": "compute"},
+    )
+    sections = sections_of(search(question, cluster).best.job)
+    return {name: sections[name] for name in ("parallel", "ethernet") if name in sections}
