@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from penstock.plan.hardware import load_cluster
 from tests.e2e.conftest import penstock
 
 
@@ -21,13 +22,17 @@ def test_one_machine_is_examined_with_its_corpus_and_leaves_nothing_behind(corpu
 
 
 def test_two_processes_are_examined_together_and_reported_once(tmp_path):
-    done = penstock("doctor", "--folder", tmp_path, "--processes", 2, "--timeout", 60)
+    file = tmp_path / "cluster.toml"
+    done = penstock("doctor", "--folder", tmp_path, "--processes", 2, "--timeout", 60, "--out", file)
     out = done.stdout
     assert out.count("node 0 (") == 1, out + done.stderr
     assert "between processes" in out
     assert "lo: " in out
     assert "They agree within" in out
     assert " green, " in out.splitlines()[-1]
+    cluster = load_cluster(file)
+    assert (cluster.nodes, cluster.devices_per_node) == (1, 2)
+    assert "assumed nic_gbit_s = 10" in done.stderr
 
 
 def test_a_corpus_that_is_not_there_is_a_red_line_and_an_exit_code(tmp_path):

@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="a message between nodes that takes longer is lost; default: 20",
     )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="write the machines that were found for penstock plan"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -69,9 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _examine(arguments: argparse.Namespace) -> int:
     from penstock.doctor.check import Asked
+    from penstock.doctor.cluster import cluster_of
     from penstock.doctor.examine import examine
     from penstock.doctor.finding import Level, worst
     from penstock.doctor.text import as_json, as_text
+    from penstock.plan.hardware import write
 
     asked = Asked(
         folder=arguments.folder, corpus=arguments.corpus, store=arguments.store, seconds=arguments.seconds
@@ -80,6 +85,11 @@ def _examine(arguments: argparse.Namespace) -> int:
     if report is None:
         return 0
     print(json.dumps(as_json(report)) if arguments.json else "\n".join(as_text(report)))
+    if arguments.out:
+        cluster, assumed = cluster_of(report)
+        write(cluster, arguments.out)
+        for line in assumed:
+            print(f"{arguments.out}: assumed {line}", file=sys.stderr)
     return 1 if worst(report.findings) is Level.RED else 0
 
 

@@ -26,6 +26,8 @@ class Device:
     name: str
     memory_bytes: int
     free_bytes: int
+    capability: tuple[int, int] = (0, 0)
+    """Of CUDA: 9.0 is Hopper."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +64,12 @@ def measure(_asked: Asked) -> Facts:
 
 def _device(index: int) -> Device:
     free, total = torch.cuda.mem_get_info(index)
-    return Device(name=torch.cuda.get_device_name(index), memory_bytes=total, free_bytes=free)
+    return Device(
+        name=torch.cuda.get_device_name(index),
+        memory_bytes=total,
+        free_bytes=free,
+        capability=torch.cuda.get_device_capability(index),
+    )
 
 
 def driver_version(text: str) -> str:

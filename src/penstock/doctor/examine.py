@@ -12,7 +12,7 @@ from penstock.doctor.check import Asked
 from penstock.doctor.checks import CHECKS
 from penstock.doctor.finding import Finding, red, yellow
 from penstock.doctor.link import Link, better, link_of
-from penstock.doctor.network import slow_pairs
+from penstock.doctor.network import slow_crossings
 from penstock.doctor.pair import measure_pair
 from penstock.doctor.party import Member, Party, ends_of, host_name, open_store
 from penstock.doctor.report import Report, put_together, traits_of
@@ -125,25 +125,22 @@ def _links(party: Party, asked: Asked, *, timeout_s: float) -> tuple[list[Link],
     every = [[(nodes[a], nodes[b]) for a, b in pairs] for pairs in rounds(len(nodes))]
     found: dict[tuple[int, str, str], Link] = {}
 
-    def take(turns: list[list[tuple[int, int]]], *, attempt: int) -> int:
+    def take(turns: list[list[tuple[int, int]]], only: list[dict[int, str]], *, attempt: int) -> int:
         def turn(number: int) -> None:
             for other in _partners(party, turns[number]):
-                for link in measure_pair(party, other, attempt=attempt, timeout_s=timeout_s):
+                for link in measure_pair(
+                    party, other, attempt=attempt, only=only[number], timeout_s=timeout_s
+                ):
                     key = (link.target, link.source_nic, link.target_nic)
                     found[key] = better(found[key], link) if key in found else link
 
-        return party.take_turns(
-            len(turns),
-            turn,
-            attempt=attempt,
-            bound_s=asked.seconds,
-            slow_s=_LOCAL_S + _TURN_WAITS * timeout_s,
-        )
+        slow_s = _LOCAL_S + _TURN_WAITS * timeout_s
+        return party.take_turns(len(turns), turn, attempt=attempt, bound_s=asked.seconds, slow_s=slow_s)
 
-    taken = take(every, attempt=0)
+    taken = take(every, [{}] * len(every), attempt=0)
     sent = party.exchange("links", [asdict(link) for link in found.values()], timeout_s=_LOCAL_S)
-    again = slow_pairs([link_of(raw) for _, links in sorted(sent.items()) for raw in links])
-    take([[pair] for pair in again], attempt=1)
+    slow = slow_crossings([link_of(raw) for _, links in sorted(sent.items()) for raw in links])
+    take([[(a.node, b.node)] for a, b in slow], [dict(crossing) for crossing in slow], attempt=1)
     return list(found.values()), sum(len(pairs) for pairs in every[taken:])
 
 

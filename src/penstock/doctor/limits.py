@@ -1,6 +1,7 @@
 """Check: what the system allows a process: open files, locked and shared memory, memory of its group."""
 
 import math
+import os
 import resource
 import shutil
 from collections.abc import Iterator
@@ -34,19 +35,20 @@ class Facts:
     """inf: none."""
     shared_bytes: int
     """Free in /dev/shm."""
-    memory_bytes: int | None
-    """What the control group allows; None: no bound."""
+    memory_bytes: int
+    """Of the machine, or what the control group allows of it."""
     num_devices: int
     has_rdma: bool
 
 
 def measure(_asked: Asked) -> Facts:
     """Ask the system."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return Facts(
         open_files=_soft(resource.RLIMIT_NOFILE),
         locked_bytes=_soft(getattr(resource, "RLIMIT_MEMLOCK", resource.RLIMIT_NOFILE)),
         shared_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
-        memory_bytes=number_of(_GROUP / "memory.max"),
+        memory_bytes=min(number_of(_GROUP / "memory.max") or machine, machine),
         num_devices=torch.cuda.device_count(),
         has_rdma=any(nic.rdma_devices for nic in probe_nics()),
     )
@@ -62,11 +64,10 @@ def judge(facts: Facts) -> Iterator[Finding]:
     found = [*_files(facts), *_locked(facts), *_shared(facts)]
     yield from found
     if not found:
-        memory = (
-            "no bound on memory" if facts.memory_bytes is None else f"{mib(facts.memory_bytes)} of memory"
-        )
         yield green(
-            CHECK, f"{facts.open_files:,.0f} open files, /dev/shm {mib(facts.shared_bytes)} free, {memory}"
+            CHECK,
+            f"{mib(facts.memory_bytes)} of memory, /dev/shm {mib(facts.shared_bytes)} free, "
+            f"{facts.open_files:,.0f} open files",
         )
 
 

@@ -25,7 +25,7 @@ class Link:
     target_nic: str
     fault: Fault = Fault.NONE
     gbit_s: float = 0.0
-    """Of a transfer from source to target; 0: not measured."""
+    """Of a transfer from source to target; 0: not measured, as it would have hung."""
     round_trip_s: float = 0.0
     """The shortest of some small messages there and back; 0: not measured."""
     clock_ahead_s: float = 0.0

@@ -41,18 +41,18 @@ def judge_links(members: Sequence[Member], links: Sequence[Link]) -> Iterator[Fi
     losing = {link for link in links if link.loses_packets}
     yield from _dead(links, dead)
     yield from _losing(links, losing, stalled)
-    alive = [link for link in links if link not in dead | stalled]
+    alive = [link for link in links if link.gbit_s]
     yield from _slow(alive)
     yield from _summary(alive)
     yield from _clocks(alive)
     yield from _mtus(members)
 
 
-def slow_pairs(links: Sequence[Link]) -> list[tuple[int, int]]:
-    """Return the pairs of nodes with a link that is slow, by the present figures."""
-    alive = [link for link in links if link.fault is Fault.NONE]
-    slow = [link for link in alive if link.gbit_s < _SLOWISH * max(other.gbit_s for other in alive)]
-    return sorted({(min(link.source, link.target), max(link.source, link.target)) for link in slow})
+def slow_crossings(links: Sequence[Link]) -> list[tuple[Place, Place]]:
+    """Return the interfaces with a slow link between them, by the present figures; the lower node first."""
+    alive = [link for link in links if link.gbit_s]
+    slow = {link for link in alive if link.gbit_s < _SLOWISH * max(other.gbit_s for other in alive)}
+    return _pairs(slow)
 
 
 def culprits(
@@ -72,8 +72,12 @@ def culprits(
             if mine and mine <= bad and len(partners) >= least_partners:
                 found.append(place)
                 left -= {link for link in bad if place in _ends(link)}
-    pairs = sorted({tuple(sorted(_ends(link))) for link in left})
-    return list(dict.fromkeys(found)), [(first, second) for first, second in pairs]
+    return list(dict.fromkeys(found)), _pairs(left)
+
+
+def _pairs(links: set[Link]) -> list[tuple[Place, Place]]:
+    """Return between which interfaces some links are, both directions as one."""
+    return sorted({(min(_ends(link)), max(_ends(link))) for link in links})
 
 
 def _source(link: Link) -> Place:

@@ -23,17 +23,19 @@ _ATTEMPTS = 3
 _POLL_S = 0.1
 
 
-def largest_arriving(party: Party, link: Link, address: str, *, where: str, timeout_s: float) -> int:
-    """Return the largest packet, at most `link.packet_bytes`, that reaches the other node and is answered.
+def largest_arriving(
+    party: Party, link: Link, address: str, *, where: str, timeout_s: float
+) -> tuple[int, int]:
+    """Return the largest packet, at most `link.packet_bytes`, that reaches the other node, and its way back.
 
-    The other node must call this at the same time. 0: it is not known.
+    The other node must call this at the same time, and learns the same. 0: it is not known.
 
     Args:
         address: that of this node's interface.
         where: prefix of what the two say through the store.
     """
     if ":" in address:
-        return 0
+        return 0, 0
     over = threading.Event()
     with _open(address) as answering, _open(address) as asking:
         thread = threading.Thread(target=_answer, args=(answering, over), name="doctor-packets")
@@ -42,14 +44,14 @@ def largest_arriving(party: Party, link: Link, address: str, *, where: str, time
             party.say(f"{where}/port/{link.source}", answering.getsockname())
             target = tuple(party.hear(f"{where}/port/{link.target}", timeout_s=timeout_s))
             found = largest(lambda size: _arrives(asking, target, size), most=link.packet_bytes)
-            party.say(f"{where}/asked/{link.source}", True)
-            party.hear(f"{where}/asked/{link.target}", timeout_s=2 * timeout_s)
+            party.say(f"{where}/arriving/{link.source}", found)
+            back: int = party.hear(f"{where}/arriving/{link.target}", timeout_s=2 * timeout_s)
         except PenstockError:  # the other node is gone, which the transfers will say
-            return 0
+            return 0, 0
         finally:
             over.set()
             thread.join()
-    return found
+    return found, back
 
 
 def largest(arrives: Callable[[int], bool], *, most: int) -> int:

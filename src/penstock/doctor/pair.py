@@ -6,7 +6,7 @@ dead is found by a connection that does not come about, before anything that wou
 
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -43,14 +43,19 @@ class _Crossing:
             made.close()
 
 
-def measure_pair(party: Party, other: Member, *, attempt: int, timeout_s: float) -> list[Link]:
+def measure_pair(
+    party: Party, other: Member, *, attempt: int, only: Mapping[int, str], timeout_s: float
+) -> list[Link]:
     """Measure with another node, which must call this at the same time; return what this one sends.
 
     Args:
         attempt: how often these two have been measured before.
+        only: which interface of each node; empty: all.
     """
     found = []
     for mine, theirs in matched(party.me.ends, other.ends):
+        if only and mine.name != only[party.me.node]:
+            continue
         link = Link(
             source=party.me.node,
             target=other.node,
@@ -71,10 +76,12 @@ def _measure(crossing: _Crossing) -> Link:
         if not _connects(crossing):
             return replace(link, fault=Fault.DEAD)
         link = _with_messages(crossing, link)
-        arriving = largest_arriving(
+        there, back = largest_arriving(
             party, link, crossing.mine.address, where=crossing.where, timeout_s=crossing.timeout_s
         )
-        return _with_transfers(crossing, replace(link, arriving_bytes=arriving))
+        link = replace(link, arriving_bytes=there)
+        hangs = link.loses_packets or replace(link, arriving_bytes=back).loses_packets
+        return link if hangs else _with_transfers(crossing, link)
     except (PenstockError, RuntimeError, OSError) as error:
         log.debug("dead link=%s error=%s", link, error)
         return replace(link, fault=Fault.DEAD)

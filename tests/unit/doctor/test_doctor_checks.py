@@ -53,7 +53,7 @@ LIMITS = limits.Facts(
     open_files=65_536,
     locked_bytes=math.inf,
     shared_bytes=16 * GIB,
-    memory_bytes=None,
+    memory_bytes=256 * GIB,
     num_devices=8,
     has_rdma=False,
 )

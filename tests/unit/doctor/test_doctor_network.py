@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.doctor.finding import Finding, Level
 from penstock.doctor.link import Fault, Link, better
-from penstock.doctor.network import Place, culprits, judge_links, slow_pairs
+from penstock.doctor.network import Place, culprits, judge_links, slow_crossings
 from penstock.doctor.party import End, Member
 
 
@@ -89,12 +89,16 @@ def test_every_bad_link_is_explained_by_an_interface_or_a_pair(nodes: int, data:
 
 
 def test_a_dead_interface_is_named_once() -> None:
-    links = changed(links_of(4, "eth0", "eth1"), lambda link: touches(link, 2, "eth1"), fault=Fault.DEAD)
+    links = changed(
+        links_of(4, "eth0", "eth1"), lambda link: touches(link, 2, "eth1"), fault=Fault.DEAD, gbit_s=0.0
+    )
     assert [finding.what for finding in reds(links, 4)] == ["Nothing passes to or from eth1 of node 2"]
 
 
 def test_one_dead_link_among_several_is_named_as_a_pair() -> None:
-    links = changed(links_of(4, "eth0"), lambda link: {link.source, link.target} == {1, 3}, fault=Fault.DEAD)
+    links = changed(
+        links_of(4, "eth0"), lambda link: {link.source, link.target} == {1, 3}, fault=Fault.DEAD, gbit_s=0.0
+    )
     assert [finding.what for finding in reds(links, 4)] == [
         "Nothing passes between eth0 of node 1 and eth0 of node 3"
     ]
@@ -138,7 +142,11 @@ def test_a_fault_of_all_is_said_once() -> None:
 
 def test_transfers_that_hang_are_told_from_dead_links() -> None:
     links = changed(
-        links_of(3, "eth0"), lambda link: touches(link, 1, "eth0"), fault=Fault.STALLS, arriving_bytes=0
+        links_of(3, "eth0"),
+        lambda link: touches(link, 1, "eth0"),
+        fault=Fault.STALLS,
+        arriving_bytes=0,
+        gbit_s=0.0,
     )
     (found,) = reds(links, 3)
     assert found.what == "Small messages pass at eth0 of node 1, and transfers hang"
@@ -180,10 +188,10 @@ def test_a_node_that_lacks_an_interface_is_told_of() -> None:
     assert "2 on node 0, 1 on node 1, 2 on node 2" in found.what
 
 
-def test_slow_pairs_are_those_to_measure_again() -> None:
+def test_slow_links_are_measured_again() -> None:
     links = changed(links_of(3, "eth0"), lambda link: (link.source, link.target) == (2, 0), gbit_s=1.0)
-    assert slow_pairs(links) == [(0, 2)]
-    assert slow_pairs([]) == []
+    assert slow_crossings(links) == [(Place(0, "eth0"), Place(2, "eth0"))]
+    assert slow_crossings([]) == []
 
 
 def test_of_two_measurements_the_better_counts_and_a_fault_is_the_worst() -> None:
