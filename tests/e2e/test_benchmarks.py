@@ -25,6 +25,7 @@ RUNS = {
     "optimizers": "--hidden 64 --layers 1 --rounds 1",
     "plan_accuracy": "",
     "plan_memory": "--only alone",
+    "plan_netlab": "--rows benchmarks/data/netlab_naive.json",
     "plan_stories": "",
     "wire_codecs": "--numbers 10000 --rounds 1",
     "outer": "--steps 4 --seeds 1 --hidden 16",

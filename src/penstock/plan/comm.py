@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from penstock.parallel.layout import Layout
-from penstock.plan.constants import HOP_S, LINK_SHARE
+from penstock.plan.constants import GLOO_SHARE, HOP_S, LINK_SHARE
 from penstock.plan.hardware import Cluster
 
 Link = Literal["none", "node", "network"]
@@ -107,7 +107,9 @@ def send(num_bytes: float, over: Group, cluster: Cluster) -> Cost:
 
 def _rates(over: Group, cluster: Cluster) -> tuple[float, float]:
     """Return bytes a second inside a node, and out of it for one of the groups alike."""
-    return LINK_SHARE * cluster.device.link_gb_s * 1e9 or math.inf, cluster.node_bytes_s / over.alike
+    used = GLOO_SHARE if cluster.device.architecture == "cpu" else 1.0
+    inside = LINK_SHARE * cluster.device.link_gb_s * 1e9 or math.inf
+    return inside, used * cluster.node_bytes_s / over.alike
 
 
 def _copying(moved: float, cluster: Cluster) -> float:

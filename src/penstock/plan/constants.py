@@ -47,6 +47,9 @@ ROWWISE: Final = 0.7
 thousand tokens a second for whole steps."""
 GAP_S: Final = 2e-6
 """Between kernels that follow one another on a GPU."""
+GLOO_SHARE: Final = 0.87
+"""Of what TCP gives that gloo uses, whose ranks send and receive in rounds; *fitted*, as a CPU's `copy_gb_s`,
+to three steps of stock FSDP2 on emulated networks (`benchmarks/data/netlab_naive.json`)."""
 HOP_S: Final = 2e-6
 """Latency of a message between devices of a node: a ring of 8 A100 takes some 25 us for a few bytes."""
 HOST_COPY_GB_S: Final = 20.0

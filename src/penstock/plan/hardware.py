@@ -110,7 +110,7 @@ DEVICES: Mapping[str, Device] = {
             link_gb_s=2.0,
             launch_us=5.0,
             operation_us=200.0,
-            copy_gb_s=1.0,
+            copy_gb_s=0.6,
         ),
     )
 }

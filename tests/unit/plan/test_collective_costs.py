@@ -4,7 +4,7 @@ import pytest
 
 from penstock.parallel.layout import Layout
 from penstock.plan.comm import FREE, all_reduce, group, groups_of, ring, send
-from penstock.plan.constants import HOP_S, LINK_SHARE
+from penstock.plan.constants import GLOO_SHARE, HOP_S, LINK_SHARE
 from penstock.plan.hardware import DEVICES, Cluster
 
 VELA = Cluster(
@@ -56,4 +56,4 @@ def test_one_rank_alone_sends_nothing():
 def test_what_a_cpu_copies_into_sockets_takes_its_time():
     host = Cluster(nodes=2, devices_per_node=1, device=DEVICES["CPU"], nic_gbit_s=1, latency_us=0)
     cost = ring(1e8, group(2, stride=1, devices_per_node=1), host)
-    assert cost.seconds == pytest.approx(5e7 / (0.95e9 / 8) + 5e7 / 1e9 + 200e-6)
+    assert cost.seconds == pytest.approx(5e7 / (GLOO_SHARE * 0.95e9 / 8) + 5e7 / 0.6e9 + 200e-6)
