@@ -69,16 +69,19 @@ def trained(recipe, folder, config, world):
     return records, sum(sizes.values()), in_blocks
 
 
+@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(("shard", "replicate"), [(4, 1), (2, 2), (1, 2)])
-def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(tmp_path, shard, replicate):
-    recipe = recipe_of(tmp_path, parallel={"shard": shard, "replicate": replicate})
+def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(tmp_path, shard, replicate, overlap):
+    parallel = {"shard": shard, "replicate": replicate}
+    recipe = recipe_of(tmp_path, parallel=parallel, ethernet={"overlap": overlap})
     found = on_ranks(partial(trained, recipe, tmp_path, MeasureConfig()), ranks=shard * replicate)
     for records, whole, in_blocks in found:
         (event,) = (record for record in records if record.get("event") == "traffic")
         assert event["step"] == 2
         sent = event["sent_bytes"]
         # Gathered for the forward, blocks again for the backward; gloo reduces for all, at twice the price.
-        per_shard = (whole + in_blocks + 2 * whole) * (shard - 1) / shard
+        reduced = whole if overlap else 2 * whole
+        per_shard = (whole + in_blocks + reduced) * (shard - 1) / shard
         per_copy = 2 * whole / shard * (replicate - 1) / replicate
         for axis, expected in (("shard", per_shard), ("replicate", per_copy)):
             assert expected <= sent.get(axis, 0) <= expected + _OF_SUMS

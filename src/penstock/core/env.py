@@ -78,6 +78,11 @@ def silence_torch() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
+def num_gloo_interfaces() -> int:
+    """Number of network interfaces that gloo's operations take in turn: those in GLOO_SOCKET_IFNAME."""
+    return max(1, len([name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name.strip()]))
+
+
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 
 

@@ -3,7 +3,7 @@
 Ring and pairwise algorithms, as NCCL and gloo use them for large tensors: a rank of n sends (n - 1) / n of
 what it gathers in the end, scatters or exchanges, and twice that of what it reduces for all (Patarasuk and
 Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009). Gloo has no reduce-scatter of its own: FSDP's
-is recorded, and counted, as the all-reduce that it is.
+is recorded, and counted, as the all-reduce that it is, and `ethernet.overlap` exchanges gradients instead.
 """
 
 from collections.abc import Iterable, Mapping

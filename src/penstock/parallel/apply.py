@@ -6,6 +6,7 @@ is gathered and freed as one unit.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -24,6 +25,15 @@ from penstock.parallel.tensor import slice_blocks
 from penstock.parallel.vocabulary import finish_with_slices, slice_vocabulary
 
 
+class Spread(NamedTuple):
+    """A model that was spread over ranks."""
+
+    stages: list[nn.Module]
+    """What is gathered from a root of its own: the model, or this rank's stages of it."""
+    pipeline: Pipeline | None
+    """What runs them; None where every rank has all blocks."""
+
+
 def apply(
     model: nn.Module,
     mesh: Mesh,
@@ -33,16 +43,13 @@ def apply(
     linear: str = "compute",
     modes: Sequence[Mode] = (),
     compiled: CompileConfig = NOT_COMPILED,
-) -> Pipeline | None:
+) -> Spread:
     """Spread a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
 
     Args:
         compute_dtype: of gathered parameters and activations.
         linear: how the linear layers of the blocks multiply: in `compute_dtype`, or by a recipe in 8 bits.
         modes: what each block does with its activations; none: all keep theirs.
-
-    Returns:
-        What runs the training steps of a model in stages; None where every rank has all blocks.
     """
     if mesh.layout.pipeline > 1:
         keep_stages(model, mesh.pipeline, per_rank=config.stages_per_rank)
@@ -62,10 +69,10 @@ def apply(
     for stage in stages.values():
         _share_parameters(stage, mesh, config, compute_dtype)
     if mesh.layout.pipeline == 1:
-        return None
+        return Spread([model], None)
     pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
     model.forward = pipeline.forward  # a call of the model, for validation, passes through all stages
-    return pipeline
+    return Spread([*stages.values()], pipeline)
 
 
 def _share_parameters(

@@ -51,7 +51,3 @@ class EthernetConfig:
     def keep_bytes(self) -> float:
         """`keep_mib` in bytes; infinity is one of them."""
         return self.keep_mib * MIB
-
-
-STOCK = EthernetConfig(overlap=False)
-"""Nothing of it: FSDP2 as it comes."""

@@ -19,7 +19,8 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultReduceScatter
+
+from penstock.parallel.fsdp_private import DefaultReduceScatter
 
 
 def has_work(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype, offload: bool) -> bool:

@@ -1,16 +1,18 @@
-"""Count how long the gathers and reductions of FSDP2 block, on CPUs: the time of the calls."""
+"""Count how long the gathers and reductions of FSDP2 block, on CPUs: the time of the calls.
+
+Those that ethernet.py schedules count their waits themselves.
+"""
 
 from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
 from penstock.core import clock
 from penstock.parallel.blocked import BLOCKED, Blocked, waiting
 from penstock.parallel.fsdp import ReduceWhole
+from penstock.parallel.fsdp_private import DefaultAllGather, DefaultReduceScatter, units_of
 
 
 def count_blocked(model: nn.Module, *, num_shards: int) -> Blocked:
@@ -19,12 +21,13 @@ def count_blocked(model: nn.Module, *, num_shards: int) -> Blocked:
     Args:
         num_shards: ranks that share its parameters; 1: each holds them whole.
     """
-    for module in model.modules():
-        if isinstance(module, FSDPModule):
+    for unit in units_of(model):
+        if unit.waits_in_gathers:
+            unit.module.set_custom_all_gather(_AllGather())
+        if unit.waits_in_reductions:
             reduction = _ReduceScatter() if num_shards > 1 else _Reduce()
-            module.set_custom_all_gather(_AllGather())
-            module.set_custom_reduce_scatter(reduction)
-            module.set_all_reduce_hook(reduction.reduced)
+            unit.module.set_custom_reduce_scatter(reduction)
+            unit.module.set_all_reduce_hook(reduction.reduced)
     return BLOCKED
 
 

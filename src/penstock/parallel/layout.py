@@ -14,7 +14,7 @@ to the loader they are one data-parallel rank.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from penstock.core.errors import ConfigError
@@ -23,6 +23,7 @@ AXES = ("pipeline", "replicate", "shard", "context", "tensor")
 REST = -1
 
 ContextRule = Literal["all_gather", "ulysses"]
+Hierarchy = Literal["flat", "hybrid", "hpz"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +52,10 @@ class ParallelConfig:
     """Free a block's gathered parameters after its forward and gather them again for its backward. false:
     keep them, half the gathers for the memory of a whole model. A number: keep them sharded over groups
     of so many neighbouring ranks, say those of one machine, so that the second gather stays inside."""
+    hierarchy: Hierarchy = "flat"
+    """What the links between machines are spared, by the ranks that each is found to have. hybrid: the ranks
+    of a machine share the parameters, and machines hold copies that agree once a step. hpz: all share them,
+    and the second gather of a block stays inside a machine, for the memory of a copy a machine."""
     offload: bool = False
     """Keep sharded parameters, gradients and optimizer state in the machine's memory, not the device's."""
 
@@ -69,8 +74,26 @@ class ParallelConfig:
                 "parallel.shard and parallel.replicate are both -1",
                 fix="Only one can be the rest: set the other.",
             )
+        if self.hierarchy != "flat":
+            self._check_hierarchy()
         if self.reshard_after_forward is not True and self.reshard_after_forward is not False:
             self._check_groups(self.reshard_after_forward)
+
+    def _check_hierarchy(self) -> None:
+        name = "shard" if self.hierarchy == "hybrid" else "reshard_after_forward"
+        if self.shard != REST or self.replicate != 1 or self.reshard_after_forward is not True:
+            raise ConfigError(
+                f"parallel.hierarchy {self.hierarchy!r} sets parallel.{name} itself",
+                got=f"shard {self.shard}, replicate {self.replicate}, "
+                f"reshard_after_forward {self.reshard_after_forward}",
+                fix="Leave the three out, or parallel.hierarchy.",
+            )
+        if self.hierarchy == "hpz" and self.tensor * self.pipeline > 1:
+            raise ConfigError(
+                "parallel.hierarchy 'hpz' is for shards alone",
+                got=f"tensor {self.tensor}, pipeline {self.pipeline}",
+                fix="Leave tensor and pipeline at 1, or use 'hybrid'.",
+            )
 
     def _check_groups(self, size: int) -> None:
         if size < 2:
@@ -83,6 +106,35 @@ class ParallelConfig:
                 got=size,
                 fix="Use true or false, or leave tensor, pipeline and replicate at 1.",
             )
+
+
+def on_machines(config: ParallelConfig, *, world_size: int, ranks_per_machine: int) -> ParallelConfig:
+    """Return a flat config that says in numbers what `hierarchy` says in a word.
+
+    Args:
+        ranks_per_machine: as many on each.
+
+    Raises:
+        ConfigError: a machine's ranks cannot be shared that way.
+
+    >>> config = ParallelConfig(hierarchy="hybrid", tensor=2)
+    >>> str(layout_of(on_machines(config, world_size=16, ranks_per_machine=8), world_size=16))
+    'replicate 2 x shard 4 x tensor 2'
+    """
+    if config.hierarchy == "flat":
+        return config
+    flat = replace(config, hierarchy="flat")
+    near = min(ranks_per_machine, world_size // config.pipeline)
+    if config.hierarchy == "hpz":
+        return flat if near in (1, world_size) else replace(flat, reshard_after_forward=near)
+    inside = config.tensor * config.context
+    if near % inside:
+        raise ConfigError(
+            f"parallel.tensor {config.tensor} x parallel.context {config.context} do not divide the {near} "
+            "ranks of a machine, which parallel.hierarchy 'hybrid' keeps together",
+            fix=f"Use degrees that divide {near}, or parallel.hierarchy 'flat'.",
+        )
+    return replace(flat, shard=near // inside, replicate=REST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,8 +140,6 @@ class Pipeline:
         schedule.parts = [self._inputs(part) for part in parts]
         with self._waiting_for_stages():
             schedule.step(target=target, losses=losses, return_outputs=False)
-        with waiting():
-            self._sum_tied()
         nothing: Tensor = parts[0]["input_ids"].new_zeros((), dtype=torch.float32)
         return torch.stack(losses).detach().sum() if losses else nothing
 
@@ -167,8 +165,11 @@ class Pipeline:
         return None
 
     @torch.no_grad()
-    def _sum_tied(self) -> None:
-        """Add the other stage's gradient of the tied matrix; a + b is b + a, so the sums are equal."""
+    def sum_tied(self) -> None:
+        """Add the other stage's gradient of the tied matrix; a + b is b + a, so the sums are equal.
+
+        For after a step, when gradients are reduced; every rank must call it.
+        """
         if self.tied is None:
             return
         mine = local(cast(Tensor, self.tied.grad))
@@ -177,8 +178,9 @@ class Pipeline:
             dist.P2POp(dist.isend, mine.contiguous(), group=self._group, group_peer=peer),
             dist.P2POp(dist.irecv, other, group=self._group, group_peer=peer),
         ]
-        for work in dist.batch_isend_irecv(both):
-            work.wait()
+        with waiting():
+            for work in dist.batch_isend_irecv(both):
+                work.wait()
         mine += other
         self._sent_before += mine.nbytes
 

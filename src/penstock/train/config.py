@@ -1,6 +1,6 @@
 """The recipe: every knob of a training run, its meaning, unit and default; imports no torch."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -10,6 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.data.opening import vocab_size_of
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import expanded
+from penstock.parallel import layout
 from penstock.parallel.compile_config import CompileConfig
 from penstock.parallel.ethernet_config import EthernetConfig
 from penstock.parallel.fit import check_fit
@@ -34,6 +35,7 @@ __all__ = [
     "TrainConfig",
     "build_recipe",
     "load_recipe",
+    "on_machines",
     "read_recipe",
 ]
 
@@ -155,15 +157,26 @@ class TrainConfig:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
         check_fit(self.parallel, self.model, lengths=self.data.lengths)
         self._check_outer()
+        self._check_keep()
         if self.ethernet.gather != "compute":
             self._check_gather()
         if self.optim.rule == "adamw_8bit":
             self._check_moments()
 
+    def _check_keep(self) -> None:
+        """Refuse to keep what stays anyway."""
+        if self.ethernet.keep_mib and self.parallel.pipeline > 1:
+            raise ConfigError(
+                "ethernet.keep_mib is not for pipelines: their ranks keep all blocks gathered and reduce "
+                "gradients once a step in any case",
+                got=self.ethernet.keep_mib,
+                fix="Leave ethernet.keep_mib out, or set parallel.pipeline to 1.",
+            )
+
     def _check_outer(self) -> None:
         """Refuse islands where there are none, and fragments that would be empty."""
         outer, blocks = self.outer, self.model.num_hidden_layers
-        if outer.every and self.parallel.replicate == 1:
+        if outer.every and self.parallel.replicate == 1 and self.parallel.hierarchy != "hybrid":
             raise ConfigError(
                 "outer.every is for copies of the model, and parallel.replicate is 1",
                 got=outer.every,
@@ -207,6 +220,12 @@ class TrainConfig:
                 got=after,
                 fix="Set it to true, or leave ethernet.gather out.",
             )
+
+
+def on_machines(config: TrainConfig, *, world_size: int, ranks_per_machine: int) -> TrainConfig:
+    """Return a recipe whose layout is in numbers where it was left to the machines; see `parallel.layout`."""
+    numbers = layout.on_machines(config.parallel, world_size=world_size, ranks_per_machine=ranks_per_machine)
+    return replace(config, parallel=numbers)
 
 
 def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:

@@ -12,7 +12,7 @@ from penstock.data.assign import check_divisible
 from penstock.obs.toml import toml_text
 from penstock.parallel.layout import ParallelConfig, layout_of
 from penstock.train.changes import plan
-from penstock.train.config import TrainConfig
+from penstock.train.config import TrainConfig, on_machines
 from penstock.train.memory_plan import memory_plan
 from penstock.train.optim.config import optimizer_bytes_per_parameter
 from penstock.train.outer_config import outer_bytes_per_parameter
@@ -50,11 +50,12 @@ class Derived:
 
 
 def derive(config: TrainConfig, *, world_size: int) -> Derived:
-    """Compute what a run would be, opening its corpora.
+    """Compute what a run would be on one machine, opening its corpora.
 
     Raises:
         ConfigError: the recipe cannot run on so many ranks, or its corpora cannot feed it.
     """
+    config = on_machines(config, world_size=world_size, ranks_per_machine=world_size)
     data, model = config.data, config.model
     layout = layout_of(config.parallel, world_size=world_size)
     loader = train_loader(config, rank=0, world_size=layout.num_data, deliver="numpy")

@@ -14,12 +14,13 @@ from penstock.core.errors import ConfigError
 from penstock.models.presets import expanded
 from penstock.parallel.layout import layout_of
 from penstock.plan.memory import Memory
-from penstock.train.config import TrainConfig
+from penstock.train.config import TrainConfig, on_machines
 from penstock.train.data_config import DataConfig
 from penstock.train.derived import check_rows
 from penstock.train.memory_plan import memory_plan
 
 ASSUMED_VOCABULARY = 32_768
+_USUAL_PER_MACHINE = 8
 _USUAL_DEVICES = (1, 2, 8, 64, 512)
 
 
@@ -93,6 +94,7 @@ def share_of(config: TrainConfig, devices: int) -> Share:
     Raises:
         ConfigError: the layout or the batch does not divide over them.
     """
+    config = on_machines(config, world_size=devices, ranks_per_machine=min(devices, _USUAL_PER_MACHINE))
     layout = layout_of(config.parallel, world_size=devices)
     micro_rows = check_rows(config, world_size=layout.num_data)
     return Share(

@@ -12,6 +12,7 @@ from penstock.checkpoint.place import place_in
 from penstock.checkpoint.resume import resume
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
+from penstock.core.env import local_world_size, num_gloo_interfaces
 from penstock.core.files import write_atomic, write_json
 from penstock.data import Loader
 from penstock.data.manifest import TOKENIZER_FILE
@@ -19,13 +20,13 @@ from penstock.data.spec import absolute
 from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
 from penstock.obs.names import RECIPE_FILE
-from penstock.parallel.apply import apply
+from penstock.parallel.apply import Spread, apply
 from penstock.parallel.encoded_gather import encode_gathers
+from penstock.parallel.ethernet import Ethernet
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, make_mesh
-from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
-from penstock.train.config import TrainConfig
+from penstock.train.config import TrainConfig, on_machines
 from penstock.train.control import share
 from penstock.train.derived import check_rows
 from penstock.train.guard import Guard
@@ -48,16 +49,16 @@ from penstock.train.supply import (
 log = logging.getLogger(__name__)
 
 
-def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Module, Pipeline | None]:
+def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Module, Spread]:
     """Build, spread and initialise the model; no rank ever holds more than its shards.
 
     Returns:
-        The model, or this rank's stage of it with what runs the stages.
+        The model, or this rank's stages of it, and how it was spread.
     """
     with torch.device("meta"):
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
     model.to(STORAGES[config.precision.weights].dtype)
-    pipeline = apply(
+    spread = apply(
         model,
         mesh,
         config.parallel,
@@ -70,11 +71,12 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
     if mesh.num_shards > 1:
         encode_gathers(model, config.ethernet.gather)
     init_weights(model, seed=config.run.seed)
-    return model, pipeline
+    return model, spread
 
 
 def open_state(config: TrainConfig, world: World) -> TrainState:
     """Make the training state, resumed from the newest sound checkpoint if there is one."""
+    config = on_machines(config, world_size=world.ranks.world_size, ranks_per_machine=local_world_size())
     layout = layout_of(config.parallel, world_size=world.ranks.world_size)
     mesh = make_mesh(world, layout, islands=bool(config.outer.every))
     num_data = mesh.layout.num_data
@@ -84,10 +86,19 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     continue_from_newest(config, loader)  # what cannot be continued is refused before anything is built
     check_supply(config, loader)
     check_tokenizers(loader)
-    model, pipeline = build_model(config, world, mesh)
+    model, spread = build_model(config, world, mesh)
+    ethernet = Ethernet(
+        spread.stages,
+        mesh,
+        config.ethernet,
+        compute_dtype=getattr(torch, config.compute),
+        num_nics=num_gloo_interfaces(),
+    )
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
-    state = TrainState(model, optimizer, loader, mesh, heldout_rows(config), pipeline, adaptive)
+    state = TrainState(
+        model, optimizer, loader, mesh, heldout_rows(config), ethernet, spread.pipeline, adaptive
+    )
     state.guard = Guard(config.guard)
     if config.outer.every:
         state.outer = Outer(config.outer, model, optimizer, mesh)

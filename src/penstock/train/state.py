@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
+from penstock.parallel.ethernet import Ethernet
 from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
@@ -34,6 +35,8 @@ class TrainState:
     """Which rank does what."""
     heldout: Heldout | None
     """Rows of the held-out documents, the same on every rank."""
+    ethernet: Ethernet
+    """Schedules what a step gathers and reduces."""
     pipeline: Pipeline | None = None
     """What runs the stages, if the model is cut into some."""
     adaptive: Adaptive | None = None

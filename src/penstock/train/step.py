@@ -7,7 +7,7 @@ are islands it averages within an island only, so that an island's gradient is t
 number of islands: their mean is the global gradient.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,7 +87,7 @@ def inputs_of(part: Batch, by_corpus: CorpusLosses | None, *, scale: float = 1.0
 
 def passes(
     state: TrainState,
-    parts: Iterable[Batch],
+    parts: Sequence[Batch],
     by_corpus: CorpusLosses | None,
     *,
     scale: float,
@@ -95,16 +95,21 @@ def passes(
 ) -> Tensor:
     """Run the forward and backward passes of all micro-batches; return `scale` x their summed loss."""
     if state.pipeline is not None:
-        total = state.pipeline.step([inputs_of(part, by_corpus, scale=scale) for part in parts])
+        with state.ethernet.step(1):  # the pipeline itself gathers once and reduces once
+            total = state.pipeline.step([inputs_of(part, by_corpus, scale=scale) for part in parts])
+        state.pipeline.sum_tied()
         mark("backward")
         return total
     losses = []
-    for part in parts:
-        loss = loss_sum(state.model, part, by_corpus) * scale
-        mark("forward")
-        loss.backward()  # type: ignore[no-untyped-call]
-        mark("backward")
-        losses.append(loss.detach())
+    with state.ethernet.step(len(parts)):
+        for part in parts:
+            state.ethernet.next_micro_batch()
+            loss = loss_sum(state.model, part, by_corpus) * scale
+            mark("forward")
+            loss.backward()  # type: ignore[no-untyped-call]
+            mark("backward")
+            losses.append(loss.detach())
+    mark("backward")
     return torch.stack(losses).sum()
 
 
@@ -138,7 +143,7 @@ def train_step(
     mark("communication")
     by_corpus = corpus_losses(state, batch, world.device)
     scale = num_averaged / max(global_labels / copies, 1.0)
-    parts = micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch)
+    parts = [*micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch)]
     local_loss = passes(state, parts, by_corpus, scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
     grad_norm = clip_gradients(state.model.parameters(), clip_norm, state.mesh.island, twice=tied)

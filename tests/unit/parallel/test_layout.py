@@ -5,7 +5,7 @@ import itertools
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.parallel.layout import AXES, Layout, ParallelConfig, layout_of
+from penstock.parallel.layout import AXES, Layout, ParallelConfig, layout_of, on_machines
 
 
 def test_the_rest_goes_to_the_axis_that_asks_for_it():
@@ -40,6 +40,9 @@ def test_degrees_that_do_not_fit_the_ranks_are_refused_with_what_would(degrees, 
         ({"stages_per_rank": 2}, "parallel.stages_per_rank must be 1, or more with a pipeline (got 2)"),
         ({"reshard_after_forward": 1}, "a group of at least 2 ranks (got 1)"),
         ({"reshard_after_forward": 2, "tensor": 2}, "only where all ranks share the parameters"),
+        ({"hierarchy": "hybrid", "replicate": 2}, "parallel.hierarchy 'hybrid' sets parallel.shard itself"),
+        ({"hierarchy": "hpz", "reshard_after_forward": 4}, "sets parallel.reshard_after_forward itself"),
+        ({"hierarchy": "hpz", "tensor": 2}, "parallel.hierarchy 'hpz' is for shards alone (got 'tensor 2,"),
     ],
 )
 def test_values_that_no_run_could_have_are_refused(values, said):
@@ -64,3 +67,38 @@ def test_the_rows_are_dealt_over_replicas_and_shards_and_shared_by_the_rest():
     assert sum(layout.leads(rank) for rank in range(32)) == 4, "one rank speaks for each group"
     for group in groups:
         assert len({layout.data_rank(rank) for rank in group}) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "world_size", "found"),
+    [
+        ({"hierarchy": "hybrid"}, 16, "replicate 2 x shard 8"),
+        ({"hierarchy": "hybrid"}, 8, "shard 8"),
+        (
+            {"hierarchy": "hybrid", "tensor": 2, "context": 2},
+            16,
+            "replicate 2 x shard 2 x context 2 x tensor 2",
+        ),
+        ({"hierarchy": "hybrid", "pipeline": 4}, 16, "pipeline 4 x shard 4"),
+        ({"hierarchy": "hybrid", "pipeline": 2}, 32, "pipeline 2 x replicate 2 x shard 8"),
+    ],
+)
+def test_copies_lie_on_machines_of_their_own(values, world_size, found):
+    config = on_machines(ParallelConfig(**values), world_size=world_size, ranks_per_machine=8)
+    assert str(layout_of(config, world_size=world_size)) == found
+
+
+@pytest.mark.parametrize(("world_size", "size"), [(16, 8), (8, True), (4, True)])
+def test_a_second_gather_stays_inside_a_machine_if_there_are_several(world_size, size):
+    config = ParallelConfig(hierarchy="hpz")
+    found = on_machines(config, world_size=world_size, ranks_per_machine=min(8, world_size))
+    assert found.reshard_after_forward is size or found.reshard_after_forward == size
+    assert found.hierarchy == "flat"
+
+
+def test_a_machine_that_cannot_be_cut_is_refused():
+    config = ParallelConfig(hierarchy="hybrid", tensor=3)
+    with pytest.raises(
+        ConfigError, match=r"tensor 3 x parallel\.context 1 do not divide the 8 ranks of a machine"
+    ):
+        on_machines(config, world_size=24, ranks_per_machine=8)

@@ -44,7 +44,9 @@ def state_after(loader: Loader, steps: int) -> TrainState:
         next(batches)
     batches.close()
     model = nn.Linear(1, 1)
-    return TrainState(model, torch.optim.AdamW(model.parameters()), loader, mesh=None, heldout=None)
+    return TrainState(
+        model, torch.optim.AdamW(model.parameters()), loader, mesh=None, heldout=None, ethernet=None
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])

@@ -1,0 +1,182 @@
+"""Schedules the communication of sharded training, so that a slow network keeps devices waiting little.
+
+Four levers, all exact (docs/ethernet.md has what each gives and takes):
+
+    window      the next units are gathered while one computes, never more bytes at once than the window
+    behind      gradients are reduced while the backward pass goes on, and waited for at the step's end
+    keep        within a budget, units stay gathered through a step's micro-batches and are reduced once
+    hierarchy   copies of shards agree on gradients once a step; far ranks talk least
+
+On GPUs FSDP2 has streams for all of this and is only told its window, what to keep and when copies agree.
+On CPUs its collectives wait, so it is given others. Either way the order in which a rank begins its
+collectives follows from sizes and the number of micro-batches, which are equal on all ranks.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import cast
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from penstock.parallel import keep
+from penstock.parallel.ethernet_config import EthernetConfig
+from penstock.parallel.fsdp_private import Unit, units_of
+from penstock.parallel.gather_window import Ledger, ahead, window_of
+from penstock.parallel.gathers import GatherBehind
+from penstock.parallel.mesh import Mesh
+from penstock.parallel.reductions import ReduceBehind, Reductions
+
+_FLOAT32 = 4
+_REDUCE_INPUTS = 2  # of FSDP2 on GPUs, alive at once: one is filled while the other is sent
+
+
+class Ethernet:
+    """The communication of one model; the passes of a training step run inside `step`.
+
+    Args:
+        stages: sharded models, whose parameters may still be on the meta device.
+        compute_dtype: of what is gathered.
+        num_nics: network cards that collectives can be spread over.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        mesh: Mesh,
+        config: EthernetConfig,
+        *,
+        compute_dtype: torch.dtype,
+        num_nics: int = 1,
+    ) -> None:
+        self._config, self._mesh = config, mesh
+        self._copies = mesh.data["replicate"].get_group() if mesh.data.ndim > 1 else None
+        self._stages = [_Stage(model, config, compute_dtype.itemsize) for model in stages]
+        self._num_micro_batches = self._index = 0
+        self._operations = config.operations or num_nics
+        self._reductions: Reductions | None = None
+        self.ledger = Ledger()
+        """Bytes of gathers under way, on CPUs."""
+        if config.overlap and mesh.data.size() > 1:
+            self._overlap()
+
+    @contextmanager
+    def step(self, num_micro_batches: int) -> Iterator[None]:
+        """Run the passes of a step inside; when it ends, gradients are there, and all is sharded again.
+
+        Args:
+            num_micro_batches: how often `next_micro_batch` will be called.
+        """
+        self._num_micro_batches, self._index = num_micro_batches, 0
+        budget = self._config.keep_bytes if self._mesh.num_shards > 1 else 0.0
+        for stage in self._stages:
+            stage.choose(budget, num_micro_batches)
+        behind = nullcontext() if self._reductions is None else self._reductions.deferred()
+        try:
+            with behind:
+                yield
+        finally:
+            for stage in self._stages:
+                stage.release()
+
+    def next_micro_batch(self) -> None:
+        """Prepare the passes of the step's next micro-batch; not needed where a pipeline runs them."""
+        is_first, is_last = self._index == 0, self._index == self._num_micro_batches - 1
+        assert self._index < self._num_micro_batches, (self._index, self._num_micro_batches)
+        self._index += 1
+        for stage in self._stages:
+            stage.prepare(is_first=is_first, is_last=is_last)
+        if self._reductions is not None:
+            self._reductions.is_last = is_last
+        elif self._config.overlap and self._copies is not None:
+            for stage in self._stages:
+                stage.root.set_requires_all_reduce(is_last)
+
+    def _overlap(self) -> None:
+        """Let gathers run ahead and reductions behind."""
+        on_cpu, has_shards = self._mesh.state.device_type == "cpu", self._mesh.num_shards > 1
+        for stage in self._stages:
+            if on_cpu and has_shards:
+                stage.gather_behind(self._operations, self.ledger)
+            elif has_shards:
+                stage.root.set_reduce_scatter_max_input_buffers(_REDUCE_INPUTS)
+        units = [unit for stage in self._stages for unit in stage.units]
+        if on_cpu and all(unit.is_float32 for unit in units):  # else FSDP2 reads a reduction to round it
+            self._reductions = self._reduce_behind(units, has_shards=has_shards)
+
+    def _reduce_behind(self, units: Sequence[Unit], *, has_shards: bool) -> Reductions:
+        blocks = [_FLOAT32 * unit.num_gathered for unit in units if not unit.is_root]
+        reductions = Reductions(
+            copies=self._copies,
+            num_averaged=self._mesh.data.size(),
+            window=window_of(blocks, asked=self._config.window_bytes, usual=1),
+            operations=self._operations,
+        )
+        for unit in units:
+            unit.leave_copies_alone()
+            reduce = ReduceBehind(unit, reductions)
+            if has_shards:
+                unit.module.set_custom_reduce_scatter(reduce)
+            else:
+                unit.module.set_all_reduce_hook(reduce.whole)
+        return reductions
+
+
+class _Stage:
+    """A model that FSDP2 runs from its own root: one, or a stage of a pipeline."""
+
+    def __init__(self, model: nn.Module, config: EthernetConfig, gathered_bytes: int) -> None:
+        self.root = cast(FSDPModule, model)
+        self.units = units_of(model)
+        """In the order of the forward pass, the root first."""
+        self._sizes = [_size(unit, gathered_bytes) for unit in self.units]
+        pairs = zip(self.units, self._sizes, strict=True)
+        blocks = [size.parameters for unit, size in pairs if not unit.is_root]
+        self._window = window_of(blocks, asked=config.window_bytes) if config.overlap else None
+        self._kept = keep.Kept()
+        self.release()
+
+    def gather_behind(self, operations: int, ledger: Ledger) -> None:
+        """Let gathers return at once."""
+        for unit in self.units:
+            unit.gather_behind()
+            unit.module.set_custom_all_gather(GatherBehind(operations=operations, ledger=ledger))
+
+    def choose(self, budget: float, num_micro_batches: int) -> None:
+        """Choose what stays whole through a step."""
+        self._kept = keep.choose(self._sizes, budget=budget, num_micro_batches=num_micro_batches)
+
+    def prepare(self, *, is_first: bool, is_last: bool) -> None:
+        """Say what the passes of the next micro-batch gather ahead and leave whole."""
+        kept = self._kept
+        if self._window is not None:
+            self._gather_ahead(self._window, held=frozenset() if is_first else kept.parameters)
+        for i, unit in enumerate(self.units):
+            unit.keep(parameters=i in kept.parameters, gradients=i in kept.gradients, is_last=is_last)
+
+    def release(self) -> None:
+        """Keep nothing, as outside of a step."""
+        self._kept = keep.Kept()
+        self.prepare(is_first=True, is_last=True)
+
+    def _gather_ahead(self, window: float, *, held: frozenset[int]) -> None:
+        """List what is gathered while each unit computes; `held` is there already."""
+        units = self.units
+        forward = [0 if i in held else size.parameters for i, size in enumerate(self._sizes)]
+        for unit, later in zip(units, ahead(forward, window), strict=True):
+            unit.module.set_modules_to_forward_prefetch([units[i].module for i in later])
+        order = sorted(range(len(units)), key=lambda i: (not units[i].is_root, -i))
+        stays = [i in self._kept.parameters or unit.stays_between for i, unit in enumerate(units)]
+        backward = [0 if stays[i] else self._sizes[i].parameters for i in order]
+        for i, later in zip(order, ahead(backward, window), strict=True):
+            units[i].module.set_modules_to_backward_prefetch([units[order[j]].module for j in later])
+
+
+def _size(unit: Unit, gathered_bytes: int) -> keep.Unit:
+    numbers = unit.num_gathered
+    return keep.Unit(
+        parameters=gathered_bytes * numbers,
+        gradients=_FLOAT32 * numbers,
+        gathers=1 if unit.stays_between or unit.gathers_near else 2,
+    )

@@ -1,0 +1,127 @@
+"""All private names of torch's FSDP2 that Penstock touches, checked once, with what to do if they are gone.
+
+FSDP2's public switches name neither the bytes that a unit gathers nor what is waiting in it, gather
+asynchronously on CPUs only through a method with an underscore, and cannot leave the reduction between
+copies to someone else. Everything else here and elsewhere goes through public ones.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from penstock.core.errors import PenstockError
+
+try:
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+except ImportError as error:  # pragma: no cover - another torch
+    raise PenstockError(
+        f"FSDP2 of torch {torch.__version__} has other private names: {error}",
+        fix="Install a torch from 2.11 to 2.13.",
+    ) from None
+
+__all__ = ["DefaultAllGather", "DefaultReduceScatter", "Unit", "units_of"]
+
+_OF_GROUPS = (
+    "fsdp_params", "mesh_info", "post_forward_mesh_info", "reduce_grads", "reshard_after_backward",
+    "unshard_async_op", "_all_gather_comm", "_all_reduce_hook", "_reduce_scatter_comm",
+)  # fmt: skip
+
+
+class Unit:
+    """A module that FSDP2 gathers and frees as one.
+
+    Raises:
+        PenstockError: this torch's FSDP2 is not the one that was written for.
+    """
+
+    def __init__(self, module: FSDPModule, *, is_root: bool) -> None:
+        self.module = module
+        self.is_root = is_root
+        groups = getattr(module._get_fsdp_state(), "_fsdp_param_groups", [])
+        missing = [name for name in _OF_GROUPS if groups and not hasattr(groups[0], name)]
+        if len(groups) > 1 or missing or not hasattr(module, "_set_unshard_async_op"):
+            raise PenstockError(
+                f"FSDP2 of torch {torch.__version__} has not the parts that ethernet.overlap needs",
+                got=", ".join(missing) or f"{len(groups)} groups of parameters",
+                fix="Install a torch from 2.11 to 2.13, or set ethernet.overlap = false.",
+            )
+        self._group: Any = groups[0] if groups else None  # Any: FSDPParamGroup, private
+        self._after_forward: Any = None  # Any: a mesh, as FSDP2 describes it
+
+    @property
+    def has_parameters(self) -> bool:
+        """Whether it gathers anything."""
+        return self._group is not None
+
+    @property
+    def num_gathered(self) -> int:
+        """Numbers of a gather, padded as FSDP2 pads them, so equal on all ranks."""
+        sizes = [p.padded_sharded_param_size.numel() for p in self._group.fsdp_params]
+        return int(sum(sizes) * self._group.mesh_info.shard_mesh_size)
+
+    @property
+    def waits_in_gathers(self) -> bool:
+        """Whether it is gathered as FSDP2 does it, by a collective that blocks who calls it."""
+        return type(self._group._all_gather_comm) is DefaultAllGather
+
+    @property
+    def waits_in_reductions(self) -> bool:
+        """Whether it is reduced as FSDP2 does it, and copies of it agree that way."""
+        own = getattr(self._group._reduce_scatter_comm, "counts_waits", False)
+        return not own and self._group._all_reduce_hook is None
+
+    @property
+    def is_float32(self) -> bool:
+        """Whether its parameters are, and so its gradients."""
+        return all(p.sharded_param.dtype == torch.float32 for p in self._group.fsdp_params)
+
+    @property
+    def gathers_near(self) -> bool:
+        """Whether the backward pass gathers among fewer ranks than the forward pass."""
+        after = self._group.post_forward_mesh_info
+        return after is not None and after is not self._group.mesh_info
+
+    @property
+    def stays_between(self) -> bool:
+        """Whether it stays gathered between forward and backward; FSDP2 lets the root do so."""
+        return self.is_root or self._group.post_forward_mesh_info is None
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """The first of its gradients here, reduced, as a plain tensor; None before the first reduction."""
+        grads = (p.sharded_param.grad for p in self._group.fsdp_params if p.sharded_param.requires_grad)
+        grad = next(grads, None)
+        return None if grad is None else grad._local_tensor
+
+    def gather_behind(self) -> None:
+        """Let its gathers return at once, to be waited for when their result is used."""
+        self.module._set_unshard_async_op(True)
+
+    def leave_copies_alone(self) -> None:
+        """Reduce among the ranks of a shard group only; who asks for it reduces between their copies."""
+        info = self._group.mesh_info
+        if isinstance(info, HSDPMeshInfo):
+            near = FSDPMeshInfo(mesh=info.mesh, shard_mesh_dim=info.shard_mesh_dim)
+            self._group.mesh_info = near
+            if self._group.post_forward_mesh_info is info:
+                self._group.post_forward_mesh_info = near
+
+    def keep(self, *, parameters: bool, gradients: bool, is_last: bool) -> None:
+        """Say what stays whole after the passes of the next micro-batch, the step's last or not."""
+        group = self._group
+        if not self.stays_between:
+            self._after_forward = group.post_forward_mesh_info
+        if not self.is_root:
+            group.post_forward_mesh_info = None if parameters else self._after_forward
+        group.reshard_after_backward = is_last or not parameters
+        group.reduce_grads = is_last or not gradients
+
+
+def units_of(model: nn.Module) -> list[Unit]:
+    """Return the units of a sharded model, the root first, then in the order of use."""
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    units = [Unit(module, is_root=module is model) for module in modules]
+    return [unit for unit in units if unit.has_parameters]

@@ -1,0 +1,108 @@
+"""Collectives begun and not waited for, each cut into as many operations as there are network cards.
+
+Gloo sends an operation through one card: the next operation takes the next of those in GLOO_SOCKET_IFNAME.
+So one collective that is waited for uses one card however many there are; cut in two, both.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.parallel.blocked import waiting
+from penstock.parallel.fsdp_private import DefaultAllGather
+
+_gather_whole = DefaultAllGather()  # torch has renamed the collective; FSDP2 knows its own torch's name
+
+LEAST = 1 << 16
+"""Numbers of an operation, at least: below, another message costs more than another card saves."""
+
+
+def pieces(size: int, *, operations: int, least: int) -> list[slice]:
+    """Cut `size` numbers for several operations.
+
+    >>> pieces(10, operations=3, least=2)
+    [slice(0, 4, None), slice(4, 8, None), slice(8, 10, None)]
+    >>> pieces(10, operations=3, least=100)
+    [slice(0, 10, None)]
+    """
+    each = max(-(-size // operations), min(least, size), 1)
+    return [slice(first, min(first + each, size)) for first in range(0, size, each)]
+
+
+class UnderWay(dist.Work):
+    """Operations that together are one; FSDP2 waits for what is a `Work`, and for nothing else.
+
+    Args:
+        works: in the order in which they were begun.
+        arrived: called once, when all have been waited for, before anyone uses the result.
+    """
+
+    def __init__(self, works: Sequence[dist.Work], arrived: Callable[[], None]) -> None:
+        super().__init__()
+        self._works, self._arrived = list(works), arrived
+        self._is_done = False
+
+    def wait(self, timeout: object = None) -> bool:  # noqa: ARG002 - as torch calls it
+        """Wait for all of it; again, for nothing."""
+        if not self._is_done:
+            self._is_done = True
+            wait_for(self._works)
+            self._arrived()
+            self._works.clear()
+        return True
+
+
+def wait_for(works: Iterable[dist.Work]) -> None:
+    """Wait for operations, and count the time as blocked."""
+    with waiting():
+        for work in works:
+            work.wait()
+
+
+def begin_gather(
+    output: Tensor, here: Tensor, group: dist.ProcessGroup, *, operations: int
+) -> list[dist.Work]:
+    """Begin to gather what ranks have, [n], into [ranks * n] on each."""
+    cuts = pieces(len(here), operations=operations, least=LEAST)
+    if len(cuts) < 2:
+        return [_begun(_gather_whole(output, here, group, async_op=True))]
+    rows = output.view(group.size(), -1)
+    return [
+        _begun(dist.all_gather([row[cut] for row in rows], here[cut], group=group, async_op=True))
+        for cut in cuts
+    ]
+
+
+class Exchanged(NamedTuple):
+    """A piece of what all ranks send to one, under way."""
+
+    work: dist.Work
+    where: slice
+    """Of the numbers of one rank."""
+    received: Tensor
+    """[ranks, piece], once it has arrived."""
+
+
+def begin_exchange(given: Tensor, group: dist.ProcessGroup, *, operations: int) -> list[Exchanged]:
+    """Begin to give rank i row i of `given`, [ranks, n]."""
+    exchanged = []
+    for where in pieces(given.shape[1], operations=operations, least=LEAST):
+        sent = given[:, where].contiguous()
+        received = torch.empty_like(sent)
+        work = dist.all_to_all_single(received, sent, group=group, async_op=True)
+        exchanged.append(Exchanged(_begun(work), where, received))
+    return exchanged
+
+
+def begin_sum(x: Tensor, group: dist.ProcessGroup, *, operations: int) -> list[dist.Work]:
+    """Begin to sum `x`, [n], over the ranks, in place."""
+    cuts = pieces(len(x), operations=operations, least=LEAST)
+    return [_begun(dist.all_reduce(x[cut], group=group, async_op=True)) for cut in cuts]
+
+
+def _begun(work: dist.Work | None) -> dist.Work:
+    assert work is not None, "torch gives None to ranks outside of a group"
+    return work
