@@ -8,20 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.boxes import (
-    Box,
-    Cut,
-    cut_box,
-    intersection,
-    label,
-    overlaps,
-    parse_label,
-    span,
-    split,
-    strides,
-    whole,
-)
+from penstock.checkpoint.boxes import intersection, label, overlaps, parse_label, span, split, strides
 from penstock.checkpoint.shares import SPLIT_BYTES, Held, holders, share_of
+from penstock.core.boxes import Box, Cut, cut_box, whole
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 

@@ -1,5 +1,6 @@
 """A run in trouble goes back to before it, leaves out the data in between, and ends as one whole run."""
 
+import json
 import math
 import os
 import signal
@@ -79,6 +80,18 @@ def test_a_skipped_step_changes_nothing_and_the_run_goes_on(corpus, tmp_path, mo
     kept = {path.name[-2:] for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert kept == {"02", "06", "08", "10", "12"}, "none of a step that was not taken"
     assert not audit(tmp_path / "run", progress=lambda *_: None).faults
+
+
+def test_an_audit_names_steps_that_were_not_logged_in_one_line(corpus, tmp_path, monkeypatch):
+    """As when run.log_samples was turned on in the middle."""
+    assert train(recipe_of(corpus, tmp_path / "run"), monkeypatch, [], times=0).code == 0
+    for path in (tmp_path / "run" / "samples").iterdir():
+        records = [record for record in read_records(path) if record["step"] not in (1, 2, 3, 4, 5, 6, 9)]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = audit(tmp_path / "run", progress=lambda *_: None)
+    assert [fault.partition(":")[0] for fault in result.faults] == ["steps 1 to 6", "step 9"]
+    assert result.num_faults == 7
+    assert result.samples == 5 * 4
 
 
 def test_too_many_skipped_steps_go_back_to_before_them_without_their_data(corpus, tmp_path, monkeypatch):

@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from penstock.checkpoint.boxes import Box, overlaps, span, strides
+from penstock.checkpoint.boxes import overlaps, span, strides
 from penstock.checkpoint.find import Saved, find
 from penstock.checkpoint.layout import Index, damaged
 from penstock.checkpoint.read import ShardReader, Wanted
 from penstock.checkpoint.shard_file import Stored
 from penstock.checkpoint.tensors import DTYPES, MODEL, held
+from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError
 from penstock.data.manifest import TOKENIZER_FILE
 from penstock.models import FAMILIES

@@ -25,7 +25,6 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.checkpoint.boxes import Box
 from penstock.checkpoint.find import saved_in
 from penstock.checkpoint.layout import FileEntry, Index, Meta, TensorEntry, encode, name_of, step_of
 from penstock.checkpoint.place import Place
@@ -35,6 +34,7 @@ from penstock.checkpoint.shares import Held, holders, share_of
 from penstock.checkpoint.stage import Stage
 from penstock.checkpoint.tensors import DTYPES, held, spelled
 from penstock.core import clock
+from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, PeerLost, PenstockError
 from penstock.core.units import mib
 

@@ -14,7 +14,8 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from penstock.checkpoint.boxes import Box, label, parse_label
+from penstock.checkpoint.boxes import label, parse_label
+from penstock.core.boxes import Box
 
 BLOCK_BYTES = 2**20
 _SUMS = "crc32_per_mib"

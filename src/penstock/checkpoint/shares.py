@@ -10,7 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from penstock.checkpoint.boxes import Box, split
+from penstock.checkpoint.boxes import split
+from penstock.core.boxes import Box
 
 SPLIT_BYTES = 65_536
 """A copy is split only into parts of at least so much: a part costs 100 bytes of header, and a seek."""

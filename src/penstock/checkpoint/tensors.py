@@ -1,15 +1,15 @@
 """The tensors of a training state by name, and which box of each this rank holds."""
 
 from collections.abc import Iterator
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor
 
-from penstock.checkpoint.boxes import Box, Cut, cut_box, whole
+from penstock.core.boxes import Box, whole
 from penstock.core.errors import CheckpointError
+from penstock.nn.shard_box import held_box
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 
@@ -71,23 +71,14 @@ def held(name: str, tensor: Tensor) -> tuple[Box, Tensor]:
     data = tensor.detach()
     if not isinstance(data, DTensor):
         return whole(data.shape), data
-    box, local = cut_box(data.shape, _cuts(name, data)), data.to_local()
+    local = data.to_local()
+    try:
+        box = held_box(data)
+    except TypeError as error:
+        raise CheckpointError(f"{name} is {error}: a checkpoint of it would be wrong") from None
     if tuple(local.shape) != box.sizes and (local.numel() or box.num_elements):
         raise CheckpointError(
             f"{name} has a shard of {tuple(local.shape)} where its layout {data.placements} says {box.sizes}",
             fix="Write to the authors: a checkpoint of it would be wrong.",
         )
     return box, local.reshape(box.sizes)
-
-
-def _cuts(name: str, tensor: DTensor) -> list[Cut]:
-    mesh, cuts = tensor.device_mesh, []
-    coordinate = cast(list[int], mesh.get_coordinate())
-    for axis, placement in enumerate(tensor.placements):
-        kind = type(placement).__name__  # a strided shard is a Shard in some releases of torch, not in others
-        if isinstance(placement, Shard) or kind == "_StridedShard":
-            dim = cast(Shard, placement).dim % tensor.ndim
-            cuts.append(Cut(dim, mesh.size(axis), coordinate[axis], strided=kind == "_StridedShard"))
-        elif not isinstance(placement, Replicate):
-            raise CheckpointError(f"{name} is laid out as {placement}, neither a shard nor a copy")
-    return cuts

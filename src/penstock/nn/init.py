@@ -18,10 +18,10 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor
 
 from penstock.core.rng import key_of
+from penstock.nn.shard_box import held_box
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
@@ -66,7 +66,7 @@ def fill_normal(parameter: Tensor, key: int, *, std: float) -> None:
 def element_indices(parameter: Tensor) -> Iterator[tuple[slice, Int64[Tensor, "n"]]]:
     """Yield runs of what this rank holds, flat, and the index of each element in the whole tensor."""
     local = _local(parameter)
-    shape, offset = _place(parameter)
+    offset, shape = held_box(parameter)
     assert local.is_contiguous() and tuple(local.shape) == shape, (local.stride(), local.shape, shape)  # noqa: PT018
     chunk = _CHUNK if local.device.type == "cpu" else _CHUNK_ON_GPU
     for start in range(0, local.numel(), chunk):
@@ -114,26 +114,6 @@ def _signed(value: int) -> int:
 
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
-
-
-def _place(parameter: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the shape of what this rank holds and the index of its first element, per dim."""
-    if not isinstance(parameter, DTensor):
-        return tuple(parameter.shape), (0,) * parameter.ndim
-    shape, first = list(parameter.shape), [0] * parameter.ndim
-    coordinate = parameter.device_mesh.get_coordinate()
-    assert coordinate is not None, parameter.device_mesh
-    axes = zip(parameter.placements, parameter.device_mesh.shape, coordinate, strict=True)
-    # FSDP cuts what tensor parallelism has cut, though its axis comes first; "strided" says so
-    for placement, size, index in sorted(axes, key=lambda axis: isinstance(axis[0], _StridedShard)):
-        if isinstance(placement, Shard | _StridedShard):
-            dim = placement.dim
-            most = -(-shape[dim] // size)
-            before = min(index * most, shape[dim])
-            first[dim], shape[dim] = first[dim] + before, min(most, shape[dim] - before)
-        elif not isinstance(placement, Replicate):
-            raise TypeError(f"cannot initialise a parameter placed as {placement}: a shard must be a block")
-    return tuple(shape), tuple(first)
 
 
 def _global_index(

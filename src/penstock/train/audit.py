@@ -37,7 +37,8 @@ class Audit:
     ranks: list[int] = field(default_factory=list)
     """Number of ranks after each start of the run."""
     faults: list[str] = field(default_factory=list)
-    """What is missing, repeated or changed, one line a step; the first ones."""
+    """What is missing, repeated or changed, one line a step, or one for steps in a row of which nothing was
+    logged; the first ones."""
     num_faults: int = 0
     """Steps with a fault."""
 
@@ -63,14 +64,31 @@ def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
     result = Audit(steps=meta.step, ranks=[record["ranks"] for record in starts])
     by_step = groupby(heapq.merge(*map(_records, logs), key=_step), key=_step)
     logged = next(by_step, None)
+    silent = range(0)
     for step in range(1, meta.step + 1):
-        records: list[Record] = []
         if logged is not None and logged[0] == step:
-            records = list(logged[1])
-            logged = next(by_step, None)
-        _compare(result, loader, step, records)
+            _add_silent(result, silent)
+            _compare(result, loader, step, list(logged[1]))
+            logged, silent = next(by_step, None), range(0)
+        else:
+            silent = range(silent.start or step, step + 1)
         progress(step, meta.step)
+    _add_silent(result, silent)
     return result
+
+
+def _add_silent(result: Audit, steps: range) -> None:
+    """Count steps in a row of which nothing was logged."""
+    if steps:
+        which = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]} to {steps[-1]}"
+        _add(result, f"{which}: no samples were logged (run.log_samples was off, or the logs are gone)")
+        result.num_faults += len(steps) - 1
+
+
+def _add(result: Audit, fault: str) -> None:
+    result.num_faults += 1
+    if len(result.faults) < _SHOWN_FAULTS:
+        result.faults.append(fault)
 
 
 def _step(record: Record) -> int:
@@ -97,10 +115,8 @@ def _compare(result: Audit, loader: Loader, step: int, records: list[Record]) ->
         "changed": changed,
     }
     if any(found.values()):
-        result.num_faults += 1
-        if len(result.faults) < _SHOWN_FAULTS:
-            said = "; ".join(f"{what}: {samples[:5]}" for what, samples in found.items() if samples)
-            result.faults.append(f"step {step}: {said}")
+        said = "; ".join(f"{what}: {samples[:5]}" for what, samples in found.items() if samples)
+        _add(result, f"step {step}: {said}")
     good = len(ours) - len(set(found["missing"]) | set(changed))
     result.samples += good
     result.tokens += good * tokens.shape[1]

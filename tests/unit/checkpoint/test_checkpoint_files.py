@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from penstock.checkpoint.boxes import Box
 from penstock.checkpoint.find import Saved, find, saved_in
 from penstock.checkpoint.layout import (
     FileEntry,
@@ -24,6 +23,7 @@ from penstock.checkpoint.read import ShardReader, Wanted
 from penstock.checkpoint.retain import to_remove
 from penstock.checkpoint.shard_file import BLOCK_BYTES, Part, header_of
 from penstock.checkpoint.verify import faults
+from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointDamaged, CheckpointError
 from penstock.models.llama.config import LlamaConfig
 

@@ -1,4 +1,4 @@
-"""A live progress line on a terminal; plain lines, now and then, where there is none."""
+"""A live progress line on a terminal; elsewhere plain lines, of some steps and of each validation."""
 
 import sys
 
@@ -22,8 +22,7 @@ class ProgressLine:
 
     def __init__(self, *, steps: int, done: int) -> None:
         self._steps, self._done = steps, done
-        self._loss = float("nan")
-        self._validation = ""
+        self._loss = self._validation = self._rate = ""
         self._start = self._said = clock.monotonic()
         self._bar: Progress | None = None
         self._task = TaskID(0)
@@ -47,13 +46,24 @@ class ProgressLine:
     def __call__(self, record: Record) -> None:
         """Show one record."""
         if "validation_loss" in record:
-            bits = record.get("validation_bits_per_byte")
-            self._validation = f"  validation {record['validation_loss']:.4f}"
-            self._validation += "" if bits is None else f" ({bits:.3f} bits/byte)"
-        if "loss" not in record:
+            self._validated(record)
+        if "loss" in record:
+            self._stepped(record)
+
+    def _validated(self, record: Record) -> None:
+        bits = record.get("validation_bits_per_byte")
+        said = f"validation {record['validation_loss']:.4f}" + (
+            "" if bits is None else f" ({bits:.3f} bits/byte)"
+        )
+        if self._bar is None:
+            print(f"step {record['step']}/{self._steps}  {said}", file=sys.stderr, flush=True)  # noqa: T201
             return
-        self._loss = record["loss"]
-        text = f"loss {self._loss:.4f}{self._validation}  {si(record['tokens_per_s'])} tokens/s"
+        self._validation = f"  {said}"
+        self._bar.update(self._task, description=f"{self._loss}{self._validation}  {self._rate}")
+
+    def _stepped(self, record: Record) -> None:
+        self._loss, self._rate = f"loss {record['loss']:.4f}", f"{si(record['tokens_per_s'])} tokens/s"
+        text = f"{self._loss}{self._validation}  {self._rate}"
         if self._bar is not None:
             self._bar.update(self._task, completed=record["step"], description=text)
             return

@@ -1,0 +1,40 @@
+"""What a run says on a terminal and where there is none."""
+
+import pytest
+
+from penstock.obs.sinks.console import ProgressLine
+
+RECORDS = [
+    {"step": 1, "loss": 2.5, "tokens_per_s": 1000.0},
+    {"step": 1, "validation_loss": 2.4, "validation_bits_per_byte": 1.25},
+    {"step": 2, "loss": 2.0, "tokens_per_s": 1000.0},
+    {"step": 2, "validation_loss": 1.9},
+]
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    with ProgressLine(steps=2, done=0) as line:
+        for record in RECORDS:
+            line(record)
+    return capsys.readouterr().err.splitlines()
+
+
+def test_without_a_terminal_each_validation_is_a_line_the_last_one_too(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lines = said(capsys)
+    assert [line.split("  ")[1] for line in lines] == [
+        "loss 2.5000",
+        "validation 2.4000 (1.250 bits/byte)",
+        "loss 2.0000",
+        "validation 1.9000",
+    ]
+    assert lines[-1].startswith("step 2/2")
+
+
+def test_on_a_terminal_the_line_ends_with_the_last_validation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "120")
+    assert "loss 2.0000  validation 1.9000" in "".join(said(capsys))
