@@ -6,6 +6,8 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.launch.netlab import why_not
+from penstock.train.config import load_recipe
+from penstock.train.outer_schedule import bytes_per_step
 
 from .conftest import penstock
 
@@ -55,6 +57,20 @@ def test_the_figures_are_said_with_the_network_they_are_of(recipe, tmp_path):
     first, *rest = done.stdout.splitlines()
     assert first == "hosts: 2, processes on each: 1, NICs: 2 of any rate, latency: 0ms"
     assert [line.split()[0] for line in rest] == ["step", "compute", "busy", "sent", "losses"]
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_islands_send_what_is_said_of_them(recipe, tmp_path):
+    """Up to a tenth more: headers, and the few numbers of each step. They meet after steps 2 and 4 of 5."""
+    settings = ["parallel.shard=1", "parallel.replicate=2", "outer.every=2", "outer.bits=4"]
+    settings += ["model.hidden_size=128", "model.intermediate_size=384"]
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = penstock("netlab", "run", recipe, "--hosts", 2, "--steps", 5, "--json", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    config = load_recipe(recipe, settings)
+    expected = bytes_per_step(config.outer, parameters=config.model.num_parameters, islands=2)
+    for sent in json.loads(done.stdout)["sent_bytes"]:
+        assert expected < sent < 1.1 * expected
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from penstock.parallel.mesh import join
 from penstock.train.config import TrainConfig
 from penstock.train.derived import check_rows
 from penstock.train.loop import train
+from penstock.train.outer_config import OuterConfig
 from penstock.train.setup import open_state
 from penstock.train.state import TrainState
 
@@ -46,7 +47,7 @@ class Measured:
     """What a few steps on emulated hosts took; the first step, which warms up, is in none but the losses."""
 
     step_s: float
-    """Median wall time of a step."""
+    """Median wall time of a step; where islands meet at some steps only, the mean."""
     compute_s: float
     """Of a step's forward and backward passes, by an unsharded replica; median."""
     sent_bytes: list[float]
@@ -101,8 +102,9 @@ class Emulation:
         (records,) = self._train(recipe, explain, together=True)
         timed = records[1:]
         first, last = records[0][_SENT], timed[-1][_SENT]
+        average = statistics.mean if recipe.outer.every else statistics.median
         return Measured(
-            step_s=statistics.median(record["step_s"] for record in timed),
+            step_s=average(record["step_s"] for record in timed),
             compute_s=compute_s,
             sent_bytes=[(then - before) / len(timed) for before, then in zip(first, last, strict=True)],
             losses=[record["loss"] for record in records],
@@ -114,6 +116,7 @@ class Emulation:
         alone = dataclasses.replace(
             recipe,
             parallel=ParallelConfig(),
+            outer=OuterConfig(),
             data=dataclasses.replace(
                 recipe.data, global_batch_size=recipe.data.global_batch_size // layout.num_data
             ),
