@@ -73,5 +73,5 @@ def judge(facts: Facts | None) -> Iterator[Finding]:
         yield yellow(
             CHECK,
             f"A device may take {si(_NEEDED_TOKENS_S)} tokens/s; the loader gives {si(facts.tokens_s)}",
-            remedy="Copy the corpus to a local disk (penstock data convert), or see docs/packing.md.",
+            remedy="Copy the corpus to a local disk; one of another tool: penstock data convert.",
         )

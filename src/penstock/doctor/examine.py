@@ -66,14 +66,22 @@ def examine(
     party.leave(timeout_s=timeout_s)
     if not party.leads:
         return None
-    seconds = clock.monotonic() - start
-    return put_together(party, reports, facts, unmeasured, num_local=num_local, seconds=seconds)
+    return put_together(
+        party,
+        reports,
+        facts,
+        unmeasured,
+        num_nodes=num_nodes,
+        num_local=num_local,
+        seconds=clock.monotonic() - start,
+    )
 
 
 def _alone(
     me: Member, asked: Asked, on_check: Callable[[str], None], error: PenstockError, *, num_local: int
 ) -> Report:
     """Return what a machine finds by itself that does not reach the others."""
+    start = clock.monotonic()
     findings, facts = examine_here(asked, on_check)
     cut_off = red("nodes", str(error).removesuffix("."), remedy="The others' report says whom they miss.")
     return Report(
@@ -81,8 +89,9 @@ def _alone(
         findings=[replace(finding, nodes=(me.node,)) for finding in [*findings, cut_off]],
         facts=facts,
         links=[],
+        num_nodes=asked.num_nodes,
         num_local=num_local,
-        seconds=0.0,
+        seconds=clock.monotonic() - start,
     )
 
 

@@ -93,7 +93,7 @@ def _held_back(nic: Nic) -> Iterator[Finding]:
         yield yellow(
             CHECK,
             f"{nic.name} runs at {speed / 1000:g} Gbit/s",
-            remedy="Check that cable and port are for more; else see docs/ethernet.md and [outer].",
+            remedy="Check that cable and port are for more; what no cable mends: docs/diloco.md.",
         )
     if speed is not None and speed >= _JUMBO_FROM_MBIT_S and nic.mtu < _JUMBO_MTU:
         yield yellow(

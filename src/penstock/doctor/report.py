@@ -22,6 +22,8 @@ class Report:
 
     hosts: dict[int, str]
     """Node -> name of its machine, those that came."""
+    num_nodes: int
+    """Machines that were to come."""
     findings: list[Finding]
     facts: Facts
     """Of the first node."""
@@ -49,6 +51,7 @@ def put_together(
     facts: Facts,
     unmeasured: int,
     *,
+    num_nodes: int,
     num_local: int,
     seconds: float,
 ) -> Report:
@@ -72,6 +75,7 @@ def put_together(
         findings=merged(findings) + [replace(finding, nodes=(BETWEEN,)) for finding in between],
         facts=facts,
         links=links,
+        num_nodes=num_nodes,
         num_local=num_local,
         seconds=seconds,
     )

@@ -50,7 +50,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
 
 def _title(nodes: tuple[int, ...], report: Report) -> str:
     if nodes == (BETWEEN,):
-        return "between nodes" if len(report.hosts) > 1 else "between processes"
+        return "between nodes" if report.num_nodes > 1 else "between processes"
     if len(nodes) > 1 and nodes == tuple(sorted(report.hosts)):
         return "all nodes"
     return ", ".join(f"node {node} ({report.hosts.get(node, 'unknown')})" for node in nodes)

@@ -41,7 +41,13 @@ def facts_of(**over: Any) -> dict[str, Any]:
 def report_of(*links: Link, facts: dict[str, Any] | None = None, nodes: int = 2, local: int = 2) -> Report:
     hosts = {node: f"host{node}" for node in range(nodes)}
     return Report(
-        hosts=hosts, findings=[], facts=facts or facts_of(), links=list(links), num_local=local, seconds=1.0
+        num_nodes=nodes,
+        hosts=hosts,
+        findings=[],
+        facts=facts or facts_of(),
+        links=list(links),
+        num_local=local,
+        seconds=1.0,
     )
 
 
