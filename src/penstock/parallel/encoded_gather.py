@@ -134,6 +134,7 @@ def _unpacked(
     """Return the whole weight; into `out` where FSDP2 has memory for it already."""
     (received,) = outputs
     whole = way.decode(received, shape, dtype)
+    received.untyped_storage().resize_(0)  # FSDP2 would keep it as long as the weight, and makes it anew
     if out is None:
         return whole, (whole,)
     target = out._local_tensor if isinstance(out, DTensor) else out

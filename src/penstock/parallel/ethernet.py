@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from penstock.parallel import keep
+from penstock.parallel.encoder import Encoders
 from penstock.parallel.ethernet_config import EthernetConfig
 from penstock.parallel.fsdp_private import Unit, units_of
 from penstock.parallel.gather_window import Ledger, ahead, window_of
@@ -102,20 +103,23 @@ class Ethernet:
             elif has_shards:
                 stage.root.set_reduce_scatter_max_input_buffers(_REDUCE_INPUTS)
         units = [unit for stage in self._stages for unit in stage.units]
-        if on_cpu and all(unit.is_float32 for unit in units):  # else FSDP2 reads a reduction to round it
-            self._reductions = self._reduce_behind(units, has_shards=has_shards)
+        can_defer = on_cpu and all(unit.is_float32 for unit in units)  # else FSDP2 reads a sum, to round it
+        if can_defer or self._config.reduce != "float32":
+            self._reductions = self._reduce_behind(units, has_shards=has_shards, can_defer=can_defer)
 
-    def _reduce_behind(self, units: Sequence[Unit], *, has_shards: bool) -> Reductions:
+    def _reduce_behind(self, units: Sequence[Unit], *, has_shards: bool, can_defer: bool) -> Reductions:
         blocks = [_FLOAT32 * unit.num_gathered for unit in units if not unit.is_root]
         reductions = Reductions(
             copies=self._copies,
             num_averaged=self._mesh.data.size(),
             window=window_of(blocks, asked=self._config.window_bytes, usual=1),
             operations=self._operations,
+            can_defer=can_defer,
         )
         for unit in units:
             unit.leave_copies_alone()
-            reduce = ReduceBehind(unit, reductions)
+            encoders = Encoders.of(self._config.reduce, feedback=self._config.feedback)
+            reduce = ReduceBehind(unit, reductions, encoders)
             if has_shards:
                 unit.module.set_custom_reduce_scatter(reduce)
             else:

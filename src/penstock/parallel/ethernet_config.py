@@ -9,6 +9,7 @@ from penstock.core.errors import ConfigError
 MIB = 1 << 20
 
 Gather = Literal["compute", "bfloat16", "int8", "float8"]
+Reduce = Literal["float32", "bfloat16", "int8", "float8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,12 @@ class EthernetConfig:
     and float8 have a scale for each 128 neighbours, and weights are rounded to them at each gather. float8
     where precision.linear is float8_*: only the weights of those layers, a scale a row, and nothing is lost
     that they would not lose."""
+    reduce: Reduce = "float32"
+    """How gradients travel between ranks, those of shards and of copies; they are summed in float32. int8 and
+    float8 have a scale for each 128 neighbours."""
+    feedback: bool = False
+    """Keep what rounding leaves out of a gradient, and add it to the next one. It takes two bytes for each
+    parameter of the whole model on each rank: int8 trains without it."""
 
     def __post_init__(self) -> None:
         for name in ("window_mib", "keep_mib"):
@@ -41,6 +48,18 @@ class EthernetConfig:
                 raise ConfigError(f"ethernet.{name} must be at least 0", got=getattr(self, name))
         if not 0 <= self.operations <= 64:
             raise ConfigError("ethernet.operations must be from 0 to 64", got=self.operations)
+        if self.reduce != "float32" and not self.overlap:
+            raise ConfigError(
+                "ethernet.reduce encodes the reductions of ethernet.overlap, which is off",
+                got=self.reduce,
+                fix="Leave one of them out.",
+            )
+        if self.feedback and self.reduce == "float32":
+            raise ConfigError(
+                "ethernet.feedback keeps what ethernet.reduce rounds away, which is nothing",
+                got=self.reduce,
+                fix="Set ethernet.reduce to 'int8' or 'float8', or leave feedback out.",
+            )
 
     @property
     def window_bytes(self) -> float:

@@ -13,8 +13,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from penstock.parallel.codecs import decode, encode
+from penstock.parallel.blocked import waiting
+from penstock.parallel.codecs import decode
 from penstock.parallel.encoded_size import CodecName
+from penstock.parallel.encoder import Encoder
 
 
 class MeanExchange:
@@ -23,14 +25,23 @@ class MeanExchange:
     Args:
         mine: [n] float32, this rank's numbers; as many on every rank. Kept until `turn`.
         group: whose ranks all begin their exchanges, and turn them, in one order.
+        encoders: of the numbers and of their mean, which keep what rounding leaves out for the next exchange.
     """
 
-    def __init__(self, mine: Tensor, group: dist.ProcessGroup, codec: CodecName) -> None:
+    def __init__(
+        self,
+        mine: Tensor,
+        group: dist.ProcessGroup,
+        codec: CodecName,
+        *,
+        encoders: tuple[Encoder, Encoder] | None = None,
+    ) -> None:
         self._group, self._codec, self._size = group, codec, mine.numel()
+        first, self._second = encoders or (Encoder(codec), Encoder(codec))
         ranks = group.size()
         self._part = -(-self._size // ranks)
         padded = functional.pad(mine, (0, self._part * ranks - self._size))
-        self._sent = encode(padded.view(ranks, self._part), codec)
+        self._sent = first.encode(padded.view(ranks, self._part))
         self._received = torch.empty_like(self._sent)
         self._work: dist.Work | None = dist.all_to_all_single(
             self._received, self._sent, group=group, async_op=True
@@ -42,8 +53,8 @@ class MeanExchange:
         if self._has_turned:
             return
         self._wait()
-        mean = decode(self._received, self._codec, size=self._part).mean(0)
-        self._sent = encode(mean, self._codec)
+        mean = decode(self._received, self._codec, size=self._part).mean(0, keepdim=True)
+        self._sent = self._second.encode(mean).view(-1)
         received = self._received.view(-1)
         self._work = dist.all_gather_single(received, self._sent, group=self._group, async_op=True)
         self._has_turned = True
@@ -56,5 +67,6 @@ class MeanExchange:
 
     def _wait(self) -> None:
         if self._work is not None:
-            self._work.wait()
+            with waiting():
+                self._work.wait()
             self._work = None

@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.parallel.blocked import waiting
+from penstock.parallel.codecs import decode
+from penstock.parallel.encoded_size import CodecName
+from penstock.parallel.encoder import Encoder
 from penstock.parallel.fsdp_private import DefaultAllGather
 
 _gather_whole = DefaultAllGather()  # torch has renamed the collective; FSDP2 knows its own torch's name
@@ -83,14 +86,20 @@ class Exchanged(NamedTuple):
     where: slice
     """Of the numbers of one rank."""
     received: Tensor
-    """[ranks, piece], once it has arrived."""
+    """[ranks, bytes of the piece], once it has arrived."""
+
+    def numbers(self, codec: CodecName) -> Tensor:
+        """Return what was received, [ranks, piece] float32."""
+        return decode(self.received, codec, size=self.where.stop - self.where.start)
 
 
-def begin_exchange(given: Tensor, group: dist.ProcessGroup, *, operations: int) -> list[Exchanged]:
+def begin_exchange(
+    given: Tensor, group: dist.ProcessGroup, *, operations: int, encoder: Encoder
+) -> list[Exchanged]:
     """Begin to give rank i row i of `given`, [ranks, n]."""
     exchanged = []
     for where in pieces(given.shape[1], operations=operations, least=LEAST):
-        sent = given[:, where].contiguous()
+        sent = encoder.encode(given[:, where], where, of=given.shape[1])
         received = torch.empty_like(sent)
         work = dist.all_to_all_single(received, sent, group=group, async_op=True)
         exchanged.append(Exchanged(_begun(work), where, received))

@@ -1,7 +1,8 @@
 """Reductions of gradients that go on while the backward pass does, on CPUs, where FSDP2 waits for each.
 
 A rank sends every other the part of the gradients that it keeps, and each adds up what it received: an
-all-to-all and a local sum in float32. Gloo's own reduce-scatter is an all-reduce, of twice the bytes.
+all-to-all and a local sum in float32. Gloo's own reduce-scatter is an all-reduce, of twice the bytes. What is
+sent may be encoded, since nothing is added up on the way.
 
 FSDP2 reads the result of a reduction as soon as it has begun: it makes the first one of a step the gradient,
 as a view, and adds each later one to it. So what was not received yet must not be what it adds. The first
@@ -22,8 +23,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.parallel.agreements import Agreements
+from penstock.parallel.encoder import Encoders
 from penstock.parallel.fsdp_private import DefaultReduceScatter, Unit
-from penstock.parallel.operations import Exchanged, begin_exchange, begin_sum, wait_for
+from penstock.parallel.operations import Exchanged, begin_exchange, wait_for
 
 
 @dataclass(slots=True)
@@ -38,6 +41,7 @@ class _Arriving:
     num_bytes: int
     is_last: bool
     """Whether its sum is the step's, which copies have to agree on."""
+    encoders: Encoders
 
 
 class Reductions:
@@ -48,35 +52,45 @@ class Reductions:
         num_averaged: ranks over which gradients are averaged.
         window: bytes of whole gradients under way, at most; one larger than that goes alone.
         operations: of one collective.
+        can_defer: if not, each reduction is waited for, on a GPU by its stream.
     """
 
     def __init__(
-        self, *, copies: dist.ProcessGroup | None, num_averaged: int, window: float, operations: int
+        self,
+        *,
+        copies: dist.ProcessGroup | None,
+        num_averaged: int,
+        window: float,
+        operations: int,
+        can_defer: bool = True,
     ) -> None:
-        self._copies, self._num_averaged = copies, num_averaged
-        self._window, self._operations = window, operations
+        self._num_averaged, self._window, self._operations = num_averaged, window, operations
+        self._can_defer = can_defer
         self._arriving: deque[_Arriving] = deque()
-        self._between: list[dist.Work] = []
+        self._between = Agreements(copies, operations=operations)
         self.is_deferring = False
         """Whether reductions are waited for later; else each at once."""
         self.is_last = True
         """Whether the reductions that begin now are the last of their step."""
 
-    def begin(self, given: Tensor, to: Tensor, group: dist.ProcessGroup, *, is_first: bool) -> None:
+    def begin(
+        self, given: Tensor, to: Tensor, group: dist.ProcessGroup, *, is_first: bool, encoders: Encoders
+    ) -> None:
         """Begin to reduce `given`, [ranks * n]; this rank's part is put to `to`, [n], or added to it."""
         while self._arriving and self._under_way + given.nbytes > self._window:
             self._receive()
-        parts = begin_exchange(given.view(group.size(), -1), group, operations=self._operations)
-        self._arriving.append(_Arriving(parts, to, is_first, given.nbytes, self.is_last))
+        rows = given.view(group.size(), -1)
+        parts = begin_exchange(rows, group, operations=self._operations, encoder=encoders.shards)
+        self._arriving.append(_Arriving(parts, to, is_first, given.nbytes, self.is_last, encoders))
 
-    def at_once(self, given: Tensor, to: Tensor, group: dist.ProcessGroup) -> None:
+    def at_once(self, given: Tensor, to: Tensor, group: dist.ProcessGroup, *, encoders: Encoders) -> None:
         """Reduce over the ranks of a group and their copies, and wait for it."""
         is_last, self.is_last = self.is_last, True
-        self.begin(given, to, group, is_first=True)
+        self.begin(given, to, group, is_first=True, encoders=encoders)
         self._flush()
         self.is_last = is_last
 
-    def between(self, gradients: Tensor, to: Tensor | None) -> None:
+    def between(self, gradients: Tensor, to: Tensor | None, *, encoders: Encoders) -> None:
         """Begin to average gradients that each rank holds whole, [n], over their copies.
 
         Args:
@@ -84,32 +98,31 @@ class Reductions:
         """
         gradients.div_(self._num_averaged)
         if to is None:
-            self._agree(gradients)
+            self._between.begin(gradients, encoders)
             self._flush()
             return
         if to is not gradients:
             to.add_(gradients)
             gradients.zero_()  # FSDP2 adds it
         if self.is_last:
-            self._agree(to)
+            self._between.begin(to, encoders)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
         """Let reductions that begin inside be waited for at the end; only then are gradients there."""
-        self.is_deferring = True
+        self.is_deferring = self._can_defer
         try:
             yield
             self._flush()
         finally:  # after an error nothing is left: it was the gradients of a step that is not taken
             self.is_deferring, self.is_last = False, True
             self._arriving.clear()
-            self._between.clear()
+            self._between.forget()
 
     def _flush(self) -> None:
         while self._arriving:
             self._receive()
-        wait_for(self._between)
-        self._between.clear()
+        self._between.finish()
 
     @property
     def _under_way(self) -> int:
@@ -120,19 +133,14 @@ class Reductions:
         oldest = self._arriving.popleft()
         wait_for(part.work for part in oldest.parts)
         for part in oldest.parts:
-            to = oldest.to[part.where]
+            to, received = oldest.to[part.where], part.numbers(oldest.encoders.codec)
             if oldest.is_first:
-                torch.sum(part.received, 0, out=to)
+                torch.sum(received, 0, out=to)
                 to.div_(self._num_averaged)
             else:
-                to.add_(part.received.sum(0).div_(self._num_averaged))
+                to.add_(received.sum(0).div_(self._num_averaged))
         if oldest.is_last:
-            self._agree(oldest.to)
-
-    def _agree(self, x: Tensor) -> None:
-        """Begin to sum what is averaged over shards over the copies of this rank's, in place."""
-        if self._copies is not None:
-            self._between += begin_sum(x, self._copies, operations=self._operations)
+            self._between.begin(oldest.to, oldest.encoders)
 
 
 class ReduceBehind(DefaultReduceScatter):
@@ -143,8 +151,8 @@ class ReduceBehind(DefaultReduceScatter):
     counts_waits = True
     """For who counts those of FSDP2."""
 
-    def __init__(self, unit: Unit, reductions: Reductions) -> None:
-        self._unit, self._reductions = unit, reductions
+    def __init__(self, unit: Unit, reductions: Reductions, encoders: Encoders) -> None:
+        self._unit, self._reductions, self._encoders = unit, reductions, encoders
         self._total: Tensor | None = None
 
     def __call__(
@@ -158,17 +166,17 @@ class ReduceBehind(DefaultReduceScatter):
         """Reduce `input_tensor`, [ranks * n], to `output_tensor`, [n]."""
         total = self._total_of(output_tensor)
         if total is None:
-            self._reductions.at_once(input_tensor, output_tensor, group)
+            self._reductions.at_once(input_tensor, output_tensor, group, encoders=self._encoders)
         else:
             is_first = total is output_tensor
             if not is_first:
                 output_tensor.zero_()
-            self._reductions.begin(input_tensor, total, group, is_first=is_first)
+            self._reductions.begin(input_tensor, total, group, is_first=is_first, encoders=self._encoders)
         return _Begun()
 
     def whole(self, output: Tensor) -> None:
         """Reduce the gradients of parameters that each rank holds whole, [n], over their copies."""
-        self._reductions.between(output, self._total_of(output))
+        self._reductions.between(output, self._total_of(output), encoders=self._encoders)
 
     def _total_of(self, output: Tensor) -> Tensor | None:
         """Return where this step's reductions add up; None where each has to be whole by itself."""

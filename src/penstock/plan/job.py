@@ -48,6 +48,8 @@ class Job:
     """Gathered parameters and unreduced gradients kept through a step's micro-batches; inf: all."""
     gather: Gather = "compute"
     reduce: Reduce = "float32"
+    feedback: bool = False
+    """What `reduce` rounds away is kept for the next reduction."""
     compute: Compute = "bfloat16"
     linear: Linear = "compute"
     kernels: Kernels = "compiled"

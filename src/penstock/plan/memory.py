@@ -23,7 +23,7 @@ from penstock.parallel.stages import blocks_of, under_way
 from penstock.plan.activations import block_bytes, working_bytes
 from penstock.plan.job import Job
 
-_FLOAT32 = 4
+_FLOAT32, _BFLOAT16 = 4, 2
 _MIB = 2**20
 _REDUCED_BEHIND = 2  # whole gradients that are being reduced while the next are computed
 
@@ -52,6 +52,8 @@ class Memory:
     weights: int = 0
     """Its shards, with float32 copies where there are any."""
     optimizer: int = 0
+    feedback: int = 0
+    """What rounding left out of gradients on the wire."""
     gradients: int = 0
     """Reduced ones."""
     gathered: int = 0
@@ -174,7 +176,17 @@ class _Rank:
         optimizer = self.kept.optimizer * self.in_blocks
         optimizer += self.kept.optimizer_outside * self.outside
         weights = round(self.kept.weights * self.all / self.cut)
-        return Memory(weights=weights, optimizer=round(optimizer / self.cut))
+        return Memory(weights=weights, optimizer=round(optimizer / self.cut), feedback=self._feedback)
+
+    @property
+    def _feedback(self) -> int:
+        """Of whole gradients, where they are cut; with copies, of the cut and a copy's part of it."""
+        copies = self.job.layout.replicate
+        if not self.job.feedback:
+            return 0
+        numbers = self.all if self.cut > 1 else 0
+        numbers += self.all // self.cut * (copies + 1) // copies if copies > 1 else 0
+        return _BFLOAT16 * numbers
 
     @property
     def gradients(self) -> int:

@@ -208,6 +208,11 @@ class TrainConfig:
     def _check_gather(self) -> None:
         """Refuse what weights cannot be gathered in fewer bits with."""
         gather, after = self.ethernet.gather, self.parallel.reshard_after_forward
+        if self.parallel.hierarchy == "hpz":
+            raise ConfigError(
+                f"ethernet.gather {gather!r} does not work with parallel.hierarchy 'hpz'",
+                fix="Leave one of them out.",
+            )
         if self.parallel.offload:
             raise ConfigError(
                 f"ethernet.gather {gather!r} does not work with parallel.offload",

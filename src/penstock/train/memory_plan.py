@@ -47,6 +47,8 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
         compute=config.compute,
         linear=config.precision.linear,
         gather=ethernet.gather,
+        reduce=ethernet.reduce,
+        feedback=ethernet.feedback,
         kernels="compiled" if config.compile.enabled else "eager",
         overlapped=ethernet.overlap,
         state_bytes=kept.weights + kept.gradients + kept.optimizer,

@@ -68,7 +68,7 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
         compiled=config.compile,
     )
     model.to_empty(device="cpu" if config.parallel.offload else world.device)
-    if mesh.num_shards > 1:
+    if mesh.num_shards > 1 and config.ethernet.gather != config.compute:
         encode_gathers(model, config.ethernet.gather)
     init_weights(model, seed=config.run.seed)
     return model, spread

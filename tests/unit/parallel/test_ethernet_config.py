@@ -22,6 +22,8 @@ def test_budgets_may_be_infinite_and_survive_being_written():
         ({"keep_mib": -1.0}, "ethernet.keep_mib must be at least 0"),
         ({"window_mib": math.nan}, "ethernet.window_mib"),
         ({"operations": 65}, "from 0 to 64"),
+        ({"reduce": "int8", "overlap": False}, r"ethernet.overlap, which is off \(got 'int8'\)"),
+        ({"feedback": True}, r"rounds away, which is nothing \(got 'float32'\)"),
     ],
 )
 def test_what_means_nothing_is_refused(wrong, said):
