@@ -1,13 +1,14 @@
 """Islands that are killed, leave and join while the job runs: no sample is lost or repeated."""
 
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from penstock.obs.sinks.jsonl import read_records
 from tests.e2e.conftest import penstock
 
 SETTINGS = (
@@ -16,22 +17,17 @@ SETTINGS = (
 )  # fmt: skip
 
 
-def records_of(run):
-    file = run / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-
-
 def wait_for(process, run, *, ranks, steps):
     """Wait until the job has trained some steps after it started on so many ranks; return its last step."""
     deadline = time.monotonic() + 180
     while True:
-        records = records_of(run)
+        records = list(read_records(run / "metrics.jsonl"))
         starts = [index for index, record in enumerate(records) if record.get("event") == "start"]
         if starts and records[starts[-1]]["ranks"] == ranks:
             since = [record["step"] for record in records[starts[-1] :] if "loss" in record]
             if len(since) >= steps:
                 return since[-1]
-        assert process.poll() is None, process.stderr.read()
+        assert process.poll() is None, (run.parent / "said").read_text()
         assert time.monotonic() < deadline, records[-3:]
         time.sleep(0.05)
 
@@ -44,7 +40,7 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
     run = tmp_path / "run"
     command = [sys.executable, "-m", "penstock", "train", str(recipe), "--processes", "3"]
     command += [word for setting in SETTINGS for word in ("--set", setting)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with (tmp_path / "said").open("w") as said, subprocess.Popen(command, stderr=said) as process:
         reached = wait_for(process, run, ranks=3, steps=6)
         os.kill(children_of(process.pid)[1], signal.SIGKILL)
         assert wait_for(process, run, ranks=2, steps=6) > reached - 6
@@ -56,13 +52,14 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
         assert refused.returncode == 1
         assert "does not divide" in refused.stderr
         process.terminate()
-        _, said = process.communicate(timeout=180)
-    assert process.returncode == 75, said
-    assert "Rank 1 was killed by SIGKILL" in said
-    assert "The run goes on with 2 islands." in " ".join(said.split())
+        process.wait(timeout=180)
+    words = " ".join((tmp_path / "said").read_text().split())
+    assert process.returncode == 75, words
+    assert re.search(r"Rank \d was killed by SIGKILL", words)
+    assert "The run goes on with 2 islands." in words
     audited = penstock("data", "audit", run)
     assert audited.returncode == 0, audited.stdout + audited.stderr
-    assert [r["ranks"] for r in records_of(run) if r.get("event") == "start"] == [3, 2, 4]
+    assert [r["ranks"] for r in read_records(run / "metrics.jsonl") if r.get("event") == "start"] == [3, 2, 4]
     late = penstock("islands", run, 2)
     assert late.returncode == 2
     assert "No job runs on it" in late.stderr

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tests.islands import counting_corpus, losses_of, recipe_of, trained, whole
 
+from penstock.checkpoint.load import open_model
 from penstock.core.signals import StopFlag
 from penstock.launch import local
 from penstock.testing.ranks import on_ranks
@@ -138,3 +139,12 @@ def test_three_islands_become_two_of_equal_bits(corpus, tmp_path):
     on_ranks(lambda world: trained(recipe, world, stop_at=6), ranks=3)
     one, other = on_ranks(lambda world: whole(open_state(recipe, world).outer.values), ranks=2)
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_what_is_exported_and_generates_is_the_outer_model(corpus, tmp_path):
+    recipe = recipe_of(corpus, tmp_path, outer={"every": 50})
+    (_, shown, own), _ = on_ranks(lambda world: trained(recipe, world, stop_at=5), ranks=2)
+    model, _ = open_model(tmp_path)
+    found = dict(model.named_parameters())
+    assert all(torch.equal(found[name], weight) for name, weight in shown.items())
+    assert any(not torch.equal(found[name], weight) for name, weight in own.items())
