@@ -20,8 +20,9 @@ from results_file import file_result
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn.kernels.dense import Masked
-from penstock.nn.kernels.documents import per_document, pieces
+from penstock.nn.kernels.documents import per_document
 from penstock.nn.kernels.layout import Layout, visibility_mask
+from penstock.nn.kernels.pieces import pieces
 
 HEADS, KEY_VALUE_HEADS, DIM = 8, 2, 64
 CASES = (  # rows, row length, mean document (0: the row), window
@@ -47,7 +48,7 @@ def document_ends(rows, length, mean):
 
 def loop(layout):
     """Return attention as single calls over the same pieces."""
-    parts = list(pieces(layout.cu_seqlens, layout.window or 0, torch.float32))
+    parts = list(pieces(layout.cu_seqlens, layout.window or 0, like=torch.empty(0)))
 
     def attend(q, k, v, *, scale):
         q, k, v = (t.transpose(1, 2).flatten(0, 1)[None].transpose(1, 2) for t in (q, k, v))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.nn.kernels import documents
+from penstock.nn.kernels import by_document, pieces
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.dense import Causal, Latest, Masked
 from penstock.nn.kernels.documents import PerDocument, per_document
@@ -89,6 +89,56 @@ def test_the_chosen_kernel_equals_attention_written_out(case):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
+def pieces_of(layout, monkeypatch):
+    """What a GPU without the variable-length kernel takes, which any device can."""
+    monkeypatch.setattr(by_document, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(pieces, "_RUN", 2)
+
+    def masked():
+        return Masked(visibility_mask(layout, device=CPU))
+
+    like = torch.empty(0, dtype=torch.float64)
+    return by_document.by_document(layout, like=like, compiled=masked)
+
+
+@pytest.mark.parametrize("case", ["causal", "window", "documents", "documents and window"])
+def test_pieces_by_any_kernel_equal_attention_written_out(case, monkeypatch):
+    layout, _, sees = CASES[case]
+    q, k, v = tensors()
+    attend = pieces_of(layout, monkeypatch)
+    found, expected = attend(q, k, v, scale=0.3), written_out(q, k, v, scale=0.3, sees=sees)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    upstream = torch.randn_like(found)
+    for ours, theirs in zip(
+        torch.autograd.grad(found, (q, k, v), upstream),
+        torch.autograd.grad(expected, (q, k, v), upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_in_a_compiled_block_pieces_are_a_mask_and_change_without_compiling_anew(monkeypatch):
+    compiled = torch.compile(
+        lambda attend, *t: attend(*t, scale=0.3), backend="aot_eager", fullgraph=True, dynamic=False
+    )
+    stances = ("default", "fail_on_recompile")
+    for stance, other in zip(stances, ([0, 3, 4, 12, 17, 24], [0, 12, 13, 14, 15, 24]), strict=True):
+        ends = torch.tensor(other, dtype=torch.int32)
+        attend = pieces_of(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends), monkeypatch)
+        q, k, v = (t.detach() for t in tensors())
+        with torch.compiler.set_stance(stance):
+            found = compiled(attend, q, k, v)
+        torch.testing.assert_close(found, attend(q, k, v, scale=0.3), rtol=0, atol=1e-12)
+
+
+def test_documents_too_short_for_a_call_each_take_the_mask(monkeypatch):
+    layout = Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS)
+    like = torch.empty(0)
+    assert by_document.by_document(layout, like=like, compiled=lambda: None) is None, "five of 24 tokens"
+    monkeypatch.setattr(by_document, "_WORTH_A_CALL", 4)
+    assert len(by_document.by_document(layout, like=like, compiled=lambda: None).pieces) == 5
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_the_dense_mask_shows_exactly_what_is_visible(case):
     layout, _, sees = CASES[case]
@@ -120,9 +170,9 @@ def test_a_window_in_runs_of_any_length_shows_what_the_dense_mask_shows(window, 
     layout = Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=window)
     expected = visibility_mask(layout, device=CPU)
     for run in (1, 2, 3, 7):
-        monkeypatch.setattr(documents, "_RUN", run)
+        monkeypatch.setattr(pieces, "_RUN", run)
         seen = torch.zeros(BATCH * SEQ, BATCH * SEQ, dtype=torch.bool)
-        for piece in documents.pieces(ENDS, window, torch.float32):
+        for piece in pieces.pieces(ENDS, window, like=torch.empty(0)):
             part = seen[piece.queries, piece.keys]
             part[:] = torch.ones_like(part).tril() if piece.mask is None else piece.mask == 0
         for row in range(BATCH):
@@ -133,7 +183,7 @@ def test_a_window_in_runs_of_any_length_shows_what_the_dense_mask_shows(window, 
 
 
 def test_gradients_add_up_over_the_pieces_that_share_keys(monkeypatch):
-    monkeypatch.setattr(documents, "_RUN", 2)
+    monkeypatch.setattr(pieces, "_RUN", 2)
     test_the_chosen_kernel_equals_attention_written_out("documents and window")
 
 

@@ -3,6 +3,7 @@
 import torch
 
 from penstock.nn.attention import Attend
+from penstock.nn.kernels.by_document import by_document
 from penstock.nn.kernels.dense import Causal, Latest, Masked
 from penstock.nn.kernels.documents import per_document
 from penstock.nn.kernels.layout import Layout, visibility_mask
@@ -24,4 +25,11 @@ def choose_kernel(layout: Layout, *, device: torch.device, dtype: torch.dtype, h
         return var_len(layout, device=device)
     if not layout.num_cached and device.type == "cpu":
         return per_document(layout)
-    return Masked(visibility_mask(layout, device=device))
+
+    def masked() -> Masked:
+        return Masked(visibility_mask(layout, device=device))
+
+    if not layout.num_cached:
+        like = torch.empty(0, dtype=dtype, device=device)
+        return by_document(layout, like=like, compiled=masked) or masked()
+    return masked()

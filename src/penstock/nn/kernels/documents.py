@@ -1,9 +1,9 @@
 """Attention one document at a time: the kernel for packed rows and sliding windows on a CPU.
 
-The batch is one row of tokens, cut into pieces that share no work: a document, or under a sliding window
-a run of its queries with the keys they can see. Each piece goes through PyTorch's flash kernel for CPUs,
-forward and backward, and writes into its place. A document's values are so the same whatever it is packed
-with. Key-value heads are never repeated: a group of query heads reads the same memory through a stride of 0.
+The batch is one row of tokens, cut into pieces that share no work (pieces.py). Each piece goes through
+PyTorch's flash kernel for CPUs, forward and backward, and writes into its place. A document's values are so
+the same whatever it is packed with. Key-value heads are never repeated: a group of query heads reads the same
+memory through a stride of 0.
 
 To the rest of PyTorch all of it is one operator, because the pieces change with every batch: traced one by
 one they would compile a block anew each time. The ends of documents are an input of constant shape.
@@ -13,10 +13,7 @@ its backward pass needs; `tests/unit/nn/test_kernels.py` would notice a change. 
 compares with the dense mask.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,10 +22,10 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from penstock.nn.kernels.layout import Layout
+from penstock.nn.kernels.pieces import pieces
 
 _FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_RUN = 256  # queries of a windowed piece: fewer waste less beyond the window, more use the cores better
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,46 +56,6 @@ def per_document(layout: Layout) -> PerDocument:
     return PerDocument(ends, layout.window if layout.is_windowed else None)
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Queries and the keys that any of them sees, as slices of the tokens."""
-
-    queries: slice
-    keys: slice
-    mask: Tensor | None
-    """[queries, keys] to add to the scores; None: causal, as many keys as queries."""
-
-
-def pieces(ends: Tensor, window: int, dtype: torch.dtype) -> Iterator[Piece]:
-    """Cut documents into pieces; every query is in one.
-
-    Args:
-        window: as in Layout; 0: none.
-    """
-    edges = torch.unique_consecutive(ends).tolist()
-    for first, past in pairwise(edges):
-        run = _RUN if window and past - first > window else past - first
-        for start in range(first, past, run):
-            stop = min(start + run, past)
-            if not window or stop - first <= min(window, run):  # the start of a document
-                yield Piece(slice(start, stop), slice(start, stop), None)
-                continue
-            since = max(first, start - window + 1)
-            unseen = window - 1 - (start - since)  # columns of the mask before the document's start
-            mask = _band(window, run, dtype)[: stop - start, unseen : unseen + stop - since]
-            yield Piece(slice(start, stop), slice(since, stop), mask)
-
-
-@lru_cache(maxsize=4)
-def _band(window: int, run: int, dtype: torch.dtype) -> Tensor:
-    """Return the mask of `run` queries, the first of which has `window - 1` keys before its own."""
-    own = torch.arange(run)[:, None] + window - 1
-    keys = torch.arange(run + window - 1)
-    return torch.zeros(run, len(keys), dtype=dtype).masked_fill_(
-        (keys > own) | (keys <= own - window), -torch.inf
-    )
-
-
 @torch.library.custom_op("penstock::attend_documents", mutates_args=())
 def _attend(
     q: Tensor, k: Tensor, v: Tensor, ends: Tensor, window: int, scale: float
@@ -106,7 +63,7 @@ def _attend(
     """Attend; q [tokens, heads, dim], k and v [tokens, fewer heads, dim]."""
     (out, sums), groups = _made(q, k), k.shape[1]
     q, k, v, into = (_grouped(t, groups) for t in (q, k, v, out))
-    for piece in pieces(ends, window, q.dtype):
+    for piece in pieces(ends, window, like=q):
         here, there = piece.queries, piece.keys
         into[:, :, here], sums[:, :, here] = _FORWARD(
             q[:, :, here], _like(q, k[:, :, there]), _like(q, v[:, :, there]),
@@ -125,7 +82,7 @@ def _attend_backward(
     groups = k.shape[1]
     upstream, q, k, v, out = (_grouped(t, groups) for t in (upstream, q, k, v, out))
     dq, dk, dv = (_grouped(t.zero_(), groups) for t in found)
-    for piece in pieces(ends, window, q.dtype):
+    for piece in pieces(ends, window, like=q):
         here, there = piece.queries, piece.keys
         dq[:, :, here], keys, values = _BACKWARD(
             upstream[:, :, here], q[:, :, here], _like(q, k[:, :, there]), _like(q, v[:, :, there]),
