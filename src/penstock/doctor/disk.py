@@ -21,6 +21,7 @@ _MOST_S = 2.0
 """For writing; what was written is then read once."""
 _LEAST_FREE, _LITTLE_FREE = 2**30, 20 * 2**30
 _SLOW_BYTES_S = 100e6
+_flush = getattr(os, "fdatasync", os.fsync)  # macOS lacks the first
 _IN_MEMORY = ("tmpfs", "ramfs")
 
 
@@ -63,7 +64,7 @@ def _write(file: int) -> float:
     block, start, done = os.urandom(_BLOCK_BYTES), clock.monotonic(), 0
     while done < _MOST_BYTES and clock.monotonic() - start < _MOST_S:
         done += os.write(file, block)
-        os.fdatasync(file)  # each block, so that a slow disk is found before the page cache is full
+        _flush(file)  # each block, so that a slow disk is found before the page cache is full
     return done / (clock.monotonic() - start)
 
 

@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 _LOCAL_S = 120.0
 """What the checks of one machine may take together, before the others go on without it."""
-_TURN_WAITS = 16
-"""How often a pair may wait for its time limit in one turn, with several interfaces."""
+_TURN_WAITS = 8
+"""How often a pair may wait for its time limit in one turn, for each interface."""
 
 
 def examine(
@@ -55,6 +55,7 @@ def examine(
     party = Party(store, me, num_expected=num_parties)
     party.gather(timeout_s=timeout_s)
     findings, facts = examine_here(asked, on_check) if who.local_rank == 0 else ([], {})
+    party.exchange("ready", True, timeout_s=_LOCAL_S)
     on_check("links")
     links, unmeasured = _links(party, asked, timeout_s=timeout_s)
     mine = {
@@ -62,7 +63,7 @@ def examine(
         "links": [asdict(link) for link in links],
         "traits": traits_of(facts) if facts else {},
     }
-    reports = party.exchange("report", mine, timeout_s=_LOCAL_S)
+    reports = party.exchange("report", mine, timeout_s=timeout_s)
     party.leave(timeout_s=timeout_s)
     if not party.leads:
         return None
@@ -143,11 +144,11 @@ def _links(party: Party, asked: Asked, *, timeout_s: float) -> tuple[list[Link],
                     key = (link.target, link.source_nic, link.target_nic)
                     found[key] = better(found[key], link) if key in found else link
 
-        slow_s = _LOCAL_S + _TURN_WAITS * timeout_s
+        slow_s = _TURN_WAITS * timeout_s * max(len(member.ends) + 1 for member in party.members)
         return party.take_turns(len(turns), turn, attempt=attempt, bound_s=asked.seconds, slow_s=slow_s)
 
     taken = take(every, [{}] * len(every), attempt=0)
-    sent = party.exchange("links", [asdict(link) for link in found.values()], timeout_s=_LOCAL_S)
+    sent = party.exchange("links", [asdict(link) for link in found.values()], timeout_s=timeout_s)
     slow = slow_crossings([link_of(raw) for _, links in sorted(sent.items()) for raw in links])
     take([[(a.node, b.node)] for a, b in slow], [dict(crossing) for crossing in slow], attempt=1)
     return list(found.values()), sum(len(pairs) for pairs in every[taken:])

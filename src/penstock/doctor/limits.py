@@ -33,8 +33,8 @@ class Facts:
     """inf: none."""
     locked_bytes: float
     """inf: none."""
-    shared_bytes: int
-    """Free in /dev/shm."""
+    shared_bytes: int | None
+    """Free in /dev/shm; None: the system has none."""
     memory_bytes: int
     """Of the machine, or what the control group allows of it."""
     num_devices: int
@@ -47,7 +47,7 @@ def measure(_asked: Asked) -> Facts:
     return Facts(
         open_files=_soft(resource.RLIMIT_NOFILE),
         locked_bytes=_soft(getattr(resource, "RLIMIT_MEMLOCK", resource.RLIMIT_NOFILE)),
-        shared_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else 0,
+        shared_bytes=shutil.disk_usage("/dev/shm").free if Path("/dev/shm").is_dir() else None,
         memory_bytes=min(number_of(_GROUP / "memory.max") or machine, machine),
         num_devices=torch.cuda.device_count(),
         has_rdma=any(nic.rdma_devices for nic in probe_nics()),
@@ -66,7 +66,7 @@ def judge(facts: Facts) -> Iterator[Finding]:
     if not found:
         yield green(
             CHECK,
-            f"{mib(facts.memory_bytes)} of memory, /dev/shm {mib(facts.shared_bytes)} free, "
+            f"{mib(facts.memory_bytes)} of memory, /dev/shm {mib(facts.shared_bytes or 0)} free, "
             f"{facts.open_files:,.0f} open files",
         )
 
@@ -90,7 +90,7 @@ def _locked(facts: Facts) -> Iterator[Finding]:
 
 
 def _shared(facts: Facts) -> Iterator[Finding]:
-    if facts.shared_bytes < _LEAST_SHARED:
+    if facts.shared_bytes is not None and facts.shared_bytes < _LEAST_SHARED:
         level = red if facts.num_devices > 1 else yellow
         yield level(
             CHECK,

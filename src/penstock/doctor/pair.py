@@ -94,7 +94,7 @@ def _connects(crossing: _Crossing) -> bool:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listening:  # the kernel accepts
         party.say(f"{where}/listens/{link.source}", listening.getsockname()[:2])
-        target = party.hear(f"{where}/listens/{link.target}", timeout_s=4 * timeout_s)
+        target = party.hear(f"{where}/listens/{link.target}", timeout_s=2 * timeout_s)
         try:
             socket.create_connection(tuple(target), timeout_s, source_address=(address, 0)).close()
             reached = True
@@ -102,7 +102,7 @@ def _connects(crossing: _Crossing) -> bool:
             log.debug("unreached link=%s error=%s", link, error)
             reached = False
         party.say(f"{where}/reached/{link.source}", reached)
-        return bool(party.hear(f"{where}/reached/{link.target}", timeout_s=4 * timeout_s)) and reached
+        return bool(party.hear(f"{where}/reached/{link.target}", timeout_s=2 * timeout_s)) and reached
 
 
 def _with_messages(crossing: _Crossing, link: Link) -> Link:

@@ -17,8 +17,6 @@ from penstock.core import clock, env
 from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.nics import Nic, usable
 
-_STEP_S = 0.5  # between looks at who has come
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
@@ -108,6 +106,8 @@ class Party:
         self.members: list[Member] = []
         self.missing: list[int] = []
         self._num_expected = num_expected
+        self._awaited = [*range(num_expected)]
+        """Whom the leading node waits for."""
 
     @property
     def leads(self) -> bool:
@@ -118,8 +118,7 @@ class Party:
         """Say that this node is here; learn who else is, once all are or the time is over."""
         self.say(f"here/{self.me.node}", asdict(self.me))
         if self.leads:
-            here = self._arrivals("here", range(self._num_expected), timeout_s=timeout_s)
-            self.say("members", here)
+            self.say("members", self._arrivals("here", timeout_s=timeout_s))
         members = self.hear("members", timeout_s=2 * timeout_s)
         self.members = [_member(self.hear(f"here/{node}", timeout_s=timeout_s)) for node in members]
         self.missing = [node for node in range(self._num_expected) if node not in members]
@@ -134,7 +133,7 @@ class Party:
             bound_s: no turn but the first begins later than this.
             slow_s: what one turn may take at most; who takes longer is not waited for.
         """
-        start, nodes = clock.monotonic(), [member.node for member in self.members]
+        start = clock.monotonic()
         for number in range(num_turns):
             go, done = f"go{attempt}/{number}", f"done{attempt}/{number}"
             if self.leads:
@@ -144,15 +143,14 @@ class Party:
             turn(number)
             self.say(f"{done}/{self.me.node}", True)
             if self.leads:
-                self._arrivals(done, nodes, timeout_s=slow_s)
+                self._arrivals(done, timeout_s=slow_s)
         return num_turns
 
     def exchange(self, kind: str, mine: Any, *, timeout_s: float) -> dict[int, Any]:  # Any: what JSON holds
         """Give something to all nodes; return what came of each, the same on every node."""
         self.say(f"{kind}/{self.me.node}", mine)
         if self.leads:
-            nodes = self._arrivals(kind, [member.node for member in self.members], timeout_s=timeout_s)
-            self.say(f"all-{kind}", nodes)
+            self.say(f"all-{kind}", self._arrivals(kind, timeout_s=timeout_s))
         nodes = self.hear(f"all-{kind}", timeout_s=2 * timeout_s)
         return {node: self.hear(f"{kind}/{node}", timeout_s=timeout_s) for node in nodes}
 
@@ -160,7 +158,7 @@ class Party:
         """End together: the store goes with the leading node."""
         self.say(f"left/{self.me.node}", True)
         if self.leads:
-            self._arrivals("left", [member.node for member in self.members], timeout_s=timeout_s)
+            self._arrivals("left", timeout_s=timeout_s)
 
     def say(self, key: str, value: Any) -> None:
         """Put a value where all can read it."""
@@ -181,14 +179,16 @@ class Party:
                 fix="See what they said; the report of the first node names who did not come.",
             ) from None
 
-    def _arrivals(self, kind: str, nodes: Sequence[int], *, timeout_s: float) -> list[int]:
-        """Return which nodes said something of a kind, once all have or the time is over."""
-        deadline = clock.monotonic() + timeout_s
-        while True:
-            came = [node for node in nodes if self.store.check([f"{kind}/{node}"])]
-            if len(came) == len(nodes) or clock.monotonic() > deadline:
-                return came
-            clock.sleep(min(_STEP_S, timeout_s / 10))
+    def _arrivals(self, kind: str, *, timeout_s: float) -> list[int]:
+        """Return which nodes said something of a kind, once all have or the time is over.
+
+        Who did not is not waited for again: a node that was killed costs the others one time limit.
+        """
+        try:
+            self.store.wait([f"{kind}/{node}" for node in self._awaited], timedelta(seconds=timeout_s))
+        except RuntimeError:  # not all came
+            self._awaited = [node for node in self._awaited if self.store.check([f"{kind}/{node}"])]
+        return self._awaited
 
 
 def host_name() -> str:
