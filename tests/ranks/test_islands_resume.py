@@ -39,10 +39,15 @@ def test_a_run_stopped_between_two_meetings_resumes_to_the_same_bits(corpus, tmp
         assert all(torch.equal(found[name], shown[name]) for name in shown)
 
 
-@pytest.mark.parametrize("islands", [1, 4])
-def test_another_number_of_islands_begins_with_an_outer_step_of_the_saved_ones(corpus, tmp_path, islands):
-    """Stopped two steps after a meeting; what both islands learned in them is in the weights that go on."""
-    recipe = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4})
+MIXED = {"every": 5, "overlap": 1, "mixing": 0.5}
+
+
+@pytest.mark.parametrize(("islands", "outer"), [(1, {"every": 4}), (4, {"every": 4}), (4, MIXED)])
+def test_another_number_of_islands_begins_with_an_outer_step_of_the_saved_ones(
+    corpus, tmp_path, islands, outer
+):
+    """Stopped two steps after a meeting, or where islands kept something of their own; it is not lost."""
+    recipe = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer=outer)
 
     def until_6(world):
         state = open_state(recipe, world)

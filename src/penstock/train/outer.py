@@ -88,13 +88,14 @@ class Outer:
                 self._exchanges[fragment].turn()
         for fragment in now.arrive:
             if self._is_under_way(fragment):
-                self._arrive(fragment, step)
-        self.has_met = len(now.arrive) == self.config.fragments and not (self._exchanges or self.arrived)
+                self._arrive(fragment, step, whole=last)
+        whole = last or not self.config.mixing
+        self.has_met = whole and len(now.arrive) == self.config.fragments and not self._exchanges
 
     @property
     def meets_whole(self) -> bool:
         """Whether there are steps after which all islands have the outer parameters."""
-        return self.config.fragments == 1 and not self.config.overlap
+        return self.config.fragments == 1 and not self.config.mixing
 
     def state_dict(self) -> dict[str, int | bool]:
         """Return what is not in tensors, as JSON values."""
@@ -153,11 +154,12 @@ class Outer:
         momentum.mul_(self.config.momentum).add_(moved)
         outer.sub_(moved + self.config.momentum * momentum, alpha=self.config.learning_rate)
 
-    def _arrive(self, fragment: int, step: int) -> None:
+    def _arrive(self, fragment: int, step: int, *, whole: bool = False) -> None:
+        """Take up what the islands moved by; wholly, where they took no steps meanwhile."""
         moved = self.mean_moved(fragment)
         assert moved is not None, fragment
         del self.arrived[fragment]
-        self.meet(fragment, moved, step=step, mixing=self.config.mixing)
+        self.meet(fragment, moved, step=step, mixing=0.0 if whole else self.config.mixing)
 
     def _is_under_way(self, fragment: int) -> bool:
         return fragment in self._exchanges or fragment in self.arrived
