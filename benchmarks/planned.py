@@ -19,7 +19,12 @@ def cluster_of(job, *, nodes, nics, gbit_s, compute_s):
     device = replace(DEVICES["CPU"], memory_gb_s=_ENDLESS_GB_S, launch_us=0.0)
     devices_per_node = job.layout.world_size // nodes
     cluster = Cluster(
-        nodes=nodes, devices_per_node=devices_per_node, device=device, nics=nics, nic_gbit_s=gbit_s
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        device=device,
+        nics=nics,
+        nic_gbit_s=gbit_s,
+        straggling=0.0,  # one machine plays all hosts
     )
     for _ in range(_ROUNDS):  # time is inverse to speed, but for what the first guess could not see
         ratio = predict(job, cluster).compute_s / compute_s
@@ -43,6 +48,7 @@ def job_of(recipe, *, world_size):
         window_mib=ethernet.window_mib,
         keep_mib=ethernet.keep_mib,
         gather=ethernet.gather,
+        operations=ethernet.operations,
     )
 
 

@@ -46,6 +46,8 @@ class Job:
     """Bytes of gathers under way; 0: two blocks. inf: no limit, which fragments the allocator on GPUs."""
     keep_mib: float = 0.0
     """Gathered parameters and unreduced gradients kept through a step's micro-batches; inf: all."""
+    operations: int = 0
+    """Pieces that gloo cuts a collective into, each through one NIC; 0: one a NIC. NCCL uses all of them."""
     gather: Gather = "compute"
     reduce: Reduce = "float32"
     feedback: bool = False

@@ -20,8 +20,9 @@ _COLLECTIVES = 4
 def units_of(job: Job, cluster: Cluster, constants: Constants) -> list[Unit]:
     """Return the units of a rank in forward order: its blocks, and the output matrix with the embedding."""
     groups = groups_of(job.layout, cluster)
-    if cluster.device.architecture == "cpu" and not job.overlapped:
-        cluster = replace(cluster, nics=1)  # one operation of gloo uses one NIC, and there is one at a time
+    if cluster.device.architecture == "cpu":  # an operation of gloo uses one NIC
+        pieces = (job.operations or cluster.nics) if job.overlapped else 1
+        cluster = replace(cluster, nics=min(cluster.nics, pieces))
     units = [*_blocks(job, cluster, constants, groups), _ends(job, cluster, constants, groups)]
     if math.isinf(job.window_mib) and groups["shard"].nodes > 1:
         units = [replace(unit, stall=constants.stall_s) for unit in units]

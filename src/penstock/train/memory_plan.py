@@ -49,6 +49,7 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
         gather=ethernet.gather,
         reduce=ethernet.reduce,
         feedback=ethernet.feedback,
+        operations=ethernet.operations,
         kernels="compiled" if config.compile.enabled else "eager",
         overlapped=ethernet.overlap,
         state_bytes=kept.weights + kept.gradients + kept.optimizer,

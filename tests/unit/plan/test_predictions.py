@@ -103,3 +103,10 @@ def test_eighty_blocks_are_simulated_once_whatever_the_micro_batches():
     job = replace(JOB, model=LLAMA_70B, layout=Layout(shard=128), num_micro_batches=500)
     events = timeline_of(job, A100, record=True).events
     assert len(events) < 3 * 2 * 81 * 3
+
+
+def test_gloo_uses_several_cards_only_where_collectives_are_cut_into_pieces():
+    hosts = Cluster(nodes=2, devices_per_node=1, device=DEVICES["CPU"], nics=2, nic_gbit_s=0.2)
+    job = replace(JOB, layout=Layout(shard=2), compute="float32", micro_batch_size=1)
+    both, one = (timeline_of(replace(job, operations=n), hosts).busy_s["network"] for n in (0, 1))
+    assert one > 1.8 * both
