@@ -56,7 +56,7 @@ def jobs(draw, *, pipelines=True):
 
 
 @given(jobs())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_more_network_is_never_slower(drawn):
     job, cluster = drawn
     step = predict(job, cluster).step_s
@@ -65,7 +65,7 @@ def test_more_network_is_never_slower(drawn):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_window_of_one_block_is_never_faster_than_one_of_two(drawn):
     job, cluster = drawn
     block = job.block_parameters * job.compute_bytes / job.layout.tensor / 2**20
@@ -74,7 +74,7 @@ def test_a_window_of_one_block_is_never_faster_than_one_of_two(drawn):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_no_step_is_shorter_than_its_computing_or_than_any_link_is_busy(drawn):
     job, cluster = drawn
     line = timeline_of(job, cluster)
@@ -84,12 +84,12 @@ def test_no_step_is_shorter_than_its_computing_or_than_any_link_is_busy(drawn):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=80, deadline=None)
-def test_overlap_hides_at_most_the_computing(drawn):
+@settings(max_examples=60, deadline=None)
+def test_overlap_hides_at_most_the_computing_and_one_link_behind_the_other(drawn):
     job, cluster = drawn
     line = timeline_of(replace(job, overlapped=True), cluster)
     hidden = sum(line.busy_s.values()) - sum(line.exposed_s.values())
-    assert hidden <= line.compute_s * SLACK
+    assert hidden <= (line.compute_s + min(line.busy_s.values())) * SLACK
 
 
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
@@ -115,7 +115,7 @@ def test_bytes_on_the_wire_are_those_of_the_arithmetic(ranks, parts, kept):
 
 
 @given(jobs(pipelines=False))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_keeping_everything_never_sends_more(drawn):
     job, cluster = drawn
     plain = predict(job, cluster).network_bytes
