@@ -1,6 +1,9 @@
 """`penstock netlab run` as a user types it."""
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -71,6 +74,20 @@ def test_islands_send_what_is_said_of_them(recipe, tmp_path):
     expected = bytes_per_step(config.outer, parameters=config.model.num_parameters, islands=2)
     for sent in json.loads(done.stdout)["sent_bytes"]:
         assert expected < sent < 1.1 * expected
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_ctrl_c_ends_the_ranks_after_their_step_and_leaves_nothing(recipe, tmp_path):
+    """The shell sends it to all processes of the terminal; here to the one that forwards it."""
+    command = [sys.executable, "-m", "penstock", "netlab", "run", recipe, "--hosts", "2", "--steps", "40000"]
+    long = ["--set", "run.steps=50000"]
+    with subprocess.Popen([*command, *long], stderr=subprocess.PIPE, text=True, cwd=tmp_path) as lab:
+        assert any(line.startswith("step 1/") for line in lab.stderr)  # the ranks of the run train
+        lab.send_signal(signal.SIGINT)
+        said = lab.stderr.read()
+        assert lab.wait(timeout=120) == 130, said
+    assert "Interrupted" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
 
 
 @pytest.mark.parametrize(

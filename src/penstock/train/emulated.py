@@ -38,7 +38,7 @@ from penstock.train.state import TrainState
 Explain = Callable[[BaseException], tuple[str, int]]
 Prepare = Callable[[TrainState], None]
 
-_LEAST_STEPS = 2
+_LEAST_STEPS, _REPLICA_STEPS = 2, 5
 _SENT = "sent"
 
 
@@ -121,7 +121,8 @@ class Emulation:
                 recipe.data, global_batch_size=recipe.data.global_batch_size // layout.num_data
             ),
         )
-        ranks = self._train(alone, explain, together=False)
+        few = dataclasses.replace(self, steps=min(self.steps, _REPLICA_STEPS))
+        ranks = few._train(alone, explain, together=False)
         seconds = [statistics.median(_computed_s(record) for record in records[1:]) for records in ranks]
         return statistics.mean(seconds) * layout.num_data / self.world_size  # those of one row share its work
 
