@@ -103,7 +103,7 @@ def measure(ranks, sections):
         data = {**sections["data"], "corpora": {"docs": {"path": str(corpus)}}}
         config = build_recipe({**sections, "run": {"dir": f"{folder}/run", "steps": 5}, "data": data})
         measured = max(on_ranks(lambda world: peak_of_step(config, world), ranks=ranks))
-    plan = memory_plan(config, layout_of(config.parallel, world_size=ranks))
+    plan = memory_plan(config, layout_of(config.parallel, world_size=ranks), on_cpu=True)
     parts = {name: round(size / MIB, 2) for name, size in plan.parts.items()}
     return {
         "planned_mib": round(plan.total / MIB, 2),

@@ -69,7 +69,7 @@ def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[Layout, int]
                     yield layout, per_rank
 
 
-def jobs(question: Question, layout: Layout, stages_per_rank: int) -> Iterator[Job]:
+def jobs(question: Question, layout: Layout, stages_per_rank: int, *, on_cpu: bool = False) -> Iterator[Job]:
     """Yield the jobs of a layout, by size of the micro-batch, nothing kept and nothing recomputed."""
     local = question.global_batch_size // layout.num_data
     decided = question.decided
@@ -93,6 +93,7 @@ def jobs(question: Question, layout: Layout, stages_per_rank: int) -> Iterator[J
             overlapped=question.overlapped,
             state_bytes=question.kept.weights + question.kept.gradients + question.kept.optimizer,
             checkpoint_every=question.checkpoint_every,
+            on_cpu=on_cpu,
             outer_every=question.outer_every if layout.replicate > 1 else 0,
             outer_bits=question.outer_bits,
             **{

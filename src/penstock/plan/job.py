@@ -61,6 +61,8 @@ class Job:
     """plain: the scores of all pairs of tokens are written to memory, as with T5's biases."""
     overlapped: bool = True
     """Gathers and reductions run beside computing. false: as stock FSDP2 on CPUs."""
+    on_cpu: bool = False
+    """Of what is reduced beside computing, a copy lies where it is received."""
     tensor_overlapped: bool = False
     """Tensor-parallel collectives run piece by piece beside the products (asynchronous TP). Penstock's own
     wait; this is for what other trainers measured."""

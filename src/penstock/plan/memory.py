@@ -271,7 +271,8 @@ class _Rank:
     def in_turn(self) -> Iterator[Memory]:
         """Yield the moments of a rank that has all blocks."""
         unreduced = self._kept_gradients
-        before = self.gradients if self.job.num_micro_batches > 1 else 0
+        stay = self.job.num_micro_batches > 1 or (self.job.on_cpu and self._is_behind and self.cut > 1)
+        before = self.gradients if stay else 0  # reductions behind hold the last step's until the next
         before = round(before * (1 - unreduced / (_FLOAT32 * self.all)))
         root, sharded = self.c * self.outside, self.cut > 1
         activations = [self.of_mode(mode) for mode in self.modes]
@@ -282,15 +283,16 @@ class _Rank:
             gathered=unreduced + root + self._after_forward(),
             activations=sum(activations) + self.around,
             loss=self.loss,
-            buffers=self._ahead,
+            buffers=(0 if self.job.overlapped else self._ahead) + self._behind(done=0),
             moment="loss",
         )
-        for index in {len(self.modes) - 1, max(0, len(self.modes) - 2), 0}:
+        for index in {max(0, len(self.modes) - back) for back in (1, 2, 3)} | {0}:
             done = len(self.modes) - 1 - index
             yield from self._of_backward(
                 replace(stays, gradients=before or reduced * done), activations[: index + 1], root=root
             )
         reduction = _FLOAT32 * self.outside * (1 + 1 / self.cut if sharded else 1)
+        reduction = max(reduction, self._behind(done=0) + _FLOAT32 * self.outside / self.cut)
         yield replace(
             stays,
             gradients=before or reduced * len(self.modes),
@@ -306,24 +308,26 @@ class _Rank:
             activations: of the blocks up to this one, which is the last.
         """
         index, sharded = len(activations) - 1, self.cut > 1
-        is_last = len(activations) == len(self.modes)
+        done = len(self.modes) - len(activations)
         around = stays.gathered + root + self.c * (self.last or self.first)  # the output matrix's gradient
-        ahead = self._ahead if index else 0
-        behind = _FLOAT32 * self.block * (_REDUCED_BEHIND if self.job.overlapped else 1)
+        are_there = self._after_forward() >= self.c * self.block * len(self.modes)
+        ahead = self._ahead if index and not are_there else 0
         stays = replace(stays, moment="backward")
         yield replace(
             stays,
             gathered=around + max(self.c * self.block, self._after_forward()) + self._down,
             activations=sum(activations) + self._tables,
             working=self.at_work(self.modes[index]),
-            buffers=ahead + (0 if is_last or not sharded else behind),
+            buffers=ahead + self._behind(done=done),
         )
         yield replace(
             stays,
             gathered=around + self.c * self.block,
             activations=sum(activations[:-1]) + self._tables,
             working=self.stream,
-            buffers=ahead + round(behind + _FLOAT32 * self.block / self.cut if sharded else behind),
+            buffers=ahead
+            + max(_FLOAT32 * self.block, self._behind(done=done + 1))
+            + (_FLOAT32 * self.block // self.cut if sharded else 0),
         )
 
     @property
@@ -357,6 +361,29 @@ class _Rank:
         return round(min(self.job.keep_mib * _MIB - self._kept_parameters, _FLOAT32 * self.all))
 
     @property
+    def _is_behind(self) -> bool:
+        """Whether gradients are reduced beside computing: on CPUs only those that stay float32."""
+        return self.job.overlapped and (not self.job.on_cpu or self.kept.gradients == _FLOAT32)
+
+    def _behind(self, *, done: int) -> int:
+        """Bytes of whole gradients being reduced when so many blocks have begun to in this micro-batch.
+
+        Before the first of them, on CPUs, the root's of the last micro-batch is still under way.
+        """
+        if self.cut == 1:
+            return 0
+        block, root = _FLOAT32 * self.block, _FLOAT32 * self.outside
+        if not self._is_behind:
+            return block if done else 0
+        window = max(_REDUCED_BEHIND * block, self.job.window_mib * _MIB)
+        if not self.job.on_cpu:
+            return round(min(done * block, window))
+        before = root if self.job.num_micro_batches > 1 and not self._kept_gradients else 0
+        under_way = min(done, int(window // block)) * block
+        under_way += before if root + under_way <= window or not done else 0
+        return 2 * under_way
+
+    @property
     def _ahead(self) -> int:
         """Bytes of gathers under way."""
         if self.cut == 1:
@@ -374,7 +401,7 @@ class _Rank:
         messages = (2 * job.stages_per_rank - ends) * job.num_micro_batches * self.stream
         blocks = len(self.modes) if job.stages_per_rank > 1 else 1
         root = self.c * (self.outside + blocks * self.block)
-        stays = replace(self.stays, buffers=messages, moment="backward")
+        stays = replace(self.stays, buffers=messages + self._ahead, moment="backward")
         begun = min(held, job.num_micro_batches)
         for held, gradients in ((begun, 0), (min(begun, job.num_micro_batches - 1), _FLOAT32 * self.all)):
             kept = round(held * (each + job.stages_per_rank * self._tables)) + self.around + self.stream

@@ -81,7 +81,7 @@ def search(question: Question, cluster: Cluster, *, headroom: float = HEADROOM) 
     room = (1 - headroom) * cluster.device.memory_gib * _GIB
     tried, options, smallest = 0, [], None
     for layout, stages in layouts(question, cluster):
-        for job in jobs(question, layout, stages):
+        for job in jobs(question, layout, stages, on_cpu=cluster.device.architecture == "cpu"):
             tried += 1
             fitting = list(_fitting(question, job, room))
             options += [Option(job=j, memory=m, prediction=predict(j, cluster)) for j, m in fitting]

@@ -14,13 +14,17 @@ from penstock.train.outer_config import outer_bytes_per_parameter
 from penstock.train.precision import Weights, gradient_bytes_per_parameter, weight_bytes_per_parameter
 
 
-def memory_plan(config: TrainConfig, layout: Layout) -> Memory:
+def memory_plan(config: TrainConfig, layout: Layout, *, on_cpu: bool | None = None) -> Memory:
     """Work out the memory of the rank that needs most, at the largest micro-batch of the recipe.
+
+    Args:
+        on_cpu: whether ranks compute on CPUs; None: a guess, where the recipe computes in float32.
 
     Raises:
         ConfigError: the recipe's recompute.budget is too small.
     """
-    return peak(job_of(config, layout), kept_of(config))
+    job = job_of(config, layout)
+    return peak(job if on_cpu is None else replace(job, on_cpu=on_cpu), kept_of(config))
 
 
 def job_of(config: TrainConfig, layout: Layout) -> Job:
@@ -52,6 +56,7 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
         operations=ethernet.operations,
         kernels="compiled" if config.compile.enabled else "eager",
         overlapped=ethernet.overlap,
+        on_cpu=config.compute == "float32",  # a guess: GPUs train in bfloat16
         state_bytes=kept.weights + kept.gradients + kept.optimizer,
         checkpoint_every=config.checkpoint.every,
     )

@@ -51,7 +51,7 @@ def test_a_plan_adds_up_and_shards_what_is_sharded(raw):
     assert four.weights == alone.weights // 4
     assert four.total < alone.total
     lines = alone.lines()
-    assert len(lines) == 10
+    assert len(lines) == len(alone.parts) + 1
     assert lines[f"memory, all, in the {alone.moment}"].endswith("MiB")
 
 
