@@ -15,7 +15,7 @@ in both directions, links in one. What of them a training step sees is the busin
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -139,7 +139,7 @@ class Cluster:
     """In any currency; 0: not known."""
     disk_gb_s: float = 1.0
     """That a node writes its share of a checkpoint with."""
-    straggling: float = field(default=-1.0)
+    straggling: float = -1.0
     """Spread of step times between devices (standard deviation / mean), if it was measured. -1: the usual."""
 
     def __post_init__(self) -> None:
