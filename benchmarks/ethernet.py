@@ -17,10 +17,10 @@ in float32 on two hosts, with one process each or two. Settings:
     int8        both of exact, weights gathered in int8: not exact, losses differ
 
 Compute is paced: blocks sleep until `--pace` seconds a micro-batch are over, and take no processor from the
-network (benchmarks/pacing.py); or real, rows of 128 tokens. `busy` is compute over step, the
-compute that of unsharded replicas with the same micro-batches. A row of an exact setting counts only if its
-losses are those of naive, to 1e-6 of them; others are marked, and make this script fail. `predicted` is the
-planner's time of the step, told only the NICs' rate and the compute.
+network (benchmarks/pacing.py); or real, rows of 128 tokens. `busy` is compute over step: the paced compute,
+without embedding and loss, or what unsharded replicas with the same micro-batches took. A row of an exact
+setting counts only if its losses are those of naive, to 1e-6 of them; others are marked, and make this script
+fail. `predicted` is the planner's time of the step, told only the NICs' rate and the compute.
 """
 
 import argparse
@@ -68,10 +68,7 @@ class Measuring:
             emulation = Emulation(
                 hosts=hosts, processes_per_host=case.processes, steps=self._steps, prepare=self._prepare(case)
             )
-            alike = (case.is_paced, case.micro_batches, case.processes)
-            if alike not in self._compute_s:
-                self._compute_s[alike] = emulation.time_replicas(naive, explain)
-            compute_s = self._compute_s[alike]
+            compute_s = self._compute(case, emulation, naive)
             cluster = cluster_of(
                 job_of(naive, world_size=emulation.world_size),
                 nodes=HOSTS,
@@ -98,6 +95,15 @@ class Measuring:
             "loss_drift": drift,
             "counts": drift <= TOLERANCE or setting in INEXACT,
         }
+
+    def _compute(self, case, emulation, naive):
+        """Return the compute of a step: what was set, which other work cannot change, or that of replicas."""
+        if case.is_paced:
+            return case.micro_batches * self._pace_s
+        alike = (case.micro_batches, case.processes)
+        if alike not in self._compute_s:
+            self._compute_s[alike] = emulation.time_replicas(naive, explain)
+        return self._compute_s[alike]
 
     def _prepare(self, case):
         if not case.is_paced:
