@@ -7,6 +7,7 @@ import torch
 from tests.islands import counting_corpus, losses_of, recipe_of, trained, whole
 
 from penstock.checkpoint.load import open_model
+from penstock.checkpoint.tensors import training_tensors
 from penstock.core.signals import StopFlag
 from penstock.launch import local
 from penstock.testing.ranks import on_ranks
@@ -73,7 +74,7 @@ def test_another_number_of_islands_begins_with_an_outer_step_of_the_saved_ones(
             torch.testing.assert_close(weight, expected, rtol=0, atol=1e-6, msg=name)
 
 
-def test_a_run_without_islands_goes_on_with_them_and_not_the_other_way_round(corpus, tmp_path):
+def test_a_run_without_islands_goes_on_with_them(corpus, tmp_path):
     plain, islands = recipe_of(corpus, tmp_path), recipe_of(corpus, tmp_path, outer={"every": 4})
 
     def go_on(world):
@@ -84,8 +85,27 @@ def test_a_run_without_islands_goes_on_with_them_and_not_the_other_way_round(cor
     for weights, records in on_ranks(go_on, ranks=2):
         assert all(torch.equal(weights[name], before[name]) for name in before)
         assert [record["step"] for record in records] == list(range(6, 13))
-    with pytest.raises(AssertionError, match=r"is of a run of 2 islands, and the recipe has outer.every = 0"):
-        on_ranks(lambda world: trained(plain, world), ranks=2)
+
+
+@pytest.mark.parametrize("stop_at", [6, 8], ids=["between two meetings", "where they have met"])
+def test_a_run_with_islands_goes_on_without_them_as_one_with_one_island_would(corpus, tmp_path, stop_at):
+    """The same outer step on both ranks, and the moments of the first island."""
+    islands = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4})
+    plain = recipe_of(corpus, tmp_path)
+
+    def opened(recipe):
+        return lambda world: whole(opened_tensors(open_state(recipe, world)))
+
+    def opened_tensors(state):
+        return training_tensors(state.model, state.optimizer)
+
+    on_ranks(lambda world: trained(islands, world, stop_at=stop_at), ranks=2)
+    (expected,) = on_ranks(opened(islands), ranks=1)
+    for found in on_ranks(opened(plain), ranks=2):
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    for records, _, _ in on_ranks(lambda world: trained(plain, world), ranks=2):
+        assert [record["step"] for record in records] == list(range(stop_at + 1, 13))
 
 
 def test_every_sample_is_trained_on_once_while_islands_leave_and_join(corpus, tmp_path):

@@ -8,7 +8,8 @@
 
 So a run resumes to the same bits between two outer steps, too. On another number of islands, they first meet
 unless they just had: what the saved islands moved by is averaged as at an outer step, so nothing they learned
-is lost. The moments of island k are those of saved island k modulo their number.
+is lost. The moments of island k are those of saved island k modulo their number; a run without islands goes
+on with those of the first.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,6 @@ from torch import Tensor
 from penstock.checkpoint.find import Saved
 from penstock.checkpoint.load import load_into
 from penstock.checkpoint.tensors import MODEL
-from penstock.core.errors import CheckpointError
 from penstock.train.optim.shards import like, local
 from penstock.train.outer import Outer, split_like
 from penstock.train.outer_schedule import in_flight
@@ -54,36 +54,42 @@ def load_islands(saved: Saved, outer: Outer, own: Mapping[str, Tensor]) -> None:
         outer.begin_anew()
         return
     load_into(saved, {name: t for name, t in _shared(outer).items() if name in index.tensors})
+    mine = outer.island % islands
     if islands != outer.num_islands and not has_met:
-        _meet_first(saved, outer, own, islands=islands, step=index.meta.step)
+        _meet_first(saved, outer, own, islands=islands, step=index.meta.step, moments_of=mine)
     else:
-        load_into(saved, _prefixed(own, outer.island % islands))
+        load_into(saved, _prefixed(own, mine))
         _load_moved(saved, outer, step=index.meta.step)
     outer.has_met = has_met or islands != outer.num_islands
 
 
-def check_no_islands(saved: Saved) -> None:
-    """Refuse a checkpoint of islands in a run that has none.
+def load_as_one(saved: Saved, outer: Outer, own: Mapping[str, Tensor]) -> None:
+    """Fill the training tensors of a run without islands from a checkpoint of some: they meet for good.
 
-    Raises:
-        CheckpointError: with what to do.
+    Args:
+        outer: of this run's model, to meet by.
+        own: the training tensors of this rank.
     """
-    if islands := saved.index().meta.outer.get("islands", 0):
-        raise CheckpointError(
-            f"Checkpoint {saved} is of a run of {islands} islands, and the recipe has outer.every = 0",
-            fix="Resume with outer.every set; any number of islands can go on from it, one too.",
-        )
+    index = saved.index()
+    load_into(saved, {name: t for name, t in _shared(outer).items() if name in index.tensors})
+    if index.meta.outer["has_met"]:
+        load_into(saved, _prefixed(own, 0))
+    else:
+        islands = index.meta.outer["islands"]
+        _meet_first(saved, outer, own, islands=islands, step=index.meta.step, moments_of=0)
 
 
 @torch.no_grad()
-def _meet_first(saved: Saved, outer: Outer, own: Mapping[str, Tensor], *, islands: int, step: int) -> None:
+def _meet_first(
+    saved: Saved, outer: Outer, own: Mapping[str, Tensor], *, islands: int, step: int, moments_of: int
+) -> None:
     """Take an outer step with what all saved islands moved by, summed in one order on all ranks."""
     sums = [torch.zeros_like(outer.moved(fragment)) for fragment in range(len(outer.fragments))]
     for island in range(islands):
         load_into(saved, _prefixed(own, island))
         for fragment, total in enumerate(sums):
             total.add_(outer.moved(fragment), alpha=1 / islands)
-    load_into(saved, _prefixed(own, outer.island % islands))
+    load_into(saved, _prefixed(own, moments_of))
     for fragment, moved in enumerate(sums):
         outer.meet(fragment, moved, step=step)
 

@@ -34,7 +34,7 @@ from penstock.train.memory_plan import recompute_modes
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.storage import STORAGES
 from penstock.train.outer import Outer
-from penstock.train.outer_state import check_no_islands, load_islands
+from penstock.train.outer_state import load_as_one, load_islands
 from penstock.train.state import TrainState
 from penstock.train.supply import (
     check_supply,
@@ -120,8 +120,9 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
         own = training_tensors(state.model, state.optimizer)
         if state.outer is not None:
             load_islands(saved, state.outer, own)
+        elif meta.outer:
+            load_as_one(saved, Outer(config.outer, state.model, state.optimizer, state.mesh), own)
         else:
-            check_no_islands(saved)
             load_into(saved, own)
 
     names = share(world, [saved.name for saved in checkpoints(config)] if world.is_first else None)

@@ -4,7 +4,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from penstock.checkpoint.tensors import training_tensors
@@ -16,6 +15,7 @@ from penstock.train.adaptive import Adaptive
 from penstock.train.control import Control
 from penstock.train.guard import Guard
 from penstock.train.guard_config import GuardConfig
+from penstock.train.optim.optimizer import Optimizer
 from penstock.train.outer import Outer
 from penstock.train.outer_state import island_tensors
 from penstock.train.supply import Heldout
@@ -28,7 +28,7 @@ class TrainState:
 
     model: nn.Module
     """Sharded; parameters as the recipe's `precision.weights` says."""
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
     loader: Loader
     """Its batches are those of this rank, and of the ranks that work on the same rows."""
     mesh: Mesh
