@@ -64,6 +64,20 @@ def test_what_a_recipe_decides_is_not_planned_otherwise(capsys, tmp_path):
     assert (best["micro_batch_size"], best["activations"]) == (1, {"full": 32})
 
 
+def test_generation_is_planned_for_what_fits(capsys):
+    words = ("--model", "llama2-70b", "--cluster", "vela", "--inference", "--length", "1024")
+    code, out, err = said(capsys, *words, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    assert {way["tensor"] for way in found} <= {2, 4, 8}, "140 GB do not fit into one"
+    (alone,) = (way for way in found if (way["tensor"], way["batch"]) == (8, 1))
+    assert 0.012 < alone["token_s"] < 0.018
+    _, out, _ = said(capsys, *words)
+    assert "ms/token" in out
+    code, _, err = said(capsys, "--model", "llama2-70b", "--cluster", "two-cpus", "--inference")
+    assert code == 2
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

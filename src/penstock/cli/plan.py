@@ -4,6 +4,7 @@ example:
   penstock plan --model llama3-8b --cluster vela --tokens 1T
   penstock plan --model mine.toml --cluster cluster.toml --set parallel.pipeline=1 --out planned.toml
   penstock plan --model llama3-70b --cluster h100-ethernet --explain timeline
+  penstock plan --model llama3-70b --cluster vela --inference
 
 A cluster is a file, or the name of one that comes with Penstock; `penstock doctor` writes one for the
 machines it runs on. A model is a preset's name or a recipe: what the recipe says stays as it is. Predictions
@@ -20,9 +21,11 @@ from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import UsageError
 from penstock.core.files import write_atomic
-from penstock.core.units import parse_count
+from penstock.core.units import parse_count, si
+from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import PRESETS
 from penstock.obs.toml import toml_text
+from penstock.plan import decode_report
 from penstock.plan.drawing import svg, trace
 from penstock.plan.hardware import Cluster
 from penstock.plan.helps import what_would_help
@@ -68,6 +71,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="draw a step: timeline.svg, and timeline.json for Perfetto",
     )
+    parser.add_argument(
+        "--inference", action="store_true", help="how fast it generates instead, one token after another"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -78,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = cluster_of(arguments.cluster)
     raw = configs.override(_raw(arguments, cluster), arguments.set)
     config, _ = config_of(raw)
+    if arguments.inference:
+        return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=arguments.json)
     question = question_of(config, raw)
     found = search(question, cluster, headroom=arguments.headroom)
     job = found.best.job
@@ -94,6 +102,19 @@ def run(arguments: argparse.Namespace) -> int:
         _write_recipe(arguments.out, raw, found.best, cluster)
     if arguments.explain:
         _explain(arguments.explain, found.best, cluster)
+    return 0
+
+
+def _generation(model: LlamaConfig, cluster: Cluster, *, tokens: int, as_json: bool) -> int:
+    """Print how fast a model generates with so many tokens of context."""
+    found = decode_report.ways(model, cluster, context_tokens=tokens)
+    if as_json:
+        print(json.dumps(decode_report.as_json(found), indent=1))
+        return 0
+    size, device = si(model.num_parameters), cluster.device.name
+    print(f"{size} parameters in bfloat16, {tokens:,} tokens of context, {device}")
+    print("\n".join(decode_report.as_lines(found)))
+    print(f"within {found[0].prediction.band:.0%}")
     return 0
 
 

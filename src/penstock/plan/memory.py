@@ -400,7 +400,7 @@ class _Rank:
         ends = (self.place == 0) + (self.place == ranks - 1)
         messages = (2 * job.stages_per_rank - ends) * job.num_micro_batches * self.stream
         blocks = len(self.modes) if job.stages_per_rank > 1 else 1
-        root = self.c * (self.outside + blocks * self.block)
+        root = 0 if self.is_whole else self.c * (self.outside + blocks * self.block)
         stays = replace(self.stays, buffers=messages + self._ahead, moment="backward")
         begun = min(held, job.num_micro_batches)
         for held, gradients in ((begun, 0), (min(begun, job.num_micro_batches - 1), _FLOAT32 * self.all)):

@@ -11,7 +11,8 @@ Sections = dict[str, Any]
 
 _POLICY = {"keep": "none", "operators": "operators", "full": "full"}
 _AXES = ("shard", "replicate", "tensor", "context", "pipeline", "stages_per_rank")
-_OF_ETHERNET = ("window_mib", "keep_mib", "gather")
+_OF_ETHERNET = ("window_mib", "keep_mib", "gather", "reduce")
+_NEUTRAL = (0, "compute", "float32")
 
 
 def sections_of(job: Job) -> Sections:
@@ -27,7 +28,7 @@ def sections_of(job: Job) -> Sections:
         "recompute": _recompute(job),
         "data": {"micro_batch_size": job.micro_batch_size},
     }
-    ethernet = {name: getattr(job, name) for name in _OF_ETHERNET if getattr(job, name) not in (0, "compute")}
+    ethernet = {name: getattr(job, name) for name in _OF_ETHERNET if getattr(job, name) not in _NEUTRAL}
     return {**sections, "ethernet": ethernet} if ethernet else sections
 
 

@@ -31,7 +31,7 @@ _ON_MACHINES_FOUND = ("auto", "again")
 _CHOSEN = {
     "parallel": ("shard", "replicate", "tensor", "context", "context_rule", "pipeline", "stages_per_rank"),
     "recompute": ("policy", "budget"),
-    "ethernet": ("window_mib", "keep_mib", "gather"),
+    "ethernet": ("window_mib", "keep_mib", "gather", "reduce"),
     "data": ("micro_batch_size",),
 }
 """What a plan may say, by section."""
