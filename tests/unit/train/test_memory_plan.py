@@ -81,7 +81,7 @@ def test_in_a_pipeline_the_rank_that_needs_most_is_planned(raw):
     matrix = model.vocab_size * model.hidden_size
     half = matrix + (model.num_parameters - 2 * matrix) // 2  # its blocks, and the embedding or the other end
     assert plan.weights == pytest.approx(4 * half, rel=0.01)
-    assert plan.gathered > 4 * half, "float32 sums of whole gradients"
+    assert plan.gathered == pytest.approx(4 * half, rel=0.01), "float32 sums of whole gradients"
     assert plan.loss == 0, "the first stage, which holds two micro-batches"
     twice = memory_plan(
         recipe_of(raw, "parallel.pipeline=2", "parallel.stages_per_rank=2"), Layout(pipeline=2)
