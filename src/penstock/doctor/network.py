@@ -92,31 +92,40 @@ def _ends(link: Link) -> tuple[Place, Place]:
     return _source(link), _target(link)
 
 
-def _named(links: Sequence[Link], bad: set[Link]) -> list[tuple[str, set[Link]]]:
-    """Return the words for each place or pair at fault, with its bad links."""
+class _Blame(NamedTuple):
+    """Who is at fault, and the bad links that show it."""
+
+    who: str
+    links: set[Link]
+    between: str
+    """In words, for what does not pass: "between a and b", or "to or from a"."""
+
+
+def _blamed(links: Sequence[Link], bad: set[Link]) -> list[_Blame]:
+    """Return each interface or pair at fault; an interface name that is at fault everywhere, once."""
     places, pairs = culprits(links, bad)
-    named = []
+    groups: list[tuple[str, list[Place]]] = []
     for nic in dict.fromkeys(place.nic for place in places):
         mine = [place for place in places if place.nic == nic]
-        everyone = {place for link in links for place in _ends(link) if place.nic == nic}
-        groups = [(f"{nic} of every node", mine)]
-        if set(mine) != everyone:
-            groups = [(str(place), [place]) for place in mine]
-        for words, group in groups:
-            named.append((words, {link for link in bad if set(group) & set(_ends(link))}))
-    named += [
-        (f"{first} and {second}", {link for link in bad if set(_ends(link)) == {first, second}})
-        for first, second in pairs
+        everywhere = {place for link in links for place in _ends(link) if place.nic == nic} == set(mine)
+        groups += (
+            [(f"{nic} of every node", mine)] if everywhere else [(str(place), [place]) for place in mine]
+        )
+    found = [
+        _Blame(who, {link for link in bad if set(group) & set(_ends(link))}, f"to or from {who}")
+        for who, group in groups
     ]
-    return named
+    for first, second in pairs:
+        theirs = {link for link in bad if set(_ends(link)) == {first, second}}
+        found.append(_Blame(f"{first} and {second}", theirs, f"between {first} and {second}"))
+    return found
 
 
 def _dead(links: Sequence[Link], dead: set[Link]) -> Iterator[Finding]:
-    for who, _ in _named(links, dead):
-        joined = "Nothing passes between" if " and " in who else "Nothing passes to or from"
+    for blame in _blamed(links, dead):
         yield red(
             CHECK,
-            f"{joined} {who}",
+            f"Nothing passes {blame.between}",
             remedy="Check cable, switch port, firewall, and that both lie in one network; or leave the "
             "interface out of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
         )
@@ -124,7 +133,7 @@ def _dead(links: Sequence[Link], dead: set[Link]) -> Iterator[Finding]:
 
 def _losing(links: Sequence[Link], losing: set[Link], stalled: set[Link]) -> Iterator[Finding]:
     """Packets of some size are lost, or small messages pass and transfers hang, which is what that does."""
-    for who, theirs in _named(links, losing):
+    for who, theirs, _ in _blamed(links, losing):
         packet = max(link.packet_bytes for link in theirs)
         arriving = min(link.arriving_bytes for link in theirs)
         yield red(
@@ -133,7 +142,7 @@ def _losing(links: Sequence[Link], losing: set[Link], stalled: set[Link]) -> Ite
             "wrong",
             remedy=f"Let switches pass {packet:,} bytes, or on all nodes: ip link set NAME mtu {arriving}.",
         )
-    for who, _ in _named(links, stalled - losing):
+    for who, _, _ in _blamed(links, stalled - losing):
         yield red(
             CHECK,
             f"Small messages pass at {who}, and transfers hang",
@@ -148,7 +157,7 @@ def _slow(alive: Sequence[Link]) -> Iterator[Finding]:
     slow = {link for link in alive if link.gbit_s < _SLOW * best}
     slowish = {link for link in alive if link.gbit_s < _SLOWISH * best} - slow
     for level, bad in ((red, slow), (yellow, slowish)):
-        for who, theirs in _named(alive, bad):
+        for who, theirs, _ in _blamed(alive, bad):
             worst = min(theirs, key=lambda link: link.gbit_s)
             way = f"from node {worst.source} to node {worst.target}"
             yield level(
