@@ -29,6 +29,7 @@ def test_two_processes_are_examined_together_and_reported_once(tmp_path):
     assert "between processes" in out
     assert "lo: " in out
     assert "They agree within" in out
+    assert "added up over 2" in out
     assert " green, " in out.splitlines()[-1]
     cluster = load_cluster(file)
     assert (cluster.nodes, cluster.devices_per_node) == (1, 2)

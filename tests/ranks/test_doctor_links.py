@@ -131,3 +131,4 @@ def test_processes_of_one_machine_are_measured_over_its_loopback(tmp_path: Path)
     assert len(report["links"]) == 2
     assert all(link["gbit_s"] > 0 and link["source_nic"] == "lo" for link in report["links"])
     assert len(report["nodes"]) == 1
+    assert any("added up over 2" in line for line in lines(report, "green"))

@@ -10,6 +10,7 @@ from penstock.core.env import local_world_size, ranks
 from penstock.core.errors import PenstockError, UsageError
 from penstock.doctor.check import Asked
 from penstock.doctor.checks import CHECKS
+from penstock.doctor.collective import Outcome, is_worth_trying, reduce_together, size_for
 from penstock.doctor.finding import Finding, red, yellow
 from penstock.doctor.link import Link, better, link_of
 from penstock.doctor.network import slow_crossings
@@ -58,12 +59,14 @@ def examine(
     party.exchange("ready", True, timeout_s=_LOCAL_S)
     on_check("links")
     links, unmeasured = _links(party, asked, timeout_s=timeout_s)
+    outcome = _collective(party, links, timeout_s=timeout_s)
     mine = {
         "findings": [asdict(finding) for finding in findings],
         "links": [asdict(link) for link in links],
+        "collective": asdict(outcome) if outcome else None,
         "traits": traits_of(facts) if facts else {},
     }
-    reports = party.exchange("report", mine, timeout_s=timeout_s)
+    reports = party.exchange("report", mine, timeout_s=_TURN_WAITS * timeout_s)  # gloo fails slowly
     party.leave(timeout_s=timeout_s)
     if not party.leads:
         return None
@@ -148,10 +151,23 @@ def _links(party: Party, asked: Asked, *, timeout_s: float) -> tuple[list[Link],
         return party.take_turns(len(turns), turn, attempt=attempt, bound_s=asked.seconds, slow_s=slow_s)
 
     taken = take(every, [{}] * len(every), attempt=0)
-    sent = party.exchange("links", [asdict(link) for link in found.values()], timeout_s=timeout_s)
-    slow = slow_crossings([link_of(raw) for _, links in sorted(sent.items()) for raw in links])
+    slow = slow_crossings(_of_all(party, "first", list(found.values()), timeout_s=timeout_s))
     take([[(a.node, b.node)] for a, b in slow], [dict(crossing) for crossing in slow], attempt=1)
     return list(found.values()), sum(len(pairs) for pairs in every[taken:])
+
+
+def _of_all(party: Party, kind: str, mine: list[Link], *, timeout_s: float) -> list[Link]:
+    """Return what all nodes measured, in the same order on each."""
+    sent = party.exchange(f"{kind}-links", [asdict(link) for link in mine], timeout_s=timeout_s)
+    return [link_of(raw) for _, links in sorted(sent.items()) for raw in links]
+
+
+def _collective(party: Party, mine: list[Link], *, timeout_s: float) -> Outcome | None:
+    """Try one collective of all nodes, if every link between them is sound."""
+    links = _of_all(party, "last", mine, timeout_s=timeout_s)
+    if not is_worth_trying(links, num_nodes=len(party.members)):
+        return None
+    return reduce_together(party, num_bytes=size_for(links), timeout_s=timeout_s)
 
 
 def _partners(party: Party, pairs: list[tuple[int, int]]) -> list[Member]:

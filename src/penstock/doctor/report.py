@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from penstock.doctor import devices, processors
+from penstock.doctor import collective, devices, processors
 from penstock.doctor.finding import BETWEEN, Finding, Level, green, merged, red
 from penstock.doctor.link import Link, link_of
 from penstock.doctor.network import judge_links
@@ -66,6 +66,8 @@ def put_together(
     between = [_missing(node, party) for node in sorted(silent)]
     between += judge_sameness({node: report["traits"] for node, report in reports.items()})
     between += judge_links(party.members, links)
+    outcomes = {node: report["collective"] for node, report in reports.items() if report["collective"]}
+    between += collective.judge({node: collective.Outcome(**raw) for node, raw in outcomes.items()})
     if unmeasured:
         between.append(green("links", f"{unmeasured} pairs were not measured, for want of time (--seconds)"))
     return Report(
