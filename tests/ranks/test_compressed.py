@@ -162,6 +162,20 @@ def test_a_reduction_weighs_what_its_codec_says(corpus: Path, tmp_path: Path) ->
             assert told == expected, codec
 
 
+@pytest.mark.parametrize("parallel", [{"shard": 2, "replicate": 2}, {"shard": 1, "replicate": 4}])
+def test_copies_of_bfloat16_weights_agree_once_a_step_too(
+    corpus: Path, tmp_path: Path, parallel: dict[str, int]
+) -> None:
+    """FSDP2 rounds the sum of each micro-batch, so it cannot wait; ours is kept in float32 until the last."""
+    common = {"parallel": parallel, "precision": {"weights": "bfloat16_master"}, "run": {"steps": 6}}
+    cases = {"plain": common, "encoded": {**common, "ethernet": {"reduce": "int8"}}}
+    found = train_all(corpus, tmp_path, cases, ranks=4)
+    plain, encoded = found["plain"], found["encoded"]
+    assert encoded["losses"] == pytest.approx(plain["losses"], abs=1e-2), "weights have 8 bits"
+    check_norm("bfloat16", encoded, plain)
+    assert encoded["sent"]["replicate"] <= 0.28 * plain["sent"]["replicate"]
+
+
 @pytest.mark.parametrize("parallel", [{"shard": 2}, {"shard": 1, "replicate": 2}])
 def test_a_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_all(
     corpus: Path, tmp_path: Path, parallel: dict[str, int]

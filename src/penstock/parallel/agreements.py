@@ -17,19 +17,19 @@ class Agreements:
     """
 
     def __init__(self, copies: dist.ProcessGroup | None, *, operations: int) -> None:
-        self._copies, self._operations = copies, operations
+        self.copies, self._operations = copies, operations
         self._sums: list[dist.Work] = []
         self._exchanges: list[tuple[Tensor, MeanExchange]] = []
 
     def begin(self, x: Tensor, encoders: Encoders) -> None:
         """Begin to sum `x`, [n], in place, in the bits of its unit's encoders."""
-        if self._copies is None:
+        if self.copies is None:
             return
         if encoders.codec == "float32":
-            self._sums += begin_sum(x, self._copies, operations=self._operations)
+            self._sums += begin_sum(x, self.copies, operations=self._operations)
             return
         both = (encoders.copies, encoders.mean)
-        self._exchanges.append((x, MeanExchange(x, self._copies, encoders.codec, encoders=both)))
+        self._exchanges.append((x, MeanExchange(x, self.copies, encoders.codec, encoders=both)))
 
     def finish(self) -> None:
         """Wait for all of them."""
@@ -37,8 +37,8 @@ class Agreements:
         for _, exchange in self._exchanges:
             exchange.turn()
         for x, exchange in self._exchanges:
-            assert self._copies is not None
-            x.copy_(exchange.result()).mul_(self._copies.size())
+            assert self.copies is not None
+            x.copy_(exchange.result()).mul_(self.copies.size())
         self.forget()
 
     def forget(self) -> None:

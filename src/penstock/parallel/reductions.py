@@ -68,6 +68,7 @@ class Reductions:
         self._can_defer = can_defer
         self._arriving: deque[_Arriving] = deque()
         self._between = Agreements(copies, operations=operations)
+        self._partial: dict[Encoders, Tensor] = {}
         self.is_deferring = False
         """Whether reductions are waited for later; else each at once."""
         self.is_last = True
@@ -84,22 +85,36 @@ class Reductions:
         self._arriving.append(_Arriving(parts, to, is_first, given.nbytes, self.is_last, encoders))
 
     def at_once(self, given: Tensor, to: Tensor, group: dist.ProcessGroup, *, encoders: Encoders) -> None:
-        """Reduce over the ranks of a group and their copies, and wait for it."""
-        is_last, self.is_last = self.is_last, True
+        """Reduce over the ranks of a group and, if it is the step's last, their copies; wait for it."""
+        is_last, self.is_last = self.is_last, False
         self.begin(given, to, group, is_first=True, encoders=encoders)
         self._flush()
         self.is_last = is_last
+        self._agree_at_once(to, encoders)
+
+    def _agree_at_once(self, x: Tensor, encoders: Encoders) -> None:
+        """Average over copies what a step has given, if this is its last; else keep it until then."""
+        if self._between.copies is None:
+            return
+        earlier = self._partial.pop(encoders, None)
+        if earlier is not None:
+            x.add_(earlier)
+        if self.is_last:
+            self._between.begin(x, encoders)
+            self._flush()
+        else:
+            self._partial[encoders] = x.clone()
+            x.zero_()  # FSDP2 adds it
 
     def between(self, gradients: Tensor, to: Tensor | None, *, encoders: Encoders) -> None:
         """Begin to average gradients that each rank holds whole, [n], over their copies.
 
         Args:
-            to: what adds up over the step; it may be `gradients`. None: wait for the average, in place.
+            to: what adds up over the step; it may be `gradients`. None: it is averaged at once, in place.
         """
         gradients.div_(self._num_averaged)
         if to is None:
-            self._between.begin(gradients, encoders)
-            self._flush()
+            self._agree_at_once(gradients, encoders)
             return
         if to is not gradients:
             to.add_(gradients)
@@ -117,6 +132,7 @@ class Reductions:
         finally:  # after an error nothing is left: it was the gradients of a step that is not taken
             self.is_deferring, self.is_last = False, True
             self._arriving.clear()
+            self._partial.clear()
             self._between.forget()
 
     def _flush(self) -> None:
