@@ -40,7 +40,7 @@ def recipe(tmp_path):
     return path
 
 
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
+@pytest.mark.skipif(bool(why_not(latency_s=0.001)), reason=why_not(latency_s=0.001))
 def test_a_recipe_is_tried_and_its_own_folder_left_alone(recipe, tmp_path):
     words = ["netlab", "run", recipe, "--hosts", 2, "--rate", "1gbit", "--latency", "0.1ms", "--steps", 3]
     done = penstock(*words, "--json", cwd=tmp_path)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 
 from penstock.core import clock
 from penstock.core.env import num_cores
@@ -32,6 +33,7 @@ from penstock.launch.netlab.topology import (
 
 _PATIENCE_S = 30.0
 _GLANCE_S = 0.005
+_WHERE_ROOT_LOOKS = "/usr/local/sbin:/usr/sbin:/sbin"
 
 Explain = Callable[[BaseException], tuple[str, int]]
 
@@ -40,14 +42,15 @@ def _plainly(error: BaseException) -> tuple[str, int]:
     return f"{type(error).__name__}: {error}", 1
 
 
-def why_not() -> str:
-    """Say why hosts cannot be emulated here; empty where they can."""
+@cache
+def why_not(*, latency_s: float = 0.0) -> str:
+    """Say why hosts cannot be emulated here, by trying one; empty where they can."""
     try:
-        _check_programs()
-        os.close(namespaces.new_namespace())
-    except UsageError as error:
+        with lab(hosts=1, rate="1gbit", latency_s=latency_s) as hosts:
+            outcome = hosts.run(lambda: 0)
+    except (PenstockError, OSError) as error:
         return str(error)
-    return ""
+    return " ".join(outcome.messages)
 
 
 class Hosts:
@@ -136,7 +139,6 @@ def lab(
 @contextmanager
 def emulated(topology: Topology) -> Iterator[Hosts]:
     """Emulate the hosts of a topology; see `lab`."""
-    _check_programs()
     with ExitStack() as stack:
         descriptors = []
         for _ in range(topology.num_hosts):
@@ -168,7 +170,7 @@ def _join_by_bridges(topology: Topology, hosts: list[int], stack: ExitStack) -> 
 def _await_ports(topology: Topology, switch: int) -> None:
     """Wait until the switches pass frames on, as the kernel has them do once their ports are up."""
     wanted = {port_of(*place) for place in topology.places if topology.link_of(*place).cable == "whole"}
-    words = ["ip", "-json", "-details", "link", "show", "type", "bridge_slave"]
+    words = [_program("ip"), "-json", "-details", "link", "show", "type", "bridge_slave"]
     give_up_at = clock.monotonic() + _PATIENCE_S
     while wanted:
         with namespaces.inside(switch):
@@ -196,13 +198,19 @@ def _join_by_process(topology: Topology, hosts: list[int], stack: ExitStack) -> 
         stack.enter_context(switching(topology, taps))
 
 
-def _check_programs() -> None:
-    for program in ("ip", "tc"):
-        if shutil.which(program) is None:
-            raise UsageError(
-                f"The program {program!r}, which emulated hosts are made with, is not installed",
-                fix="Install the package iproute2: `apt-get install iproute2`, or `dnf install iproute-tc`.",
-            )
+def _program(name: str) -> str:
+    """Return where a program of iproute2 is: often where only root looks.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    found = shutil.which(name) or shutil.which(name, path=_WHERE_ROOT_LOOKS)
+    if found is None:
+        raise UsageError(
+            f"The program {name!r}, which emulated hosts are made with, is not installed",
+            fix="Install the package iproute2: `apt-get install iproute2`, or `dnf install iproute-tc`.",
+        )
+    return found
 
 
 def _apply(
@@ -212,7 +220,7 @@ def _apply(
     text = "".join(" ".join(command) + "\n" for command in commands)
     with namespaces.inside(namespace):
         done = subprocess.run(
-            [program, "-batch", "-"],
+            [_program(program), "-batch", "-"],
             input=text,
             capture_output=True,
             text=True,
