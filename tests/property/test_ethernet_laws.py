@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.parallel.gather_window import Ledger, ahead, window_of
+from penstock.parallel.gather_window import Ledger, ahead, staying, window_of
 from penstock.parallel.keep import Kept, Unit, choose, kept_bytes, sent_bytes
 from penstock.parallel.operations import pieces
 
@@ -32,6 +32,21 @@ def test_never_more_than_the_window_is_under_way(sizes, asked):
     assert ledger.now == 0
     assert ledger.most <= window
     assert begun == [unit for unit, size in enumerate(sizes) if size], "each once, in the order of use"
+
+
+@given(SIZES, st.integers(0, 300))
+def test_what_stays_at_a_turn_takes_its_room_from_the_window(sizes, asked):
+    """Walk back from the end of a pass: what waits from before and what is under way fit together."""
+    window = window_of(sizes, asked=asked)
+    there = {len(sizes) - 1 - unit for unit in staying(sizes, window)}
+    back = sizes[::-1]
+    for unit, later in enumerate(ahead(back, window, there=there)):
+        waiting = [other for other in there if other > unit]
+        assert sum(back[other] for other in {*waiting, *later}) <= window
+        assert not there & set(later), "what is there is not gathered again"
+        following = [other for other in range(unit + 1, len(back)) if back[other] and other not in there]
+        if not waiting:
+            assert later[:1] == following[:1], "and the next is always on its way"
 
 
 @given(SIZES, st.integers(1, 300))

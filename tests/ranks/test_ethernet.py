@@ -15,11 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from penstock.core import config as configs
 from penstock.parallel import operations
+from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.config import TrainConfig, build_recipe
 from penstock.train.setup import open_state
+from penstock.train.watch import Watch
 
 VOCAB, STEPS, MICRO_BATCHES = 48, 3, 3
 MODEL = {
@@ -97,9 +99,12 @@ def trained(recipe: TrainConfig, world) -> dict[str, Any]:
         gradients.append({name: whole(p.grad) for name, p in state.model.named_parameters()})
 
     state.optimizer.register_step_pre_hook(keep)
+    state.watch = Watch(traffic=TrafficMeter(state.mesh))
     records = records_of(state, recipe, world)
     losses = [r[name] for r in records for name in ("loss", "validation_loss") if name in r]
-    return {"losses": losses, "gradients": gradients, "most": state.ethernet.ledger.most}
+    (traffic,) = (record["sent_bytes"] for record in records if record.get("event") == "traffic")
+    most = state.ethernet.ledger.most
+    return {"losses": losses, "gradients": gradients, "most": most, "sent": traffic.get("shard", 0)}
 
 
 def compared(recipe: TrainConfig, levers: Iterable[str], world) -> dict[str, Any]:
@@ -139,3 +144,26 @@ def test_no_lever_changes_losses_or_gradients(corpus, tmp_path, ranks, sections,
     recipe = recipe_of(corpus, tmp_path, rows=rows, **sections)
     for found in on_ranks(lambda world: compared(recipe, levers, world), ranks=ranks):
         assert_equal(found)
+
+
+def test_bytes_under_way_and_bytes_sent_are_those_that_were_promised(corpus, tmp_path):
+    """In units of blocks b and the root r: each half goes over the wire between two ranks."""
+    recipe = recipe_of(corpus, tmp_path, rows=2)
+    for found in on_ranks(lambda world: compared(recipe, tuple(LEVERS), world), ranks=2):
+        sizes = {name: 4 * g.numel() for name, g in found["stock"]["gradients"][0].items()}
+        blocks = sum(size for name, size in sizes.items() if name.startswith("layers."))
+        b, r = blocks / 4, sum(sizes.values()) - blocks
+        assert {name: found[name]["most"] for name in ("overlap", "window", "no window")} == {
+            "overlap": max(2 * b, r), "window": max(b, r), "no window": max(4 * b, r),
+        }  # fmt: skip
+        sent = {
+            "stock": 3 * (8 * b + r) + 2 * 3 * (4 * b + r),  # gloo reduces for all
+            "overlap": (6 + 4 + 4) * b + r + 3 * (4 * b + r),  # two stay at each turn, the root all the time
+            "window": (7 + 6 + 6) * b + r + 3 * (4 * b + r),
+            "keep": 4 * b + r + 2 * (4 * b + r),
+            "all": 2 * (4 * b + r),
+        }
+        looked_at = 4 * b + r  # the test gathers the gradients
+        for name, expected in sent.items():
+            most = (expected + looked_at) / 2
+            assert most <= found[name]["sent"] <= most + 500, name

@@ -80,8 +80,8 @@ def test_the_bytes_of_a_step_are_those_of_its_gathers_and_reductions(tmp_path, s
         assert event["step"] == 2
         sent = event["sent_bytes"]
         # Gathered for the forward, blocks again for the backward; gloo reduces for all, at twice the price.
-        reduced = whole if overlap else 2 * whole
-        per_shard = (whole + in_blocks + reduced) * (shard - 1) / shard
+        # Overlapped, the one block stays for its backward, and reductions are exchanges.
+        per_shard = (2 * whole if overlap else 3 * whole + in_blocks) * (shard - 1) / shard
         per_copy = 2 * whole / shard * (replicate - 1) / replicate
         for axis, expected in (("shard", per_shard), ("replicate", per_copy)):
             assert expected <= sent.get(axis, 0) <= expected + _OF_SUMS

@@ -2,7 +2,8 @@
 
 Four levers, all exact (docs/ethernet.md has what each gives and takes):
 
-    window      the next units are gathered while one computes, never more bytes at once than the window
+    window      the next units are gathered while one computes, never more bytes at once than the window;
+                those at the end of a pass stay, as the next pass begins with them
     behind      gradients are reduced while the backward pass goes on, and waited for at the step's end
     keep        within a budget, units stay gathered through a step's micro-batches and are reduced once
     hierarchy   copies of shards agree on gradients once a step; far ranks talk least
@@ -12,7 +13,7 @@ On CPUs its collectives wait, so it is given others. Either way the order in whi
 collectives follows from sizes and the number of micro-batches, which are equal on all ranks.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import cast
 
@@ -24,12 +25,13 @@ from penstock.parallel import keep
 from penstock.parallel.encoder import Encoders
 from penstock.parallel.ethernet_config import EthernetConfig
 from penstock.parallel.fsdp_private import Unit, units_of
-from penstock.parallel.gather_window import Ledger, ahead, window_of
+from penstock.parallel.gather_window import Ledger, ahead, staying, window_of
 from penstock.parallel.gathers import GatherBehind
 from penstock.parallel.mesh import Mesh
 from penstock.parallel.reductions import ReduceBehind, Reductions
 
 _FLOAT32 = 4
+_NONE: frozenset[int] = frozenset()
 _REDUCE_INPUTS = 2  # of FSDP2 on GPUs, alive at once: one is filled while the other is sent
 
 
@@ -138,7 +140,10 @@ class _Stage:
         pairs = zip(self.units, self._sizes, strict=True)
         blocks = [size.parameters for unit, size in pairs if not unit.is_root]
         self._window = window_of(blocks, asked=config.window_bytes) if config.overlap else None
-        self._kept = keep.Kept()
+        self._room = min(self._window or 0, window_of(blocks, asked=0))
+        self._backward = sorted(range(len(self.units)), key=lambda i: (not self.units[i].is_root, -i))
+        self._stays = [unit.stays_between for unit in self.units]
+        self._kept, self._turns = keep.Kept(), False
         self.release()
 
     def gather_behind(self, operations: int, ledger: Ledger) -> None:
@@ -150,31 +155,51 @@ class _Stage:
     def choose(self, budget: float, num_micro_batches: int) -> None:
         """Choose what stays whole through a step."""
         self._kept = keep.choose(self._sizes, budget=budget, num_micro_batches=num_micro_batches)
-
-    def prepare(self, *, is_first: bool, is_last: bool) -> None:
-        """Say what the passes of the next micro-batch gather ahead and leave whole."""
-        kept = self._kept
-        if self._window is not None:
-            self._gather_ahead(self._window, held=frozenset() if is_first else kept.parameters)
-        for i, unit in enumerate(self.units):
-            unit.keep(parameters=i in kept.parameters, gradients=i in kept.gradients, is_last=is_last)
+        self._turns = self._window is not None
 
     def release(self) -> None:
         """Keep nothing, as outside of a step."""
-        self._kept = keep.Kept()
+        self._kept, self._turns = keep.Kept(), False
         self.prepare(is_first=True, is_last=True)
 
-    def _gather_ahead(self, window: float, *, held: frozenset[int]) -> None:
-        """List what is gathered while each unit computes; `held` is there already."""
-        units = self.units
-        forward = [0 if i in held else size.parameters for i, size in enumerate(self._sizes)]
-        for unit, later in zip(units, ahead(forward, window), strict=True):
-            unit.module.set_modules_to_forward_prefetch([units[i].module for i in later])
-        order = sorted(range(len(units)), key=lambda i: (not units[i].is_root, -i))
-        stays = [i in self._kept.parameters or unit.stays_between for i, unit in enumerate(units)]
-        backward = [0 if stays[i] else self._sizes[i].parameters for i in order]
-        for i, later in zip(order, ahead(backward, window), strict=True):
-            units[i].module.set_modules_to_backward_prefetch([units[order[j]].module for j in later])
+    def prepare(self, *, is_first: bool, is_last: bool) -> None:
+        """Say what the passes of the next micro-batch gather ahead and leave whole."""
+        kept, turned = self._kept, self._turned() if self._turns else (_NONE, _NONE)
+        for i, unit in enumerate(self.units):
+            unit.stay(
+                after_forward=i in kept.parameters or i in turned[0],
+                after_backward=not is_last and (i in kept.parameters or i in turned[1]),
+                reduce=is_last or i not in kept.gradients,
+            )
+        if self._window is None:
+            return
+        forward = [*range(len(self.units))]
+        there, held = (_NONE, _NONE) if is_first else (turned[1], kept.parameters)
+        for unit, later in self._ahead(forward, held, there):
+            unit.module.set_modules_to_forward_prefetch([other.module for other in later])
+        held = kept.parameters | {i for i, stays in enumerate(self._stays) if stays}
+        for unit, later in self._ahead(self._backward, held, turned[0]):
+            unit.module.set_modules_to_backward_prefetch([other.module for other in later])
+
+    def _turned(self) -> tuple[frozenset[int], frozenset[int]]:
+        """Return what stays from the end of a forward and a backward pass for the next pass, which is its way
+        back: as much as the window has room for. The root is gathered all the time, and so in between.
+        """
+        sizes = [0 if i in self._kept.parameters else size.parameters for i, size in enumerate(self._sizes)]
+        roots = frozenset(i for i, unit in enumerate(self.units) if unit.is_root)
+        ends = staying([0 if self._stays[i] else size for i, size in enumerate(sizes)], self._room)
+        begins = staying([0 if i in roots else sizes[i] for i in self._backward], self._room)
+        return ends, roots | {self._backward[place] for place in begins}
+
+    def _ahead(
+        self, order: Sequence[int], held: Collection[int], there: Collection[int]
+    ) -> Iterator[tuple[Unit, list[Unit]]]:
+        """Yield the units, in order of use, with what is gathered while each computes."""
+        assert self._window is not None
+        sizes = [0 if i in held else self._sizes[i].parameters for i in order]
+        lists = ahead(sizes, self._window, there={order.index(i) for i in there})
+        for i, later in zip(order, lists, strict=True):
+            yield self.units[i], [self.units[order[place]] for place in later]
 
 
 def _size(unit: Unit, gathered_bytes: int) -> keep.Unit:

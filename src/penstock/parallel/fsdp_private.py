@@ -109,15 +109,15 @@ class Unit:
             if self._group.post_forward_mesh_info is info:
                 self._group.post_forward_mesh_info = near
 
-    def keep(self, *, parameters: bool, gradients: bool, is_last: bool) -> None:
-        """Say what stays whole after the passes of the next micro-batch, the step's last or not."""
+    def stay(self, *, after_forward: bool, after_backward: bool, reduce: bool) -> None:
+        """Say when it stays gathered, and whether the next backward pass reduces its gradients."""
         group = self._group
         if not self.stays_between:
             self._after_forward = group.post_forward_mesh_info
         if not self.is_root:
-            group.post_forward_mesh_info = None if parameters else self._after_forward
-        group.reshard_after_backward = is_last or not parameters
-        group.reduce_grads = is_last or not gradients
+            group.post_forward_mesh_info = None if after_forward else self._after_forward
+        group.reshard_after_backward = not after_backward
+        group.reduce_grads = reduce
 
 
 def units_of(model: nn.Module) -> list[Unit]:

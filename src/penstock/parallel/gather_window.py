@@ -6,7 +6,7 @@ compute until memory is gone, and the allocator's stalls cost more than the netw
 that all ranks agree on: what decided by what has arrived would order collectives differently on each.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 
 def window_of(sizes: Sequence[int], *, asked: float, usual: int = 2) -> float:
@@ -24,17 +24,20 @@ def window_of(sizes: Sequence[int], *, asked: float, usual: int = 2) -> float:
     return max(asked, largest[0]) if asked and sizes else sum(largest[:usual])
 
 
-def ahead(sizes: Sequence[int], window: float) -> list[list[int]]:
+def ahead(sizes: Sequence[int], window: float, *, there: Collection[int] = ()) -> list[list[int]]:
     """Return, for each unit in order of use, which later ones are gathered while it computes.
 
     When a unit begins, it has arrived itself; those of its list are under way then, the nearest first.
-    Units of size 0, which are there already, are in no list.
+    Units of size 0, which take none of the window's memory, are in no list.
 
     Args:
         window: bytes; the first unit may be larger, all others are not.
+        there: units that stayed from the pass before: they take their part of the window, and are in no list.
 
     >>> ahead([4, 4, 0, 4, 4], 8)
     [[1, 3], [3, 4], [3, 4], [4], []]
+    >>> ahead([4, 4, 4, 4], 8, there={1})
+    [[2], [2, 3], [3], []]
     """
     lists = []
     for unit in range(len(sizes)):
@@ -43,10 +46,25 @@ def ahead(sizes: Sequence[int], window: float) -> list[list[int]]:
             under_way += sizes[later]
             if under_way > window:
                 break
-            if sizes[later]:
+            if sizes[later] and later not in there:
                 chosen.append(later)
         lists.append(chosen)
     return lists
+
+
+def staying(sizes: Sequence[int], window: float) -> frozenset[int]:
+    """Return the last units of a pass that a window has room for; the next pass, its way back, begins there.
+
+    >>> sorted(staying([4, 4, 0, 4, 4], 8))
+    [2, 3, 4]
+    """
+    room, stays = window, []
+    for unit in reversed(range(len(sizes))):
+        room -= sizes[unit]
+        if room < 0:
+            break
+        stays.append(unit)
+    return frozenset(stays)
 
 
 class Ledger:

@@ -91,6 +91,7 @@ def jobs(question: Question, layout: Layout, stages_per_rank: int, *, on_cpu: bo
             linear=question.linear,
             kernels=question.kernels,
             overlapped=question.overlapped,
+            turning=question.overlapped,
             state_bytes=question.kept.weights + question.kept.gradients + question.kept.optimizer,
             checkpoint_every=question.checkpoint_every,
             on_cpu=on_cpu,

@@ -63,6 +63,9 @@ class Job:
     """Gathers and reductions run beside computing. false: as stock FSDP2 on CPUs."""
     on_cpu: bool = False
     """Of what is reduced beside computing, a copy lies where it is received."""
+    turning: bool = False
+    """The blocks at the end of a pass stay for the next one, as many as the window has room for, and what is
+    outside of blocks all the time, as Penstock does it where `overlapped`; other trainers do not."""
     tensor_overlapped: bool = False
     """Tensor-parallel collectives run piece by piece beside the products (asynchronous TP). Penstock's own
     wait; this is for what other trainers measured."""

@@ -141,10 +141,12 @@ def timeline_of(
 ) -> Timeline:
     """Simulate a rank's part of a step, without its update."""
     units = units_of(job, cluster, constants)
+    window = window_of(job, cluster, num_units=len(units))
     return simulate(
         units,
         num_micro_batches=job.num_micro_batches,
-        window=window_of(job, cluster, num_units=len(units)),
+        window=window,
+        turning=min(window, 2) if job.turning else 0,
         overlapped=job.overlapped,
         record=record,
     )

@@ -98,6 +98,7 @@ def simulate(
     *,
     num_micro_batches: int,
     window: int = 2,
+    turning: int = 0,
     overlapped: bool = True,
     record: bool = False,
 ) -> Timeline:
@@ -106,13 +107,15 @@ def simulate(
     Args:
         units: in forward order.
         window: gathers whose memory is held at a time, the one at work included; at least 1.
+        turning: blocks that stay from the end of a pass for the next; with any, the last unit stays too.
         overlapped: whether collectives run beside computing.
     """
     simulated = min(num_micro_batches, _SIMULATED)
     run = _Run(window=window, overlapped=overlapped, record=record)
     marks = []
     for index in range(simulated):
-        run.add(_visits(units, index, first=index == 0, last=index == simulated - 1))
+        visits = _visits(units, index, turning=turning, first=index == 0, last=index == simulated - 1)
+        run.add(visits)
     for index in range(simulated):
         run.work(until=(index + 1) * 2 * len(units))
         marks.append(run.totals())
@@ -121,22 +124,31 @@ def simulate(
     return run.result(marks[0], marks[1], repeated) if repeated else run.result(marks[0], marks[0], 0)
 
 
-def _visits(units: Sequence[Unit], index: int, *, first: bool, last: bool) -> list[_Visit]:
+def _visits(units: Sequence[Unit], index: int, *, turning: int, first: bool, last: bool) -> list[_Visit]:
     """Return the visits of a micro-batch, forward and back."""
+    blocks = len(units) - 1
+    begin, end = {*range(turning), *([blocks] if turning else [])}, {*range(blocks - turning, blocks)}
     forward = [
-        _Visit(unit, False, index, FREE if unit.kept and not first else unit.transfers.gather, FREE, FREE)
-        for unit in units
+        _Visit(
+            unit,
+            False,
+            index,
+            FREE if (unit.kept or place in begin) and not first else unit.transfers.gather,
+            FREE,
+            FREE,
+        )
+        for place, unit in enumerate(units)
     ]
     backward = [
         _Visit(
             unit,
             True,
             index,
-            FREE if unit.kept else unit.transfers.again,
+            FREE if unit.kept or place in end else unit.transfers.again,
             FREE if unit.kept and not last else unit.transfers.reduce,
             unit.transfers.across if last else FREE,
         )
-        for unit in reversed(units)
+        for place, unit in reversed([*enumerate(units)])
     ]
     return forward + backward
 

@@ -57,6 +57,7 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
         kernels="compiled" if config.compile.enabled else "eager",
         overlapped=ethernet.overlap,
         on_cpu=config.compute == "float32",  # a guess: GPUs train in bfloat16
+        turning=ethernet.overlap,
         state_bytes=kept.weights + kept.gradients + kept.optimizer,
         checkpoint_every=config.checkpoint.every,
     )

@@ -74,3 +74,11 @@ def test_recorded_events_of_a_stream_follow_one_another():
         mine = [event for event in events if event.stream == stream]
         assert mine
         assert all(a.start_s + a.seconds <= b.start_s + 1e-9 for a, b in pairwise(mine))
+
+
+def test_blocks_at_a_turn_are_not_gathered_twice():
+    """Of 4 blocks and the head, 2 stay for the backward, 2 and the head for the next forward."""
+    whole = [unit(reduce=0.0)] * 5
+    line = simulate(whole, num_micro_batches=3, turning=2, record=True)
+    gathers = [event for event in line.events if event.stream == "gather"]
+    assert len(gathers) == 5 + 3 + 2 * (2 + 3)
