@@ -10,6 +10,7 @@ import torch
 
 from penstock.core.errors import ConfigError
 from penstock.obs.traffic import sent_bytes
+from penstock.parallel import operations
 from penstock.parallel.encoded_size import encoded_bytes
 from penstock.parallel.encoder import Encoder
 from penstock.parallel.layout import layout_of
@@ -160,6 +161,21 @@ def test_a_reduction_weighs_what_its_codec_says(corpus: Path, tmp_path: Path) ->
     for found in on_ranks(reduced, ranks=2):
         for codec, (told, expected) in found.items():
             assert told == expected, codec
+
+
+def test_gradients_cut_for_several_cards_have_remainders_of_their_own(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces of at least 1,000 numbers, so that a tiny model has several."""
+    monkeypatch.setattr(operations, "LEAST", 1000)
+    ethernet = {"reduce": "int8", "feedback": True}
+    cases = {
+        "whole": {"ethernet": {**ethernet, "operations": 1}, "run": {"steps": 6}},
+        "cut": {"ethernet": {**ethernet, "operations": 3}, "run": {"steps": 6}},
+    }
+    found = train_all(corpus, tmp_path, cases, ranks=2)
+    assert found["cut"]["losses"] != found["whole"]["losses"], "blocks begin elsewhere"
+    assert found["cut"]["losses"] == pytest.approx(found["whole"]["losses"], abs=2e-3)
 
 
 @pytest.mark.parametrize("parallel", [{"shard": 2, "replicate": 2}, {"shard": 1, "replicate": 4}])
