@@ -90,6 +90,20 @@ def test_rows_that_do_not_divide_are_refused_before_anything_runs(tmp_path: Path
         Emulation(hosts=hosts, steps=STEPS).measure(recipe(tmp_path), said)
 
 
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"run": {"dir": "never", "steps": 2}}, r"ends after 2 steps, before .* \(got 3\)"),
+        ({"plan": "auto"}, r"not planned for emulated hosts \(got 'auto'\)"),
+    ],
+)
+def test_a_recipe_that_cannot_be_tried_is_refused_before_anything_runs(
+    tmp_path: Path, sections: dict[str, Any], words: str
+) -> None:
+    with lab(hosts=2) as hosts, pytest.raises(UsageError, match=words):
+        Emulation(hosts=hosts, steps=STEPS).measure(recipe(tmp_path, **sections), said)
+
+
 def test_one_step_is_refused_because_the_first_does_not_count() -> None:
     with lab(hosts=1) as hosts, pytest.raises(UsageError, match=r"at least 2 \(got 1\)"):
         Emulation(hosts=hosts, steps=1)

@@ -157,6 +157,29 @@ def test_islands_that_have_just_met_take_no_outer_step_when_their_number_changes
         assert any(momentum.any() for momentum in momenta.values())
 
 
+def test_islands_that_begin_when_an_exchange_would_be_under_way_have_not_met_at_its_end(corpus, tmp_path):
+    """Two more begin after step 5, in the middle; when it would arrive, all moved by themselves."""
+    recipe = recipe_of(
+        corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4, "overlap": 2}
+    )
+
+    def until(step):
+        def work(world):
+            state = open_state(recipe, world)
+            records_of(state, recipe, world, stop_at=step)
+            return state.outer.has_met, whole(dict(state.model.named_parameters()))
+
+        return work
+
+    on_ranks(until(5), ranks=2)
+    (has_met, one), (_, other), *_ = on_ranks(until(6), ranks=4)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    assert not has_met
+    (has_met, one), (_, other), *_ = on_ranks(until(10), ranks=4)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert has_met
+
+
 def test_three_islands_become_two_of_equal_bits(corpus, tmp_path):
     """Three saved islands are summed in one order everywhere, so the outer parameters stay equal."""
     recipe = recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer={"every": 4})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.main import explain
-from penstock.core.units import duration, si
+from penstock.core.units import si
 from penstock.launch.netlab import Link, Topology, emulated
 from penstock.launch.netlab.topology import parse_latency
 from penstock.train.config import load_recipe
@@ -65,7 +65,6 @@ def run(arguments: argparse.Namespace) -> int:
         link=Link(rate=arguments.rate),
         latency_s=parse_latency(arguments.latency),
     )
-    print("timing unsharded replicas first, then training", file=sys.stderr, flush=True)
     from penstock.train.emulated import Emulation  # torch; imported once, before processes fork
 
     with emulated(topology) as hosts:
@@ -75,6 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
             steps=arguments.steps,
             shows_progress=True,
         )
+        print("timing unsharded replicas first, then training", file=sys.stderr, flush=True)
         measured = emulation.measure(recipe, explain)
     print(json.dumps(measured.as_json()) if arguments.json else _as_text(measured, arguments))
     return 0
@@ -86,8 +86,8 @@ def _as_text(measured: "Measured", arguments: argparse.Namespace) -> str:
     return "\n".join(
         [
             f"hosts: {arguments.hosts}, processes on each: {arguments.processes_per_host}, {network}",
-            f"step     {duration(measured.step_s)}",
-            f"compute  {duration(measured.compute_s)}",
+            f"step     {measured.step_s:.3g} s",
+            f"compute  {measured.compute_s:.3g} s",
             f"busy     {measured.busy:.0%}{doubt}",
             "sent     " + " ".join(f"{si(each)}B" for each in measured.sent_bytes),
             "losses   " + " ".join(f"{loss:.6f}" for loss in measured.losses),

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag
+from penstock.core.units import plural
 from penstock.launch.local import EXIT_INTERRUPTED, EXIT_STOPPED, Outcome
 from penstock.launch.netlab import Hosts
 from penstock.obs.meter import StepMeter
@@ -96,7 +97,7 @@ class Emulation:
             PenstockError: a rank failed; with what it said.
             KeyboardInterrupt: the user had enough.
         """
-        check_rows(recipe, world_size=layout_of(recipe.parallel, world_size=self.world_size).num_data)
+        self._check(recipe)
         if compute_s is None:
             compute_s = self.time_replicas(recipe, explain)
         (records,) = self._train(recipe, explain, together=True)
@@ -109,6 +110,22 @@ class Emulation:
             sent_bytes=[(then - before) / len(timed) for before, then in zip(first, last, strict=True)],
             losses=[record["loss"] for record in records],
         )
+
+    def _check(self, recipe: TrainConfig) -> None:
+        """Refuse a recipe that cannot be tried, before anything runs."""
+        check_rows(recipe, world_size=layout_of(recipe.parallel, world_size=self.world_size).num_data)
+        if recipe.run.steps < self.steps:
+            raise UsageError(
+                f"The recipe ends after {plural(recipe.run.steps, 'step')}, before those to be measured",
+                got=self.steps,
+                fix="Raise run.steps, or measure fewer.",
+            )
+        if recipe.plan:
+            raise UsageError(
+                "A recipe is not planned for emulated hosts",
+                got=recipe.plan,
+                fix="Leave plan out, and set what `penstock plan` says for a cluster with such links.",
+            )
 
     def time_replicas(self, recipe: TrainConfig, explain: Explain) -> float:
         """Return the seconds that the computation of a step takes each rank; see `measure`."""
@@ -133,7 +150,7 @@ class Emulation:
             outcome = self.hosts.run(
                 work, explain, processes_per_host=self.processes_per_host, together=together
             )
-            _check(outcome)
+            _check_ended(outcome)
             files = sorted(Path(folder).glob("*.jsonl"))
             return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
@@ -157,7 +174,7 @@ class Emulation:
                 sinks=sinks,
                 on_batch=lambda *_: None,
             )
-            return 0 if state.step >= min(self.steps, recipe.run.steps) else EXIT_STOPPED
+            return 0 if state.step >= self.steps else EXIT_STOPPED
 
     def _sinks(self, path: Path, stack: ExitStack, *, shown: bool) -> list[Sink]:
         """Open what hears of each step: the file of records, with what hosts have sent by then."""
@@ -183,7 +200,7 @@ def _computed_s(record: Record) -> float:
     return seconds
 
 
-def _check(outcome: Outcome) -> None:
+def _check_ended(outcome: Outcome) -> None:
     if outcome.code in (EXIT_STOPPED, EXIT_INTERRUPTED):
         raise KeyboardInterrupt
     if outcome.code:

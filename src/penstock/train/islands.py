@@ -77,12 +77,12 @@ class Islands:
 
     def again(self, outcome: Outcome) -> int:
         """Return on how many processes to start anew; 0: not."""
-        islands = 0
-        if outcome.lost:
+        islands, (number, asked) = 0, self._last_answer()
+        if outcome.lost:  # what was asked before is no longer what the job goes on with
             islands = self._after_loss(outcome)
-        elif outcome.code == EXIT_STOPPED:
-            number, asked = self._last_answer()
-            islands, self._answered = (asked if number > self._answered else 0), number
+        elif outcome.code == EXIT_STOPPED and number > self._answered:
+            islands = asked
+        self._answered = number
         self._processes = islands * ranks_of_island(self._recipe.parallel)
         return self._processes
 

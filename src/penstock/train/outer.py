@@ -55,6 +55,8 @@ class Outer:
         self._exchanges: dict[int, MeanExchange] = {}
         self.arrived: dict[int, Tensor] = {}
         """What the islands moved by, of exchanges that a checkpoint was taken in the middle of."""
+        self.under_way: set[int] = set()
+        """Fragments whose exchange has not arrived; the same on all ranks, even those that hold none."""
         self.has_met = True
         """Whether all islands have the outer parameters: at the start, and after a step at which all meet."""
         self.begin_anew()
@@ -62,7 +64,7 @@ class Outer:
     @torch.no_grad()
     def begin_anew(self) -> None:
         """Make the outer parameters this island's, without momentum; all islands have the same."""
-        self._exchanges, self.arrived = {}, {}
+        self._exchanges, self.arrived, self.under_way = {}, {}, set()
         for name, parameter in self._named():
             local(self.values[name]).copy_(self._own(parameter))
             if self.config.rule == "nesterov":
@@ -78,19 +80,14 @@ class Outer:
         """
         now = due(self.config, step, last=last)
         for fragment in now.begin:
-            if self._is_under_way(fragment):  # the run ends in the middle of an exchange
-                self._arrive(fragment, step)
-            if (moved := self.moved(fragment)).numel():
-                codec = CODECS[self.config.bits]
-                self._exchanges[fragment] = MeanExchange(moved, self._group, codec)
+            self._arrive(fragment, step)  # is under way only if the run ends in the middle of an exchange
+            self._begin(fragment)
         for fragment in now.turn:
             if fragment in self._exchanges:
                 self._exchanges[fragment].turn()
-        for fragment in now.arrive:
-            if self._is_under_way(fragment):
-                self._arrive(fragment, step, whole=last)
-        whole = last or not self.config.mixing
-        self.has_met = whole and len(now.arrive) == self.config.fragments and not self._exchanges
+        arrived = [self._arrive(fragment, step, whole=last) for fragment in now.arrive]
+        is_whole = last or not self.config.mixing
+        self.has_met = is_whole and len(arrived) == self.config.fragments and all(arrived)
 
     @property
     def meets_whole(self) -> bool:
@@ -154,15 +151,24 @@ class Outer:
         momentum.mul_(self.config.momentum).add_(moved)
         outer.sub_(moved + self.config.momentum * momentum, alpha=self.config.learning_rate)
 
-    def _arrive(self, fragment: int, step: int, *, whole: bool = False) -> None:
-        """Take up what the islands moved by; wholly, where they took no steps meanwhile."""
-        moved = self.mean_moved(fragment)
-        assert moved is not None, fragment
-        del self.arrived[fragment]
-        self.meet(fragment, moved, step=step, mixing=0.0 if whole else self.config.mixing)
+    def _begin(self, fragment: int) -> None:
+        self.under_way.add(fragment)
+        if (moved := self.moved(fragment)).numel():
+            self._exchanges[fragment] = MeanExchange(moved, self._group, CODECS[self.config.bits])
 
-    def _is_under_way(self, fragment: int) -> bool:
-        return fragment in self._exchanges or fragment in self.arrived
+    def _arrive(self, fragment: int, step: int, *, whole: bool = False) -> bool:
+        """Take up what the islands moved by, if that is under way; return whether it was.
+
+        Args:
+            whole: they took no steps meanwhile, so nothing of their own is kept.
+        """
+        if fragment not in self.under_way:  # islands begin, or resume on another number, after it would have
+            return False
+        self.under_way.remove(fragment)
+        if (moved := self.mean_moved(fragment)) is not None:
+            del self.arrived[fragment]
+            self.meet(fragment, moved, step=step, mixing=0.0 if whole else self.config.mixing)
+        return True
 
     def _named(self) -> Iterator[Named]:
         for fragment in self.fragments:

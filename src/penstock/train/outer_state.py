@@ -12,7 +12,8 @@ is lost. The moments of island k are those of saved island k modulo their number
 on with those of the first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,7 +23,10 @@ from penstock.checkpoint.load import load_into
 from penstock.checkpoint.tensors import MODEL
 from penstock.train.optim.shards import like, local
 from penstock.train.outer import Outer, split_like
-from penstock.train.outer_schedule import in_flight
+from penstock.train.outer_config import OuterConfig
+from penstock.train.outer_schedule import fragment_of, in_flight
+
+_MOVED: Final = "outer.moved."
 
 
 def island_tensors(outer: Outer, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -36,7 +40,7 @@ def island_tensors(outer: Outer, own: Mapping[str, Tensor]) -> dict[str, Tensor]
         if (moved := outer.mean_moved(fragment)) is not None:
             for (name, parameter), flat in zip(named, split_like(moved, named), strict=True):
                 here = flat.view_as(local(outer.values[name]))
-                found[f"outer.moved.{name}"] = like(parameter, here, tuple(parameter.shape))
+                found[f"{_MOVED}{name}"] = like(parameter, here, tuple(parameter.shape))
     return found
 
 
@@ -95,17 +99,37 @@ def _meet_first(
 
 
 def _load_moved(saved: Saved, outer: Outer, *, step: int) -> None:
-    """Take up exchanges that were under way; where none can be by now, islands still have their part."""
-    names = saved.index().tensors
-    for fragment in in_flight(outer.config, step):
-        named = outer.fragments[fragment]
+    """Take up exchanges that were under way."""
+    outer.under_way = under_way(saved.index().tensors, outer.config, step=step)
+    for fragment in outer.under_way:
         parts = {
-            f"outer.moved.{name}": like(p, torch.empty_like(local(outer.values[name])), tuple(p.shape))
-            for name, p in named
+            f"{_MOVED}{name}": like(p, torch.empty_like(local(outer.values[name])), tuple(p.shape))
+            for name, p in outer.fragments[fragment]
         }
-        if named and parts.keys() <= names.keys():
+        if parts:
             load_into(saved, parts)
             outer.arrived[fragment] = torch.cat([local(part).flatten() for part in parts.values()])
+
+
+def under_way(names: Collection[str], config: OuterConfig, *, step: int) -> set[int]:
+    """Return the fragments whose exchange a checkpoint was taken in the middle of, whole, and goes on.
+
+    Args:
+        names: of all tensors that it holds; `config` may be another one since.
+
+    >>> names = [f"{kind}layers.{block}.w" for kind in ("model.", "outer.moved.") for block in (0, 1)]
+    >>> config = OuterConfig(every=4, fragments=2, overlap=1)
+    >>> under_way(names, config, step=2), under_way(names[:3], config, step=4)
+    ({0}, set())
+    """
+    of_model = [name.removeprefix(MODEL) for name in names if name.startswith(MODEL)]
+    return {
+        fragment
+        for fragment in in_flight(config, step)
+        if all(
+            f"{_MOVED}{name}" in names for name in of_model if fragment_of(name, config.fragments) == fragment
+        )
+    }
 
 
 def _shared(outer: Outer) -> dict[str, Tensor]:

@@ -102,12 +102,15 @@ def apply(loader: Loader, found: Answer) -> None:
 def follow(loader: Loader, answers: Sequence[Answer]) -> list[Answer]:
     """Do again what was decided and is not in the loader's state; return what was.
 
-    A state holds all skips and extensions decided before it, and the weights that it has come to.
+    A state holds all skips and extensions decided before it, and the weights that it has come to. The number
+    of islands is no matter of the loader: the job has started anew since with what it has.
     """
     later = [
         found
         for found in answers
-        if found.taken_up and loader.step <= (found.holds_from if found.weights else found.step)
+        if found.taken_up
+        and found.islands is None
+        and loader.step <= (found.holds_from if found.weights else found.step)
     ]
     for found in later:
         apply(loader, found)

@@ -61,6 +61,7 @@ def test_hosts_share_the_cores_of_the_machine_and_have_no_gpu() -> None:
         ({"num_hosts": 0}, r"hosts must be from 1 to 200 \(got 0\)"),
         ({"num_hosts": 1, "num_nics": 17}, r"NICs must be from 1 to 16 \(got 17\)"),
         ({"num_hosts": 2, "latency_s": -1.0}, r"latency must not be negative"),
+        ({"num_hosts": 101, "num_nics": 4, "latency_s": 0.1}, r"400 NICs in all \(got 404\)"),
         ({"num_hosts": 2, "others": {(2, 0): Link()}}, r"No such \(host, NIC\) \(got \(2, 0\)\)"),
     ],
 )

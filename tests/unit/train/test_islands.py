@@ -57,6 +57,15 @@ def test_a_request_is_followed_once(recipe, tmp_path):
     assert islands.again(Outcome(EXIT_STOPPED, [])) == 0
 
 
+def test_what_was_asked_before_an_island_was_lost_is_done_with(recipe, tmp_path):
+    """The processes that had taken it up are gone; those that follow know nothing of it."""
+    (tmp_path / CONTROL_FOLDER).mkdir()
+    islands = islands_of(recipe, processes=8)
+    answer(tmp_path, Answer(number=1, taken_up=True, said="", islands=2))
+    assert islands.again(KILLED) == 4
+    assert islands.again(Outcome(EXIT_STOPPED, [])) == 0
+
+
 def test_what_a_job_cannot_go_on_with_is_refused(recipe, monkeypatch):
     monkeypatch.delenv(env.RENDEZVOUS, raising=False)
     with pytest.raises(UsageError, match=r"cannot change while it runs \(got 4\). Set outer.min_islands"):
@@ -74,3 +83,10 @@ def test_min_islands_needs_islands_whose_number_is_free(corpus, tmp_path):
         ConfigError, match=r"outer.min_islands lets the number of islands change, and it is fixed"
     ):
         recipe_of(corpus, tmp_path, outer={"every": 4, "min_islands": 1})
+
+
+def test_islands_that_come_and_go_are_not_planned(corpus, tmp_path):
+    """Their launcher counts on the ranks of an island that the recipe says, and a plan would say others."""
+    outer = {"every": 4, "min_islands": 1}
+    with pytest.raises(ConfigError, match=r"outer.min_islands needs islands of .* plan .*\(got 'auto'\)"):
+        recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer=outer, plan="auto")

@@ -34,6 +34,13 @@ def open_tap(name: str) -> int:
             fix="Load it with `modprobe tun`, and let the container have the device; or ask for no latency.",
         ) from None
     flags = _TAP | _NO_PACKET_HEADER | _VIRTIO_HEADER
-    ioctl(descriptor, _SET_INTERFACE, struct.pack("16sH22x", name.encode(), flags))
-    ioctl(descriptor, _SET_OFFLOADS, _SUMS | _SEGMENTS)
+    try:
+        ioctl(descriptor, _SET_INTERFACE, struct.pack("16sH22x", name.encode(), flags))
+        ioctl(descriptor, _SET_OFFLOADS, _SUMS | _SEGMENTS)
+    except OSError as error:
+        os.close(descriptor)
+        raise UsageError(
+            f"The kernel refuses a NIC whose cable ends in a process ({error.strerror})",
+            fix="Run it as root, in a container with CAP_NET_ADMIN; or ask for no latency.",
+        ) from None
     return descriptor

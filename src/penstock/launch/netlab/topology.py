@@ -20,8 +20,10 @@ Command = list[str]
 
 _UNITS = {"bit": 1.0, "kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 _PER_SECOND = {"s": 1.0, "ms": 1e3, "us": 1e6}
+_LEAST_RATE = 1e3  # bits a second; `tc` takes whole ones
 _MAX_HOSTS = 200
 _MAX_NICS = 16
+_MAX_TAPS = 400  # with a latency one process waits for all by `select`, which knows descriptors below 1,024
 _LEAST_MTU = 576  # what every host of the Internet must take; below, IPv4 needs no support
 _MOST_MTU = 65_535
 _LEAST_BURST = 128 * 1024  # two of the 64 KiB that TCP hands down at once, which are then not cut up
@@ -40,9 +42,10 @@ def parse_rate(text: str) -> float:
     (500000000.0, 2500000000.0)
     """
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(bit|kbit|mbit|gbit)", text.strip().lower())
-    if not match or not float(match[1]):
+    rate = float(match[1]) * _UNITS[match[2]] if match else 0.0
+    if rate < _LEAST_RATE:
         raise UsageError("Not a rate of a network", got=text, fix="Write one such as 500mbit or 2.5gbit.")
-    return float(match[1]) * _UNITS[match[2]]
+    return rate
 
 
 def parse_latency(text: str) -> float:
@@ -102,6 +105,12 @@ class Topology:
                 raise UsageError(f"The number of {what} must be from 1 to {most}", got=count)
         if self.latency_s < 0:
             raise UsageError("A latency must not be negative", got=self.latency_s)
+        if self.latency_s and len(self.places) > _MAX_TAPS:
+            raise UsageError(
+                f"With a latency there can be {_MAX_TAPS} NICs in all",
+                got=len(self.places),
+                fix="Ask for fewer hosts or NICs, or for no latency.",
+            )
         for place in self.others:
             if place not in self.places:
                 raise UsageError("No such (host, NIC)", got=place, fix="Both are counted from 0.")
