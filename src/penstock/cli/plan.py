@@ -64,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="of a device's memory that no plan may use; default: %(default)s",
     )
+    parser.add_argument(
+        "--compress",
+        action="store_true",
+        help="let weights and gradients travel in int8 where the network limits; trains other numbers",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.toml", help="write the plan as a recipe")
     parser.add_argument(
         "--explain",
@@ -86,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
     config, _ = config_of(raw)
     if arguments.inference:
         return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=arguments.json)
-    question = question_of(config, raw)
+    question = question_of(config, raw, may_compress=arguments.compress)
     found = search(question, cluster, headroom=arguments.headroom)
     job = found.best.job
     tokens = arguments.tokens or config.run.steps * question.global_batch_size * question.sequence_length

@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.doctor import devices, disk, interfaces, limits, processors, speeds
+from penstock.doctor import corpus, devices, disk, interfaces, limits, processors, speeds
 from penstock.doctor.report import Report
 from penstock.launch.nics import usable
 from penstock.plan.hardware import DEVICES, Architecture, Cluster, Device
@@ -38,6 +38,7 @@ def cluster_of(report: Report) -> tuple[Cluster, list[str]]:
         devices_per_node=len(seen.devices) or report.num_local,
         device=_accelerator(report) if seen.devices else _processor(report),
         disk_gb_s=max(_rounded(report.facts[disk.CHECK].written_bytes_s / 1e9), 0.001),
+        loader_tokens_s=_rounded(served.tokens_s) if (served := report.facts.get(corpus.CHECK)) else 0.0,
         **network,
     )
     return cluster, assumed

@@ -4,6 +4,7 @@ What a user has decided is not tried otherwise. What never pays is not tried at 
 machines, context parallelism for rows that every rank can hold, more stages than machines could need.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
@@ -42,6 +43,8 @@ class Question:
     outer_every: int = 0
     """As in a Job; copies are then decided by who asks."""
     outer_bits: Literal[4, 8, 32] = 32
+    may_compress: bool = False
+    """Whether weights and gradients may travel in 8 bits, which trains other numbers."""
     decided: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that are not to be tried: `shard`, `replicate`, `tensor`, `context`, `pipeline`,
     `stages_per_rank`, `micro_batch_size`, `modes`, `keep_mib`, `window_mib`, `gather`, `reduce`,
@@ -69,7 +72,7 @@ def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[Layout, int]
                     yield layout, per_rank
 
 
-def jobs(question: Question, layout: Layout, stages_per_rank: int, *, on_cpu: bool = False) -> Iterator[Job]:
+def jobs(question: Question, layout: Layout, stages_per_rank: int, cluster: Cluster) -> Iterator[Job]:
     """Yield the jobs of a layout, by size of the micro-batch, nothing kept and nothing recomputed."""
     local = question.global_batch_size // layout.num_data
     decided = question.decided
@@ -94,7 +97,8 @@ def jobs(question: Question, layout: Layout, stages_per_rank: int, *, on_cpu: bo
             turning=question.overlapped,
             state_bytes=question.kept.weights + question.kept.gradients + question.kept.optimizer,
             checkpoint_every=question.checkpoint_every,
-            on_cpu=on_cpu,
+            on_cpu=cluster.device.architecture == "cpu",
+            data_tokens_per_s=cluster.loader_tokens_s or math.inf,
             outer_every=question.outer_every if layout.replicate > 1 else 0,
             outer_bits=question.outer_bits,
             **{

@@ -139,6 +139,8 @@ class Cluster:
     """In any currency; 0: not known."""
     disk_gb_s: float = 1.0
     """That a node writes its share of a checkpoint with."""
+    loader_tokens_s: float = 0.0
+    """That the loader serves one rank, if it was measured. 0: enough."""
     straggling: float = -1.0
     """Spread of step times between devices (standard deviation / mean), if it was measured. -1: the usual."""
 
@@ -149,7 +151,7 @@ class Cluster:
         for name in ("nic_gbit_s", "disk_gb_s"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"{name} must be above 0", got=getattr(self, name))
-        for name in ("usable_gbit_s", "latency_us", "price_per_node_hour"):
+        for name in ("usable_gbit_s", "latency_us", "price_per_node_hour", "loader_tokens_s"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name} must be 0 or more", got=getattr(self, name))
         if self.devices_per_node > 1 and not self.device.link_gb_s:

@@ -53,5 +53,7 @@ def _changes(job: Job, cluster: Cluster) -> Iterator[tuple[str, Job, Cluster, bo
         yield "with compiled blocks", replace(job, kernels="compiled"), cluster, True
     if job.gather == "compute":
         yield "with weights gathered in int8", replace(job, gather="int8"), cluster, False
+    if job.reduce == "float32":
+        yield "with gradients reduced in int8", replace(job, reduce="int8"), cluster, False
     if job.linear == "compute" and cluster.device.float8_tflops:
         yield "with linear layers in float8", replace(job, linear="float8_rowwise"), cluster, False

@@ -77,6 +77,8 @@ def option_json(option: Option) -> dict[str, Any]:
         "activations": dict(Counter(job.block_modes)),
         "window_mib": job.window_mib,
         "keep_mib": "inf" if job.keep_mib == float("inf") else job.keep_mib,
+        "gather": job.gather,
+        "reduce": job.reduce,
         "tokens_per_s_per_device": prediction.tokens_per_s_per_device,
         "band": prediction.band,
         "mfu": prediction.mfu,
@@ -120,6 +122,12 @@ def described(option: Option) -> str:
         said.append(f"recompute {job.block_modes[0]}")
     if job.keep_mib:
         said.append("all kept" if job.keep_mib == float("inf") else f"keep {mib(job.keep_mib * 2**20)}")
+    if job.window_mib:
+        said.append(
+            "no window" if job.window_mib == float("inf") else f"window {mib(job.window_mib * 2**20)}"
+        )
+    said += [f"gather {job.gather}"] * (job.gather != "compute")
+    said += [f"reduce {job.reduce}"] * (job.reduce != "float32")
     return ", ".join(said)
 
 

@@ -17,11 +17,14 @@ from penstock.plan.hardware import Cluster
 from penstock.plan.job import Job
 from penstock.plan.memory import Memory, peak
 from penstock.plan.predict import Prediction, predict
+from penstock.plan.wire import coded, wider
 
 HEADROOM = 0.15
 """Share of a device's memory that is left to its context, its libraries and the allocator's gaps."""
 
 _GIB, _MIB = 2**30, 2**20
+_WORTH = 0.01
+"""Share of a step's time for which another setting of its communication is tried, and taken."""
 _AS_GOOD = 0.02
 """Plans so near in speed are told apart by how simple they are: predictions are not that exact."""
 
@@ -55,6 +58,9 @@ class Option:
             + (layout.replicate > 1 and layout.shard > 1)
             + (job.stages_per_rank > 1)
             + (job.keep_mib > 0)
+            + (job.window_mib > 0)
+            + (job.gather != "compute")
+            + (job.reduce != "float32")
             + (job.modes != "keep")
         )
 
@@ -81,7 +87,7 @@ def search(question: Question, cluster: Cluster, *, headroom: float = HEADROOM) 
     room = (1 - headroom) * cluster.device.memory_gib * _GIB
     tried, options, smallest = 0, [], None
     for layout, stages in layouts(question, cluster):
-        for job in jobs(question, layout, stages, on_cpu=cluster.device.architecture == "cpu"):
+        for job in jobs(question, layout, stages, cluster):
             tried += 1
             fitting = list(_fitting(question, job, room))
             options += [Option(job=j, memory=m, prediction=predict(j, cluster)) for j, m in fitting]
@@ -90,6 +96,8 @@ def search(question: Question, cluster: Cluster, *, headroom: float = HEADROOM) 
                 smallest = least
     if not options:
         raise _nothing(question, cluster, smallest, room)
+    for option in (best(options), *pareto(options)):
+        options += _where_the_network_waits(question, option, cluster, room)
     return Found(best=best(options), pareto=pareto(options), tried=tried, simulated=len(options))
 
 
@@ -156,6 +164,21 @@ def _keeping(question: Question, job: Job, left: float, room: float) -> Iterator
         memory = peak(some, question.kept)
         if some.keep_mib and memory.total <= room:
             yield some, memory
+
+
+def _where_the_network_waits(
+    question: Question, option: Option, cluster: Cluster, room: float
+) -> Iterator[Option]:
+    """Yield a plan that waits for the network with other windows, and in fewer bits if it may be."""
+    if option.prediction.exposed_s["network"] < _WORTH * option.prediction.step_s:
+        return
+    for other in (*wider(option.job, question.decided), *coded(option.job, question)):
+        memory = peak(other, question.kept)
+        if memory.total > room:
+            continue
+        prediction = predict(other, cluster)
+        if prediction.tokens_per_s_per_device > (1 + _WORTH) * option.speed:
+            yield Option(job=other, memory=memory, prediction=prediction)
 
 
 def _modes(question: Question) -> list[Mode]:

@@ -11,11 +11,12 @@ from penstock.train.config import TrainConfig
 from penstock.train.memory_plan import kept_of
 
 
-def question_of(config: TrainConfig, raw: Raw) -> Question:
+def question_of(config: TrainConfig, raw: Raw, *, may_compress: bool = False) -> Question:
     """Return what is to be planned for a recipe.
 
     Args:
         raw: the values of its file: what they say is decided.
+        may_compress: whether weights and gradients may travel in 8 bits.
     """
     size = math.gcd(
         *(planned.entry.global_batch_size or 0 for planned in plan(config.data)),
@@ -39,6 +40,7 @@ def question_of(config: TrainConfig, raw: Raw) -> Question:
         checkpoint_every=config.checkpoint.every,
         outer_every=config.outer.every,
         outer_bits=config.outer.bits,
+        may_compress=may_compress,
         decided=knobs,
     )
 

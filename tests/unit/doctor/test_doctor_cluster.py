@@ -64,6 +64,7 @@ def test_a_cluster_of_cpus_has_the_measured_shares_and_the_slowest_link() -> Non
     device = cluster.device
     assert (device.architecture, device.memory_gib, device.float32_tflops) == ("cpu", 16, 0.1)
     assert cluster.disk_gb_s == 0.4
+    assert cluster.loader_tokens_s == 0, "no corpus was asked for"
     assert assumed == []
 
 

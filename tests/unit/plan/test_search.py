@@ -14,6 +14,7 @@ from penstock.plan.hardware import DEVICES, Cluster
 from penstock.plan.helps import what_would_help
 from penstock.plan.memory import peak
 from penstock.plan.search import HEADROOM, search
+from penstock.plan.wire import coded, wider
 
 MODEL = LlamaConfig(
     vocab_size=32_000,
@@ -42,7 +43,7 @@ def test_every_layout_fills_the_cluster_and_deals_the_batch_evenly():
 
 def test_micro_batches_make_up_the_batch_and_feed_the_pipeline():
     for layout, stages in layouts(QUESTION, CLUSTER):
-        for job in jobs(QUESTION, layout, stages):
+        for job in jobs(QUESTION, layout, stages, CLUSTER):
             assert job.micro_batch_size * job.num_micro_batches * layout.num_data == 256
             assert job.num_micro_batches >= layout.pipeline
 
@@ -72,6 +73,7 @@ def test_memory_that_is_there_is_used_before_anything_is_computed_again():
 
 def test_some_blocks_compute_again_where_not_all_have_to():
     decided = {"tensor": 1, "context": 1, "pipeline": 1, "shard": 32, "micro_batch_size": 4, "keep_mib": 0.0}
+    decided["window_mib"] = 0.0
     question = replace(QUESTION, decided=decided)
     mixed = search(question, replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=18.0))).best.job
     modes = mixed.block_modes
@@ -109,13 +111,13 @@ def test_what_does_not_fit_says_how_much_is_missing():
 
 def test_a_faster_network_helps_what_waits_for_it_and_memory_what_computes_again():
     slow = replace(CLUSTER, nic_gbit_s=10)
-    job = next(jobs(QUESTION, Layout(shard=32), 1))
+    job = next(jobs(QUESTION, Layout(shard=32), 1, CLUSTER))
     helps = {one.change: one.gain for one in what_would_help(replace(job, modes="full"), slow)}
     assert helps["with 2 NICs a node"] > 0.2
     assert helps["with all parameters kept through a step"] > 0.2
     assert list(helps.values()) == sorted(helps.values(), reverse=True)
     alone = Cluster(nodes=1, devices_per_node=8, device=DEVICES["A100-80GB"])
-    local = next(jobs(QUESTION, Layout(shard=8), 1))
+    local = next(jobs(QUESTION, Layout(shard=8), 1, CLUSTER))
     assert not any("NIC" in one.change for one in what_would_help(local, alone))
 
 
@@ -128,3 +130,34 @@ def test_a_plan_that_keeps_everything_says_so_without_end():
     decided = {"tensor": 1, "context": 1, "pipeline": 1, "shard": 32, "micro_batch_size": 1}
     found = search(replace(QUESTION, decided=decided), replace(CLUSTER, nic_gbit_s=10))
     assert math.isinf(found.best.job.keep_mib)
+
+
+SLOW = replace(CLUSTER, nic_gbit_s=5)
+PLAIN = {"tensor": 1, "context": 1, "pipeline": 1, "shard": 32, "micro_batch_size": 1, "keep_mib": 0.0}
+
+
+def test_fewer_bits_are_planned_only_where_they_may_and_the_network_waits():
+    question = replace(QUESTION, decided=PLAIN)
+    exact = search(question, SLOW).best
+    coded = search(replace(question, may_compress=True), SLOW).best
+    assert (exact.job.gather, exact.job.reduce) == ("compute", "float32")
+    assert (coded.job.gather, coded.job.reduce) == ("int8", "int8")
+    assert coded.speed > 1.5 * exact.speed
+    fast = replace(CLUSTER, nic_gbit_s=10_000, usable_gbit_s=10_000)
+    assert search(replace(question, may_compress=True), fast).best.job.reduce == "float32"
+
+
+def test_what_is_decided_of_the_wire_is_not_tried_otherwise():
+    job = next(jobs(QUESTION, Layout(shard=32), 1, CLUSTER))
+    assert [other.window_mib for other in wider(job, {})] == [355.0, 709.0]
+    assert not list(wider(job, {"window_mib": 0.0}))
+    assert not list(coded(job, QUESTION))
+    asked = replace(QUESTION, may_compress=True, decided={"gather": "compute"})
+    assert [(other.gather, other.reduce) for other in coded(job, asked)] == [("compute", "int8")]
+
+
+def test_a_loader_that_was_measured_is_waited_for():
+    served = replace(CLUSTER, loader_tokens_s=1000.0)
+    job = next(jobs(QUESTION, Layout(shard=32), 1, served))
+    assert job.data_tokens_per_s == 1000.0
+    assert search(QUESTION, served).best.prediction.limit == "the loader"
