@@ -22,7 +22,7 @@ Every host is a network namespace with NICs of its own, whose rate the kernel li
 into them and share the cores of this machine. Nothing outside the namespaces is touched, and nothing of them
 is left, however this ends. It needs root, or `unshare --map-root-user --net penstock netlab run ...`.
 
-  step      median time of a step; the first, which warms up, is left out
+  step      median time of a step, of islands the mean; the first, which warms up, is left out
   compute   forward and backward passes of an unsharded replica with the same micro-batches, on the same cores
   busy      compute / step: 100% where the network costs nothing
   sent      bytes that left the NICs of each host in a step, by their own counters

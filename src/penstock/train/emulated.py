@@ -152,7 +152,10 @@ class Emulation:
             )
             _check_ended(outcome)
             files = sorted(Path(folder).glob("*.jsonl"))
-            return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+            found = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
+        if any(len(records) < _LEAST_STEPS for records in found):
+            raise PenstockError("Too few steps could be taken to measure any", fix="See the warnings above.")
+        return found
 
     def _one_rank(self, recipe: TrainConfig, folder: Path) -> int:
         flag = StopFlag().install()
