@@ -49,7 +49,8 @@ def test_a_corpus_that_is_not_there_is_a_red_line_and_an_exit_code(tmp_path):
     [
         (["--seconds", "0"], "--seconds must be above 0"),
         (["--timeout", "nan"], "--timeout must be above 0"),
-        (["--store", "ftp://bucket/x"], "unknown scheme"),
+        (["--store", "ftp://bucket/x"], "--store must be an object store"),
+        (["--out", "nowhere/cluster.toml"], "The folder of --out does not exist (got 'nowhere')"),
         (["--processes", "0"], "--processes must be at least 1"),
     ],
 )

@@ -54,9 +54,9 @@ def test_a_plan_is_shown_before_anything_runs(recipe):
     ("words", "message"),
     [
         (("--set", "plan=vela"), "has 128 devices, and the run 2 ranks"),
-        (("--set", "plan=velo"), "Did you mean 'vela'"),
+        (("--set", "plan=velo", "--dry-run"), "Did you mean 'vela'"),
         (
-            ("--set", "plan=auto", "--set", "parallel.tensor=2", "--set", "parallel.shard=2"),
+            ("--set", "plan=auto", "--set", "parallel.tensor=2", "--set", "parallel.shard=2", "--dry-run"),
             "No layout shares",
         ),
     ],

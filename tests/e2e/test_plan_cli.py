@@ -86,6 +86,11 @@ def test_generation_is_planned_for_what_fits(capsys):
         (("--model", "llama3-8b", "--cluster", "nowhere.toml"), "does not exist"),
         (("--model", "llama3-70b", "--cluster", "two-cpus"), "The smallest plan on 4 devices takes"),
         (("--model", "llama3-8b", "--cluster", "vela", "--headroom", "1.5"), "--headroom must be from 0"),
+        (("--model", "llama3-8b", "--cluster", "vela", "--rows", "0"), "--rows must be at least 1"),
+        (("--model", "llama3-8b", "--cluster", "vela", "--length", "0"), "--length must be at least 1"),
+        (("--model", "llama3-8b", "--cluster", "vela", "--set", "model=3"), "model must be a section"),
+        (("--model", "llama3-8b", "--cluster", "vela", "--set", "data=3"), "data must be a section"),
+        (("--model", "llama3-8b", "--cluster", "vela", "--out", "nowhere/x.toml"), "The folder of --out"),
         (
             ("--model", "llama3-8b", "--cluster", "vela", "--rows", "77", "--set", "parallel.pipeline=1"),
             "77 rows over 128 devices",

@@ -21,6 +21,7 @@ from pathlib import Path
 from penstock.cli.main import complain, explain
 from penstock.core import env
 from penstock.core.errors import UsageError
+from penstock.core.files import check_folder_of
 from penstock.launch.local import run as run_processes
 
 
@@ -59,6 +60,12 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("seconds", "timeout"):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise UsageError(f"--{name} must be above 0", got=getattr(arguments, name))
+    if arguments.out:
+        check_folder_of(arguments.out, option="--out")
+    if arguments.store:
+        from penstock.doctor.object_store import place_of
+
+        place_of(arguments.store)  # a wrong one is refused before anybody waits for a measurement
     env.silence_torch()
     import penstock.doctor.examine  # noqa: F401 - torch; imported once, before processes fork
 

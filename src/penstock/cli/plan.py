@@ -20,7 +20,7 @@ from pathlib import Path
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import UsageError
-from penstock.core.files import write_atomic
+from penstock.core.files import check_folder_of, write_atomic
 from penstock.core.units import parse_count, si
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import PRESETS
@@ -33,7 +33,7 @@ from penstock.plan.predict import timeline_of
 from penstock.plan.report import Report, described
 from penstock.plan.search import HEADROOM, Option, search
 from penstock.plan.shipped import cluster_names, cluster_of
-from penstock.train.plan_question import question_of, recipe_for_preset, recipe_of
+from penstock.train.plan_question import in_numbers, question_of, recipe_for_preset, recipe_of
 from penstock.train.recipe_plan import config_of
 
 _TOKENS_PER_STEP = 4 * 2**20
@@ -86,12 +86,15 @@ def run(arguments: argparse.Namespace) -> int:
     """Plan."""
     if not 0 <= arguments.headroom < 1:
         raise UsageError("--headroom must be from 0 to below 1", got=arguments.headroom)
+    if arguments.out:
+        check_folder_of(arguments.out, option="--out")
     cluster = cluster_of(arguments.cluster)
     raw = configs.override(_raw(arguments, cluster), arguments.set)
     config, _ = config_of(raw)
     if arguments.inference:
         return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=arguments.json)
-    question = question_of(config, raw, may_compress=arguments.compress)
+    raw = in_numbers(raw, config, world_size=cluster.num_devices, ranks_per_machine=cluster.devices_per_node)
+    question = question_of(config_of(raw)[0], raw, may_compress=arguments.compress)
     found = search(question, cluster, headroom=arguments.headroom)
     job = found.best.job
     tokens = arguments.tokens or config.run.steps * question.global_batch_size * question.sequence_length
@@ -133,9 +136,12 @@ def _raw(arguments: argparse.Namespace, cluster: Cluster) -> Raw:
                 fix="Use --set data.global_batch_size=N and --set data.sequence_length=N.",
             )
         return configs.load_toml(Path(name))
-    length = arguments.length or min(_LENGTH, PRESETS.get(name, {}).get("max_position_embeddings", _LENGTH))
-    devices = cluster.num_devices
-    rows = arguments.rows or max(1, round(_TOKENS_PER_STEP / length / devices)) * devices
+    length, rows, devices = arguments.length, arguments.rows, cluster.num_devices
+    for option, value in (("--rows", rows), ("--length", length)):
+        if value is not None and value < 1:
+            raise UsageError(f"{option} must be at least 1", got=value)
+    length = length or min(_LENGTH, PRESETS.get(name, {}).get("max_position_embeddings", _LENGTH))
+    rows = rows or max(1, round(_TOKENS_PER_STEP / length / devices)) * devices
     return recipe_for_preset(name, tokens=arguments.tokens, rows=rows, length=length)
 
 

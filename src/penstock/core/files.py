@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import RunLocked
+from penstock.core.errors import RunLocked, UsageError
 
 
 def temporary_beside(path: Path) -> Path:
@@ -44,6 +44,16 @@ def write_atomic(path: Path, content: str | bytes) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_folder_of(path: Path, *, option: str) -> None:
+    """Refuse a file to be written into a folder that is not there, before anything takes time.
+
+    Raises:
+        UsageError: naming the option that asked for it.
+    """
+    if not path.parent.is_dir():
+        raise UsageError(f"The folder of {option} does not exist", got=str(path.parent), fix="Make it first.")
 
 
 def write_json(path: Path, value: Any) -> None:  # Any: whatever json can write

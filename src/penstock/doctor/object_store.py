@@ -49,11 +49,7 @@ def measure(asked: Asked) -> Facts | None:
     """
     if not asked.store:
         return None
-    place = address.parse(asked.store)
-    if not place.has_listing:
-        raise UsageError(
-            "--store must be a store that can be written", got=asked.store, fix="Give s3://, gs:// or az://."
-        )
+    place = place_of(asked.store)
     prefix = f"penstock-doctor-{uuid4().hex}"
     try:
         store = _connect(place.url)
@@ -68,6 +64,22 @@ def measure(asked: Asked) -> Facts | None:
             f"{place.url}: {failure.reason}",
             fix=failure.advice or "Check the address, the credentials and the network.",
         ) from None
+
+
+def place_of(store: str) -> address.Address:
+    """Return the place that an address of `--store` names.
+
+    Raises:
+        UsageError: not the address of a store that can be written.
+        ConfigError: it holds a user or a query, or no bucket.
+    """
+    if not address.is_remote(store) or not (place := address.parse(store)).has_listing:
+        raise UsageError(
+            "--store must be an object store that can be written",
+            got=store.partition("://")[0],  # the rest may hold a secret
+            fix="Give an address that begins with s3://, gs:// or az://.",
+        )
+    return place
 
 
 def _measure(url: str, store: "ObjectStore", prefix: str) -> Facts:

@@ -23,6 +23,8 @@ _LONG_ROWS = 16_384
 _LARGEST_MICRO_BATCH = 65_536
 """Tokens of a rank's forward pass beyond which products gain nothing."""
 _MOST_STAGES = 16
+_PASSED_ON = ("window_mib", "operations", "gather", "reduce", "feedback", "reshard_after_forward")
+"""Knobs that a job begins with as they were decided."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,8 @@ class Question:
     """Whether weights and gradients may travel in 8 bits, which trains other numbers."""
     decided: Mapping[str, Any] = field(default_factory=dict)
     """Knobs that are not to be tried: `shard`, `replicate`, `tensor`, `context`, `pipeline`,
-    `stages_per_rank`, `micro_batch_size`, `modes`, `keep_mib`, `window_mib`, `gather`, `reduce`,
-    `reshard_after_forward`."""
+    `stages_per_rank`, `micro_batch_size`, `modes`, `keep_mib`, `window_mib`, `operations`, `gather`,
+    `reduce`, `feedback`, `reshard_after_forward`."""
 
 
 def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[Layout, int]]:
@@ -101,11 +103,7 @@ def jobs(question: Question, layout: Layout, stages_per_rank: int, cluster: Clus
             data_tokens_per_s=cluster.loader_tokens_s or math.inf,
             outer_every=question.outer_every if layout.replicate > 1 else 0,
             outer_bits=question.outer_bits,
-            **{
-                name: decided[name]
-                for name in ("window_mib", "gather", "reduce", "reshard_after_forward")
-                if name in decided
-            },
+            **{name: decided[name] for name in _PASSED_ON if name in decided},
         )
 
 

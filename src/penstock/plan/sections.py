@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.parallel.layout import REST
 from penstock.plan.activations import block_bytes
 from penstock.plan.job import Job
 
@@ -11,7 +12,7 @@ Sections = dict[str, Any]
 
 _POLICY = {"keep": "none", "operators": "operators", "full": "full"}
 _AXES = ("shard", "replicate", "tensor", "context", "pipeline", "stages_per_rank")
-_OF_ETHERNET = ("window_mib", "keep_mib", "gather", "reduce")
+_OF_ETHERNET = ("window_mib", "keep_mib", "operations", "gather", "reduce", "feedback")
 _NEUTRAL = (0, "compute", "float32")
 
 
@@ -49,7 +50,9 @@ def _recompute(job: Job) -> Sections:
 
 
 def with_plan(raw: Mapping[str, Any], planned: Sections) -> Sections:
-    """Return a recipe's values with a plan's where the recipe says nothing.
+    """Return a recipe's values with a plan's where the recipe says nothing, or `shard = -1`: the rest.
+
+    `replicate = -1` stays: such a run takes up as many copies as there are.
 
     >>> with_plan({"parallel": {"tensor": 2}}, {"parallel": {"tensor": 2, "shard": 4}})
     {'parallel': {'tensor': 2, 'shard': 4}}
@@ -57,8 +60,12 @@ def with_plan(raw: Mapping[str, Any], planned: Sections) -> Sections:
     joined: Sections = dict(raw)
     for name, section in planned.items():
         said = raw.get(name, {})
-        joined[name] = {**section, **said} if isinstance(said, Mapping) else said
+        joined[name] = {**section, **{key: value for key, value in said.items() if not _is_open(key, value)}}
     return joined
+
+
+def _is_open(key: str, value: object) -> bool:
+    return key == "shard" and value == REST
 
 
 def decided(raw: Mapping[str, Any]) -> dict[str, Any]:

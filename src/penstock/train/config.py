@@ -34,6 +34,7 @@ __all__ = [
     "PrecisionConfig",
     "TrainConfig",
     "build_recipe",
+    "check_sections",
     "load_recipe",
     "on_machines",
     "read_recipe",
@@ -258,12 +259,23 @@ def read_recipe(path: Path, overrides: list[str]) -> Raw:
     return config.override(config.load_toml(path), overrides)
 
 
+def check_sections(raw: Raw) -> None:
+    """Refuse a [data] or [model], from which other values follow, that is no section.
+
+    Raises:
+        ConfigError: one is a plain value.
+    """
+    for name in ("data", "model"):
+        if name in raw and not isinstance(raw[name], dict):
+            raise ConfigError(
+                f"{name} must be a section", got=raw[name], fix=f"Write its keys under [{name}]."
+            )
+
+
 def build_recipe(raw: Raw) -> TrainConfig:
     """Build a recipe from plain values; see `load_recipe`."""
+    check_sections(raw)
     data, model = raw.get("data"), raw.get("model")
-    for name, section in (("data", data), ("model", model)):
-        if name in raw and not isinstance(section, dict):
-            raise ConfigError(f"{name} must be a section", got=section, fix=f"Write its keys under [{name}].")
     if isinstance(model, dict):
         model = expanded(model)
         raw = {**raw, "model": model}

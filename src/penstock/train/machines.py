@@ -32,8 +32,7 @@ def machines_of(*, world_size: int, compute: Compute) -> Cluster:
     Raises:
         ConfigError: the planner has no figures of its GPUs.
     """
-    here = env.local_world_size() if env.ranks().world_size > 1 else world_size
-    here = here if world_size % here == 0 else 1
+    here = ranks_of_machine(world_size)
     nics = usable(probe_nics())
     speeds = [nic.speed_mbit_s for nic in nics if nic.has_true_speed and nic.speed_mbit_s]
     return Cluster(
@@ -44,6 +43,12 @@ def machines_of(*, world_size: int, compute: Compute) -> Cluster:
         nics=max(1, len(nics)),
         nic_gbit_s=min(speeds, default=_ASSUMED_MBIT_S) / 1000,
     )
+
+
+def ranks_of_machine(world_size: int) -> int:
+    """Return how many of a run's ranks each machine has."""
+    here = env.local_world_size() if env.ranks().world_size > 1 else world_size
+    return here if world_size % here == 0 else 1
 
 
 def device_named(name: str, *, memory_gib: float) -> Device:

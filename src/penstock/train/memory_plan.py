@@ -59,6 +59,8 @@ def job_of(config: TrainConfig, layout: Layout) -> Job:
         on_cpu=config.compute == "float32",  # a guess: GPUs train in bfloat16
         turning=ethernet.overlap,
         state_bytes=kept.weights + kept.gradients + kept.optimizer,
+        outer_every=config.outer.every if layout.replicate > 1 else 0,
+        outer_bits=config.outer.bits,
         checkpoint_every=config.checkpoint.every,
     )
 

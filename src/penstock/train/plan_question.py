@@ -3,11 +3,12 @@
 import math
 
 from penstock.core.config import Raw
+from penstock.parallel.layout import AXES, REST
 from penstock.plan.candidates import Question
 from penstock.plan.search import Option
 from penstock.plan.sections import decided, sections_of, with_plan
 from penstock.train.changes import plan
-from penstock.train.config import TrainConfig
+from penstock.train.config import TrainConfig, on_machines
 from penstock.train.memory_plan import kept_of
 
 
@@ -25,6 +26,13 @@ def question_of(config: TrainConfig, raw: Raw, *, may_compress: bool = False) ->
     knobs = decided(raw)
     if config.optim.rule == "adamw_8bit":
         knobs.setdefault("tensor", 1)  # slices would cut blocks of moments
+    if config.parallel.offload:
+        knobs.setdefault("gather", "compute")  # nothing else goes with it
+    if config.ethernet.keep_mib:
+        knobs.setdefault("pipeline", 1)  # whose ranks keep all blocks anyway
+    if config.parallel.replicate == REST:  # as many copies as there are ranks for: their size is said
+        for axis in ("tensor", "context", "pipeline"):
+            knobs.setdefault(axis, getattr(config.parallel, axis))
     if not isinstance(config.parallel.reshard_after_forward, bool):  # only where all ranks share parameters
         knobs |= {"tensor": 1, "pipeline": 1, "replicate": 1}
     return Question(
@@ -45,9 +53,25 @@ def question_of(config: TrainConfig, raw: Raw, *, may_compress: bool = False) ->
     )
 
 
+def in_numbers(raw: Raw, config: TrainConfig, *, world_size: int, ranks_per_machine: int) -> Raw:
+    """Return a recipe's values with `parallel.hierarchy` in the numbers of the machines, which are decided.
+
+    Raises:
+        ConfigError: a machine's ranks cannot be shared that way.
+    """
+    if config.parallel.hierarchy == "flat":
+        return raw
+    numbers = on_machines(config, world_size=world_size, ranks_per_machine=ranks_per_machine).parallel
+    said = {name: value for name, value in raw["parallel"].items() if name != "hierarchy"}
+    for name in (*AXES, "reshard_after_forward"):
+        said[name] = getattr(numbers, name)
+    return {**raw, "parallel": said}
+
+
 def recipe_of(raw: Raw, option: Option) -> Raw:
-    """Return a recipe's values with those of a plan where the recipe left them open."""
-    return with_plan(raw, sections_of(option.job))
+    """Return a recipe's values with those of a plan where it left them open; they are not planned again."""
+    joined = with_plan(raw, sections_of(option.job))
+    return {name: value for name, value in joined.items() if name != "plan"}
 
 
 def recipe_for_preset(preset: str, *, tokens: float, rows: int, length: int) -> Raw:

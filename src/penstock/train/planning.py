@@ -1,19 +1,19 @@
 """`plan = "auto"`: what a recipe leaves open is planned for the machines of the run, by rank 0 for all.
 
-What a run chose stays when it goes on, as long as there are as many ranks: the choice is in the recipe that
-the run's folder holds. Another number of ranks, or `plan = "again"`, is planned anew.
+What a run chose stays when it goes on, as long as its ranks and its batch can be shared that way: the choice
+is in the recipe that the run's folder holds. Else, and with `plan = "again"`, it is planned anew. With
+`parallel.replicate = -1` the number of copies is no part of the choice.
 """
 
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError
 from penstock.obs.names import RECIPE_FILE
-from penstock.parallel.layout import AXES
+from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import World
 from penstock.plan.hardware import Cluster
 from penstock.plan.report import described
@@ -22,8 +22,9 @@ from penstock.plan.sections import Sections, sections_of, with_plan
 from penstock.plan.shipped import cluster_of
 from penstock.train.config import TrainConfig, build_recipe
 from penstock.train.control import share
-from penstock.train.machines import machines_of
-from penstock.train.plan_question import question_of
+from penstock.train.derived import check_rows
+from penstock.train.machines import machines_of, ranks_of_machine
+from penstock.train.plan_question import in_numbers, question_of
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,8 @@ def planned(raw: Raw, config: TrainConfig, *, world_size: int) -> Raw:
     Raises:
         ConfigError: as `plan_on_ranks`.
     """
-    chosen = _chosen_before(config, world_size=world_size)
+    raw = in_numbers(raw, config, world_size=world_size, ranks_per_machine=ranks_of_machine(world_size))
+    chosen = None if config.plan == "again" else _chosen_before(raw, config, world_size=world_size)
     if chosen is None:
         chosen = _planned_now(raw, config, world_size=world_size)
     return with_plan(raw, chosen)
@@ -72,7 +74,7 @@ def planned(raw: Raw, config: TrainConfig, *, world_size: int) -> Raw:
 
 def _planned_now(raw: Raw, config: TrainConfig, *, world_size: int) -> Sections:
     cluster = _cluster(config, world_size=world_size)
-    found = search(question_of(config, raw), cluster)
+    found = search(question_of(build_recipe(raw), raw), cluster)
     best = found.best
     logger.info(
         "planned %r on=%r plans=%d tokens_s_device=%.4g band=%.2g memory_gib=%.3g",
@@ -99,20 +101,31 @@ def _cluster(config: TrainConfig, *, world_size: int) -> Cluster:
     return cluster
 
 
-def _chosen_before(config: TrainConfig, *, world_size: int) -> Sections | None:
+def _chosen_before(raw: Raw, config: TrainConfig, *, world_size: int) -> Sections | None:
     """Return what the run chose when it began, if it can stay."""
     file = Path(config.run.dir) / RECIPE_FILE
-    if config.plan == "again" or not file.is_file():
+    if not file.is_file():
         return None
     before = json.loads(file.read_text())
-    degrees = [before.get("parallel", {}).get(axis, 0) for axis in AXES]
-    if not before.get("plan") or math.prod(degrees) != world_size:
+    if not before.get("plan"):
         return None
-    logger.info("planned as before: %s", file)
     kept = {
         name: {key: before[name][key] for key in keys if before.get(name, {}).get(key) is not None}
         for name, keys in _CHOSEN.items()
     }
     if kept["recompute"].get("policy") != "budget":
         kept["recompute"].pop("budget", None)
+    if not _is_possible(with_plan(raw, kept), world_size=world_size):
+        return None
+    logger.info("planned as before: %s", file)
     return kept
+
+
+def _is_possible(raw: Raw, *, world_size: int) -> bool:
+    """Whether a recipe's layout and batches divide over so many ranks."""
+    try:
+        recipe = build_recipe(raw)
+        check_rows(recipe, world_size=layout_of(recipe.parallel, world_size=world_size).num_data)
+    except ConfigError:
+        return False
+    return True

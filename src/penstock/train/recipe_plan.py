@@ -14,7 +14,7 @@ from penstock.core.errors import ConfigError
 from penstock.models.presets import expanded
 from penstock.parallel.layout import layout_of
 from penstock.plan.memory import Memory
-from penstock.train.config import TrainConfig, on_machines
+from penstock.train.config import TrainConfig, check_sections, on_machines
 from penstock.train.data_config import DataConfig
 from penstock.train.derived import check_rows
 from penstock.train.memory_plan import memory_plan
@@ -81,6 +81,7 @@ def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
     Raises:
         ConfigError: the recipe is wrong.
     """
+    check_sections(raw)
     model = expanded(raw.get("model", {}))
     data = configs.build(DataConfig, raw.get("data", {}), where="data")
     follows = {"vocab_size": ASSUMED_VOCABULARY, "max_position_embeddings": data.longest}

@@ -47,5 +47,5 @@ def test_a_bucket_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"--store must be a store that can be written .* Give s3://"):
+    with pytest.raises(UsageError, match=r"--store must be an object store that can be written .* s3://"):
         object_store.measure(Asked(folder=tmp_path, store="https://example.org/x"))

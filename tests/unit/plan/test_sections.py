@@ -72,3 +72,9 @@ def test_what_a_recipe_says_stays_and_the_rest_is_filled_in():
 )
 def test_what_a_recipe_says_is_decided(raw, knobs):
     assert decided(raw) == knobs
+
+
+def test_the_rest_of_the_ranks_is_said_in_numbers_but_as_many_copies_as_there_are_stay():
+    sections = sections_of(job(layout=Layout(shard=4)))
+    assert with_plan({"parallel": {"shard": -1}}, sections)["parallel"]["shard"] == 4
+    assert with_plan({"parallel": {"replicate": -1, "shard": 4}}, sections)["parallel"]["replicate"] == -1

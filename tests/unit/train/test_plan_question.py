@@ -4,8 +4,11 @@ import pytest
 
 from penstock.core import config as configs
 from penstock.core.errors import ConfigError
+from penstock.parallel.layout import layout_of
+from penstock.plan.hardware import DEVICES, Cluster
+from penstock.plan.search import search
 from penstock.train.machines import device_named, machines_of
-from penstock.train.plan_question import question_of, recipe_for_preset
+from penstock.train.plan_question import in_numbers, question_of, recipe_for_preset, recipe_of
 from penstock.train.recipe_plan import config_of
 
 
@@ -31,6 +34,42 @@ def test_what_a_setting_excludes_is_decided():
     assert asked("optim.rule=adamw_8bit").decided == {"tensor": 1}
     decided = asked("parallel.reshard_after_forward=8").decided
     assert decided == {"reshard_after_forward": 8, "tensor": 1, "pipeline": 1, "replicate": 1}
+
+
+def test_what_a_pipeline_keeps_anyway_is_asked_without_pipelines():
+    assert asked("ethernet.keep_mib=64").decided == {"keep_mib": 64, "pipeline": 1}
+
+
+def test_memory_is_planned_with_the_feedback_of_rounded_gradients():
+    plain, feeding = (
+        search(asked("ethernet.reduce=int8", *more), cluster_with()).best
+        for more in ((), ("ethernet.feedback=true",))
+    )
+    assert (plain.memory.feedback, plain.job.feedback) == (0, False)
+    assert feeding.memory.feedback > 0
+
+
+def test_the_size_of_islands_is_not_planned():
+    islands = ("outer.every=8", "outer.min_islands=1", "parallel.replicate=-1", "parallel.shard=2")
+    decided = {"shard": 2, "replicate": -1, "tensor": 1, "context": 1, "pipeline": 1}
+    assert asked(*islands).decided == decided
+
+
+def test_a_hierarchy_is_asked_and_answered_in_numbers():
+    raw = configs.override(
+        recipe_for_preset("llama3.2-1b", tokens=1e9, rows=64, length=2048), ["parallel.hierarchy=hybrid"]
+    )
+    numbers = in_numbers(raw, config_of(raw)[0], world_size=16, ranks_per_machine=8)
+    question = question_of(config_of(numbers)[0], numbers)
+    assert (question.decided["shard"], question.decided["tensor"]) == (8, 1)
+    recipe = recipe_of({**numbers, "plan": "auto"}, search(question, cluster_with(nodes=2)).best)
+    layout = layout_of(config_of(recipe)[0].parallel, world_size=16)
+    assert (layout.shard, layout.replicate) == (8, 2)
+    assert "plan" not in recipe
+
+
+def cluster_with(**changes):
+    return Cluster(device=DEVICES["A100-80GB"], **changes)
 
 
 @pytest.mark.parametrize(
