@@ -1,6 +1,5 @@
 """From what was measured to the cluster that the planner calculates with. Pure."""
 
-import re
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -9,11 +8,9 @@ from penstock.core.errors import PenstockError
 from penstock.doctor import corpus, devices, disk, interfaces, limits, processors, speeds
 from penstock.doctor.report import Report
 from penstock.launch.nics import usable
-from penstock.plan.hardware import DEVICES, Architecture, Cluster, Device
+from penstock.plan.hardware import DEVICES, Architecture, Cluster, Device, device_named
 
 _GIB = 2**30
-_SAME_MEMORY = 0.12
-"""What torch says of a device's memory is up to this share less than its data sheet."""
 _ARCHITECTURES: dict[int, Architecture] = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell"}
 _ASSUMED_GBIT_S = 10.0
 _NEEDED = (devices, processors, limits, speeds, disk)
@@ -67,31 +64,13 @@ def _network(report: Report) -> tuple[dict[str, Any], list[str]]:  # Any: fields
     return found, assumed
 
 
-def named(name: str, memory_gib: float) -> Device | None:
-    """Return the planner's device of a name as torch says it; None if it knows no such one.
-
-    >>> named("NVIDIA A100-SXM4-80GB", 79.3).name, named("NVIDIA H100 PCIe", 79.2).name
-    ('A100-80GB', 'H100-PCIe')
-    """
-    words = re.split(r"[ -]", name)
-    for row in DEVICES.values():
-        family, *rest = row.name.split("-")
-        if (
-            family in words
-            and ("PCIe" in rest) == ("PCIe" in words and family == "H100")
-            and abs(memory_gib / row.memory_gib - 1) < _SAME_MEMORY
-        ):
-            return row
-    return None
-
-
 def _accelerator(report: Report) -> Device:
     """Return the devices of the first machine: a row of the planner's table, else what was measured."""
     seen, speed = report.facts[devices.CHECK], report.facts[speeds.CHECK]
     first: devices.Device = seen.devices[0]
     memory_gib = first.memory_bytes / _GIB
     link_gb_s = _rounded(speed.link_bytes_s / 1e9)
-    if known := named(first.name, memory_gib):
+    if known := device_named(first.name, memory_gib=memory_gib):
         return known
     return Device(
         name=first.name,

@@ -14,6 +14,7 @@ Figures of the table are those of the vendors' data sheets: dense products (no s
 in both directions, links in one. What of them a training step sees is the business of `constants.py`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ Transport = Literal["tcp", "rdma"]
 
 _BITS_OF_BYTE = 8
 _TCP_SHARE, _RDMA_SHARE = 0.95, 0.92
+_SAME_MEMORY = 0.12
+"""What torch says of a device's memory is up to this share less than its data sheet."""
 TCP_GBIT_S = 60.0
 """What TCP moves through one fast NIC: 120 of 200 nominal Gbit/s through two, as IBM and PyTorch state
 (pytorch.org/blog/scaling-pytorch-fsdp-for-training-foundation-models-on-ibm-cloud)."""
@@ -116,6 +119,28 @@ DEVICES: Mapping[str, Device] = {
 }
 """By name. H100-96GB-500W is that of Meta's Grand Teton machines (HBM2e), on which torchtitan's figures were
 measured. CPU is a placeholder: `penstock doctor` measures the machine's own."""
+
+
+def device_named(name: str, *, memory_gib: float) -> Device | None:
+    """Return the planner's device of a name as its driver gives it; None where there are no figures.
+
+    Words must match: an L40 is no L4, and a part of a card (MIG) is not the card.
+
+    >>> device_named("NVIDIA A100-SXM4-80GB", memory_gib=79.3).name
+    'A100-80GB'
+    >>> device_named("NVIDIA H100 PCIe", memory_gib=79.2).name
+    'H100-PCIe'
+    """
+    words = re.split(r"[ -]", name)
+    for row in DEVICES.values():
+        family, *rest = row.name.split("-")
+        if (
+            family in words
+            and ("PCIe" in rest) == ("PCIe" in words and family == "H100")
+            and abs(memory_gib / row.memory_gib - 1) < _SAME_MEMORY
+        ):
+            return row
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,18 +12,12 @@ from penstock.core.errors import ConfigError
 from penstock.launch.nics import usable
 from penstock.launch.probe import probe_nics
 from penstock.obs.peak import peak_flops
-from penstock.plan.hardware import DEVICES, Cluster, Device
+from penstock.plan.hardware import DEVICES, Cluster, Device, device_named
 from penstock.plan.job import Compute
 
 _GIB, _TERA = 2**30, 1e12
 _ASSUMED_MBIT_S = 10_000
 """Of a network card that does not say its speed, as those of virtual machines do not."""
-
-_NAMES = {
-    "B200": "B200", "H200": "H200", "H100 PCIe": "H100-PCIe", "H100": "H100-80GB", "A100": "A100-80GB",
-    "L40S": "L40S", "L4": "L4", "A10G": "A10G", "V100": "V100-32GB",
-}  # fmt: skip
-"""Part of the name that a driver gives a GPU -> the planner's; the first that matches."""
 
 
 def machines_of(*, world_size: int, compute: Compute) -> Cluster:
@@ -51,33 +45,28 @@ def ranks_of_machine(world_size: int) -> int:
     return here if world_size % here == 0 else 1
 
 
-def device_named(name: str, *, memory_gib: float) -> Device:
-    """Return what the planner knows of a GPU.
+def known_device(name: str, *, memory_gib: float) -> Device:
+    """Return what the planner knows of a GPU, with the memory that it has.
 
     Args:
         name: as its driver gives it.
 
     Raises:
         ConfigError: nothing.
-
-    >>> device_named("NVIDIA A100-SXM4-40GB", memory_gib=39.4).name
-    'A100-40GB'
     """
-    known = next((ours for part, ours in _NAMES.items() if part in name), None)
+    known = device_named(name, memory_gib=memory_gib)
     if known is None:
         raise ConfigError(
             "The planner has no figures of this GPU",
-            got=name,
+            got=f"{name}, {memory_gib:.0f} GiB",
             fix="Describe it under [device] in a cluster.toml, and set plan to the file's path.",
         )
-    if known == "A100-80GB" and memory_gib < 60:  # the only one that is sold with two memories
-        known = "A100-40GB"
-    return replace(DEVICES[known], memory_gib=memory_gib)
+    return replace(known, memory_gib=memory_gib)
 
 
 def _gpu() -> Device:
     found = torch.cuda.get_device_properties(torch.device("cuda", env.ranks().local_rank))
-    return device_named(found.name, memory_gib=found.total_memory / _GIB)
+    return known_device(found.name, memory_gib=found.total_memory / _GIB)
 
 
 def _cpu(*, ranks: int, compute: Compute) -> Device:

@@ -7,11 +7,11 @@ import pytest
 
 from penstock.core.errors import PenstockError
 from penstock.doctor import devices, disk, interfaces, limits, processors, speeds
-from penstock.doctor.cluster import cluster_of, named
+from penstock.doctor.cluster import cluster_of
 from penstock.doctor.link import Fault, Link
 from penstock.doctor.report import Report
 from penstock.launch.nics import Nic
-from penstock.plan.hardware import DEVICES, load_cluster, write
+from penstock.plan.hardware import DEVICES, device_named, load_cluster, write
 
 GIB = 2**30
 
@@ -87,7 +87,7 @@ def test_what_nobody_measured_is_told() -> None:
     ],
 )
 def test_devices_are_found_in_the_planners_table(name: str, memory_gib: float, row: str) -> None:
-    assert named(name, memory_gib) is DEVICES[row]
+    assert device_named(name, memory_gib=memory_gib) is DEVICES[row]
 
 
 def test_a_device_the_table_lacks_is_described_by_what_was_measured() -> None:

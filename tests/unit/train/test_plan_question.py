@@ -4,10 +4,11 @@ import pytest
 
 from penstock.core import config as configs
 from penstock.core.errors import ConfigError
+from penstock.obs.peak import known_peak_flops
 from penstock.parallel.layout import layout_of
 from penstock.plan.hardware import DEVICES, Cluster
 from penstock.plan.search import search
-from penstock.train.machines import device_named, machines_of
+from penstock.train.machines import known_device, machines_of
 from penstock.train.plan_question import in_numbers, question_of, recipe_for_preset, recipe_of
 from penstock.train.recipe_plan import config_of
 
@@ -84,13 +85,22 @@ def cluster_with(**changes):
     ],
 )
 def test_a_gpu_is_known_by_its_drivers_name(name, memory, ours):
-    device = device_named(name, memory_gib=memory)
+    device = known_device(name, memory_gib=memory)
     assert (device.name, device.memory_gib) == (ours, memory)
 
 
-def test_an_unknown_gpu_is_refused_with_what_to_do():
-    with pytest.raises(ConfigError, match=r"no figures of this GPU \(got 'GTX 1080'\).*cluster\.toml"):
-        device_named("GTX 1080", memory_gib=8)
+@pytest.mark.parametrize(
+    ("name", "memory"),
+    [
+        ("GTX 1080", 8),
+        ("NVIDIA L40", 44.4),
+        ("NVIDIA RTX A1000", 8),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.8),
+    ],
+)
+def test_an_unknown_gpu_is_refused_with_what_to_do(name, memory):
+    with pytest.raises(ConfigError, match=rf"no figures of this GPU \(got '{name}, .*cluster\.toml"):
+        known_device(name, memory_gib=memory)
 
 
 def test_the_processors_of_this_machine_are_shared_by_its_ranks(monkeypatch):
@@ -99,3 +109,8 @@ def test_the_processors_of_this_machine_are_shared_by_its_ranks(monkeypatch):
     assert (two.nodes, two.devices_per_node, four.devices_per_node) == (1, 2, 4)
     assert two.device.memory_gib == pytest.approx(2 * four.device.memory_gib)
     assert two.device.float32_tflops == 0.02
+
+
+@pytest.mark.parametrize("row", [row for row in DEVICES.values() if row.architecture not in ("cpu", "volta")])
+def test_the_planner_and_the_mfu_of_runs_have_the_same_peaks(row):
+    assert known_peak_flops(row.name.replace("-", " ")) == 1e12 * row.bfloat16_tflops
