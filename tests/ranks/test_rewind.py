@@ -4,17 +4,20 @@ import json
 import math
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
 from penstock.core.signals import StopFlag
 from penstock.launch import local
 from penstock.obs.sinks.jsonl import read_records
+from penstock.parallel.layout import ParallelConfig
 from penstock.testing.corpora import write_corpus
 from penstock.train.audit import audit
-from penstock.train.config import build_recipe
+from penstock.train.config import CheckpointConfig, build_recipe
 from penstock.train.guard import Guard
 from penstock.train.open_run import open_run
+from penstock.train.outer_config import OuterConfig
 from penstock.train.run import run
 from penstock.train.supply import train_loader
 
@@ -109,6 +112,17 @@ def test_too_many_skipped_steps_go_back_to_before_them_without_their_data(corpus
     loader = open_run(folder).loader
     assert loader.samples_of(3).tolist() == order[3]
     assert loader.samples_of(4).tolist() == order[7], "the data of steps 5 to 7 is left out"
+
+
+def test_islands_go_back_in_the_middle_of_an_exchange(corpus, tmp_path, monkeypatch):
+    """The one under way is forgotten with the model; that of the checkpoint goes on."""
+    recipe = recipe_of(corpus, tmp_path / "run", max_skips=0)
+    parallel, outer = ParallelConfig(replicate=2, shard=1), OuterConfig(every=4, overlap=3)
+    recipe = replace(recipe, parallel=parallel, outer=outer, checkpoint=CheckpointConfig(every=5))
+    assert train(recipe, monkeypatch, [6], times=1).code == 0
+    result = audit(tmp_path / "run", progress=lambda *_: None)
+    assert not result.faults
+    assert result.steps == 12
 
 
 def test_a_second_rewind_leaves_out_what_the_first_did_too(corpus, tmp_path, monkeypatch):

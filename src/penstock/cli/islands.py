@@ -37,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not job_is_running(arguments.run):
         raise UsageError(
             "No job runs on it",
-            got=arguments.run,
+            got=str(arguments.run),
             fix="Start it with --processes for as many islands as you want.",
         )
     return ask(arguments.run, request, timeout_s=arguments.timeout, as_json=arguments.json)
