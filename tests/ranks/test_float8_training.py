@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from penstock.nn.float8 import RECIPES
-from penstock.obs.traffic import sent_bytes
 from penstock.parallel.mesh import World
-from penstock.parallel.recorder import recorded
+from penstock.parallel.pairwise import MESSAGES
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
@@ -137,10 +136,10 @@ def test_weights_sent_in_float8_are_half_the_bytes(corpus: Path, tmp_path: Path)
         for gather in ("compute", "float8"):
             raw = raw_recipe(corpus, tmp_path / gather, **{**SENT, "ethernet": {"gather": gather}})
             state = open_state(build_recipe(raw), world)
-            start = recorded().last
+            before = MESSAGES.sent_bytes.copy()
             with torch.no_grad():
                 state.model(torch.ones(1, 4, dtype=torch.int64))
-            found[gather] = sum(sent_bytes(one, num_ranks=2) for one in recorded(start).collectives)
+            found[gather] = (MESSAGES.sent_bytes - before).total()
         return found
 
     for found in on_ranks(gathered, ranks=2):

@@ -44,15 +44,23 @@ def sent_bytes(collective: Collective, *, num_ranks: int) -> int:
 
 
 def by_axis(
-    collectives: Iterable[Collective], *, axes: Mapping[str, str], sizes: Mapping[str, int]
+    collectives: Iterable[Collective],
+    *,
+    axes: Mapping[str, str],
+    sizes: Mapping[str, int],
+    messages: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Return the bytes a rank sent on each axis.
 
     Args:
         axes: process group -> axis; a group that is not listed is that of all ranks.
         sizes: process group -> its ranks; of all ranks under "".
+        messages: process group -> bytes sent in it from rank to rank, beside its collectives.
     """
     found: dict[str, int] = {}
+    for group, number in (messages or {}).items():
+        axis = axes.get(group, "all")
+        found[axis] = found.get(axis, 0) + number
     for collective in collectives:
         axis = axes.get(collective.group, "all")
         size = sizes.get(collective.group, sizes[""])

@@ -1,7 +1,8 @@
 """Collectives begun and not waited for, each cut into as many operations as there are network cards.
 
 Gloo sends an operation through one card: the next operation takes the next of those in GLOO_SOCKET_IFNAME.
-So one collective that is waited for uses one card however many there are; cut in two, both.
+So one collective that is waited for uses one card however many there are; cut in two, both. Among few ranks,
+gathers and exchanges are messages from rank to rank (pairwise.py), which do not wait for each other.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from penstock.parallel.codecs import decode
 from penstock.parallel.encoded_size import CodecName
 from penstock.parallel.encoder import Encoder
 from penstock.parallel.fsdp_private import DefaultAllGather
+from penstock.parallel.pairwise import begin_messages, can_exchange, can_gather
 
 _gather_whole = DefaultAllGather()  # torch has renamed the collective; FSDP2 knows its own torch's name
 
@@ -70,9 +72,14 @@ def begin_gather(
 ) -> list[dist.Work]:
     """Begin to gather what ranks have, [n], into [ranks * n] on each."""
     cuts = pieces(len(here), operations=operations, least=LEAST)
+    rows = output.view(group.size(), -1)
+    if can_gather(group):
+        return [
+            begin_messages([here[cut]] * len(rows), [row[cut] for row in rows], group, name="gather", tag=tag)
+            for tag, cut in enumerate(cuts)
+        ]
     if len(cuts) < 2:
         return [_begun(_gather_whole(output, here, group, async_op=True))]
-    rows = output.view(group.size(), -1)
     return [
         _begun(dist.all_gather([row[cut] for row in rows], here[cut], group=group, async_op=True))
         for cut in cuts
@@ -98,12 +105,17 @@ def begin_exchange(
 ) -> list[Exchanged]:
     """Begin to give rank i row i of `given`, [ranks, n]."""
     exchanged = []
-    for where in pieces(given.shape[1], operations=operations, least=LEAST):
+    for tag, where in enumerate(pieces(given.shape[1], operations=operations, least=LEAST)):
         sent = encoder.encode(given[:, where], where, of=given.shape[1])
         received = torch.empty_like(sent)
-        work = dist.all_to_all_single(received, sent, group=group, async_op=True)
-        exchanged.append(Exchanged(_begun(work), where, received))
+        exchanged.append(Exchanged(_exchange(sent, received, group, tag), where, received))
     return exchanged
+
+
+def _exchange(sent: Tensor, received: Tensor, group: dist.ProcessGroup, tag: int) -> dist.Work:
+    if can_exchange(group):
+        return begin_messages(sent.unbind(), received.unbind(), group, name="reduction", tag=tag)
+    return _begun(dist.all_to_all_single(received, sent, group=group, async_op=True))
 
 
 def begin_sum(x: Tensor, group: dist.ProcessGroup, *, operations: int) -> list[dist.Work]:

@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import _dump_fr_trace_json, _resolve_process_gro
 from penstock.core.env import local_world_size
 from penstock.obs.traffic import Collective, by_axis
 from penstock.parallel.mesh import Mesh
+from penstock.parallel.pairwise import MESSAGES
 
 log = logging.getLogger(__name__)
 
@@ -90,12 +91,14 @@ class TrafficMeter:
         self._shape: tuple[int, ...] | None = None
         self._last = -1
         self._sent_by_stages, self._sent_before = sent_by_stages, 0
+        self._messages_before = MESSAGES.sent_bytes.copy()
 
     def begin(self) -> None:
         """Look at the recorder, if the step before was the first of its shape of batch."""
         if self._shape is not None and self._shape not in self._known:
             self._last = recorded().last
             self._sent_before = self._sent_by_stages()
+            self._messages_before = MESSAGES.sent_bytes.copy()
 
     def end(self, shape: tuple[int, ...]) -> dict[str, object] | None:
         """Return what the step sent, if it was the second of its shape: the first may set things up."""
@@ -107,9 +110,10 @@ class TrafficMeter:
         if not found.is_whole:
             log.warning("traffic not counted: a step has more collectives than TORCH_FR_BUFFER_SIZE keeps")
             return None
-        for group in {one.group for one in found.collectives} - self._sizes.keys():
+        messages = MESSAGES.sent_bytes - self._messages_before
+        for group in {*(one.group for one in found.collectives), *messages} - self._sizes.keys():
             self._meet(group)
-        sent = by_axis(found.collectives, axes=self._axes, sizes=self._sizes)
+        sent = by_axis(found.collectives, axes=self._axes, sizes=self._sizes, messages=messages)
         if stages := self._sent_by_stages() - self._sent_before:
             sent["pipeline"] = sent.get("pipeline", 0) + stages
         return {"sent_bytes": sent, "network_axes": self._far}

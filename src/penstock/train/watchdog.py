@@ -21,6 +21,7 @@ from pathlib import Path
 from penstock.core import clock
 from penstock.core.files import write_json
 from penstock.obs.names import HANGS_FOLDER
+from penstock.parallel.pairwise import MESSAGES
 from penstock.parallel.recorder import last_collectives
 from penstock.train.hang_report import LastWords, diagnose
 
@@ -102,6 +103,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _words(self) -> LastWords:
         recent = last_collectives(1)
+        recorded = int(str(recent[-1]["record_id"])) + 1 if recent else 0
+        last = str(recent[-1]["profiling_name"]) if recent else ""
         return LastWords(
             rank=self._rank,
             host=socket.gethostname(),
@@ -109,8 +112,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
             at=clock.unix_seconds(),
             step=self._step,
             doing=self._doing,
-            num_collectives=int(str(recent[-1]["record_id"])) + 1 if recent else 0,
-            last_collective=str(recent[-1]["profiling_name"]) if recent else "",
+            num_collectives=recorded + MESSAGES.num_begun,
+            last_collective=MESSAGES.waited_for or last,
             stacks=_stacks(),
         )
 
