@@ -106,19 +106,24 @@ DRIFTS = {
 to ten times what was found, since another machine sums in another order."""
 
 
+OF_SHARDS = tuple(CASES)
+OF_COPIES = tuple(name for name in CASES if not name.startswith("gather"))  # which stay inside of a copy
+
+
 @pytest.mark.parametrize(
-    ("ranks", "parallel"), [(2, {}), (4, {"replicate": 2})], ids=["2 shards", "2 copies of 2 shards"]
+    ("ranks", "parallel", "names"),
+    [(2, {}, OF_SHARDS), (4, {"replicate": 2}, OF_COPIES)],
+    ids=["2 shards", "2 copies of 2 shards"],
 )
 def test_each_codec_stays_near_float32_and_sends_fewer_bytes(
-    corpus: Path, tmp_path: Path, ranks: int, parallel: dict[str, int]
+    corpus: Path, tmp_path: Path, ranks: int, parallel: dict[str, int], names: tuple[str, ...]
 ) -> None:
     """In two micro-batches a step. One test, since each run is paid for once."""
     common = {"parallel": parallel, "data": {"micro_batch_size": 4 // ranks}}
-    cases = {name: {"ethernet": ethernet, **common} for name, ethernet in CASES.items()}
+    cases = {name: {"ethernet": CASES[name], **common} for name in names}
     found = train_all(corpus, tmp_path, cases, ranks=ranks)
     plain = found.pop(PLAIN)
     assert plain["losses"][-1] < plain["losses"][0] - 1.5
-    assert found.keys() == DRIFTS.keys()
     for name, case in found.items():
         assert case["losses"] != plain["losses"], f"{name}: nothing was rounded"
         assert case["losses"] == pytest.approx(plain["losses"], abs=DRIFTS[name]), name
@@ -267,7 +272,6 @@ def test_remainders_take_what_the_memory_plan_says(
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "copies": {"parallel": {"replicate": 4, "shard": 1}},
-    "copies of shards": {"parallel": {"replicate": 2, "shard": 2}},
     "slices, recomputed": {"parallel": {"tensor": 2, "shard": 2}, "recompute": {"policy": "full"}},
     "stretches of rows": {"parallel": {"context": 2, "shard": 2}},
     "stages": {"parallel": {"pipeline": 2, "shard": 2}},
@@ -277,8 +281,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 
 
 def test_every_layout_trains_with_fewer_bits(corpus: Path, tmp_path: Path) -> None:
-    """Against float32 of the same layout, 6 steps."""
-    few = {"run": {"steps": 6}}
+    """Against float32 of the same layout, 4 steps."""
+    few = {"run": {"steps": 4}}
     cases = {name: {**sections, **few} for name, sections in LAYOUTS.items()}
     fewer = {
         f"{name}, fewer": {**sections, "ethernet": {"gather": "int8", "reduce": "int8"}}

@@ -5,8 +5,10 @@ step, clipping, validation and checkpoints in between. Losses agree to 1e-6 of t
 gradients of the first step: float32 sums in another order, and nothing else.
 """
 
+import math
 import os
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +16,8 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.core import config as configs
-from penstock.parallel import operations
+from penstock.parallel import apply, operations
+from penstock.parallel.compile import compile_blocks
 from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -31,7 +34,7 @@ MODEL = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-INF = float("inf")
+INF = math.inf
 LEVERS: dict[str, dict[str, Any]] = {
     "overlap": {},
     "window": {"window_mib": 0.001},
@@ -52,6 +55,8 @@ LAYOUTS: list[tuple[int, dict[str, Any], tuple[str, ...]]] = [
     (4, {"parallel": {"tensor": 2}}, COMBINED),
     (4, {"parallel": {"context": 2, "shard": 1, "replicate": 2}}, COMBINED),
     (4, {"parallel": {"pipeline": 2}}, ("overlap", "window", "operations")),
+    (8, {"parallel": {"pipeline": 2, "hierarchy": "hybrid"}}, ("overlap",)),
+    (2, {"compile": {"enabled": True}}, ("all",)),
     (2, {"recompute": {"policy": "full"}, "model": MODEL | {"tie_word_embeddings": True}}, COMBINED),
 ]
 
@@ -90,8 +95,22 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def trained(recipe: TrainConfig, world) -> dict[str, Any]:
-    """Return the losses of a run, and its gradients as the optimizer sees them."""
+def spoil(state, *, step: int) -> None:
+    """Let one number of a gradient inside the model be infinite in a step."""
+
+    def watch(_module, _inputs, output) -> None:
+        if state.step == step and output.requires_grad:
+            output.register_hook(lambda gradient: gradient.index_fill(-1, torch.tensor(0), INF))
+
+    state.model.layers[1].register_forward_hook(watch)
+
+
+def trained(recipe: TrainConfig, world, *, spoiled: int | None = None) -> dict[str, Any]:
+    """Return the losses of a run, and its gradients as the optimizer sees them.
+
+    Args:
+        spoiled: a step in which the last rank's gradients are not finite.
+    """
     gradients: list[dict[str, torch.Tensor]] = []
     state = open_state(recipe, world)
 
@@ -99,6 +118,8 @@ def trained(recipe: TrainConfig, world) -> dict[str, Any]:
         gradients.append({name: whole(p.grad) for name, p in state.model.named_parameters()})
 
     state.optimizer.register_step_pre_hook(keep)
+    if spoiled is not None and world.ranks.rank == world.ranks.world_size - 1:
+        spoil(state, step=spoiled)
     state.watch = Watch(traffic=TrafficMeter(state.mesh))
     records = records_of(state, recipe, world)
     losses = [r[name] for r in records for name in ("loss", "validation_loss") if name in r]
@@ -107,7 +128,9 @@ def trained(recipe: TrainConfig, world) -> dict[str, Any]:
     return {"losses": losses, "gradients": gradients, "most": most, "sent": traffic.get("shard", 0)}
 
 
-def compared(recipe: TrainConfig, levers: Iterable[str], world) -> dict[str, Any]:
+def compared(
+    recipe: TrainConfig, levers: Iterable[str], world, *, spoiled: int | None = None
+) -> dict[str, Any]:
     """Return what each lever finds, and "stock" what none does."""
     operations.LEAST = 64  # tiny collectives are cut too
     os.environ["LOCAL_WORLD_SIZE"] = "2"  # as on machines of two ranks
@@ -115,13 +138,13 @@ def compared(recipe: TrainConfig, levers: Iterable[str], world) -> dict[str, Any
     for name, values in {"stock": {"overlap": False}, **{name: LEVERS[name] for name in levers}}.items():
         raw = configs.dump(recipe)
         raw["run"]["dir"] += f"/{name.replace(' ', '-')}"
-        found[name] = trained(build_recipe(raw | {"ethernet": values}), world)
+        found[name] = trained(build_recipe(raw | {"ethernet": values}), world, spoiled=spoiled)
     return found
 
 
-def assert_equal(found: dict[str, Any]) -> None:
+def assert_equal(found: dict[str, Any], *, steps: int = STEPS) -> None:
     stock = found.pop("stock")
-    assert len(stock["gradients"]) == STEPS
+    assert len(stock["gradients"]) == steps
     for name, other in found.items():
         assert other["losses"] == pytest.approx(stock["losses"], rel=1e-6), name
         assert_gradients_equal(other["gradients"][0], stock["gradients"][0], tolerance=1e-6)
@@ -138,11 +161,28 @@ def assert_gradients_equal(ours, theirs, *, tolerance: float) -> None:
         assert difference <= tolerance * (theirs[name].double().norm() + 1e-3 * norm), name
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 @pytest.mark.parametrize(("ranks", "sections", "levers"), LAYOUTS, ids=str)
-def test_no_lever_changes_losses_or_gradients(corpus, tmp_path, ranks, sections, levers):
-    rows = 12 * sections.get("parallel", {}).get("tensor", 1) // ranks // MICRO_BATCHES
+def test_no_lever_changes_losses_or_gradients(corpus, tmp_path, monkeypatch, ranks, sections, levers):
+    """Compiled blocks run their traced operators one by one, which rounds as plain ones do."""
+    monkeypatch.setattr(apply, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
+    rows = max(1, 12 * sections.get("parallel", {}).get("tensor", 1) // ranks // MICRO_BATCHES)
     recipe = recipe_of(corpus, tmp_path, rows=rows, **sections)
     for found in on_ranks(lambda world: compared(recipe, levers, world), ranks=ranks):
+        assert_equal(found)
+
+
+@pytest.mark.parametrize(
+    ("parallel", "levers"),
+    [({}, ("overlap", "all")), ({"shard": 1, "replicate": 2}, ("all",))],
+    ids=["shards", "copies"],
+)
+def test_nothing_of_a_step_that_is_not_taken_is_left_over(corpus, tmp_path, parallel, levers):
+    """The second of four, spoiled on one rank: what it kept, deferred or summed is in no later gradient."""
+    recipe = recipe_of(
+        corpus, tmp_path, rows=2, run={"dir": str(tmp_path), "steps": STEPS + 1}, parallel=parallel
+    )
+    for found in on_ranks(lambda world: compared(recipe, levers, world, spoiled=2), ranks=2):
         assert_equal(found)
 
 

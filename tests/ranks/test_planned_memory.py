@@ -20,6 +20,7 @@ CASES = {
     "stretches": (2, {"parallel": {"context": 2}}),
     "stages": (2, {"parallel": {"pipeline": 2}}),
     "everything kept": (2, {"ethernet": {"keep_mib": float("inf")}}),
+    "no window": (2, {"ethernet": {"window_mib": float("inf")}}),
     "stock FSDP2": (2, {"ethernet": {"overlap": False}}),
     "copies of shards": (4, {"parallel": {"shard": 2, "replicate": 2}}),
 }

@@ -17,6 +17,9 @@ from penstock.parallel.blocked import waiting
 from penstock.parallel.codecs import decode
 from penstock.parallel.encoded_size import CodecName
 from penstock.parallel.encoder import Encoder
+from penstock.parallel.fsdp_private import DefaultAllGather
+
+_gather_whole = DefaultAllGather()  # torch has renamed the collective; FSDP2 knows its own torch's name
 
 
 class MeanExchange:
@@ -56,7 +59,7 @@ class MeanExchange:
         mean = decode(self._received, self._codec, size=self._part).mean(0, keepdim=True)
         self._sent = self._second.encode(mean).view(-1)
         received = self._received.view(-1)
-        self._work = dist.all_gather_single(received, self._sent, group=self._group, async_op=True)
+        self._work = _gather_whole(received, self._sent, self._group, async_op=True)
         self._has_turned = True
 
     def result(self) -> Tensor:

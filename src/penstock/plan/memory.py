@@ -280,7 +280,7 @@ class _Rank:
         reduced = round(self.kept.gradients * self.block / self.cut)
         yield replace(
             stays,
-            gathered=unreduced + root + self._after_forward(),
+            gathered=unreduced + root + self._after_forward() + self._turned(self._after_forward()),
             activations=sum(activations) + self.around,
             loss=self.loss,
             buffers=(0 if self.job.overlapped else self._ahead) + self._behind(done=0),
@@ -293,10 +293,11 @@ class _Rank:
             )
         reduction = _FLOAT32 * self.outside * (1 + 1 / self.cut if sharded else 1)
         reduction = max(reduction, self._behind(done=0) + _FLOAT32 * self.outside / self.cut)
+        turned = self._turned(self._kept_parameters) if self.job.num_micro_batches > 1 else 0
         yield replace(
             stays,
             gradients=before or reduced * len(self.modes),
-            gathered=unreduced + root,
+            gathered=unreduced + root + turned,
             buffers=round(reduction),
             moment="reduction",
         )
@@ -346,6 +347,13 @@ class _Rank:
         stays = 0 if after is True else whole if after is False else whole // after
         return max(stays, self._kept_parameters)
 
+    def _turned(self, there: int) -> int:
+        """Bytes of the blocks that stay from one pass for the next, of those that are not there anyway."""
+        if self.cut == 1 or not self.job.turning:
+            return 0
+        blocks = self.c * self.block
+        return min(2 * blocks, self._ahead, max(0, blocks * len(self.modes) - there))
+
     @property
     def _kept_parameters(self) -> int:
         """Bytes of the blocks' parameters that stay gathered through a step."""
@@ -375,13 +383,15 @@ class _Rank:
         block, root = _FLOAT32 * self.block, _FLOAT32 * self.outside
         if not self._is_behind:
             return block if done else 0
-        window = max(_REDUCED_BEHIND * block, self.job.window_mib * _MIB)
+        asked = min(self.job.window_mib * _MIB, _FLOAT32 * self.all * self.job.num_micro_batches)
+        window = max(_REDUCED_BEHIND * block, asked)
         if not self.job.on_cpu:
             return round(min(done * block, window))
         before = root if self.job.num_micro_batches > 1 and not self._kept_gradients else 0
         under_way = min(done, int(window // block)) * block
         under_way += before if root + under_way <= window or not done else 0
-        return 2 * under_way
+        earlier = _FLOAT32 * self.all * (self.job.num_micro_batches - 1)  # what a wide window leaves waiting
+        return 2 * max(under_way, round(min(asked, earlier + done * block)))
 
     @property
     def _ahead(self) -> int:

@@ -52,6 +52,23 @@ def test_a_large_vocabulary_is_fullest_at_the_loss_and_a_wide_model_in_its_backw
     assert peak(replace(job(micro_batch_size=4, modes="full"), model=small)).moment == "backward"
 
 
+def test_blocks_stay_at_the_turns_of_a_pass():
+    """Two at the loss, for the backward pass; two when the root is reduced, for the next micro-batch."""
+    by_moment = [{m.moment: m.gathered for m in moments(job(turning=turning), Kept())} for turning in (0, 1)]
+    extra = {moment: by_moment[1][moment] - size for moment, size in by_moment[0].items()}
+    both = 2 * job().compute_bytes * job().block_parameters
+    assert extra == {"loss": both, "backward": 0, "reduction": both, "update": 0}
+
+
+def test_without_a_window_all_gradients_of_a_step_wait():
+    """Sent and received, on CPUs."""
+    peaks = [
+        peak(job(window_mib=float("inf"), num_micro_batches=m, on_cpu=True, compute="float32")).total
+        for m in (2, 3)
+    ]
+    assert peaks[1] - peaks[0] == pytest.approx(2 * 4 * job().model.num_parameters, rel=0.01)
+
+
 def test_parts_add_up_at_every_moment():
     for moment in moments(job(), Kept()):
         assert moment.total == sum(moment.parts.values())
