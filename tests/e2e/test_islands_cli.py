@@ -62,4 +62,4 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
     assert [r["ranks"] for r in read_records(run / "metrics.jsonl") if r.get("event") == "start"] == [3, 2, 4]
     late = penstock("islands", run, 2)
     assert late.returncode == 2
-    assert f"No job runs on it (got '{run}')" in " ".join(late.stderr.split())
+    assert "No job runs on it (got '" in " ".join(late.stderr.split())
