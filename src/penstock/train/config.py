@@ -190,12 +190,6 @@ class TrainConfig:
                 got=outer.min_islands,
                 fix="Set outer.every, parallel.replicate to -1 and parallel.shard to the ranks of an island.",
             )
-        if outer.min_islands and self.plan:
-            raise ConfigError(
-                "outer.min_islands needs islands of as many ranks at every start, and a plan may change them",
-                got=self.plan,
-                fix="Leave plan out, and set [parallel] to what `penstock plan` says.",
-            )
         if outer.fragments > blocks:
             raise ConfigError(
                 f"outer.fragments must be at most the model's {blocks} blocks", got=outer.fragments

@@ -83,10 +83,3 @@ def test_min_islands_needs_islands_whose_number_is_free(corpus, tmp_path):
         ConfigError, match=r"outer.min_islands lets the number of islands change, and it is fixed"
     ):
         recipe_of(corpus, tmp_path, outer={"every": 4, "min_islands": 1})
-
-
-def test_islands_that_come_and_go_are_not_planned(corpus, tmp_path):
-    """Their launcher counts on the ranks of an island that the recipe says, and a plan would say others."""
-    outer = {"every": 4, "min_islands": 1}
-    with pytest.raises(ConfigError, match=r"outer.min_islands needs islands of .* plan .*\(got 'auto'\)"):
-        recipe_of(corpus, tmp_path, parallel={"replicate": -1, "shard": 1}, outer=outer, plan="auto")
