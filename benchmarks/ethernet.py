@@ -12,9 +12,10 @@ in float32 on two hosts, with one process each or two. Settings:
     exact       both
     one card    both, each collective one operation, which uses one NIC of two; exact uses both
     copies      shards inside a host and copies between hosts, parallel.replicate = 2
-    hybrid      both of exact on such copies
+    hybrid      both of exact on such copies: parallel.hierarchy = "hybrid"
     planned     what the planner chooses, all memory allowed (`penstock plan`); micro-batches as the others
     int8        both of exact, weights gathered in int8: not exact, losses differ
+    int8 both   gradients reduced in int8 too: not exact
 
 Compute is paced: blocks sleep until `--pace` seconds a micro-batch are over, and take no processor from the
 network (benchmarks/pacing.py); or real, rows of 128 tokens. `busy` is compute over step: the paced compute,
@@ -41,7 +42,7 @@ from penstock.launch.netlab.topology import parse_rate
 from penstock.plan.predict import predict
 from penstock.train.emulated import Emulation
 
-INEXACT = ("int8",)
+INEXACT = ("int8", "int8 both")
 TOLERANCE = 1e-6
 
 
@@ -116,7 +117,7 @@ def show(row, naive):
     faster = naive["step_s"] / row["step_s"]
     sent = max(row["sent_bytes"])
     print(
-        f"  {row['setting']:8} {row['step_s']:7.2f} s  busy {row['busy']:4.0%}  {faster:5.1f}x  "
+        f"  {row['setting']:9} {row['step_s']:7.2f} s  busy {row['busy']:4.0%}  {faster:5.1f}x  "
         f"predicted {row['predicted_s']:6.2f} s  {si(sent)}B sent  losses within {row['loss_drift']:.0e}"
         + ("" if row["counts"] else "  DOES NOT COUNT: other losses"),
         flush=True,

@@ -15,8 +15,9 @@ SETTINGS = {
     "exact": (KEPT, {}),
     "one card": ({**KEPT, "operations": 1}, {}),
     "copies": ({"overlap": False}, COPIES),
-    "hybrid": (KEPT, COPIES),
+    "hybrid": (KEPT, {"hierarchy": "hybrid"}),
     "int8": ({**KEPT, "gather": "int8"}, {}),
+    "int8 both": ({**KEPT, "gather": "int8", "reduce": "int8"}, {}),
 }
 """Name -> [ethernet], [parallel]."""
 
@@ -42,7 +43,7 @@ class Case:
         )
 
 
-LEVERS = ("naive", "keep", "overlap", "exact", "planned", "int8")
+LEVERS = ("naive", "keep", "overlap", "exact", "planned", "int8", "int8 both")
 WHOLE = [
     *((Case(rate=rate), LEVERS) for rate in ("200mbit", "500mbit", "1gbit")),
     (Case(rate="500mbit", micro_batches=16), ("naive", "exact")),

@@ -2,7 +2,9 @@
 
 from dataclasses import replace
 
-from penstock.parallel.layout import layout_of
+from ethernet_cases import HOSTS
+
+from penstock.parallel.layout import layout_of, on_machines
 from penstock.plan.candidates import Question
 from penstock.plan.hardware import DEVICES, Cluster
 from penstock.plan.job import Job
@@ -35,7 +37,9 @@ def cluster_of(job, *, nodes, nics, gbit_s, compute_s):
 
 def job_of(recipe, *, world_size):
     """Return a recipe as the planner sees it."""
-    layout, ethernet, data = layout_of(recipe.parallel, world_size=world_size), recipe.ethernet, recipe.data
+    ethernet, data = recipe.ethernet, recipe.data
+    parallel = on_machines(recipe.parallel, world_size=world_size, ranks_per_machine=world_size // HOSTS)
+    layout = layout_of(parallel, world_size=world_size)
     return Job(
         model=recipe.model,
         layout=layout,
@@ -47,7 +51,11 @@ def job_of(recipe, *, world_size):
         overlapped=ethernet.overlap,
         window_mib=ethernet.window_mib,
         keep_mib=ethernet.keep_mib,
+        turning=ethernet.overlap,
+        on_cpu=True,
         gather=ethernet.gather,
+        reduce=ethernet.reduce,
+        feedback=ethernet.feedback,
         operations=ethernet.operations,
     )
 

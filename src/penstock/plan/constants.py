@@ -50,6 +50,9 @@ GAP_S: Final = 2e-6
 GLOO_SHARE: Final = 0.87
 """Of what TCP gives that gloo uses, whose ranks send and receive in rounds; *fitted*, as a CPU's `copy_gb_s`,
 to three steps of stock FSDP2 on emulated networks (`benchmarks/data/netlab_naive.json`)."""
+MESSAGES_SHARE: Final = 0.96
+"""Of what TCP gives that gloo's messages use, all receives announced first: 1.04 times the time of the wire,
+by hand at 500 Mbit/s (docs/netlab.md)."""
 HOP_S: Final = 2e-6
 """Latency of a message between devices of a node: a ring of 8 A100 takes some 25 us for a few bytes."""
 HOST_COPY_GB_S: Final = 20.0

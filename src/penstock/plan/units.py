@@ -98,7 +98,7 @@ def _ends(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, Gr
 def _transfers(job: Job, cluster: Cluster, groups: dict[str, Group], parameters: float) -> Transfers:
     """Return the collectives over a unit's parameters."""
     mine, over = parameters / job.layout.tensor, groups["shard"]
-    gather = ring(mine * job.gather_bytes, over, cluster)
+    gather = ring(mine * job.gather_bytes, over, cluster, by_messages=job.overlapped)
     again = gather if job.reshard_after_forward else FREE
     if not isinstance(job.reshard_after_forward, bool):
         here = min(job.reshard_after_forward, cluster.devices_per_node)
@@ -108,7 +108,8 @@ def _transfers(job: Job, cluster: Cluster, groups: dict[str, Group], parameters:
     if not job.outer_every:
         across = all_reduce(mine * job.reduce_bytes / job.shard_ranks, groups["replicate"], cluster)
     rounds = 1 if job.overlapped or cluster.device.architecture != "cpu" else 2  # gloo's own reduce-scatter
-    return Transfers(gather, again, ring(mine * job.reduce_bytes, over, cluster, rounds=rounds), across)
+    reduction = ring(mine * job.reduce_bytes, over, cluster, rounds=rounds, by_messages=job.overlapped)
+    return Transfers(gather, again, reduction, across)
 
 
 def _inline(job: Job, cluster: Cluster, groups: dict[str, Group]) -> Cost:

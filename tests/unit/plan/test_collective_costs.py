@@ -4,7 +4,7 @@ import pytest
 
 from penstock.parallel.layout import Layout
 from penstock.plan.comm import FREE, all_reduce, group, groups_of, ring, send
-from penstock.plan.constants import GLOO_SHARE, HOP_S, LINK_SHARE
+from penstock.plan.constants import GLOO_SHARE, HOP_S, LINK_SHARE, MESSAGES_SHARE
 from penstock.plan.hardware import DEVICES, Cluster
 
 VELA = Cluster(
@@ -57,3 +57,13 @@ def test_what_a_cpu_copies_into_sockets_takes_its_time():
     host = Cluster(nodes=2, devices_per_node=1, device=DEVICES["CPU"], nic_gbit_s=1, latency_us=0)
     cost = ring(1e8, group(2, stride=1, devices_per_node=1), host)
     assert cost.seconds == pytest.approx(5e7 / (GLOO_SHARE * 0.95e9 / 8) + 5e7 / 0.6e9 + 200e-6)
+
+
+def test_messages_use_more_of_a_link_where_each_rank_has_a_node():
+    host = Cluster(nodes=2, devices_per_node=1, device=DEVICES["CPU"], nic_gbit_s=1, latency_us=0)
+    over = group(2, stride=1, devices_per_node=1)
+    saved = ring(1e8, over, host).seconds - ring(1e8, over, host, by_messages=True).seconds
+    assert saved == pytest.approx(5e7 / (0.95e9 / 8) * (1 / GLOO_SHARE - 1 / MESSAGES_SHARE))
+    two = group(4, stride=1, devices_per_node=2)
+    hosts = Cluster(nodes=2, devices_per_node=2, device=DEVICES["CPU"], nic_gbit_s=1, latency_us=0)
+    assert ring(1e8, two, hosts, by_messages=True) == ring(1e8, two, hosts)
