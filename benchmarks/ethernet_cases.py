@@ -49,10 +49,7 @@ WHOLE = [
     (Case(rate="500mbit", micro_batches=16), ("naive", "exact")),
     (Case(rate="500mbit", nics=2), ("naive", "one card", "exact")),
     (Case(rate="500mbit", processes=2), ("naive", "copies", "exact", "hybrid", "planned")),
-    *(
-        (Case(rate=rate, is_paced=False), ("naive", "overlap", "exact"))
-        for rate in ("200mbit", "500mbit", "1gbit")
-    ),
+    *((Case(rate=rate, is_paced=False), ("naive", "overlap", "exact")) for rate in ("500mbit", "1gbit")),
 ]
 QUICK = [(Case(rate="500mbit"), ("naive", "overlap", "exact"))]
 TINY = [(Case(rate="1gbit", micro_batches=2), ("naive", "exact"))]
