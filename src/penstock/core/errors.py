@@ -36,7 +36,8 @@ class PenstockError(Exception):
     def __init__(self, what: str, *, got: object = _ABSENT, fix: str = "") -> None:
         what = what.removesuffix(".")  # it may quote another message
         message = what if got is _ABSENT else f"{what} (got {got!r})"
-        super().__init__(f"{message}. {fix}" if fix else f"{message}.")
+        end = "" if message.endswith("?") else "."  # as a quoted message may
+        super().__init__(f"{message}{end} {fix}" if fix else f"{message}{end}")
 
 
 class UsageError(PenstockError):
