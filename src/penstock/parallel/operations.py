@@ -113,7 +113,7 @@ def begin_exchange(
 
 
 def _exchange(sent: Tensor, received: Tensor, group: dist.ProcessGroup, tag: int) -> dist.Work:
-    if can_exchange(group):
+    if sent.device.type == "cpu" and can_exchange(group):  # a group may have gloo for CPUs and NCCL for GPUs
         return begin_messages(sent.unbind(), received.unbind(), group, name="reduction", tag=tag)
     return _begun(dist.all_to_all_single(received, sent, group=group, async_op=True))
 
