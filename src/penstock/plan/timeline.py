@@ -53,6 +53,8 @@ class Unit:
     transfers: Transfers = NOTHING
     kept: bool = False
     """Gathered once and reduced once a step, whatever the number of micro-batches."""
+    agrees_always: bool = False
+    """Whether copies agree after every reduction, as stock FSDP2 lets them; else after a step's last."""
     stall: float = 0.0
     """Of the allocator, before each gather."""
 
@@ -146,7 +148,7 @@ def _visits(units: Sequence[Unit], index: int, *, turning: int, first: bool, las
             index,
             FREE if unit.kept or place in end else unit.transfers.again,
             FREE if unit.kept and not last else unit.transfers.reduce,
-            unit.transfers.across if last else FREE,
+            unit.transfers.across if last or (unit.agrees_always and not unit.kept) else FREE,
         )
         for place, unit in reversed([*enumerate(units)])
     ]

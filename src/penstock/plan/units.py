@@ -67,6 +67,7 @@ def _blocks(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, 
             inline_node_bytes=inline.node_bytes,
             transfers=transfers,
             kept=place < kept,
+            agrees_always=not job.overlapped,
         )
         for place, index in enumerate(mine)
     ]
@@ -92,6 +93,7 @@ def _ends(job: Job, cluster: Cluster, constants: Constants, groups: dict[str, Gr
         backward=seconds.backward / share,
         transfers=_transfers(job, cluster, groups, matrix)._replace(again=FREE),
         kept=is_pipeline or math.isinf(job.keep_mib),
+        agrees_always=not job.overlapped,
     )
 
 

@@ -14,7 +14,10 @@ from penstock.core.errors import PenstockError, UsageError, nearest
         (PenstockError("It broke", got=None), "It broke (got None)."),
         (PenstockError("It broke", got="x", fix="Mend it."), "It broke (got 'x'). Mend it."),
         (PenstockError("It broke", fix="Mend it."), "It broke. Mend it."),
-        (PenstockError("Recipe a: no such key. Did you mean 'b'?"), "Recipe a: no such key. Did you mean 'b'?"),
+        (
+            PenstockError("Recipe a: no such key. Did you mean 'b'?"),
+            "Recipe a: no such key. Did you mean 'b'?",
+        ),
     ],
 )
 def test_a_message_is_the_fault_the_value_and_the_remedy(error: PenstockError, message: str) -> None:
