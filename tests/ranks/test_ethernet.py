@@ -16,7 +16,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from penstock.core import config as configs
-from penstock.parallel import apply, operations
+from penstock.parallel import agreements, apply, operations
 from penstock.parallel.compile import compile_blocks
 from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
@@ -207,3 +207,34 @@ def test_bytes_under_way_and_bytes_sent_are_those_that_were_promised(corpus, tmp
         for name, expected in sent.items():
             most = (expected + looked_at) / 2
             assert most <= found[name]["sent"] <= most + 500, name
+
+
+class Watched:
+    """A sum under way, whose numbers nobody may touch until it is waited for."""
+
+    def __init__(self, work, x) -> None:
+        self.work, self.x, self.version = work, x, x._version
+
+    def wait(self) -> None:
+        assert self.x._version == self.version, "changed while it was summed in place"
+        self.work.wait()
+
+
+def in_watched_sums(recipe, world) -> int:
+    begun = []
+
+    def begin_sum(x, group, *, operations) -> list[Watched]:
+        works = operations_begin_sum(x, group, operations=operations)
+        begun.extend(Watched(work, x) for work in works)
+        return begun[-len(works) :]
+
+    operations_begin_sum, agreements.begin_sum = agreements.begin_sum, begin_sum
+    records_of(open_state(recipe, world), recipe, world)
+    return len(begun)
+
+
+@pytest.mark.parametrize(("ranks", "parallel"), [(2, {"shard": 1, "replicate": 2}), (4, {"replicate": 2})])
+def test_no_gradient_is_touched_while_copies_sum_it(corpus, tmp_path, ranks, parallel):
+    recipe = recipe_of(corpus, tmp_path, parallel=parallel)
+    units = MODEL["num_hidden_layers"] + 1
+    assert on_ranks(partial(in_watched_sums, recipe), ranks=ranks) == [units * STEPS] * ranks

@@ -69,6 +69,7 @@ class Reductions:
         self._arriving: deque[_Arriving] = deque()
         self._between = Agreements(copies, operations=operations)
         self._partial: dict[Encoders, Tensor] = {}
+        self._due: tuple[Tensor, Encoders] | None = None
         self.is_deferring = False
         """Whether reductions are waited for later; else each at once."""
         self.is_last = True
@@ -112,6 +113,7 @@ class Reductions:
         Args:
             to: what adds up over the step; it may be `gradients`. None: it is averaged at once, in place.
         """
+        self._begin_due()
         gradients.div_(self._num_averaged)
         if to is None:
             self._agree_at_once(gradients, encoders)
@@ -120,7 +122,15 @@ class Reductions:
             to.add_(gradients)
             gradients.zero_()  # FSDP2 adds it
         if self.is_last:
-            self._between.begin(to, encoders)
+            self._due = to, encoders
+
+    def _begin_due(self) -> None:
+        """Begin the last sum over copies that was asked for: not sooner, for after the call that asked FSDP2
+        adds zeros to the gradient, and what is read and written while it is summed in place may be lost.
+        """
+        if self._due is not None:
+            due, self._due = self._due, None
+            self._between.begin(*due)
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
@@ -133,11 +143,13 @@ class Reductions:
             self.is_deferring, self.is_last = False, True
             self._arriving.clear()
             self._partial.clear()
+            self._due = None
             self._between.forget()
 
     def _flush(self) -> None:
         while self._arriving:
             self._receive()
+        self._begin_due()
         self._between.finish()
 
     @property
