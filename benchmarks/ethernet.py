@@ -12,6 +12,7 @@ in float32 on two hosts, with one process each or two. Settings:
     exact       both
     one card    both, each collective one operation, which uses one NIC of two; exact uses both
     copies      shards inside a host and copies between hosts, parallel.replicate = 2
+    hpz         overlap, the second gather inside a host: parallel.hierarchy = "hpz"
     hybrid      both of exact on such copies: parallel.hierarchy = "hybrid"
     planned     what the planner chooses, all memory allowed (`penstock plan`); micro-batches as the others
     int8        both of exact, weights gathered in int8: not exact, losses differ
@@ -199,6 +200,7 @@ def main():
     parser.add_argument(
         "--quick", action="store_true", help="500 Mbit, paced, three settings: about a minute"
     )
+    parser.add_argument("--only", default="", metavar="TEXT", help="cases whose title has this")
     parser.add_argument("--tiny", action="store_true", help="two settings, to see that it runs")
     parser.add_argument("--steps", type=int, default=3, help="the first does not count; default: 3")
     parser.add_argument(
@@ -214,6 +216,8 @@ def main():
         [],
     )
     for case, settings in TINY if arguments.tiny else QUICK if arguments.quick else WHOLE:
+        if arguments.only not in case.title:
+            continue
         print(case.title, flush=True)
         naive = measuring.row(case, "naive")
         rows = [naive]
@@ -231,7 +235,8 @@ def main():
             "arguments": {"pace_s": arguments.pace, "steps": arguments.steps, "hidden": arguments.hidden}
         }
         result |= {"cases": results, "aims": found}
-        file_result(arguments.out, "ethernet", result, drawings=draw(results), packages=("torch",))
+        name = "-".join(["ethernet", *arguments.only.replace(",", "").split()])
+        file_result(arguments.out, name, result, drawings=draw(results), packages=("torch",))
     sys.exit(not all(row["counts"] for case in results for row in case["rows"]))
 
 

@@ -15,6 +15,7 @@ SETTINGS = {
     "exact": (KEPT, {}),
     "one card": ({**KEPT, "operations": 1}, {}),
     "copies": ({"overlap": False}, COPIES),
+    "hpz": ({}, {"hierarchy": "hpz"}),
     "hybrid": (KEPT, {"hierarchy": "hybrid"}),
     "int8": ({**KEPT, "gather": "int8"}, {}),
     "int8 both": ({**KEPT, "gather": "int8", "reduce": "int8"}, {}),
@@ -48,8 +49,11 @@ WHOLE = [
     *((Case(rate=rate), LEVERS) for rate in ("200mbit", "500mbit", "1gbit")),
     (Case(rate="500mbit", micro_batches=16), ("naive", "exact")),
     (Case(rate="500mbit", nics=2), ("naive", "one card", "exact")),
-    (Case(rate="500mbit", processes=2), ("naive", "copies", "exact", "hybrid", "planned")),
-    *((Case(rate=rate, is_paced=False), ("naive", "overlap", "exact")) for rate in ("500mbit", "1gbit")),
+    (Case(rate="500mbit", processes=2), ("naive", "copies", "hpz", "exact", "hybrid", "planned")),
+    *(
+        (Case(rate=rate, is_paced=False), ("naive", "overlap", "exact"))
+        for rate in ("200mbit", "500mbit", "1gbit")
+    ),
 ]
 QUICK = [(Case(rate="500mbit"), ("naive", "overlap", "exact"))]
 TINY = [(Case(rate="1gbit", micro_batches=2), ("naive", "exact"))]

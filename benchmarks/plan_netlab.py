@@ -41,7 +41,7 @@ def compared(result):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    newest = max(RESULTS.glob("ethernet-*.json"), default=None)
+    newest = max(RESULTS.glob("ethernet-20??-*.json"), default=None)
     parser.add_argument(
         "--rows", type=Path, default=newest, help="what ethernet.py filed; default: the newest"
     )
