@@ -1,7 +1,10 @@
 """What tests of remote corpora share: impatient options, and objects put into a bucket."""
 
+import os
 import urllib.request
 from pathlib import Path
+
+import pytest
 
 from penstock.data.remote import RemoteOptions
 
@@ -38,3 +41,14 @@ def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
         if path.is_file():
             obstore.put(store, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
     return f"s3://{bucket}/{prefix}"
+
+
+def lead_to(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the environment, and processes started from here, lead to a server of S3's protocol."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_url)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret")

@@ -1,13 +1,12 @@
 """Checkpoints in an object store: written by two processes, listed, damaged, passed over, exported."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.integration.remote.setting import upload
+from tests.integration.remote.setting import lead_to, upload
 
 from penstock.checkpoint.place import open_place
 from penstock.checkpoint.place_remote import RemotePlace
@@ -40,13 +39,7 @@ keep = 9
 @pytest.fixture
 def address(s3_process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A prefix of a bucket, of the test's own; the environment leads to its server."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_process)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret")
+    lead_to(s3_process, monkeypatch)
     (tmp_path / "empty").mkdir()
     return upload(tmp_path / "empty", s3_url=s3_process, bucket="checkpoints", prefix=f"runs/{tmp_path.name}")
 

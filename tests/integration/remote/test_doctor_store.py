@@ -1,10 +1,9 @@
 """What `penstock doctor --store` does to an object store: little, and nothing stays."""
 
-import os
 from pathlib import Path
 
 import pytest
-from tests.integration.remote.setting import upload
+from tests.integration.remote.setting import lead_to, upload
 
 from penstock.core.errors import PenstockError, UsageError
 from penstock.data.remote.options import RemoteOptions
@@ -17,13 +16,7 @@ from penstock.doctor.finding import Level
 @pytest.fixture
 def bucket(s3_process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A bucket; the environment leads to its server."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_process)
-    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test-key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test-secret")
+    lead_to(s3_process, monkeypatch)
     monkeypatch.setattr(object_store, "_OBJECT_BYTES", 2**16)
     monkeypatch.setattr(object_store, "_MOST_OBJECTS", 4)
     (tmp_path / "here").mkdir()
