@@ -1,0 +1,55 @@
+"""How an engine is built: what a user may choose, each choice computed or neutral by default; no torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from penstock.core.errors import ConfigError
+
+Weights = Literal["stored", "float32", "bfloat16", "int8", "int4", "float8"]
+Compile = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """The choices; every default suits one model on one machine."""
+
+    device: str | None = None
+    """None: the first GPU if there is one, else the CPU."""
+    weights: Weights = "stored"
+    """What the matrices of the blocks are computed in; 8 and 4 bits are made when a model opens."""
+    compile: Compile = "auto"
+    """torch.compile; auto: where it pays, which is on GPUs. It happens beside serving, no request waits."""
+    tensor_parallel: int = 1
+    """Processes that share each layer."""
+    max_sequences: int = 256
+    """Answers in the making at once; others wait."""
+    tokens_per_step: int | None = None
+    """Tokens computed in one step at most: a long prompt does not halt other answers; None: computed."""
+    block_size: int = 16
+    """Positions of a block of the cache."""
+    cache_gib: float | None = None
+    """Memory of keys and values, in GiB; None: computed from what is free."""
+    max_context: int | None = None
+    """Tokens of prompt and answer at most; None: the model's context."""
+    prefix_caching: bool = True
+    """Keep the blocks of ended answers until their room is needed, for prompts that begin alike."""
+    drafts: str = "off"
+    """Where guessed tokens come from: off, ngram, or a folder with a draft model or a speculator."""
+    num_drafts: int = 4
+    """Guessed tokens a step, at most."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Name a request gives -> folder of a LoRA adapter."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no engine can be built with."""
+        for name in ("tensor_parallel", "max_sequences", "block_size", "num_drafts"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", got=getattr(self, name))
+        for name in ("tokens_per_step", "cache_gib", "max_context"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(
+                    f"{name} must be positive", got=value, fix="Leave it out to have it computed."
+                )

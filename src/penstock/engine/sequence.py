@@ -1,0 +1,37 @@
+"""One answer in the making: its tokens, its blocks and how far it is computed; no torch."""
+
+from dataclasses import dataclass, field
+
+from penstock.engine.request import Finish, Request
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Sequence:
+    """Changed by the scheduler only; `tokens` is the prompt and what was drawn so far."""
+
+    id: int
+    """Ascending in the order of arrival."""
+    request_id: int
+    answer: int
+    """Which of the request's answers, from 0."""
+    request: Request
+    tokens: list[int]
+    num_computed: int = 0
+    """Tokens whose keys and values are in `blocks`; less than `len(tokens)` while any is to be computed."""
+    blocks: list[int] = field(default_factory=list)
+    """Block i holds positions i * block_size to (i + 1) * block_size."""
+    drafts: tuple[int, ...] = ()
+    """Tokens guessed to follow `tokens`, to be verified in the next step."""
+    num_cached: int = 0
+    """Tokens of the prompt that were found computed when it was first admitted."""
+    finish: Finish | None = None
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.request.prompt)
+
+    @property
+    def num_drawn(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.tokens) - self.num_prompt
