@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from penstock.core.errors import ModelError, UsageError
+from penstock.core.errors import ModelError
 from penstock.engine.sampler import probabilities, sample, uniform
 from penstock.engine.sampling import GREEDY, Sampling
 
@@ -70,12 +70,3 @@ def test_uniform_numbers_are_uniform():
 def test_logits_of_a_diverged_model_are_an_error():
     with pytest.raises(ModelError, match="not finite"):
         sample(torch.tensor([0.0, torch.nan]), GREEDY, position=0)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"temperature": -1.0}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0}, {"top_p": 1.5}],
-)
-def test_settings_that_draw_nothing_are_refused(wrong):
-    with pytest.raises(UsageError, match=next(iter(wrong))):
-        Sampling(**wrong)

@@ -1,0 +1,38 @@
+"""Settings of sampling: what is refused, and with which words."""
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock.engine.sampling import Sampling
+
+NAN, INFINITE = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("temperature", value) for value in (-1.0, NAN, INFINITE)),
+        ("top_k", 0),
+        *(("top_p", value) for value in (0.0, 1.5, NAN)),
+        *(("min_p", value) for value in (-0.1, 1.1, NAN)),
+        *(("repetition_penalty", value) for value in (0.0, -1.0, NAN, INFINITE)),
+        *(("presence_penalty", value) for value in (-2.1, 2.1, NAN)),
+        *(("frequency_penalty", value) for value in (-2.1, 2.1, NAN)),
+        *(("logit_bias", value) for value in ({-1: 0.0}, {3: 101.0}, {3: NAN})),
+        *(("seed", value) for value in (2**63, -(2**63) - 1)),
+        ("min_tokens", -1),
+        *(("num_logprobs", value) for value in (-1, 21)),
+    ],
+)
+def test_settings_that_draw_nothing_are_refused(name, value):
+    with pytest.raises(UsageError, match=name):
+        Sampling(**{name: value})
+
+
+def test_a_refusal_says_the_range_the_value_and_what_to_do():
+    with pytest.raises(UsageError) as refusal:
+        Sampling(presence_penalty=3)
+    assert str(refusal.value) == "presence_penalty must be from -2 to 2 (got 3). 0 turns it off."
+    with pytest.raises(UsageError) as refusal:
+        Sampling(temperature=-1)
+    assert str(refusal.value) == "temperature must be at least 0 (got -1). 0 is greedy."
