@@ -130,6 +130,20 @@ def cache_folder() -> Path:
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
 
 
+def compiler() -> str | None:
+    """The C++ compiler the user names (CXX)."""
+    return os.environ.get("CXX") or None
+
+
+def cpu_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The instructions that this machine's CPU has; empty where the system does not say."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
 def set_compiled_programs(folder: Path, *, given: bool) -> None:
     """Tell torch's compiler where to keep its programs (TORCHINDUCTOR_CACHE_DIR).
 

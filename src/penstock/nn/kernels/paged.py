@@ -1,0 +1,182 @@
+"""Attention over keys and values that lie in pages, in any order; the reference and the choice of kernel.
+
+A page holds `block_size` positions of one sequence, for every key-value head of one layer:
+
+    keys, values: [num_blocks, kv_heads, block_size, head_dim], contiguous
+
+so the positions of one head lie one after the other and a kernel streams them. Position p of a
+sequence with block table `table` is at keys[table[p // block_size], :, p % block_size]. The tokens of
+a step are laid one after the other as [1, t]; what is whose is said by a `PagedStep`, made once a step.
+
+On CPUs one C++ operator attends (nn/native/paged_attention.cpp); plain PyTorch is the reference beside
+it, and what other devices use: single tokens together over gathered pages, longer shares one by one.
+
+Legend: t tokens, s shares, w blocks of the longest table, h query heads, k key-value heads, d head dim.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int32, Int64
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from penstock.nn.kernels.layout import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PagedStep:
+    """Whose the tokens of one step are, and where their keys and values go; tensors where the model is."""
+
+    slots: Int64[Tensor, "t"]
+    """Where each token's key and value go: block * block_size + offset."""
+    query_starts: Int32[Tensor, "s_plus_1"]
+    """Share i is tokens query_starts[i] to query_starts[i + 1]."""
+    lengths: Int32[Tensor, "s"]
+    """Keys that the last query of each share sees, its own included."""
+    block_tables: Int32[Tensor, "s w"]
+    """Filled up with any block."""
+    spans: tuple[tuple[int, int, int], ...]
+    """First token, past the last, and length of each share again, for code that runs on the host."""
+    num_singles: int
+    """Shares at the front that have one token each."""
+
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        slots: np.ndarray,
+        query_starts: np.ndarray,
+        lengths: np.ndarray,
+        block_tables: np.ndarray,
+        device: torch.device,
+    ) -> Self:
+        """Copy the integers of a step to the device (arrays shared, not copied, on CPUs)."""
+        tensors = (
+            torch.from_numpy(array).to(device, non_blocking=True)
+            for array in (slots, query_starts, lengths, np.ascontiguousarray(block_tables))
+        )
+        many = np.flatnonzero(np.diff(query_starts) != 1)
+        starts = query_starts.tolist()
+        return cls(
+            **dict(zip(("slots", "query_starts", "lengths", "block_tables"), tensors, strict=True)),
+            spans=tuple(zip(starts, starts[1:], lengths.tolist(), strict=False)),
+            num_singles=int(many[0]) if len(many) else len(lengths),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPages:
+    """One layer's pages, as a step sees them: the `LayerCache` of a paged forward pass."""
+
+    keys: Float[Tensor, "blocks k block_size d"]
+    values: Float[Tensor, "blocks k block_size d"]
+    step: PagedStep
+
+    def append(self, k_bkld: Tensor, v_bkld: Tensor) -> tuple[Tensor, Tensor]:
+        """Write the step's keys and values, each [1, k, t, d], to their slots; return the pages."""
+        block_size = self.keys.shape[2]
+        block, offset = self.step.slots // block_size, self.step.slots % block_size
+        self.keys[block, :, offset] = k_bkld[0].transpose(0, 1)
+        self.values[block, :, offset] = v_bkld[0].transpose(0, 1)
+        return self.keys, self.values
+
+
+@dataclass(frozen=True, slots=True)
+class Paged:
+    """Causal attention of each share over its own sequence's pages; an `Attend` whose keys are pages."""
+
+    step: PagedStep
+    window: int | None = None
+    """A query sees itself and the `window - 1` positions before it; None: all."""
+
+    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
+        """Attend: q is [1, h, t, d], k and v are the pages, which hold the step's own keys already."""
+        q_thd = q_bhld[0].transpose(0, 1)
+        return self.attend(q_thd, k_bksd, v_bksd, scale=scale).transpose(0, 1)[None]
+
+    def attend(
+        self, q_thd: Float[Tensor, "t h d"], keys: Tensor, values: Tensor, *, scale: float
+    ) -> Float[Tensor, "t h d"]:
+        """The same with tokens first, the order in which the kernel reads and writes."""
+        return plain_attention(q_thd, keys, values, self.step, window=self.window, scale=scale)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoosePaged:
+    """What `Llama.choose` is for one step of the engine."""
+
+    step: PagedStep
+
+    def __call__(self, layout: Layout, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Paged:  # noqa: ARG002
+        """Return attention over pages with the layer's window."""
+        return Paged(self.step, layout.window)
+
+
+def plain_attention(
+    q_thd: Float[Tensor, "t h d"],
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+) -> Float[Tensor, "t h d"]:
+    """Attend in plain PyTorch.
+
+    On CPUs each share alone, so that no result depends on a neighbour's length; elsewhere the
+    single tokens together, because one small kernel per share would leave a GPU idle.
+    """
+    out = torch.empty_like(q_thd, memory_format=torch.contiguous_format)
+    together = 0 if q_thd.device.type == "cpu" else step.num_singles
+    if together:
+        out[:together] = _singles(q_thd[:together], keys, values, step, window=window, scale=scale)
+    for share, (first, past, length) in enumerate(step.spans[together:], together):
+        since = 0 if window is None else max(0, length - (past - first) + 1 - window)
+        block_size = keys.shape[2]
+        skipped = since // block_size  # blocks that no query of the share sees
+        blocks = step.block_tables[share, skipped : -(-length // block_size)].long()
+        k, v = (_gathered(pages[blocks])[:, : length - skipped * block_size] for pages in (keys, values))
+        mask = _visible(past - first, k.shape[1], window=window, device=q_thd.device)
+        q = q_thd[first:past].transpose(0, 1)
+        out[first:past] = _sdpa(q[None], k[None], v[None], mask, scale)[0].transpose(0, 1)
+    return out
+
+
+def _singles(
+    q_shd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
+) -> Tensor:
+    tables, lengths = step.block_tables[: len(q_shd)].long(), step.lengths[: len(q_shd), None]
+    k, v = (_gathered(pages[tables]) for pages in (keys, values))
+    positions = torch.arange(k.shape[2], device=k.device)[None]
+    mask = positions < lengths
+    if window is not None:
+        mask &= positions >= lengths - window
+    return _sdpa(q_shd[:, :, None], k, v, mask[:, None, None], scale)[:, :, 0]
+
+
+def _gathered(pages: Tensor) -> Tensor:
+    """[..., blocks, k, block_size, d] -> [..., k, blocks * block_size, d]."""
+    return pages.transpose(-4, -3).flatten(-3, -2)
+
+
+def _visible(
+    num_queries: int, num_keys: int, *, window: int | None, device: torch.device
+) -> Bool[Tensor, "queries keys"] | None:
+    """Return what the last `num_queries` of so many positions see; None: everything."""
+    if num_queries == 1 and (window is None or num_keys <= window):
+        return None
+    keys = torch.arange(num_keys, device=device)
+    own = keys[num_keys - num_queries :, None]
+    return keys <= own if window is None else (keys <= own) & (keys > own - window)
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    grouped = q.shape[1] != k.shape[1]
+    if grouped and mask is not None and q.device.type == "cuda":
+        # with grouped heads and a mask CUDA falls back to the unfused kernel
+        k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
+        grouped = False
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)

@@ -1,0 +1,132 @@
+"""The library of C++ operators: built once, in a safe place, and never needed."""
+
+import logging
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from penstock.core import env
+from penstock.nn import native
+from penstock.nn.native import build
+from penstock.nn.native.build import NotBuilt, built_library
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "native"
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """A stand-in that writes what it is told to and counts its runs."""
+    path, runs = tmp_path / "cxx", tmp_path / "runs"
+    path.write_text(
+        f"#!/bin/sh\nif [ $1 = --version ]; then echo stand-in 1; exit; fi\necho run >> {runs}\n"
+        'while [ "$1" != -o ]; do shift; done\necho library > "$2"\n'
+    )
+    path.chmod(0o755)
+    monkeypatch.setenv("CXX", str(path))
+    return path, lambda: len(runs.read_text().splitlines())
+
+
+def test_what_was_built_is_found_again(own_cache, compiler):
+    _, num_runs = compiler
+    first = built_library()
+    assert first.read_text() == "library\n"
+    assert first.parent == own_cache
+    assert built_library() == first
+    assert num_runs() == 1
+
+
+def test_several_at_once_build_one_library(own_cache, compiler):
+    _, num_runs = compiler
+    with ThreadPoolExecutor(6) as pool:
+        built = set(pool.map(lambda _: built_library(), range(6)))
+    assert len(built) == 1
+    assert num_runs() == 1
+    assert sorted(p.name for p in own_cache.iterdir()) == sorted([built.pop().name, "lock"])
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_another_source_compiler_or_cpu_is_another_library(compiler, tmp_path, monkeypatch):
+    path, _ = compiler
+    names = [built_library()]
+    monkeypatch.setattr(env, "cpu_features", lambda: "flags: sse2")
+    names.append(built_library())
+    path.write_text(path.read_text().replace("stand-in 1", "stand-in 2"))
+    names.append(built_library())
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "one.cpp").write_text("int one;")
+    monkeypatch.setattr(build, "SOURCES", tmp_path / "sources")
+    names.append(built_library())
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_folder_that_others_can_write_to_is_refused(own_cache):
+    own_cache.mkdir(parents=True)
+    own_cache.chmod(0o777)
+    with pytest.raises(NotBuilt, match=r"Others may write to .*native.* Set PENSTOCK_CACHE"):
+        built_library()
+
+
+@pytest.mark.usefixtures("compiler")
+def test_a_parent_in_which_others_could_replace_the_folder_is_refused(own_cache):
+    own_cache.mkdir(parents=True)
+    own_cache.parent.chmod(0o777)
+    with pytest.raises(NotBuilt, match="Others may write"):
+        built_library()
+    own_cache.parent.chmod(0o1777)  # as /tmp: only owners rename
+    built_library()
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_no_compiler_is_said_with_what_to_do(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(NotBuilt, match=r"no C\+\+ compiler .*no-such-compiler.*Install g\+\+"):
+        built_library()
+
+
+def test_a_failing_compiler_is_quoted_and_leaves_nothing(own_cache, compiler):
+    path, _ = compiler
+    path.write_text('#!/bin/sh\n[ "$1" = --version ] && exit\necho "cannot do this" >&2\nexit 3\n')
+    with pytest.raises(NotBuilt, match=r"failed .*cannot do this.* Set CXX"):
+        built_library()
+    assert [p.name for p in own_cache.iterdir()] == ["lock"]
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_without_operators_it_is_said_once_and_answered_no(monkeypatch, caplog):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    asked_anew = cache(native.is_available.__wrapped__)
+    with caplog.at_level(logging.WARNING):
+        assert not asked_anew()
+        assert not asked_anew()
+    assert len(caplog.records) == 1
+    assert "native=off" in caplog.text
+
+
+@pytest.mark.usefixtures("own_cache", "compiler")
+def test_a_library_that_cannot_be_loaded_is_answered_no():
+    assert not native.is_available.__wrapped__()
+
+
+@pytest.mark.usefixtures("own_cache", "compiler")
+def test_the_command_says_where_the_library_is():
+    command = [sys.executable, "-m", "penstock.nn.native"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert done.stdout.strip() == str(built_library())
+
+
+def test_the_operators_compute_on_the_threads_of_torch():
+    if not native.is_available():
+        pytest.skip("no compiler here")
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    pools = {line.split()[-1] for line in maps if "gomp" in line or "libomp" in line}
+    assert len(pools) <= 1, pools

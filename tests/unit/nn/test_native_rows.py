@@ -1,0 +1,55 @@
+"""The small C++ operators against plain torch in float64, at sizes that fill no whole vector too."""
+
+import pytest
+import torch
+
+from penstock.nn import native
+
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
+
+# Of the result's size: half a unit in the last place of bfloat16 (8 bits) is 2^-9, and of the sums a
+# float32 computes in another order some 2^-22.
+TOLERANCE = {torch.float32: 1e-6, torch.bfloat16: 2**-8}
+SIZES = [1, 15, 16, 50, 768]
+
+
+def drawn(*shape, dtype, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def normalised(x, weight):
+    return torch.nn.functional.rms_norm(x.double(), weight.shape, weight.double(), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_norm_is_that_of_torch(size, dtype):
+    x, weight = drawn(3, 2, size, dtype=dtype), drawn(size, dtype=dtype, seed=1)
+    out = torch.ops.penstock.rms_norm(x, weight, 1e-5)
+    torch.testing.assert_close(out.double(), normalised(x, weight), rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_norm_after_a_sum_changes_the_stream_in_place(size, dtype):
+    x, delta, weight = (drawn(n, size, dtype=dtype, seed=s) for s, n in enumerate((4, 4, 1)))
+    weight = weight[0]
+    total = (x.double() + 0.5 * delta.double()).to(dtype)
+    out = torch.ops.penstock.add_rms_norm(x, delta, 0.5, weight, 1e-5)
+    torch.testing.assert_close(x, total, rtol=TOLERANCE[dtype], atol=1e-6)
+    torch.testing.assert_close(out.double(), normalised(x, weight), rtol=TOLERANCE[dtype], atol=1e-6)
+
+
+def test_many_rows_are_computed_as_one_alone():
+    x, weight = drawn(300, 96, dtype=torch.float32), drawn(96, dtype=torch.float32, seed=1)
+    together = torch.ops.penstock.rms_norm(x, weight, 1e-5)
+    alone = torch.cat([torch.ops.penstock.rms_norm(row, weight, 1e-5) for row in x.split(1)])
+    assert torch.equal(together, alone)
+
+
+def test_a_row_of_another_size_or_type_is_refused():
+    x = drawn(2, 8, dtype=torch.float32)
+    with pytest.raises(RuntimeError, match="rows of 8"):
+        torch.ops.penstock.rms_norm(x, drawn(7, dtype=torch.float32), 1e-5)
+    with pytest.raises(RuntimeError, match="differ in type"):
+        torch.ops.penstock.rms_norm(x, drawn(8, dtype=torch.bfloat16), 1e-5)

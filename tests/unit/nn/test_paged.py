@@ -1,0 +1,125 @@
+"""Attention over pages in any order against a softmax written out in float64."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.nn.kernels.layout import Layout
+from penstock.nn.kernels.paged import ChoosePaged, LayerPages, PagedStep
+
+CPU = torch.device("cpu")
+
+
+def a_step(shares, *, block_size, seed=0):
+    """A step of shares (tokens, length): each sequence's blocks are drawn from one pool without order."""
+    rng = np.random.default_rng(seed)
+    needed = [-(-length // block_size) for _, length in shares]
+    pool = rng.permutation(sum(needed) + 3)
+    tables = np.zeros((len(shares), max(needed)), dtype=np.int32)
+    slots = []
+    for share, (num_tokens, length) in enumerate(shares):
+        tables[share, : needed[share]] = pool[sum(needed[:share]) :][: needed[share]]
+        positions = np.arange(length - num_tokens, length)
+        slots += (tables[share, positions // block_size] * block_size + positions % block_size).tolist()
+    step = PagedStep.from_arrays(
+        slots=np.array(slots, dtype=np.int64),
+        query_starts=np.cumsum([0, *(tokens for tokens, _ in shares)], dtype=np.int32),
+        lengths=np.array([length for _, length in shares], dtype=np.int32),
+        block_tables=tables,
+        device=CPU,
+    )
+    return step, len(pool)
+
+
+def a_layer(step, num_blocks, *, kv_heads, heads, block_size, head_dim, dtype=torch.float32, seed=0):
+    """Pages full of numbers, and a step's queries, keys and values, [1, heads, t, head_dim]."""
+    generator = torch.Generator().manual_seed(seed)
+    num_tokens = len(step.slots)
+
+    def drawn(*shape):
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    keys, values = (drawn(num_blocks, kv_heads, block_size, head_dim) for _ in range(2))
+    q, k, v = (drawn(1, n, num_tokens, head_dim) for n in (heads, kv_heads, kv_heads))
+    return LayerPages(keys, values, step), q, k, v
+
+
+def written_out(q_bhld, pages, shares, *, scale, window=None):
+    """Attend one query at a time in float64."""
+    keys, values, step = pages.keys.double(), pages.values.double(), pages.step
+    block_size, group = keys.shape[2], q_bhld.shape[1] // keys.shape[1]
+    out, token = torch.zeros_like(q_bhld, dtype=torch.float64), 0
+    for share, (num_tokens, length) in enumerate(shares):
+        table = step.block_tables[share].tolist()
+        where = [(table[p // block_size], p % block_size) for p in range(length)]
+        for position in range(length - num_tokens, length):
+            seen = where[0 if window is None else max(0, position + 1 - window) : position + 1]
+            for head in range(q_bhld.shape[1]):
+                k, v = (torch.stack([t[b, head // group, o] for b, o in seen]) for t in (keys, values))
+                weights = torch.softmax(scale * (k @ q_bhld[0, head, token].double()), dim=0)
+                out[0, head, token] = weights @ v
+            token += 1
+    return out
+
+
+def attended(pages, q, k, v, *, scale, window=None):
+    layout = Layout(batch=1, seq_len=q.shape[2], window=window)
+    attend = ChoosePaged(pages.step)(layout, device=CPU, dtype=q.dtype, head_dim=q.shape[3])
+    return attend(q, *pages.append(k, v), scale=scale)
+
+
+SHARES = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(0, 40)).map(lambda s: (s[0], s[0] + s[1])),
+    min_size=1,
+    max_size=5,
+).map(lambda shares: sorted(shares, key=lambda s: s[0] > 1))
+
+
+@given(
+    shares=SHARES,
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (3, 3)]),
+    block_size=st.sampled_from([1, 4, 16]),
+    head_dim=st.sampled_from([2, 16, 40]),
+    window=st.sampled_from([None, 1, 5, 30]),
+)
+@settings(max_examples=60)
+def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window):
+    step, num_blocks = a_step(shares, block_size=block_size)
+    pages, *qkv = a_layer(
+        step, num_blocks, heads=heads[0], kv_heads=heads[1], block_size=block_size, head_dim=head_dim
+    )
+    out = attended(pages, *qkv, scale=0.3, window=window)
+    expected = written_out(qkv[0], pages, shares, scale=0.3, window=window)
+    # float32 against float64, and sums of at most 49 products of numbers about 1
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_writes_its_keys_and_values_to_their_slots_and_nothing_else():
+    step, num_blocks = a_step([(1, 7), (3, 5)], block_size=4)
+    pages, _, k, v = a_layer(step, num_blocks, heads=2, kv_heads=2, block_size=4, head_dim=2)
+    before = pages.keys.clone()
+    pages.append(k, v)
+    flat = {int(slot): index for index, slot in enumerate(step.slots)}
+    for slot in range(num_blocks * 4):
+        block, offset = divmod(slot, 4)
+        expected = k[0, :, flat[slot]] if slot in flat else before[block, :, offset]
+        assert torch.equal(pages.keys[block, :, offset], expected)
+        if slot in flat:
+            assert torch.equal(pages.values[block, :, offset], v[0, :, flat[slot]])
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_neighbour_changes_no_bit(window):
+    mine, options = (1, 21), {"heads": 4, "kv_heads": 2, "block_size": 4, "head_dim": 8}
+    alone, num_blocks = a_step([mine], block_size=4)
+    pages, q, k, v = a_layer(alone, num_blocks, **options)
+    expected = attended(pages, q, k, v, scale=0.5, window=window)
+    beside, num_blocks = a_step([mine, (1, 90), (7, 64)], block_size=4, seed=5)
+    more, q2, k2, v2 = a_layer(beside, num_blocks, seed=5, **options)
+    more.keys[beside.block_tables[0, :6].long()] = pages.keys[alone.block_tables[0, :6].long()]
+    more.values[beside.block_tables[0, :6].long()] = pages.values[alone.block_tables[0, :6].long()]
+    for theirs, own in ((q2, q), (k2, k), (v2, v)):
+        theirs[:, :, :1] = own
+    assert torch.equal(attended(more, q2, k2, v2, scale=0.5, window=window)[:, :, :1], expected)
