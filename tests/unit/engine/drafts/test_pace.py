@@ -1,0 +1,101 @@
+"""The number of drafts: many where they stand and a step has room, none where they only cost."""
+
+import numpy as np
+import pytest
+
+from penstock.engine.drafts.pace import Pace
+from penstock.engine.request import Request
+from penstock.engine.sequence import Sequence
+
+
+def sequence(number=0, *, drawn=1, max_tokens=1000):
+    request = Request(prompt=(1, 2), max_tokens=max_tokens)
+    return Sequence(id=number, request_id=number, answer=0, request=request, tokens=[1, 2, *range(drawn)])
+
+
+def lived(pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.0, steps=160):
+    """Run a made-up machine by what the pace says; return tokens kept per second of its second half."""
+    rng = np.random.default_rng(0)
+    sequences = [sequence(number) for number in range(batch)]
+    seconds = kept = 0.0
+    wanted = pace.wanted(sequences)
+    for step in range(steps):
+        stood = [int(np.cumprod(rng.random(num) < chance).sum()) for num in wanted]
+        positions, tokens = batch + sum(wanted), batch + sum(stood)
+        took, drafting = fixed_s + per_token_s * positions, draft_s * sum(wanted)
+        pace.step_took(
+            took, num_tokens=positions, num_kept=tokens, drafting_s=drafting, num_drafts=sum(wanted)
+        )
+        for one, num, good in zip(sequences, wanted, stood, strict=True):
+            one.tokens.extend([0] * (good + 1))
+            if num:
+                pace.stood(one, num_drafts=num, num_kept=good)
+        wanted = pace.wanted(sequences)
+        if step >= steps // 2:
+            seconds, kept = seconds + took + drafting, kept + tokens
+    return kept / seconds
+
+
+@pytest.mark.parametrize("draft_s", [0.0, 0.0003])
+@pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("batch", [1, 8, 48])
+def test_the_pace_is_close_to_the_best_number_for_all_steps(batch, chance, draft_s):
+    machine = {"chance": chance, "batch": batch, "draft_s": draft_s}
+    fixed = [lived(Pace(most=most, adapt=False), **machine) for most in range(5)]
+    adapted = lived(Pace(most=4), **machine)
+    assert adapted > 0.93 * max(fixed)  # a first draft now and then is what knowing it costs
+    assert adapted > 0.93 * fixed[0]  # never much slower than without drafts
+
+
+def told(pace, *, num_kept, steps=100, **machine):
+    """Return how many drafts a sequence makes after a life in which so many of four stood."""
+    lived(pace, chance=num_kept / 4, steps=steps, **machine)
+    return max(pace.wanted([sequence()])[0] for _ in range(2))
+
+
+def test_drafts_that_stand_are_made():
+    assert told(Pace(most=4), num_kept=4) == 4
+
+
+def test_drafts_that_fall_are_not():
+    assert told(Pace(most=4), num_kept=0, batch=8) == 0
+
+
+def test_a_large_batch_makes_none_where_a_small_one_does():
+    few, many = (told(Pace(most=4), num_kept=3, batch=batch) for batch in (1, 256))
+    assert few > many == 0
+
+
+def test_a_slow_drafter_guesses_less():
+    assert told(Pace(most=4), num_kept=3, draft_s=0.005) < told(Pace(most=4), num_kept=3)
+
+
+def test_sequences_are_judged_one_by_one():
+    pace = Pace(most=4)
+    lived(pace, chance=0.5, per_token_s=0.001)
+    for _ in range(40):
+        pace.stood(sequence(1), num_drafts=4, num_kept=4)
+        pace.stood(sequence(2), num_drafts=4, num_kept=0)
+    assert pace.wanted([sequence(1), sequence(2)]) == [4, 0]
+
+
+def test_now_and_then_a_step_does_the_opposite():
+    for chance in (0.0, 1.0):
+        pace = Pace(most=4)
+        lived(pace, chance=chance, batch=8)
+        wanted = [pace.wanted([sequence()])[0] for _ in range(48)]
+        assert sorted(wanted) == sorted([0] * 46 + [1] * 2 if chance == 0 else [4] * 46 + [0] * 2)
+
+
+@pytest.mark.parametrize(("drawn", "expected"), [(0, 4), (7, 2), (8, 1), (9, 0)])
+def test_no_draft_is_made_that_the_answer_has_no_room_for(drawn, expected):
+    pace = Pace(most=4, adapt=False)
+    assert pace.wanted([sequence(drawn=drawn, max_tokens=10)]) == [expected]
+
+
+def test_a_sequence_that_ended_is_forgotten():
+    pace = Pace(most=4)
+    pace.stood(sequence(5), num_drafts=4, num_kept=0)
+    fresh = Pace(most=4)
+    pace.forget(sequence(5))
+    assert pace._each == fresh._each
