@@ -7,7 +7,7 @@ A folder is written beside its final name and renamed, so it appears whole or no
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,25 @@ def load_pretrained(
         model: Llama = FAMILIES[config.model_type](config)
     names = FAMILIES[config.model_type].hugging_face_names(config)
     shapes = {theirs: model.get_parameter(ours).shape for ours, theirs in names.items()}
-    read = {name: tensor.to(device, dtype) for name, tensor in _read(folder, shapes)}
+    read = {name: tensor.to(device, dtype) for name, tensor in read_weights(folder, shapes)}
     model.load_state_dict({ours: read[theirs] for ours, theirs in names.items()}, assign=True)
     return model.eval()
 
 
-def _read(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str, Tensor]]:
+def read_weights(
+    folder: Path, shapes: Mapping[str, torch.Size], *, copies: Collection[str] = ()
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a folder by name.
+
+    Args:
+        shapes: of those that must be there.
+        copies: names that may be there too and are not read.
+
+    Raises:
+        ModelError: weights that are missing, unexpected, of the wrong shape, damaged or pickled.
+    """
     files = _files(folder)
-    _check_names(folder, {name for names in files.values() for name in names}, set(shapes))
+    _check_names(folder, {name for names in files.values() for name in names}, set(shapes), copies)
     for path, names in files.items():
         try:
             with safe_open(path, framework="pt") as file:
@@ -98,8 +109,8 @@ def _read(folder: Path, shapes: Mapping[str, torch.Size]) -> Iterator[tuple[str,
             raise ModelError(f"{path} is damaged: {error}", fix="Download or export it again.") from error
 
 
-def _check_names(folder: Path, stored: set[str], expected: set[str]) -> None:
-    ignored = {name for name in stored if name.endswith(_NOT_LEARNED)}
+def _check_names(folder: Path, stored: set[str], expected: set[str], copies: Collection[str]) -> None:
+    ignored = {name for name in stored if name.endswith(_NOT_LEARNED)} | set(copies)
     if _TIED_COPY not in expected:
         ignored.add(_TIED_COPY)  # some writers store a tied matrix twice
     missing, unexpected = sorted(expected - stored), sorted(stored - expected - ignored)
@@ -179,15 +190,19 @@ def save_pretrained(
     stored = next(iter(tensors.values())).dtype if dtype is None else dtype
     model = {**config.to_hugging_face(), **_special(eos_id), "dtype": str(stored).removeprefix("torch.")}
     texts = {"config.json": _json(model), "generation_config.json": _json(_special(eos_id))}
-    with _appearing(folder) as temporary:
-        _write_weights(temporary, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes)
+    with appearing(folder) as temporary:
+        write_weights(temporary, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for name, text in {**texts, **(extra_files or {})}.items():
             (temporary / name).write_text(text, encoding="utf-8")
 
 
 @contextmanager
-def _appearing(folder: Path) -> Iterator[Path]:
-    """Lend a temporary folder, then give it its name; after any failure nothing of it is left."""
+def appearing(folder: Path) -> Iterator[Path]:
+    """Lend a temporary folder, then give it its name; after any failure nothing of it is left.
+
+    Raises:
+        ModelError: it could not be written (a full disk).
+    """
     temporary = temporary_beside(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -216,9 +231,10 @@ def _check_state(given: set[str], expected: set[str]) -> None:
         raise ModelError(f"The weights are not those of the config ({', '.join(wrong[:3])})", got=len(wrong))
 
 
-def _write_weights(
+def write_weights(
     folder: Path, tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None, max_shard_bytes: int
 ) -> None:
+    """Write safetensors, and an index where they are several; one tensor is never split."""
     shards: list[list[str]] = [[]]
     used = total = 0
     for name, tensor in tensors.items():

@@ -1,0 +1,71 @@
+"""Folders of speculators, read and written: `config.json` and safetensors, as IBM publishes them."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from penstock.checkpoint.hf import appearing, read_weights, write_weights
+from penstock.core.config import load_json
+from penstock.core.errors import ConfigError, UsageError
+from penstock.models.speculator import MODEL_TYPE, Speculator, SpeculatorConfig, stored_names
+
+_MAX_SHARD_BYTES = 5 * 10**9
+
+
+def is_speculator(folder: Path) -> bool:
+    """Whether the folder says that it holds a speculator."""
+    try:
+        return load_json(folder / "config.json").get("model_type") == MODEL_TYPE
+    except (OSError, ConfigError):
+        return False
+
+
+def load_speculator(folder: Path, *, dtype: torch.dtype | None = None) -> Speculator:
+    """Open a folder; the speculator is in evaluation mode, on the CPU.
+
+    Args:
+        dtype: of the weights; None: as stored.
+
+    Raises:
+        ModelError: weights that are missing, of the wrong shape, damaged or pickled.
+    """
+    config = SpeculatorConfig.from_json(load_json(folder / "config.json"))
+    with torch.device("meta"):
+        speculator = Speculator(config)
+    names = stored_names(config)
+    shapes = {theirs: speculator.get_parameter(ours).shape for ours, theirs in names.items()}
+    untied = SpeculatorConfig.from_json({**config.to_json(), "tie_weights": False})
+    copies = set(stored_names(untied).values()) - set(shapes)  # some writers store shared tensors often
+    read = dict(read_weights(folder, shapes, copies=copies))
+    state = {ours: read[theirs] for ours, theirs in names.items()}
+    speculator.load_state_dict(state, strict=False, assign=True)  # what is shared has one name here
+    assert not any(parameter.is_meta for parameter in speculator.parameters()), list(state)
+    if dtype is not None:
+        speculator.to(dtype)
+    return speculator.eval()
+
+
+def save_speculator(
+    speculator: Speculator, folder: Path, *, extra_files: Mapping[str, str] | None = None
+) -> None:
+    """Write a folder that `load_speculator` opens; it appears whole or not at all.
+
+    Args:
+        folder: must not exist, or be empty.
+        extra_files: text files to write beside, by name.
+
+    Raises:
+        UsageError: the folder is not empty.
+        ModelError: it could not be written.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} already exists and is not empty", fix="Choose another folder.")
+    config = speculator.config
+    tensors = {theirs: speculator.get_parameter(ours).data for ours, theirs in stored_names(config).items()}
+    texts = {"config.json": json.dumps(config.to_json(), indent=1) + "\n", **(extra_files or {})}
+    with appearing(folder) as temporary:
+        write_weights(temporary, tensors, dtype=None, max_shard_bytes=_MAX_SHARD_BYTES)
+        for name, text in texts.items():
+            (temporary / name).write_text(text, encoding="utf-8")
