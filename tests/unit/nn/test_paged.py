@@ -1,15 +1,30 @@
 """Attention over pages in any order against a softmax written out in float64."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.nn import native
+from penstock.nn.kernels import paged
 from penstock.nn.kernels.layout import Layout
 from penstock.nn.kernels.paged import ChoosePaged, LayerPages, PagedStep
 
 CPU = torch.device("cpu")
+WAYS = [
+    "plain",
+    pytest.param("operator", marks=pytest.mark.skipif(not native.is_available(), reason="no C++ here")),
+]
+
+
+@pytest.fixture(params=WAYS)
+def way(request, monkeypatch):
+    if request.param == "plain":
+        monkeypatch.setattr(paged, "_has_operator", lambda *_: False)
+    return request.param
 
 
 def a_step(shares, *, block_size, seed=0):
@@ -84,7 +99,8 @@ SHARES = st.lists(
     head_dim=st.sampled_from([2, 16, 40]),
     window=st.sampled_from([None, 1, 5, 30]),
 )
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.usefixtures("way")
 def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window):
     step, num_blocks = a_step(shares, block_size=block_size)
     pages, *qkv = a_layer(
@@ -110,6 +126,7 @@ def test_a_step_writes_its_keys_and_values_to_their_slots_and_nothing_else():
             assert torch.equal(pages.values[block, :, offset], v[0, :, flat[slot]])
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("window", [None, 6])
 def test_a_neighbour_changes_no_bit(window):
     mine, options = (1, 21), {"heads": 4, "kv_heads": 2, "block_size": 4, "head_dim": 8}
@@ -123,3 +140,51 @@ def test_a_neighbour_changes_no_bit(window):
     for theirs, own in ((q2, q), (k2, k), (v2, v)):
         theirs[:, :, :1] = own
     assert torch.equal(attended(more, q2, k2, v2, scale=0.5, window=window)[:, :, :1], expected)
+
+
+LONG = [(1, 700), (1, 256), (1, 257), (1, 3), (130, 600), (60, 60)]  # parts of 256 keys, tiles of 48 rows
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 300])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 1)])
+def test_long_sequences_of_both_types(heads, window, dtype):
+    step, num_blocks = a_step(LONG, block_size=16)
+    shape = {"heads": heads[0], "kv_heads": heads[1], "block_size": 16, "head_dim": 64}
+    pages, *qkv = a_layer(step, num_blocks, dtype=dtype, **shape)
+    out = attended(pages, *qkv, scale=0.125, window=window)
+    expected = written_out(qkv[0], pages, LONG, scale=0.125, window=window)
+    # values about 1 and averages of them: weights and result are rounded to 8 bits in bfloat16
+    tolerance = 2e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ here")
+def test_what_is_past_a_sequence_is_never_read():
+    step, num_blocks = a_step([(1, 5), (5, 9)], block_size=4)
+    pages, *qkv = a_layer(step, num_blocks, heads=8, kv_heads=2, block_size=4, head_dim=16)
+    first = attended(pages, *qkv, scale=0.5)
+    for share, length in enumerate([5, 9]):
+        last = int(step.block_tables[share, length // 4])
+        pages.keys[last, :, length % 4 :] = torch.nan
+        pages.values[last, :, length % 4 :] = torch.nan
+    assert torch.equal(attended(pages, *qkv, scale=0.5), first)
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ here")
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": torch.tensor([99], dtype=torch.int32)}, "share 0 of length 99"),
+        ({"block_tables": torch.tensor([[70, 0]], dtype=torch.int32)}, "no block 70"),
+        ({"query_starts": torch.tensor([0, 2], dtype=torch.int32)}, "shares of 2 tokens"),
+        ({"lengths": torch.tensor([5])}, "int32"),
+    ],
+)
+def test_indexes_that_lie_outside_are_refused(change, message):
+    step, num_blocks = a_step([(1, 5)], block_size=4)
+    pages, *qkv = a_layer(step, num_blocks, heads=2, kv_heads=1, block_size=4, head_dim=16)
+    pages = LayerPages(pages.keys, pages.values, replace(step, **change))
+    with pytest.raises(RuntimeError, match=message):
+        attended(pages, *qkv, scale=0.5)

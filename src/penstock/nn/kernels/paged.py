@@ -23,7 +23,11 @@ from jaxtyping import Bool, Float, Int32, Int64
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from penstock.nn import native
 from penstock.nn.kernels.layout import Layout
+
+MAX_GROUP = 48
+"""Query heads per key-value head that the operator takes: a tile's rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,14 +98,20 @@ class Paged:
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
         """Attend: q is [1, h, t, d], k and v are the pages, which hold the step's own keys already."""
-        q_thd = q_bhld[0].transpose(0, 1)
+        q_thd = q_bhld[0].transpose(0, 1).contiguous()
         return self.attend(q_thd, k_bksd, v_bksd, scale=scale).transpose(0, 1)[None]
 
     def attend(
         self, q_thd: Float[Tensor, "t h d"], keys: Tensor, values: Tensor, *, scale: float
     ) -> Float[Tensor, "t h d"]:
         """The same with tokens first, the order in which the kernel reads and writes."""
-        return plain_attention(q_thd, keys, values, self.step, window=self.window, scale=scale)
+        if not _has_operator(q_thd, keys):
+            return plain_attention(q_thd, keys, values, self.step, window=self.window, scale=scale)
+        step = self.step
+        out: Tensor = torch.ops.penstock.paged_attention(
+            q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, self.window or 0
+        )
+        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,16 @@ class ChoosePaged:
     def __call__(self, layout: Layout, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Paged:  # noqa: ARG002
         """Return attention over pages with the layer's window."""
         return Paged(self.step, layout.window)
+
+
+def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
+    """Whether the C++ operator computes this; in float64, or with 49 heads of a group, plain torch does."""
+    return (
+        keys.device.type == "cpu"
+        and keys.dtype == q_thd.dtype in (torch.float32, torch.bfloat16)
+        and q_thd.shape[1] <= MAX_GROUP * keys.shape[1]
+        and native.is_available()
+    )
 
 
 def plain_attention(

@@ -12,6 +12,12 @@
 
 namespace penstock {
 
+inline int64_t num_threads() {
+  uint32_t threads = 1;
+  TORCH_CHECK(!torch_get_num_threads(&threads), "the number of threads is not known");
+  return threads;
+}
+
 // Call body(begin, end) on parts of [0, size), each of at least `grain` items.
 template <class Body>
 void parallel(int64_t size, int64_t grain, const Body& body) {

@@ -1,0 +1,241 @@
+// Attention of a few or many queries of one key-value head over one part of a sequence's pages.
+//
+// Few rows read keys and values where they lie, which is all the memory traffic there is. Many rows
+// first lay a part out as a matrix product wants it (tile.h), so that it is paid once for all of them.
+#pragma once
+
+#include <limits>
+#include <vector>
+
+#include "rows.h"
+#include "tile.h"
+
+namespace penstock::attention {
+
+constexpr int64_t PART = 256;     // keys
+constexpr int64_t TILE_ROWS = 48;  // a multiple of the product's 6
+constexpr int64_t FEW_ROWS = 3;
+constexpr float NEVER = -std::numeric_limits<float>::infinity();
+
+inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
+
+template <class T>
+struct Task {
+  const T *q, *keys, *values;
+  T* out;
+  const int32_t *starts, *lengths, *tables;
+  int64_t q_stride, heads, kv_heads, block_size, dim, table_width, window;
+  float scale;
+
+  int64_t group() const { return heads / kv_heads; }
+};
+
+// Rows of one tile: `tokens` queries of one share, each with the heads of one group; token-major.
+struct Tile {
+  int64_t share, kv_head, first_token, tokens, first_position;
+};
+
+// The joined result of the parts seen so far: weighted sums of values, largest score, sum of weights.
+struct Joined {
+  float *sums, *most, *total;
+};
+
+// Buffers of one thread, kept between steps.
+struct Scratch {
+  std::vector<float> scores, sums, joined, cells_q, cells_k, cells_v, cells_p;
+  const void *key_rows[PART], *value_rows[PART];
+  float most[TILE_ROWS], total[TILE_ROWS], joined_most[TILE_ROWS], joined_total[TILE_ROWS];
+};
+
+inline float* room(std::vector<float>& buffer, int64_t size) {
+  if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
+  return buffer.data();
+}
+
+// ---- few rows: straight from the pages
+
+template <class T>
+inline float dot(const T* a, const T* b, int64_t size) {
+  Vec sum;
+  each_lane(size, [&](int64_t i, auto at) { sum = Vec::fma(at.load(a + i), at.load(b + i), sum); });
+  return sum.sum();
+}
+
+#ifdef __AVX512BF16__
+template <>
+inline float dot(const bf16* a, const bf16* b, int64_t size) {
+  Vec sum;
+  int64_t i = 0;
+  for (; i + 32 <= size; i += 32)
+    sum = Product<Pair>::add(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i), sum);
+  each_lane(size - i, [&](int64_t j, auto at) { sum = Vec::fma(at.load(a + i + j), at.load(b + i + j), sum); });
+  return sum.sum();
+}
+#endif
+
+template <class T>
+void few_scores(const Task<T>& task, const T* const* q_rows, int64_t rows, Scratch& own, int64_t num_keys) {
+  for (int64_t key = 0; key < num_keys; ++key)
+    for (int64_t row = 0; row < rows; ++row)
+      own.scores[row * PART + key] =
+          dot(q_rows[row], static_cast<const T*>(own.key_rows[key]), task.dim);
+}
+
+template <class T, int WIDE>
+void few_sums_columns(Scratch& own, const float* weights, int64_t num_keys, int64_t column, float* out) {
+  Vec sums[WIDE];
+  for (int64_t key = 0; key < num_keys; ++key) {
+    const T* value = static_cast<const T*>(own.value_rows[key]) + column;
+    const Vec weight(weights[key]);
+    for (int j = 0; j < WIDE; ++j) sums[j] = Vec::fma(weight, Vec::load(value + j * LANES), sums[j]);
+  }
+  for (int j = 0; j < WIDE; ++j) sums[j].store(out + column + j * LANES);
+}
+
+template <class T>
+void few_sums(const Task<T>& task, int64_t rows, Scratch& own, int64_t num_keys) {
+  const int64_t wide = up(task.dim, LANES);
+  for (int64_t row = 0; row < rows; ++row) {
+    const float* weights = own.scores.data() + row * PART;
+    float* out = own.sums.data() + row * wide;
+    int64_t column = 0;
+    for (; column + 4 * LANES <= task.dim; column += 4 * LANES)
+      few_sums_columns<T, 4>(own, weights, num_keys, column, out);
+    for (; column + LANES <= task.dim; column += LANES)
+      few_sums_columns<T, 1>(own, weights, num_keys, column, out);
+    for (; column < task.dim; ++column) {
+      float sum = 0;
+      for (int64_t key = 0; key < num_keys; ++key)
+        sum = std::fma(weights[key], static_cast<float>(static_cast<const T*>(own.value_rows[key])[column]), sum);
+      out[column] = sum;
+    }
+  }
+}
+
+// ---- many rows: two matrix products
+
+template <class Cell>
+Cell* cells(std::vector<float>& buffer, int64_t size) {
+  return reinterpret_cast<Cell*>(room(buffer, size));  // a cell is as large as a float
+}
+
+// The weights as the left side; as float32 they are it already.
+template <class Cell>
+const Cell* lay_weights(const float* scores, int64_t rows, int64_t width, Scratch& own) {
+  if constexpr (Product<Cell>::DEPTH == 1) {
+    return scores;
+  } else {
+    Cell* out = cells<Cell>(own.cells_p, rows * PART / 2);
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t i = 0; i < width; i += LANES)
+        Vec::load(scores + row * PART + i).store(reinterpret_cast<bf16*>(out) + row * PART + i);
+    return out;
+  }
+}
+
+// ---- one part
+
+// Turn a row's scores of keys [low, high) into weights, 0 elsewhere; note their maximum and sum.
+inline void soften(float* scores, int64_t low, int64_t high, int64_t width, float scale, float& most, float& total) {
+  std::fill(scores, scores + low, NEVER);
+  std::fill(scores + high, scores + width, NEVER);
+  Vec top(NEVER), sum;
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Vec scaled = Vec::load(scores + i) * Vec(scale);
+    scaled.store(scores + i);
+    top = Vec::max(top, scaled);
+  }
+  most = top.largest();
+  for (int64_t i = 0; i < width; i += LANES) {
+    const Vec weight = exp(Vec::load(scores + i) - Vec(most));
+    weight.store(scores + i);
+    sum = sum + weight;
+  }
+  total = sum.sum();
+}
+
+inline void join(Joined into, const float* sums, const float* most, const float* total, int64_t rows, int64_t wide) {
+  for (int64_t row = 0; row < rows; ++row) {
+    if (total[row] == 0) continue;  // the row sees nothing of this part
+    const float top = std::max(into.most[row], most[row]);
+    const float old = into.total[row] == 0 ? 0 : std::exp(into.most[row] - top), add = std::exp(most[row] - top);
+    for (int64_t i = row * wide; i < (row + 1) * wide; i += LANES)
+      Vec::fma(Vec::load(into.sums + i), Vec(old), Vec::load(sums + i) * Vec(add)).store(into.sums + i);
+    into.most[row] = top;
+    into.total[row] = into.total[row] * old + total[row] * add;
+  }
+}
+
+inline void clear(Joined joined, int64_t rows, int64_t wide) {
+  std::fill(joined.sums, joined.sums + rows * wide, 0.0f);
+  std::fill(joined.most, joined.most + rows, NEVER);
+  std::fill(joined.total, joined.total + rows, 0.0f);
+}
+
+// Note where each key and value lies; the list is filled up to a multiple of 16 with the last.
+template <class T>
+void find_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
+  const int32_t* table = task.tables + tile.share * task.table_width;
+  int64_t offset = first_key % task.block_size, page = first_key / task.block_size;
+  for (int64_t i = 0; i < num_keys; ++i) {
+    const int64_t row = (table[page] * task.kv_heads + tile.kv_head) * task.block_size + offset;
+    own.key_rows[i] = task.keys + row * task.dim;
+    own.value_rows[i] = task.values + row * task.dim;
+    if (++offset == task.block_size) offset = 0, ++page;
+  }
+  for (int64_t i = num_keys; i < up(num_keys, LANES); ++i) own.key_rows[i] = own.key_rows[num_keys - 1];
+}
+
+// Turn all scores into weights; a row sees the keys up to its own position, of the window's last ones.
+template <class T>
+void soften_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
+  const int64_t group = task.group(), width = up(num_keys, LANES);
+  for (int64_t row = 0; row < tile.tokens * group; ++row) {
+    const int64_t past = tile.first_position + row / group + 1;
+    const int64_t since = task.window ? past - task.window : 0;
+    const int64_t low = std::clamp<int64_t>(since - first_key, 0, num_keys);
+    const int64_t high = std::clamp<int64_t>(past - first_key, 0, num_keys);
+    float* scores = own.scores.data() + row * PART;
+    if (low < high) {
+      soften(scores, low, high, width, task.scale, own.most[row], own.total[row]);
+    } else {
+      std::fill(scores, scores + width, 0.0f);
+      own.most[row] = NEVER, own.total[row] = 0;
+    }
+  }
+}
+
+// Attend the rows of a tile to the keys [first_key, past_key) of one part; join what comes out.
+template <class T>
+void attend_part(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t past_key, Scratch& own, Joined joined) {
+  using Cell = typename CellOf<T>::type;
+  constexpr int64_t D = Product<Cell>::DEPTH;
+  const int64_t group = task.group(), rows = tile.tokens * group, num_keys = past_key - first_key;
+  const int64_t wide = up(task.dim, LANES), width = up(num_keys, LANES), depth = up(task.dim, D) / D;
+  const T* q_rows[TILE_ROWS];
+  for (int64_t row = 0; row < rows; ++row)
+    q_rows[row] = task.q + (tile.first_token + row / group) * task.q_stride + (tile.kv_head * group + row % group) * task.dim;
+  find_rows(task, tile, first_key, num_keys, own);
+  float *scores = room(own.scores, rows * PART), *sums = room(own.sums, rows * wide);
+  const bool few = rows <= FEW_ROWS;
+  if (few) {
+    few_scores(task, q_rows, rows, own, num_keys);
+  } else {
+    Cell *q = cells<Cell>(own.cells_q, rows * depth), *k = cells<Cell>(own.cells_k, depth * PART);
+    lay_rows(q_rows, rows, task.dim, q, depth);
+    lay_columns<Cell, T>(own.key_rows, width, task.dim, k, depth, PART);
+    multiply(q, depth, k, PART, scores, PART, rows, width, depth);
+  }
+  soften_rows(task, tile, first_key, num_keys, own);
+  if (few) {
+    few_sums(task, rows, own, num_keys);
+  } else {
+    const int64_t key_cells = up(num_keys, D) / D;
+    Cell* v = cells<Cell>(own.cells_v, key_cells * wide);
+    lay_below<Cell, T>(own.value_rows, num_keys, task.dim, v, wide);
+    multiply(lay_weights<Cell>(scores, rows, width, own), PART / D, v, wide, sums, wide, rows, wide, key_cells);
+  }
+  join(joined, sums, own.most, own.total, rows, wide);
+}
+
+}  // namespace penstock::attention
