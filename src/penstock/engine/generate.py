@@ -4,9 +4,11 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import ModelError, UsageError
+from penstock.core.rng import key_of
+from penstock.engine.filters import choose
 from penstock.engine.kv_cache import KVCache
-from penstock.engine.sampler import sample
+from penstock.engine.sampler import NOT_FINITE, uniforms
 from penstock.engine.sampling import GREEDY, Sampling
 from penstock.models.llama.model import Llama
 
@@ -72,14 +74,16 @@ def _tokens(
 ) -> Iterator[int]:
     cache = KVCache(model.config.num_hidden_layers)
     device = next(model.parameters()).device
-    pending, position = prompt, len(prompt)
+    pending, position, key = prompt, len(prompt), key_of(sampling.seed, "sample", 0)
     for _ in range(room):
         # entered anew for each token: a mode held across `yield` would leak into the caller's code
         with torch.inference_mode():
             ids = torch.tensor([pending], device=device)
             # only the last position is projected: the logits of a long prompt are larger than its cache
             logits = model(ids, cache=cache, finish=lambda hidden, head: head(hidden[:, -1]))
-            token = sample(logits[0], sampling, position=position)
+            if not torch.isfinite(logits.max()):  # max is NaN where any logit is
+                raise ModelError(NOT_FINITE, fix="Use an earlier checkpoint of the run.")
+            token = int(choose(logits.float(), [sampling], uniforms([key], [position])))
         yield token
         if token in stop_ids:
             return

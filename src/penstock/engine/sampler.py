@@ -1,56 +1,250 @@
-"""Choose the next token: a pure function of (logits, settings, position).
+"""Draw the next token of every row of a step: greedy in one argmax, all else on the rows that ask for it.
 
-The random number of a position is a hash of (seed, position), never the next draw of a generator,
-so an answer can be repeated from any token, whatever else the process has sampled. Filters come in
-the order of transformers: temperature, then top-k (ties at the k-th value stay), then top-p (the
-fewest likeliest tokens whose probabilities reach p; Holtzman et al., arXiv:1904.09751).
+The random number of a token is a hash of (seed, answer, position), never the next draw of a generator, so
+a request's tokens are the same whatever shares its batch, and after a pre-emption.
+
+What excludes tokens or moves their logits comes first (grammar, `min_tokens`, bias, penalties), then the
+filters of `engine.filters`. What a sampler knows of an answer, its tally and its place in a grammar, is
+caught up from the answer's tokens when a row of it is drawn: tokens that were guessed and refused, or an
+answer that was pre-empted, need no word to the sampler. It is told only when an answer has ended.
 """
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from penstock.core.errors import ModelError
 from penstock.core.rng import key_of, mix64
-from penstock.engine.sampling import Sampling
+from penstock.engine.filters import choose, probabilities
+from penstock.engine.logprobs import logprobs_of
+from penstock.engine.penalties import Tallied, Tally, needs_tally, penalise
+from penstock.engine.request import TokenLogprob
+from penstock.engine.sequence import Sequence as Answer
+from penstock.engine.step_plan import StepPlan
+
+NOT_FINITE = "The model's logits are not finite"
 
 
-def sample(logits: Float[Tensor, "vocab"], sampling: Sampling, *, position: int) -> int:
-    """Return the id of the token at `position` (counted from the prompt's start).
+class Matcher(Protocol):
+    """One answer's place in its grammar."""
 
-    Raises:
-        ModelError: the logits are not numbers, as weights that diverged in training make them.
+    def allowed(self, tokens: Sequence[int], drafts: Sequence[int]) -> np.ndarray | str:
+        """Return [vocab] bool, which tokens may follow; or why the grammar cannot be followed on.
+
+        Args:
+            tokens: all of the answer so far; those of the last call begin it.
+            drafts: guessed tokens after it.
+        """
+        ...
+
+
+class Grammars(Protocol):
+    """Where matchers come from."""
+
+    def matcher(self, grammar: str) -> Matcher:
+        """Return a new matcher at the beginning of a grammar."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What one row of logits follows: an answer, and guessed tokens after it."""
+
+    answer: Answer
+    drafts: tuple[int, ...] = ()
+
+    @property
+    def position(self) -> int:
+        """Where the token to be drawn goes, counted from the prompt's start."""
+        return len(self.answer.tokens) + len(self.drafts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draws:
+    """What was drawn, row by row."""
+
+    tokens: list[int]
+    logprobs: Mapping[int, TokenLogprob] = field(default_factory=dict)
+    """By row, where they were asked for."""
+    failed: Mapping[int, str] = field(default_factory=dict)
+    """Row -> why nothing can be drawn; its token means nothing and its answer cannot go on."""
+
+
+def rows_of(plan: StepPlan) -> list[Row]:
+    """Return what each row of a step's logits follows, in their order."""
+    return [
+        Row(share.sequence, share.drafts[:n])
+        for share in plan.shares
+        if share.samples
+        for n in range(len(share.drafts) + 1)
+    ]
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is kept of an answer between its tokens."""
+
+    key: int
+    tally: Tally | None
+    matcher: Matcher | None
+    num_tallied: int = 0
+
+
+class Sampler:
+    """Draws tokens; keeps a tally and a matcher for the answers that need them.
+
+    Args:
+        grammars: where the matchers of `Request.grammar` come from; None: no request has one.
     """
-    if not torch.isfinite(logits.max()):  # max is NaN where any logit is
-        raise ModelError("The model's logits are not finite", fix="Use an earlier checkpoint of the run.")
-    if sampling.temperature == 0:
-        return int(logits.argmax())
-    cumulative = probabilities(logits, sampling).cumsum(0)
-    drawn = uniform(sampling.seed, position) * cumulative[-1]
-    index = int(torch.searchsorted(cumulative, drawn, right=True))
-    # a product that rounds up to the total would fall behind the last token that can be drawn
-    return index if index < len(logits) else int(torch.searchsorted(cumulative, cumulative[-1]))
+
+    def __init__(self, grammars: Grammars | None = None) -> None:
+        self._grammars = grammars
+        self._known: dict[int, _Known] = {}
+
+    def draw(self, logits: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> Draws:
+        """Draw one token per row; `logits` stay as they are."""
+        scores = logits.float()
+        best, likeliest = scores.max(-1)
+        failed = dict.fromkeys(
+            (~best.isfinite()).nonzero()[:, 0].tolist(), NOT_FINITE
+        )  # max is NaN where any is
+        tokens: list[int] = likeliest.tolist()
+        shaped = [i for i, row in enumerate(rows) if i not in failed and not self._is_plain(row)]
+        if shaped:
+            chosen = [rows[i] for i in shaped]
+            part = scores[torch.tensor(shaped, device=scores.device)]  # a copy
+            failed |= {shaped[i]: reason for i, reason in self._shape(part, chosen).items()}
+            drawn = choose(part, [row.answer.request.sampling for row in chosen], self._numbers(chosen))
+            for i, token in zip(shaped, drawn.tolist(), strict=True):
+                tokens[i] = token
+        return Draws(tokens=tokens, logprobs=_logprobs(logits, rows, tokens, failed), failed=failed)
+
+    def probabilities(self, logits: Float[Tensor, "vocab"], row: Row) -> Float64[Tensor, "vocab"]:
+        """Return with which probability `draw` draws each token of a row."""
+        scores = logits[None].float().clone()
+        self._shape(scores, [row])
+        return probabilities(scores[0], row.answer.request.sampling)
+
+    def forget(self, answer_id: int) -> None:
+        """Drop what is kept of an answer that has ended."""
+        self._known.pop(answer_id, None)
+
+    @property
+    def num_known(self) -> int:
+        """Answers of which something is kept."""
+        return len(self._known)
+
+    @staticmethod
+    def _is_plain(row: Row) -> bool:
+        """Whether the likeliest token is what is drawn."""
+        request = row.answer.request
+        sampling = request.sampling
+        return (
+            sampling.temperature == 0
+            and request.grammar is None
+            and not sampling.logit_bias
+            and not needs_tally(sampling)
+            and not _may_not_end(row)
+        )
+
+    def _numbers(self, rows: Sequence[Row]) -> np.ndarray:
+        keys = [self._of(row.answer).key for row in rows]
+        return uniforms(keys, [row.position for row in rows])
+
+    def _of(self, answer: Answer) -> _Known:
+        known = self._known.get(answer.id)
+        if known is None:
+            request = answer.request
+            known = self._known[answer.id] = _Known(
+                key=key_of(request.sampling.seed, "sample", answer.answer),
+                tally=Tally(request.prompt) if needs_tally(request.sampling) else None,
+                matcher=None if request.grammar is None else self._matcher(request.grammar),
+            )
+        return known
+
+    def _matcher(self, grammar: str) -> Matcher:
+        assert self._grammars is not None, "a request with a grammar, and no grammars"
+        return self._grammars.matcher(grammar)
+
+    def _shape(self, scores: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> dict[int, str]:
+        """Exclude tokens and move logits in place; return the rows in which no token is left, and why."""
+        failed = self._exclude(scores, rows)
+        for i, row in enumerate(rows):
+            bias = row.answer.request.sampling.logit_bias
+            if bias:
+                where = torch.tensor(list(bias), device=scores.device)
+                scores[i, where] += torch.tensor(list(bias.values()), device=scores.device)
+        penalised = [
+            (i, tallied, row.answer.request.sampling)
+            for i, row in enumerate(rows)
+            if (tallied := self._tallied(row)) is not None
+        ]
+        if penalised:
+            penalise(scores, penalised)
+        return failed
+
+    def _exclude(self, scores: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> dict[int, str]:
+        """Exclude what a grammar does not allow, and ends before `min_tokens`."""
+        failed = {}
+        for i, row in enumerate(rows):
+            matcher, ends = self._of(row.answer).matcher, _may_not_end(row)
+            if matcher is not None:
+                allowed = matcher.allowed(row.answer.tokens[row.answer.num_prompt :], row.drafts)
+                if isinstance(allowed, str):
+                    failed[i] = allowed
+                    continue
+                scores[i].masked_fill_(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
+            if ends:
+                kept = scores[i].clone()
+                kept[[end for end in ends if end < len(kept)]] = -torch.inf
+                if kept.isfinite().any():  # a grammar that is complete leaves nothing but the end
+                    scores[i] = kept
+        return failed
+
+    def _tallied(self, row: Row) -> Tallied | None:
+        known = self._of(row.answer)
+        if known.tally is None:
+            return None
+        drawn = row.answer.tokens[row.answer.num_prompt :]
+        known.tally.add(drawn[known.num_tallied :])
+        known.num_tallied = len(drawn)
+        known.tally.add(row.drafts)
+        tallied = known.tally.tallied()
+        known.tally.add(row.drafts, times=-1)
+        return tallied
 
 
-def probabilities(logits: Float[Tensor, "vocab"], sampling: Sampling) -> Float64[Tensor, "vocab"]:
-    """Return the probability of each token after the filters; `temperature` must not be 0."""
-    scores = logits.double() / sampling.temperature
-    if sampling.top_k is not None and sampling.top_k < len(scores):
-        scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[-1], -torch.inf)
-    if sampling.top_p < 1:
-        ordered, order = scores.sort()
-        below = ordered.softmax(0).cumsum(0) <= 1 - sampling.top_p
-        below[-1] = False  # the likeliest stays, however small p is
-        scores = scores.masked_fill(torch.zeros_like(below).scatter(0, order, below), -torch.inf)
-    return scores.softmax(0)
+def uniforms(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
+    """Return a number in [0, 1) for each pair, a multiple of 2**-53.
 
-
-def uniform(seed: int, position: int) -> float:
-    """Return a number in [0, 1), a multiple of 2**-53.
-
-    >>> uniform(0, 1) == uniform(0, 1), uniform(0, 1) == uniform(1, 1)
+    >>> bool(uniforms([7], [1]) == uniforms([7], [1])), bool(uniforms([7], [1]) == uniforms([8], [1]))
     (True, False)
     """
-    counter = np.array([position], dtype=np.uint64) ^ np.uint64(key_of(seed, "sample"))
-    return int(mix64(counter)[0] >> np.uint64(11)) / 2**53
+    mixed = mix64(np.asarray(positions, dtype=np.uint64) ^ np.asarray(keys, dtype=np.uint64))
+    return np.asarray((mixed >> np.uint64(11)) * 2.0**-53)
+
+
+def _may_not_end(row: Row) -> frozenset[int]:
+    """Return the tokens that would end the answer too early."""
+    request = row.answer.request
+    early = row.position - row.answer.num_prompt < request.sampling.min_tokens
+    return request.stop_ids if early else frozenset()
+
+
+def _logprobs(
+    logits: Tensor, rows: Sequence[Row], tokens: Sequence[int], failed: Mapping[int, str]
+) -> dict[int, TokenLogprob]:
+    found: dict[int, TokenLogprob] = {}
+    by_number: dict[int, list[int]] = {}
+    for i, row in enumerate(rows):
+        number = row.answer.request.sampling.num_logprobs
+        if number is not None and i not in failed:
+            by_number.setdefault(number, []).append(i)
+    for number, asked in by_number.items():
+        part = logits[torch.tensor(asked, device=logits.device)]
+        found |= zip(asked, logprobs_of(part, [tokens[i] for i in asked], num_top=number), strict=True)
+    return found
