@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from penstock.core.files import commit, remove_tree, sync_directory, temporary_b
 from penstock.models import CONFIGS, FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
+from penstock.models.llama.slices import ALONE, Place, Slice, slice_of, sliced_config
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -60,34 +62,47 @@ def read_config(folder: Path) -> LlamaConfig:
 
 
 def load_pretrained(
-    folder: Path, *, dtype: torch.dtype | None = None, device: torch.device | str = "cpu"
+    folder: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    place: Place = ALONE,
 ) -> Llama:
     """Open a model folder; the model is in evaluation mode and remembers its `config`.
 
     Args:
         dtype: of the weights; None: as stored.
+        place: which part of each matrix is read; the model is then that part.
 
     Raises:
         ModelError: weights that are missing, unexpected, of the wrong shape, damaged or pickled.
     """
-    config = read_config(folder)
+    whole = read_config(folder)
+    family = FAMILIES[whole.model_type]
+    names = family.hugging_face_names(whole)
     with torch.device("meta"):
-        model: Llama = FAMILIES[config.model_type](config)
-    names = FAMILIES[config.model_type].hugging_face_names(config)
-    shapes = {theirs: model.get_parameter(ours).shape for ours, theirs in names.items()}
-    read = {name: tensor.to(device, dtype) for name, tensor in read_weights(folder, shapes)}
+        model: Llama = family(sliced_config(whole, place))
+        stored = family(whole)
+    shapes = {theirs: stored.get_parameter(ours).shape for ours, theirs in names.items()}
+    slices = {theirs: slice_of(ours, whole, place) for ours, theirs in names.items()}
+    read = {name: tensor.to(device, dtype) for name, tensor in read_weights(folder, shapes, slices=slices)}
     model.load_state_dict({ours: read[theirs] for ours, theirs in names.items()}, assign=True)
     return model.eval()
 
 
 def read_weights(
-    folder: Path, shapes: Mapping[str, torch.Size], *, copies: Collection[str] = ()
+    folder: Path,
+    shapes: Mapping[str, torch.Size],
+    *,
+    copies: Collection[str] = (),
+    slices: Mapping[str, Slice | None] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a folder by name.
 
     Args:
         shapes: of those that must be there.
         copies: names that may be there too and are not read.
+        slices: the rows or columns to read, by name; others are read whole.
 
     Raises:
         ModelError: weights that are missing, unexpected, of the wrong shape, damaged or pickled.
@@ -98,15 +113,30 @@ def read_weights(
         try:
             with safe_open(path, framework="pt") as file:
                 for name in names & set(shapes):
-                    tensor = file.get_tensor(name)
-                    if tensor.shape != shapes[name]:
+                    stored = tuple(file.get_slice(name).get_shape())
+                    if stored != shapes[name]:
                         raise ModelError(
-                            f"{name} in {path} has shape {tuple(tensor.shape)}, but config.json "
+                            f"{name} in {path} has shape {stored}, but config.json "
                             f"makes it {tuple(shapes[name])}"
                         )
-                    yield name, tensor
+                    yield name, read_slice(file, name, slices.get(name))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is damaged: {error}", fix="Download or export it again.") from error
+
+
+def read_slice(file: Any, name: str, part: Slice | None) -> Tensor:  # Any: safetensors has no types
+    """Read some rows or columns of a tensor of an open safetensors file; the rest is not read.
+
+    Args:
+        part: None: the whole tensor.
+    """
+    if part is None:
+        whole: Tensor = file.get_tensor(name)  # mapped, not copied
+        return whole
+    dim, run = part
+    stored = file.get_slice(name)
+    tensor: Tensor = stored[run.start : run.stop] if dim == 0 else stored[:, run.start : run.stop]
+    return tensor
 
 
 def _check_names(folder: Path, stored: set[str], expected: set[str], copies: Collection[str]) -> None:

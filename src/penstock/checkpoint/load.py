@@ -21,6 +21,7 @@ from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError
 from penstock.data.manifest import TOKENIZER_FILE
 from penstock.models import FAMILIES
+from penstock.models.llama.slices import ALONE, Place, Slice, slice_of, sliced_config
 
 
 def load_into(saved: Saved, tensors: Mapping[str, Tensor]) -> None:
@@ -32,7 +33,10 @@ def load_into(saved: Saved, tensors: Mapping[str, Tensor]) -> None:
     """
     index = saved.index()
     _check_tensors(saved, index, tensors)
-    targets = {name: held(name, tensor) for name, tensor in tensors.items()}
+    _fill_boxes(saved, index, {name: held(name, tensor) for name, tensor in tensors.items()})
+
+
+def _fill_boxes(saved: Saved, index: Index, targets: Mapping[str, tuple[Box, Tensor]]) -> None:
     missing = {name: box.num_elements for name, (box, _) in targets.items()}
     for file, entry in index.files.items():
         reader = ShardReader(saved, file, entry)
@@ -77,11 +81,12 @@ def _check_tensors(saved: Saved, index: Index, tensors: Mapping[str, Tensor]) ->
             )
 
 
-def open_model(path: Path, *, step: int | None = None) -> tuple[nn.Module, Path | None]:
-    """Open the model of a checkpoint, or of a run's newest one, whole, float32, on the CPU.
+def open_model(path: Path, *, step: int | None = None, place: Place = ALONE) -> tuple[nn.Module, Path | None]:
+    """Open the model of a checkpoint, or of a run's newest one, float32, on the CPU.
 
     Args:
         step: of a run's checkpoint, instead of the newest.
+        place: which part of each matrix is read; the model is then that part.
 
     Returns:
         The model in evaluation mode, and its tokenizer.json if the run has one.
@@ -90,11 +95,22 @@ def open_model(path: Path, *, step: int | None = None) -> tuple[nn.Module, Path 
         CheckpointError: there is no checkpoint, or it is damaged.
     """
     saved = find(path, step=step)
-    meta = saved.index().meta
+    index = saved.index()
+    whole = index.meta.model
     with torch.device("meta"):
-        model: nn.Module = FAMILIES[meta.model.model_type](meta.model)
+        model: nn.Module = FAMILIES[whole.model_type](sliced_config(whole, place))
     model = model.to_empty(device="cpu")
-    load_into(saved, {f"{MODEL}{name}": t for name, t in model.state_dict().items()})
+    parts = {
+        f"{MODEL}{name}": (_box(slice_of(name, whole, place), tuple(tensor.shape)), tensor)
+        for name, tensor in model.state_dict().items()
+    }
+    _fill_boxes(saved, index, parts)
     folders = (path, path.parent.parent)  # a run, or a checkpoint inside one
     tokenizer = next((found for folder in folders if (found := folder / TOKENIZER_FILE).is_file()), None)
     return model.eval(), tokenizer
+
+
+def _box(part: Slice | None, shape: tuple[int, ...]) -> Box:
+    """Return where a slice of that shape lies in the tensor it was cut from."""
+    dim, run = part if part is not None else (0, range(0))
+    return Box(tuple(run.start if d == dim else 0 for d in range(len(shape))), shape)

@@ -1,0 +1,166 @@
+"""A LoRA adapter as PEFT stores it: `adapter_config.json` and `adapter_model.safetensors`.
+
+To the outputs W x of some linear layers it adds (alpha / r) B A x (Hu et al., arXiv:2106.09685), or alpha /
+sqrt(r) (arXiv:2312.03732). What else PEFT can store (other methods, biases, whole layers, changed base
+weights) is refused by its key, unknown keys among it: an answer of half an adapter would look like an answer.
+Nothing is unpickled, and a tensor that belongs to no layer of the model is an error.
+"""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from penstock.checkpoint.hf import read_slice
+from penstock.core.config import load_json
+from penstock.core.errors import ConfigError, ModelError
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.models.llama.slices import ALONE, Place, Slice, slice_of, sliced_config
+from penstock.models.llama.weights import hugging_face_names
+
+MAX_RANK = 512
+"""Beyond it an adapter costs more than the layers it is added to."""
+
+_CONFIG, _WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+
+_READ = frozenset({"r", "lora_alpha", "use_rslora", "peft_type"})
+_OF_NO_EFFECT = frozenset({
+    "alora_invocation_string", "auto_mapping", "base_model_name_or_path", "corda_config",
+    "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "kasa_config",
+    "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config",
+    "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules",
+    "task_type", "velora_config",
+})  # fmt: skip
+"""Of the keys PEFT writes: how it was trained, or what the names of its tensors say."""
+_EFFECT_FREE_STARTS = (None, True, False, "gaussian", "orthogonal")
+"""Of init_lora_weights: the others change the base weights, which are not in the folder."""
+
+_TENSOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<which>[AB])\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """What an adapter adds to one linear layer, b @ a @ x."""
+
+    a: Float[Tensor, "r inputs"]
+    b: Float[Tensor, "outputs r"]
+    """The factor alpha / r is in it."""
+
+
+def read_adapter(folder: Path, config: LlamaConfig, *, place: Place = ALONE) -> dict[str, Lora]:
+    """Read an adapter of a model; return what it adds, by name of our linear layer.
+
+    Args:
+        config: the whole model.
+        place: which part of each layer this process has.
+
+    Raises:
+        ModelError: it is no LoRA adapter of this model, or has what is not understood.
+    """
+    settings = _settings(folder)
+    layers = {theirs.removesuffix(".weight"): ours for ours, theirs in hugging_face_names(config).items()}
+    found: dict[str, dict[str, Tensor]] = {}
+    try:
+        with safe_open(folder / _WEIGHTS, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                ours, which = _layer_of(name, layers, folder)
+                part = _part(slice_of(ours, config, place), which)
+                found.setdefault(ours.removesuffix(".weight"), {})[which] = read_slice(file, name, part)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{folder / _WEIGHTS} cannot be read: {error}", fix="Save it again.") from None
+    if not found:
+        raise ModelError(f"{folder} adapts no layer", fix="Check the target_modules it was trained with.")
+    shapes = _shapes(config, place)
+    return {name: _lora(folder, name, pair, settings, shapes[name]) for name, pair in found.items()}
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
+    path = folder / _CONFIG
+    if not path.is_file():
+        raise ModelError(f"{folder} has no {_CONFIG}", fix="Give the folder of a LoRA adapter saved by PEFT.")
+    if not (folder / _WEIGHTS).is_file():
+        pickled = " Pickled weights are not opened." if (folder / _PICKLED).exists() else ""
+        raise ModelError(f"{folder} has no {_WEIGHTS}", fix=f"Save it with PEFT as safetensors.{pickled}")
+    try:
+        settings = load_json(path)
+    except ConfigError as error:
+        raise ModelError(str(error).removesuffix(".")) from None
+    if settings.get("peft_type") != "LORA":
+        raise ModelError(f"{path}: only LoRA adapters are known", got=settings.get("peft_type"))
+    neutral = {"bias": "none", "init_lora_weights": settings.get("init_lora_weights")}
+    for key in sorted(settings.keys() - _READ - _OF_NO_EFFECT):
+        if settings[key] and settings[key] != neutral.get(key):
+            raise ModelError(f"{path}: {key} is not understood", got=settings[key], fix=_PLAIN)
+    if settings.get("init_lora_weights") not in _EFFECT_FREE_STARTS:
+        raise ModelError(
+            f"{path}: init_lora_weights changed the base weights",
+            got=settings["init_lora_weights"],
+            fix=_PLAIN,
+        )
+    _check_numbers(path, settings)
+    return settings
+
+
+def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if type(rank) is not int or not 1 <= rank <= MAX_RANK:
+        raise ModelError(f"{path}: r must be a whole number from 1 to {MAX_RANK}", got=rank)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ModelError(f"{path}: lora_alpha must be a finite number", got=alpha)
+
+
+def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, str]:
+    """Return the name of our weight that a stored tensor belongs to, and which of the two it is."""
+    match = _TENSOR.fullmatch(name)
+    ours = layers.get(match["layer"], "") if match else ""
+    if match is None or not ours.startswith("layers.") or "norm" in ours:
+        raise ModelError(
+            f"{folder / _WEIGHTS} has a tensor that adapts no linear layer of this model's blocks",
+            got=name,
+            fix="Check that it was trained for this model.",
+        )
+    return ours, match["which"]
+
+
+def _part(part: Slice | None, which: str) -> Slice | None:
+    """Return what a rank needs of A [r, inputs] or B [outputs, r], given its slice of [outputs, inputs]."""
+    return part if part is not None and part[0] == (1 if which == "A" else 0) else None
+
+
+def _shapes(config: LlamaConfig, place: Place) -> dict[str, tuple[int, int]]:
+    """Return outputs and inputs of every linear layer of a rank's blocks."""
+    with torch.device("meta"):
+        model = Llama(sliced_config(config, place))
+    return {
+        name: (layer.out_features, layer.in_features)
+        for name, layer in model.named_modules()
+        if isinstance(layer, torch.nn.Linear)
+    }
+
+
+def _lora(
+    folder: Path, name: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any], shape: tuple[int, int]
+) -> Lora:
+    rank: int = settings["r"]
+    expected = {"A": (rank, shape[1]), "B": (shape[0], rank)}
+    shapes = {which: tuple(tensor.shape) for which, tensor in pair.items()}
+    if shapes != expected:
+        raise ModelError(
+            f"{folder / _WEIGHTS}: what adapts {name} has shapes {shapes}, in this model {expected}",
+            fix="Check that it was trained for this model.",
+        )
+    if not all(bool(tensor.isfinite().all()) for tensor in pair.values()):
+        raise ModelError(f"{folder / _WEIGHTS}: what adapts {name} has numbers that are not finite")
+    scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return Lora(pair["A"], pair["B"] * scale)
+
+
+_PLAIN = "Train it as plain LoRA, or merge it into the base model with PEFT and serve that."

@@ -1,0 +1,52 @@
+"""Ranks that share every layer of a decoder compute what one rank computes."""
+
+from functools import partial
+
+import pytest
+import torch
+from tests.tiny_models import CONFIGS, save_tiny_model
+
+from penstock.checkpoint.hf import load_pretrained, read_config
+from penstock.core.errors import UsageError
+from penstock.engine.rank_group import RankGroup
+from penstock.engine.tensor_parallel import GatheredLogits, join_ranks
+from penstock.models.llama.slices import Place, check_ranks
+from penstock.testing.ranks import on_ranks
+
+IDS = torch.tensor([[3, 1, 200, 105, 44, 9, 210, 0, 17, 106, 23, 69]])
+
+
+@torch.inference_mode()
+def compute(world, *, folder, meeting):
+    """Return the logits, on the first rank, and the parameters that this rank has."""
+    place = Place(world.ranks.rank, world.ranks.world_size)
+    group = RankGroup(place, meeting, device=world.device, timeout_s=60)
+    whole = read_config(folder)
+    model = load_pretrained(folder, place=place)
+    size = sum(parameter.numel() for parameter in model.parameters())
+    join_ranks(model, whole, group)
+    hidden = model.hidden(IDS)[0]
+    logits = GatheredLogits(model.head, group, vocab_size=whole.vocab_size)(hidden)
+    group.close()
+    return logits, hidden, size
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_ranks_together_compute_what_one_does(family, ranks, tmp_path):
+    save_tiny_model(family, tmp_path / "model")
+    model = load_pretrained(tmp_path / "model")
+    with torch.inference_mode():
+        expected = model(IDS)[0]
+    found = on_ranks(partial(compute, folder=tmp_path / "model", meeting=tmp_path / "meeting"), ranks=ranks)
+    torch.testing.assert_close(found[0][0], expected, rtol=1e-4, atol=1e-4)
+    assert all(logits.shape == (IDS.shape[1], 0) for logits, *_ in found[1:])
+    assert all(torch.equal(hidden, found[0][1]) for _, hidden, _ in found)
+    whole = sum(parameter.numel() for parameter in model.parameters())
+    assert max(size for *_, size in found) < 1.35 * whole / ranks  # key-value heads may be on two
+
+
+def test_a_number_of_ranks_that_divides_no_heads_is_refused(tmp_path):
+    save_tiny_model("llama", tmp_path)
+    with pytest.raises(UsageError, match=r"4 query heads .* \(got 3\)\. Set tensor_parallel to 1 or 2 or 4"):
+        check_ranks(read_config(tmp_path), 3)

@@ -1,0 +1,48 @@
+"""Tiny models of every family as transformers writes them, for tests that open folders."""
+
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+SHAPE = {
+    "vocab_size": 211,  # odd: ranks have different parts of it
+    "hidden_size": 32,
+    "intermediate_size": 52,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+CONFIGS: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
+    "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
+    "granite": GraniteConfig(**SHAPE, residual_multiplier=0.5, logits_scaling=4.0, embedding_multiplier=3.0),
+    "mistral": MistralConfig(**SHAPE, sliding_window=7),
+    "qwen2": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+}
+
+
+def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> PreTrainedModel:
+    """Write a random float32 model of a family; return it in evaluation mode."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(CONFIGS[family]).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):  # they start at zero, and would show no mistake
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    return model
