@@ -40,6 +40,36 @@ def test_a_norm_after_a_sum_changes_the_stream_in_place(size, dtype):
     torch.testing.assert_close(out.double(), normalised(x, weight), rtol=TOLERANCE[dtype], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_gated_row_is_that_of_torch(size, dtype):
+    both = 20 * drawn(3, 2, 2 * size, dtype=dtype)
+    gate, up = both.double().chunk(2, dim=-1)
+    expected = torch.nn.functional.silu(gate) * up
+    out = torch.ops.penstock.silu_and_multiply(both)
+    torch.testing.assert_close(out.double(), expected, rtol=2 * TOLERANCE[dtype], atol=1e-6)
+
+
+def test_a_gate_far_from_zero_is_open_or_shut():
+    both = torch.tensor([[1e4, -1e4, 100.0, -100.0, 2.0, 2.0, 2.0, 2.0]])
+    out = torch.ops.penstock.silu_and_multiply(both)
+    torch.testing.assert_close(out, torch.tensor([[2e4, 0.0, 200.0, 0.0]]))
+
+
+def test_what_fits_no_page_is_refused():
+    keys, angles = torch.zeros(3, 2, 4, 8), torch.zeros(1, 8)
+
+    def store(qkv, slot):
+        slots = torch.tensor([slot])
+        torch.ops.penstock.rotate_and_store(qkv, angles, angles, slots, keys, keys.clone(), None, None, 0.0)
+
+    store(torch.zeros(1, 48), 11)
+    with pytest.raises(RuntimeError, match="no slot 12"):
+        store(torch.zeros(1, 48), 12)
+    with pytest.raises(RuntimeError, match="does not fit"):
+        store(torch.zeros(1, 32), 0)
+
+
 def test_many_rows_are_computed_as_one_alone():
     x, weight = drawn(300, 96, dtype=torch.float32), drawn(96, dtype=torch.float32, seed=1)
     together = torch.ops.penstock.rms_norm(x, weight, 1e-5)

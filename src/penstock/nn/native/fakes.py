@@ -18,9 +18,21 @@ def _paged_attention(q: Tensor, *_: object) -> Tensor:
     return q.new_empty(q.shape)
 
 
+def _rotate_and_store(qkv: Tensor, *rest: Tensor) -> Tensor:
+    _, _, _, keys, *_ = rest  # cosines, sines, slots, keys, values, norms
+    kv_heads, head_dim = keys.shape[1], keys.shape[3]
+    return qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim)
+
+
+def _silu_and_multiply(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
 FAKES: dict[str, Callable[..., Tensor]] = {
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "paged_attention": _paged_attention,
+    "rotate_and_store": _rotate_and_store,
+    "silu_and_multiply": _silu_and_multiply,
 }
 """Operator -> a function of its arguments that makes an empty result."""

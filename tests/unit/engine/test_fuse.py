@@ -1,0 +1,109 @@
+"""A model with the layers of serving computes what the model of training does."""
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.engine.fuse import fuse
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.nn import fused
+from penstock.nn.kernels.paged import ChoosePaged, LayerPages, PagedStep
+
+SMALL = {
+    "vocab_size": 100,
+    "hidden_size": 48,
+    "intermediate_size": 70,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
+    "granite": LlamaConfig(
+        **SMALL, model_type="granite", residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=4.0
+    ),
+    "mistral": LlamaConfig(**SMALL, model_type="mistral", sliding_window=5),
+    "qwen2": LlamaConfig(**SMALL, model_type="qwen2", sliding_window=5, max_window_layers=1),
+    "qwen3": LlamaConfig(**SMALL, model_type="qwen3", head_dim=16),
+}
+TOKENS = 11
+
+
+@pytest.fixture(params=["operators", "plain"])
+def way(request, monkeypatch):
+    if request.param == "plain":
+        monkeypatch.setattr(fused.native, "is_available", lambda: False)
+    elif not fused.native.is_available():
+        pytest.skip("no C++ compiler here")
+
+
+def a_model(name, *, dtype=torch.float32):
+    torch.manual_seed(0)
+    model = Llama(CONFIGS[name]).to(dtype).eval()
+    for parameter in model.parameters():  # norms and biases that change something
+        torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
+    return model
+
+
+def in_pages(model, ids):
+    """Compute a prompt in two steps over pages, in blocks of 4 that are not in order."""
+    config, blocks = model.config, np.array([[5, 0, 3]], dtype=np.int32)
+    shape = (7, config.key_value_heads, 4, config.size_of_head)
+    pages = [torch.zeros(2, *shape, dtype=model.embed.weight.dtype) for _ in range(config.num_hidden_layers)]
+    out, plain = [], model.choose
+    for first, past in ((0, 7), (7, TOKENS)):
+        positions = np.arange(first, past)
+        step = PagedStep.from_arrays(
+            slots=blocks[0, positions // 4].astype(np.int64) * 4 + positions % 4,
+            query_starts=np.array([0, past - first], dtype=np.int32),
+            lengths=np.array([past], dtype=np.int32),
+            block_tables=blocks,
+            device=torch.device("cpu"),
+        )
+        model.choose = ChoosePaged(step)
+        cache = type("Cache", (), {"length": 0, "advance": lambda *_: None})()
+        cache.layers = [LayerPages(keys, values, step) for keys, values in pages]
+        out.append(model(ids[:, first:past], position_ids=torch.from_numpy(positions)[None], cache=cache))
+    model.choose = plain
+    return torch.cat(out, dim=1)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_logits_are_those_of_the_model_of_training(name):
+    model = a_model(name)
+    ids = torch.randint(100, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    expected = model(ids)
+    fuse(model)
+    # float32 in another order; three layers of weights of 0.2 on 48 inputs
+    tolerance = {"rtol": 1e-4, "atol": 1e-4 * float(expected.abs().max())}
+    torch.testing.assert_close(model(ids), expected, **tolerance)
+    torch.testing.assert_close(in_pages(model, ids), expected, **tolerance)
+
+
+@pytest.mark.usefixtures("way")
+@torch.no_grad()
+def test_in_bfloat16_logits_stay_as_near_to_float32_as_the_plain_models():
+    exact, plain, model = (
+        a_model("qwen3"),
+        a_model("qwen3", dtype=torch.bfloat16),
+        a_model("qwen3", dtype=torch.bfloat16),
+    )
+    ids = torch.randint(100, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    fuse(model)
+    expected = exact(ids)
+    theirs = (plain(ids).float() - expected).pow(2).mean()
+    ours = (in_pages(model, ids).float() - expected).pow(2).mean()
+    assert ours < 2 * theirs
+
+
+def test_merged_products_hold_the_parts_by_name():
+    model = a_model("llama")
+    query = model.layers[0].attention.query.weight.detach().clone()
+    fuse(model)
+    merged = model.layers[0].attention.query_key_value
+    assert torch.equal(merged.linear.weight[list(merged.rows("query"))], query)
+    assert [name for name, _ in model.layers[0].mlp.gate_up.parts] == ["gate", "up"]
