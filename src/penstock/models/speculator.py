@@ -145,10 +145,10 @@ class Speculator(nn.Module):
         scaled: Tensor = functional.rms_norm(hidden, hidden.shape[-1:], eps=_EPS) * 0.5**0.5
         return scaled
 
-    def logits(
+    def states(
         self, hidden: Float[Tensor, "... hidden"], tokens: Int[Tensor, "heads ..."]
-    ) -> Iterator[Float[Tensor, "... vocab"]]:
-        """Yield each head's logits, given the tokens that came.
+    ) -> Iterator[Float[Tensor, "... inner"]]:
+        """Yield each head's state, given the tokens that came; `output` turns it into logits.
 
         Args:
             tokens: [heads, ...]: for head i the token i + 1 after the one of `hidden`.
@@ -156,7 +156,11 @@ class Speculator(nn.Module):
         state = self.first_state(hidden)
         for head, token in zip(self._heads, tokens, strict=True):
             state = head(state, token)
-            yield head.output(state)
+            yield state
+
+    def output(self, head: int) -> nn.Linear:
+        """Return what turns the state of a head into logits over the tokens it guesses among."""
+        return self._heads[head].output
 
     def guesses(
         self, hidden: Float[Tensor, "rows hidden"], token: Int[Tensor, "rows"], *, num: int
