@@ -3,9 +3,16 @@
 Legend: t tokens of the step, s shares, w blocks of the longest table, r rows whose logits are needed.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
 
 import numpy as np
+
+from penstock.engine.step_plan import Share, StepPlan
+
+NO_ADAPTERS: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,3 +42,58 @@ class Batch:
         """Shares at the front that have one token each."""
         sizes = np.diff(self.query_starts)
         return int(np.argmax(sizes != 1)) if (sizes != 1).any() else len(sizes)
+
+
+def batch_of(plan: StepPlan, block_size: int, *, adapters: Mapping[str, int] = NO_ADAPTERS) -> Batch:
+    """Write a plan with at least one share as arrays.
+
+    Args:
+        adapters: name of a request's adapter -> its index.
+    """
+    shares = plan.shares
+    starts = np.array([share.start for share in shares], np.int64)
+    sizes = np.array([share.num_tokens for share in shares], np.int64)
+    query_starts = np.zeros(len(shares) + 1, np.int64)
+    sizes.cumsum(out=query_starts[1:])
+    owner = np.repeat(np.arange(len(shares)), sizes)
+    positions = np.arange(query_starts[-1]) + (starts - query_starts[:-1])[owner]
+    tables = _block_tables(shares)
+    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    return Batch(
+        token_ids=_token_ids(shares),
+        positions=positions,
+        slots=slots,
+        query_starts=query_starts.astype(np.int32),
+        lengths=(starts + sizes).astype(np.int32),
+        block_tables=tables,
+        logit_rows=_logit_rows(shares, query_starts[1:]),
+        adapters=np.array(
+            [adapters.get(share.sequence.request.adapter or "", -1) for share in shares], np.int32
+        ),
+    )
+
+
+def _token_ids(shares: tuple[Share, ...]) -> np.ndarray:
+    runs = (
+        chain(share.sequence.tokens[share.start : share.start + share.num_tokens], share.drafts)
+        for share in shares
+    )
+    return np.fromiter(chain.from_iterable(runs), np.int64)
+
+
+def _block_tables(shares: tuple[Share, ...]) -> np.ndarray:
+    # one copy per row: np.asarray reads an array("i") as it is, where a list is converted number by number
+    rows = [np.asarray(share.sequence.blocks, np.int32) for share in shares]
+    tables = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
+    for table, row in zip(tables, rows, strict=True):
+        table[: len(row)] = row
+    return tables
+
+
+def _logit_rows(shares: tuple[Share, ...], ends: np.ndarray) -> np.ndarray:
+    sampling = [index for index, share in enumerate(shares) if share.samples]
+    counts = np.array([1 + len(shares[index].drafts) for index in sampling], np.int64)
+    last = ends[sampling]
+    before = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
+    rows: np.ndarray = np.repeat(last - counts, counts) + before
+    return rows

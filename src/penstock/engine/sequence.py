@@ -1,5 +1,7 @@
 """One answer in the making: its tokens, its blocks and how far it is computed; no torch."""
 
+from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
 
 from penstock.engine.request import Finish, Request
@@ -18,12 +20,16 @@ class Sequence:
     tokens: list[int]
     num_computed: int = 0
     """Tokens whose keys and values are in `blocks`; less than `len(tokens)` while any is to be computed."""
-    blocks: list[int] = field(default_factory=list)
-    """Block i holds positions i * block_size to (i + 1) * block_size."""
+    blocks: MutableSequence[int] = field(default_factory=lambda: array("i"))
+    """Block i holds positions i * block_size to (i + 1) * block_size; int32, which numpy reads as it is."""
     drafts: tuple[int, ...] = ()
     """Tokens guessed to follow `tokens`, to be verified in the next step."""
     num_cached: int = 0
     """Tokens of the prompt that were found computed when it was first admitted."""
+    admitted: bool = False
+    """Whether it ran before; one that was pre-empted waits again, and is not charged again."""
+    names: list[bytes] = field(default_factory=list)
+    """What each of its full blocks holds, as far as anybody asked; see `engine.prefix`."""
     finish: Finish | None = None
 
     @property

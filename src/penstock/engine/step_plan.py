@@ -19,8 +19,9 @@ class Share:
 
     @property
     def samples(self) -> bool:
-        """Whether the run reaches the last known token, so that the next one can be drawn."""
-        return self.start + self.num_tokens >= len(self.sequence.tokens)
+        """Whether the run reaches the last known token and the next one is to be drawn; ask before commit."""
+        reaches_end = self.start + self.num_tokens >= len(self.sequence.tokens)
+        return reaches_end and self.sequence.request.task == "generate"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +29,8 @@ class StepPlan:
     """Shares of single tokens come first: attention treats them alike."""
 
     shares: tuple[Share, ...]
+    expired: tuple[Sequence, ...] = ()
+    """Sequences that ended because their time was over; they have no share."""
 
     @property
     def num_tokens(self) -> int:

@@ -1,0 +1,132 @@
+"""Whose turn it is among those who wait: priorities are strict, clients of one priority take turns.
+
+Each client has a counter of what it was served, and the next sequence admitted is the oldest of the
+client with the smallest (virtual token counter; Sheng et al., OSDI 2024, arXiv:2401.00588). Two clients that
+both have work waiting are so served alike, to within what one step and the running sequences add, however
+many requests either sends. Who comes back after a pause starts at the smallest counter of those who wait:
+no credit is saved up. A drawn token counts twice a prompt's; tokens found in the cache cost nothing and
+count nothing.
+
+There is no ageing: what has a worse priority waits as long as there is better. A deadline bounds the wait.
+"""
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+
+from penstock.engine.sequence import Sequence
+
+PROMPT_WEIGHT = 1
+DRAWN_WEIGHT = 2
+_MANY_COUNTERS = 1024  # of clients with nothing to do, before those that say nothing are dropped
+
+
+class Turns:
+    """The waiting sequences of one priority."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, list[Sequence]] = {}
+        # (counter when it was put here, client); counters only grow, so a stale first one is put back
+        self._heap: list[tuple[int, str]] = []
+        self._in_heap: set[str] = set()
+        self.served: dict[str, int] = {}
+        self._level = 0  # the counter of the client that was the last to have nothing waiting
+        self._length = 0
+
+    def __len__(self) -> int:
+        """Sequences that wait."""
+        return self._length
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that wait, in no particular order."""
+        for line in self._lines.values():
+            yield from line
+
+    def put(self, sequence: Sequence) -> None:
+        """Let a sequence wait, before the younger ones of its client."""
+        client = sequence.request.client
+        if client not in self._lines:
+            self._enter(client)
+        insort(self._lines[client], sequence, key=_youngest_first)
+        self._length += 1
+
+    def peek(self) -> Sequence | None:
+        """Return whose turn it is."""
+        while self._heap:
+            counter, client = self._heap[0]
+            if client not in self._lines:
+                self._in_heap.remove(heapq.heappop(self._heap)[1])
+            elif counter < self.served[client]:
+                heapq.heapreplace(self._heap, (self.served[client], client))
+            else:
+                return self._lines[client][-1]
+        return None
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence wait no longer; its cost does not grow with how many wait but by a small copy."""
+        client = sequence.request.client
+        line = self._lines[client]
+        place = bisect_left(line, _youngest_first(sequence), key=_youngest_first)
+        assert line[place] is sequence, sequence.id
+        del line[place]
+        self._length -= 1
+        if not line:
+            self._level = self.served[client]
+            del self._lines[client]
+
+    def charge(self, client: str, amount: int) -> None:
+        """Count what a client was served."""
+        self.served[client] = self.served.get(client, self._level) + amount
+
+    def _enter(self, client: str) -> None:
+        first = self.peek()
+        level = self._level if first is None else self.served[first.request.client]
+        if len(self.served) > _MANY_COUNTERS + 2 * len(self._lines):
+            # who is not above the level would be lifted to it anyway
+            kept = (item for item in self.served.items() if item[1] > level or item[0] in self._lines)
+            self.served = dict(kept)
+        self._lines[client] = []
+        self.served[client] = max(self.served.get(client, 0), level)
+        if client not in self._in_heap:
+            self._in_heap.add(client)
+            heapq.heappush(self._heap, (self.served[client], client))
+
+
+class WaitingLine:
+    """All waiting sequences, the smallest priority number first."""
+
+    def __init__(self) -> None:
+        self._classes: dict[int, Turns] = {}
+
+    def __len__(self) -> int:
+        """Sequences that wait."""
+        return sum(len(turns) for turns in self._classes.values())
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """All that wait, in no particular order."""
+        for turns in self._classes.values():
+            yield from turns
+
+    def put(self, sequence: Sequence) -> None:
+        """Let a sequence wait."""
+        self._turns(sequence).put(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Let a sequence wait no longer."""
+        self._turns(sequence).remove(sequence)
+
+    def peek(self) -> Sequence | None:
+        """Return the one to be admitted next."""
+        filled = [priority for priority, turns in self._classes.items() if len(turns)]
+        return self._classes[min(filled)].peek() if filled else None
+
+    def charge(self, sequence: Sequence, amount: int) -> None:
+        """Count what a sequence's client was served."""
+        self._turns(sequence).charge(sequence.request.client, amount)
+
+    def _turns(self, sequence: Sequence) -> Turns:
+        return self._classes.setdefault(sequence.request.priority, Turns())
+
+
+def _youngest_first(sequence: Sequence) -> int:
+    return -sequence.id

@@ -1,0 +1,283 @@
+"""Which sequences compute which of their tokens in a step: the policy of the engine; integers only.
+
+There is one kind of work: a sequence has tokens, of which some are computed. A decode is a share of one
+token (and drafts), a piece of a prompt a share of many, and both are in one step (Orca, OSDI 2022;
+Sarathi-Serve, OSDI 2024). A step is filled in this order:
+
+1. Every sequence that has one token left gets it. If a block is needed and none is free, the running
+   sequence of the worst priority that came last gives up its blocks and waits again; what it had computed
+   stays findable until its room is needed. Drafts take what is left, or half of it if prompts want some.
+2. Prompts that were begun, then those whose turn it is (`engine.fairness`), get the rest. One that is
+   longer than a step leaves half of it to others, so that short prompts pass a long one.
+   Blocks for all known tokens are taken on admission: a prompt never stops half-way for want of them.
+
+Nothing waits for ever. The running sequence that comes first by (priority, id) always has a share: it is the
+last to be pre-empted, and no request is accepted that would not fit alone. So it ends, and the next is first.
+Who waits first is admitted before any other, and at the latest when all others have ended.
+"""
+
+import heapq
+from bisect import insort
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.core.errors import UsageError
+from penstock.engine.blocks import BlockPool
+from penstock.engine.fairness import DRAWN_WEIGHT, PROMPT_WEIGHT, WaitingLine
+from penstock.engine.invariants import check
+from penstock.engine.prefix import find_prefix, name_blocks
+from penstock.engine.request import Finish
+from penstock.engine.sequence import Sequence
+from penstock.engine.siblings import Siblings
+from penstock.engine.step_budget import StepBudget
+from penstock.engine.step_plan import Share, StepPlan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a step may hold."""
+
+    max_sequences: int
+    """Running at once."""
+    tokens_per_step: int
+    """Positions computed in a step, drafts included; also a limit on sequences: each has one at least."""
+    block_size: int
+    """Positions of a block."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Counts:
+    """What happened so far."""
+
+    num_preempted: int = 0
+    """Times that a running sequence gave up its blocks."""
+    num_asked: int = 0
+    """Tokens of admitted sequences that could have been found computed."""
+    num_found: int = 0
+    """Tokens of admitted sequences that were found computed."""
+
+
+class Scheduler:
+    """Call `schedule`, compute, draw, `commit`; add, cancel and finish at any time between these."""
+
+    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+        self.limits = limits
+        self.pool = pool
+        self.counts = Counts()
+        self.running: list[Sequence] = []
+        """By (priority, id); read only."""
+        self.waiting = WaitingLine()
+        """Not admitted yet or pre-empted; read only."""
+        self._siblings = Siblings()
+        self._alive: dict[int, Sequence] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._max_running = min(limits.max_sequences, limits.tokens_per_step)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any sequence has not ended."""
+        return bool(self._alive)
+
+    @property
+    def alive(self) -> Iterable[Sequence]:
+        """Sequences that have not ended, waiting ones included."""
+        return self._alive.values()
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn; a request's answers are added in their order.
+
+        Raises:
+            UsageError: it could never be computed.
+        """
+        request = sequence.request
+        most = len(request.prompt) + request.max_tokens
+        room = self.pool.num_blocks * self.limits.block_size
+        if self._blocks_of(most) > self.pool.num_blocks:
+            raise UsageError(
+                f"Prompt and answer need {most:,} positions of the cache, which has {room:,}",
+                got=most,
+                fix="Shorten the prompt, ask for fewer tokens, or give the cache more memory.",
+            )
+        self._alive[sequence.id] = sequence
+        if request.deadline_s is not None:
+            heapq.heappush(self._deadlines, (request.deadline_s, sequence.id))
+        if not self._siblings.holds(sequence):
+            self.waiting.put(sequence)
+
+    def cancel(self, sequence_id: int, finish: Finish = "cancelled") -> None:
+        """End a sequence if it has not ended; its blocks are free at once."""
+        if (sequence := self._alive.get(sequence_id)) is not None:
+            self.finish(sequence, finish)
+
+    def finish(self, sequence: Sequence, finish: Finish) -> None:
+        """End a sequence; nothing happens to one that has ended."""
+        if sequence.finish is not None:
+            return
+        sequence.finish = finish
+        del self._alive[sequence.id]
+        if self._siblings.remove(sequence):
+            return
+        if sequence.blocks:
+            self.running.remove(sequence)
+            self._release(sequence)
+        else:
+            self.waiting.remove(sequence)
+        if (heir := self._siblings.heir_of(sequence)) is not None:
+            self.waiting.put(heir)
+
+    def schedule(self, now_s: float) -> StepPlan:
+        """Return the next step; its sequences have blocks for it. Commit it before the next."""
+        expired = self._expire(now_s)
+        step = StepBudget(self.limits.tokens_per_step)
+        preempted_before = self.counts.num_preempted
+        self._decode(step)
+        self._fill(step)
+        if self.counts.num_preempted == preempted_before:
+            self._admit(step)
+        step.top_up()
+        return StepPlan(shares=step.shares(), expired=expired)
+
+    def commit(self, plan: StepPlan, drawn: Iterable[Iterable[int]]) -> None:
+        """Take note of a computed step.
+
+        Args:
+            drawn: for each share that samples, in order: the drafts that were accepted and one more
+                token. What was drawn for a sequence that ended meanwhile is dropped.
+        """
+        tokens = iter(drawn)
+        for share in plan.shares:
+            new = list(next(tokens)) if share.samples else []
+            if share.sequence.finish is None:
+                self._advance(share, new)
+
+    def check(self) -> None:
+        """Assert what always holds between two calls; for tests, it looks at everything."""
+        check(self.pool, self.running, self.waiting, block_size=self.limits.block_size)
+        assert len(self.running) <= self._max_running, len(self.running)
+        assert len(self.running) + len(self.waiting) + len(self._siblings) == len(self._alive)
+
+    def _advance(self, share: Share, new: list[int]) -> None:
+        sequence = share.sequence
+        assert bool(new) == share.samples, (share, new)
+        assert len(new) <= 1 + len(share.drafts), (share, new)
+        # keys and values of rejected drafts are overwritten when their positions come again
+        known = share.num_tokens - len(share.drafts)
+        sequence.num_computed = share.start + known + max(0, len(new) - 1)
+        sequence.tokens += new
+        sequence.drafts = ()
+        if new:
+            self.waiting.charge(sequence, DRAWN_WEIGHT * len(new))
+        name_blocks(self.pool, sequence, block_size=self.limits.block_size, since=share.start)
+        if sequence.num_computed >= sequence.num_prompt:
+            for sibling in self._siblings.computed(sequence):
+                self.waiting.put(sibling)
+            if sequence.request.task == "embed":
+                self.finish(sequence, "stop")
+
+    def _expire(self, now_s: float) -> tuple[Sequence, ...]:
+        expired = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            _, sequence_id = heapq.heappop(self._deadlines)
+            if (sequence := self._alive.get(sequence_id)) is not None:
+                self.finish(sequence, "deadline")
+                expired.append(sequence)
+        return tuple(expired)
+
+    def _decode(self, step: StepBudget) -> None:
+        decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
+        spare = step.left - len(decoding)
+        if len(self.waiting) or len(decoding) < len(self.running):
+            spare //= 2
+        # all next tokens before any draft: a guess shall not drive a sequence out
+        for sequence in [s for s in decoding if self._grow(s, step)]:
+            num_drafts = self._room_for_drafts(sequence, spare)
+            step.give(sequence, 1 + num_drafts)
+            spare -= num_drafts
+
+    def _grow(self, sequence: Sequence, step: StepBudget) -> bool:
+        """Give a sequence the block of its next position, whatever it takes; False: it was pre-empted."""
+        if not sequence.blocks:
+            return False
+        if len(sequence.tokens) > len(sequence.blocks) * self.limits.block_size:
+            while not self.pool.num_free:
+                victim = self.running[-1]
+                self._preempt(victim, step)
+                if victim is sequence:
+                    return False
+            sequence.blocks.append(self.pool.take())
+        return True
+
+    def _room_for_drafts(self, sequence: Sequence, spare: int) -> int:
+        """Return how many drafts are verified, and take free blocks for them, but nobody's."""
+        if not sequence.drafts:
+            return 0
+        length, block_size = len(sequence.tokens), self.limits.block_size
+        still_wanted = sequence.request.max_tokens - sequence.num_drawn - 1
+        num_drafts = min(len(sequence.drafts), spare, still_wanted)
+        while self.pool.num_free and length + num_drafts > len(sequence.blocks) * block_size:
+            sequence.blocks.append(self.pool.take())
+        return max(0, min(num_drafts, len(sequence.blocks) * block_size - length))
+
+    def _fill(self, step: StepBudget) -> None:
+        filling = [s for s in self.running if s not in step.runs]
+        for place, sequence in enumerate(filling, start=1):
+            step.give_chunk(sequence, is_last=place == len(filling) and not len(self.waiting))
+
+    def _admit(self, step: StepBudget) -> None:
+        while step.left > 0 and (sequence := self.waiting.peek()) is not None:
+            found = find_prefix(self.pool, sequence, block_size=self.limits.block_size)
+            if not self._make_room(sequence, found, step):
+                return
+            self._start(sequence, found)
+            step.give_chunk(sequence, is_last=not len(self.waiting))
+
+    def _make_room(self, sequence: Sequence, found: list[int], step: StepBudget) -> bool:
+        """Pre-empt what has a worse priority until a waiting sequence fits; False: it does not."""
+        while not self._fits(sequence, found):
+            victim = self.running[-1] if self.running else None
+            if victim is None or victim.request.priority <= sequence.request.priority:
+                return False
+            self._preempt(victim, step)
+        return True
+
+    def _fits(self, sequence: Sequence, found: list[int]) -> bool:
+        if len(self.running) >= self._max_running:
+            return False
+        new = self._blocks_of(len(sequence.tokens)) - sum(self.pool.users(block) > 0 for block in found)
+        # room for the next block of each running sequence is left: who enters shall not drive others out
+        return new + len(self.running) <= self.pool.num_free
+
+    def _start(self, sequence: Sequence, found: list[int]) -> None:
+        self.waiting.remove(sequence)
+        insort(self.running, sequence, key=_order)
+        for block in found:
+            self.pool.share(block)
+        sequence.blocks.extend(found)
+        for _ in range(self._blocks_of(len(sequence.tokens)) - len(found)):
+            sequence.blocks.append(self.pool.take())
+        sequence.num_computed = len(found) * self.limits.block_size
+        self.counts.num_asked += len(sequence.tokens)
+        self.counts.num_found += sequence.num_computed
+        if not sequence.admitted:
+            sequence.admitted = True
+            sequence.num_cached = sequence.num_computed
+            self.waiting.charge(sequence, PROMPT_WEIGHT * (sequence.num_prompt - sequence.num_cached))
+
+    def _preempt(self, victim: Sequence, step: StepBudget) -> None:
+        self.counts.num_preempted += 1
+        self.running.remove(victim)
+        step.take_back(victim)
+        self._release(victim)
+        victim.num_computed, victim.drafts = 0, ()
+        self.waiting.put(victim)
+
+    def _release(self, sequence: Sequence) -> None:
+        self.pool.release(sequence.blocks)
+        del sequence.blocks[:]
+
+    def _blocks_of(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.limits.block_size)
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.request.priority, sequence.id

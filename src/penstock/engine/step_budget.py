@@ -1,0 +1,49 @@
+"""The tokens of one step, handed out to sequences: who gets how many of what is left."""
+
+from penstock.engine.sequence import Sequence
+from penstock.engine.step_plan import Share
+
+
+class StepBudget:
+    """What is left of a step, and how many positions each sequence got."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = self.left = budget
+        self.runs: dict[Sequence, int] = {}
+
+    def give(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give a sequence so many positions more."""
+        if num_tokens > 0:
+            self.runs[sequence] = self.runs.get(sequence, 0) + num_tokens
+            self.left -= num_tokens
+
+    def take_back(self, sequence: Sequence) -> None:
+        """Take all that a sequence got."""
+        self.left += self.runs.pop(sequence, 0)
+
+    def give_chunk(self, sequence: Sequence, *, is_last: bool) -> None:
+        """Give a prompt its next positions; half of what is left if it wants several steps and others some."""
+        wanted = len(sequence.tokens) - sequence.num_computed
+        most = self.left if is_last or wanted <= self.budget else (self.left + 1) // 2
+        self.give(sequence, min(wanted, most))
+
+    def top_up(self) -> None:
+        """Give what nobody else could use to the prompts that want more."""
+        for sequence, given in self.runs.items() if self.left else ():
+            wanted = len(sequence.tokens) - sequence.num_computed - given
+            self.give(sequence, min(wanted, self.left))
+
+    def shares(self) -> tuple[Share, ...]:
+        """The shares, single tokens first."""
+        items = sorted(self.runs.items(), key=lambda item: item[1] > 1)
+        return tuple(_share(sequence, num_tokens) for sequence, num_tokens in items)
+
+
+def _share(sequence: Sequence, num_tokens: int) -> Share:
+    num_drafts = max(0, sequence.num_computed + num_tokens - len(sequence.tokens))
+    return Share(
+        sequence=sequence,
+        start=sequence.num_computed,
+        num_tokens=num_tokens,
+        drafts=sequence.drafts[:num_drafts],
+    )

@@ -1,0 +1,102 @@
+"""Any order of adding, cancelling, guessing and computing: every answer is what its prompt alone gives."""
+
+import random
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from penstock.engine.blocks import BlockPool
+from penstock.engine.request import Request
+from penstock.engine.scheduler import Limits, Scheduler
+from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
+
+BLOCK_SIZE, NUM_BLOCKS, BUDGET = 4, 12, 10
+
+prompts = st.tuples(st.integers(0, 3), st.integers(1, 30)).map(
+    lambda drawn: tuple((drawn[0] * (i > 5) + i) % 50 for i in range(drawn[1]))
+)
+requests = st.builds(
+    Request,
+    prompt=prompts,
+    max_tokens=st.integers(1, 16),
+    num_answers=st.sampled_from([1, 1, 1, 3]),
+    priority=st.sampled_from([0, 0, 1, 2]),
+    client=st.sampled_from(["x", "y", "z"]),
+    adapter=st.sampled_from([None, None, "a", "b"]),
+    num_prompt_logprobs=st.sampled_from([None, None, None, 0]),
+    task=st.sampled_from(["generate", "generate", "generate", "embed"]),
+    deadline_s=st.sampled_from([None, None, None, 5.0, 20.0]),
+)
+
+
+class Schedules(RuleBasedStateMachine):
+    def __init__(self):
+        super().__init__()
+        pool = BlockPool(NUM_BLOCKS)
+        limits = Limits(max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE)
+        self.scheduler = Scheduler(limits, pool)
+        self.model = HashingModel(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        self.sequences = []
+        self.now_s = 0.0
+
+    @rule(request=requests)
+    def add(self, request):
+        for sequence in sequences_of(request, first_id=len(self.sequences)):
+            self.scheduler.add(sequence)
+            self.sequences.append(sequence)
+
+    @rule(place=st.integers(0, 10**6))
+    def cancel(self, place):
+        if self.sequences:
+            self.scheduler.cancel(place % len(self.sequences))
+
+    @rule(seed=st.integers(0, 10**6))
+    def guess(self, seed):
+        chance = random.Random(seed)
+        for sequence in self.scheduler.running:
+            right = answer_of(sequence.request)[sequence.num_drawn :][: chance.randint(0, 5)]
+            wrong = [0] * chance.randint(0, 2)
+            if sequence.num_computed == len(sequence.tokens) - 1 and sequence.num_drawn:
+                sequence.drafts = (*right, *wrong)
+
+    @rule(cancelled=st.none() | st.integers(0, 10**6), waited_s=st.integers(0, 2))
+    def step(self, cancelled, waited_s):
+        self.now_s += waited_s
+        plan = self.scheduler.schedule(self.now_s)
+        assert plan.num_tokens <= BUDGET
+        assert bool(plan.shares) == self.scheduler.has_work
+        self.the_first_has_a_share(plan)
+        sizes = [share.num_tokens for share in plan.shares]
+        assert sizes == sorted(sizes, key=lambda size: size > 1)
+        drawn = run_plan(self.model, plan, BLOCK_SIZE)
+        if cancelled is not None:
+            self.cancel(cancelled)
+        self.scheduler.commit(plan, drawn)
+        finish_full(self.scheduler, plan)
+
+    def the_first_has_a_share(self, plan):
+        if self.scheduler.running:
+            assert self.scheduler.running[0] in [share.sequence for share in plan.shares]
+
+    @invariant()
+    def consistent(self):
+        self.scheduler.check()
+        for sequence in self.sequences:
+            if sequence.request.task == "generate":
+                right = answer_of(sequence.request)
+                assert sequence.tokens[sequence.num_prompt :] == right[: sequence.num_drawn]
+
+    def teardown(self):
+        for sequence in self.scheduler.running:
+            sequence.drafts = ()
+        run_to_end(self.scheduler, self.model)
+        assert self.scheduler.pool.num_used == 0
+        for sequence in self.sequences:
+            assert sequence.finish is not None
+            if sequence.finish == "length":
+                assert sequence.num_drawn == sequence.request.max_tokens
+
+
+Schedules.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_any_schedule = Schedules.TestCase
