@@ -22,7 +22,7 @@ class StepBudget:
         self.left += self.runs.pop(sequence, 0)
 
     def give_chunk(self, sequence: Sequence, *, is_last: bool) -> None:
-        """Give a prompt its next positions; half of what is left if it wants several steps and others some."""
+        """Give a prompt positions: half of what is left if it wants several steps and others wait."""
         wanted = len(sequence.tokens) - sequence.num_computed
         most = self.left if is_last or wanted <= self.budget else (self.left + 1) // 2
         self.give(sequence, min(wanted, most))
