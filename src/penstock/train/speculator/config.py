@@ -62,4 +62,18 @@ class SpeculatorTraining:
         >>> [training.stage_of(step) for step in (0, 5, 6, 7)]
         ['text', 'text', 'own', 'own']
         """
-        return "text" if step < self.steps - round(self.steps * self.own_share) else "own"
+        return "text" if step < self._text_steps else "own"
+
+    def tokens_before(self, step: int) -> int:
+        """Return how many tokens the steps before a step hold.
+
+        >>> SpeculatorTraining(steps=8, batch_size=2).tokens_before(7)
+        6400
+        """
+        on_text = min(step, self._text_steps)
+        own = (step - on_text) * (self.prompt_tokens + self.own_tokens)
+        return self.batch_size * (on_text * self.sequence_length + own)
+
+    @property
+    def _text_steps(self) -> int:
+        return self.steps - round(self.steps * self.own_share)
