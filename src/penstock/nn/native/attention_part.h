@@ -12,9 +12,12 @@
 
 namespace penstock::attention {
 
+using namespace tile;
+
 constexpr int64_t PART = 256;     // keys
 constexpr int64_t TILE_ROWS = 48;  // a multiple of the product's 6
-constexpr int64_t FEW_ROWS = 3;
+constexpr int64_t FEW_ROWS = 4;
+constexpr int64_t AHEAD = 16;     // keys
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
@@ -73,42 +76,67 @@ inline float dot(const bf16* a, const bf16* b, int64_t size) {
 }
 #endif
 
-template <class T>
-void few_scores(const Task<T>& task, const T* const* q_rows, int64_t rows, Scratch& own, int64_t num_keys) {
-  for (int64_t key = 0; key < num_keys; ++key)
-    for (int64_t row = 0; row < rows; ++row)
-      own.scores[row * PART + key] =
-          dot(q_rows[row], static_cast<const T*>(own.key_rows[key]), task.dim);
+// Ask memory for a row that is needed soon. Pages lie anywhere, so the CPU cannot guess the next one.
+inline void fetch(const void* row, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
 }
 
-template <class T, int WIDE>
-void few_sums_columns(Scratch& own, const float* weights, int64_t num_keys, int64_t column, float* out) {
-  Vec sums[WIDE];
+template <class T>
+void few_scores(const Task<T>& task, const T* const* q_rows, int64_t rows, Scratch& own, int64_t num_keys) {
+  const int64_t bytes = task.dim * sizeof(T);
+  for (int64_t key = 0; key < num_keys; ++key) {
+    fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], bytes);
+    fetch(own.value_rows[key], bytes);
+    for (int64_t row = 0; row < rows; ++row)
+      own.scores[row * PART + key] = dot(q_rows[row], static_cast<const T*>(own.key_rows[key]), task.dim);
+  }
+}
+
+// ROWS rows of sums at once, so that a value is read and widened once for all of them.
+template <class T, int ROWS, int WIDE>
+void few_sums_block(const Scratch& own, const float* weights, int64_t num_keys, int64_t column, float* out,
+                    int64_t out_stride) {
+  Vec sums[ROWS][WIDE];
   for (int64_t key = 0; key < num_keys; ++key) {
     const T* value = static_cast<const T*>(own.value_rows[key]) + column;
-    const Vec weight(weights[key]);
-    for (int j = 0; j < WIDE; ++j) sums[j] = Vec::fma(weight, Vec::load(value + j * LANES), sums[j]);
+    Vec values[WIDE];
+    for (int j = 0; j < WIDE; ++j) values[j] = Vec::load(value + j * LANES);
+    for (int row = 0; row < ROWS; ++row)
+      for (int j = 0; j < WIDE; ++j)
+        sums[row][j] = Vec::fma(Vec(weights[row * PART + key]), values[j], sums[row][j]);
   }
-  for (int j = 0; j < WIDE; ++j) sums[j].store(out + column + j * LANES);
+  for (int row = 0; row < ROWS; ++row)
+    for (int j = 0; j < WIDE; ++j) sums[row][j].store(out + row * out_stride + column + j * LANES);
+}
+
+template <class T, int ROWS>
+void few_sums_rows(const Scratch& own, const float* weights, int64_t num_keys, int64_t dim, float* out,
+                   int64_t out_stride) {
+  int64_t column = 0;
+  for (; column + 4 * LANES <= dim; column += 4 * LANES)
+    few_sums_block<T, ROWS, 4>(own, weights, num_keys, column, out, out_stride);
+  for (; column + LANES <= dim; column += LANES)
+    few_sums_block<T, ROWS, 1>(own, weights, num_keys, column, out, out_stride);
+  for (; column < dim; ++column)
+    for (int row = 0; row < ROWS; ++row) {
+      float sum = 0;
+      for (int64_t key = 0; key < num_keys; ++key)
+        sum = std::fma(weights[row * PART + key],
+                       static_cast<float>(static_cast<const T*>(own.value_rows[key])[column]), sum);
+      out[row * out_stride + column] = sum;
+    }
 }
 
 template <class T>
 void few_sums(const Task<T>& task, int64_t rows, Scratch& own, int64_t num_keys) {
   const int64_t wide = up(task.dim, LANES);
-  for (int64_t row = 0; row < rows; ++row) {
-    const float* weights = own.scores.data() + row * PART;
-    float* out = own.sums.data() + row * wide;
-    int64_t column = 0;
-    for (; column + 4 * LANES <= task.dim; column += 4 * LANES)
-      few_sums_columns<T, 4>(own, weights, num_keys, column, out);
-    for (; column + LANES <= task.dim; column += LANES)
-      few_sums_columns<T, 1>(own, weights, num_keys, column, out);
-    for (; column < task.dim; ++column) {
-      float sum = 0;
-      for (int64_t key = 0; key < num_keys; ++key)
-        sum = std::fma(weights[key], static_cast<float>(static_cast<const T*>(own.value_rows[key])[column]), sum);
-      out[column] = sum;
-    }
+  const float* weights = own.scores.data();
+  float* out = own.sums.data();
+  switch (rows) {
+    case 1: return few_sums_rows<T, 1>(own, weights, num_keys, task.dim, out, wide);
+    case 2: return few_sums_rows<T, 2>(own, weights, num_keys, task.dim, out, wide);
+    case 3: return few_sums_rows<T, 3>(own, weights, num_keys, task.dim, out, wide);
+    default: return few_sums_rows<T, FEW_ROWS>(own, weights, num_keys, task.dim, out, wide);
   }
 }
 
@@ -117,6 +145,19 @@ void few_sums(const Task<T>& task, int64_t rows, Scratch& own, int64_t num_keys)
 template <class Cell>
 Cell* cells(std::vector<float>& buffer, int64_t size) {
   return reinterpret_cast<Cell*>(room(buffer, size));  // a cell is as large as a float
+}
+
+// The keys as the right side of scores: [depth, PART].
+template <class Cell, class T>
+void lay_keys(const Task<T>& task, Scratch& own, int64_t num_keys, Cell* out, int64_t depth) {
+  const int64_t bytes = task.dim * sizeof(T);
+  for (int64_t first = 0; first < num_keys; first += LANES) {
+    for (int64_t key = first; key < std::min(first + LANES, num_keys); ++key) {
+      fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], bytes);
+      fetch(own.value_rows[key], bytes);
+    }
+    lay_columns<Cell, T>(own.key_rows + first, task.dim, out + first, depth, PART);
+  }
 }
 
 // The weights as the left side; as float32 they are it already.
@@ -223,7 +264,7 @@ void attend_part(const Task<T>& task, const Tile& tile, int64_t first_key, int64
   } else {
     Cell *q = cells<Cell>(own.cells_q, rows * depth), *k = cells<Cell>(own.cells_k, depth * PART);
     lay_rows(q_rows, rows, task.dim, q, depth);
-    lay_columns<Cell, T>(own.key_rows, width, task.dim, k, depth, PART);
+    lay_keys<Cell>(task, own, num_keys, k, depth);
     multiply(q, depth, k, PART, scores, PART, rows, width, depth);
   }
   soften_rows(task, tile, first_key, num_keys, own);

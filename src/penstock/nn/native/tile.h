@@ -11,7 +11,7 @@
 
 #include "vectors.h"
 
-namespace penstock {
+namespace penstock::tile {
 
 #ifdef __AVX512BF16__
 struct Pair {
@@ -144,23 +144,21 @@ inline void transpose16(const void* const* rows, int64_t offset_bytes, void* out
 }
 #endif
 
-// The right side, a row of memory per column: [depth cells, stride]. Rows are a multiple of 16.
+// 16 columns of the right side, one row of memory each: [depth cells, stride].
 template <class Cell, class T>
-void lay_columns(const void* const* rows, int64_t num_rows, int64_t size, Cell* out, int64_t depth, int64_t stride) {
+void lay_columns(const void* const* rows, int64_t size, Cell* out, int64_t depth, int64_t stride) {
   constexpr int64_t D = Product<Cell>::DEPTH;
-  for (int64_t first = 0; first < num_rows; first += LANES) {
-    int64_t k = 0;
+  int64_t k = 0;
 #ifdef __AVX512F__
-    if constexpr (sizeof(T) * D == sizeof(Cell))
-      for (; (k + LANES) * D <= size; k += LANES)
-        transpose16(rows + first, k * sizeof(Cell), out + k * stride + first, stride * sizeof(Cell));
+  if constexpr (sizeof(T) * D == sizeof(Cell))
+    for (; (k + LANES) * D <= size; k += LANES)
+      transpose16(rows, k * sizeof(Cell), out + k * stride, stride * sizeof(Cell));
 #endif
-    for (; k < depth; ++k)
-      for (int64_t row = first; row < first + LANES; ++row) {
-        const T* numbers = static_cast<const T*>(rows[row]) + k * D;
-        out[k * stride + row] = cell_of<Cell>(numbers[0], k * D + 1 < size ? numbers[1] : T(0));
-      }
-  }
+  for (; k < depth; ++k)
+    for (int64_t row = 0; row < LANES; ++row) {
+      const T* numbers = static_cast<const T*>(rows[row]) + k * D;
+      out[k * stride + row] = cell_of<Cell>(numbers[0], k * D + 1 < size ? numbers[1] : T(0));
+    }
 }
 
 // The right side, rows of memory one below the other: [cells of rows, stride], filled up with 0.
@@ -173,4 +171,4 @@ void lay_below(const void* const* rows, int64_t num_rows, int64_t size, Cell* ou
   }
 }
 
-}  // namespace penstock
+}  // namespace penstock::tile
