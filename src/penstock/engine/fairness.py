@@ -18,7 +18,7 @@ from penstock.engine.sequence import Sequence
 
 PROMPT_WEIGHT = 1
 DRAWN_WEIGHT = 2
-_MANY_COUNTERS = 1024  # of clients with nothing to do, before those that say nothing are dropped
+_MANY_COUNTERS = 1024  # of clients with nothing to do, before those that say nothing are forgotten
 
 
 class Turns:
@@ -30,7 +30,8 @@ class Turns:
         self._heap: list[tuple[int, str]] = []
         self._in_heap: set[str] = set()
         self.served: dict[str, int] = {}
-        self._level = 0  # the counter of the client that was the last to have nothing waiting
+        self._last = ""  # the client that was the last to have nothing waiting
+        self._forget_at = _MANY_COUNTERS
         self._length = 0
 
     def __len__(self) -> int:
@@ -71,20 +72,21 @@ class Turns:
         del line[place]
         self._length -= 1
         if not line:
-            self._level = self.served[client]
+            self._last = client
             del self._lines[client]
 
     def charge(self, client: str, amount: int) -> None:
         """Count what a client was served."""
-        self.served[client] = self.served.get(client, self._level) + amount
+        self.served[client] = self.served.get(client, self.served.get(self._last, 0)) + amount
 
     def _enter(self, client: str) -> None:
         first = self.peek()
-        level = self._level if first is None else self.served[first.request.client]
-        if len(self.served) > _MANY_COUNTERS + 2 * len(self._lines):
+        level = self.served.get(self._last if first is None else first.request.client, 0)
+        if len(self.served) >= self._forget_at:
             # who is not above the level would be lifted to it anyway
-            kept = (item for item in self.served.items() if item[1] > level or item[0] in self._lines)
-            self.served = dict(kept)
+            kept = {*self._lines, self._last}
+            self.served = {name: n for name, n in self.served.items() if n > level or name in kept}
+            self._forget_at = _MANY_COUNTERS + 2 * len(self.served)
         self._lines[client] = []
         self.served[client] = max(self.served.get(client, 0), level)
         if client not in self._in_heap:
