@@ -165,6 +165,13 @@ class Llama(nn.Module):
         matrix = self.embed if self.unembed is None else self.unembed
         return Head(matrix.weight, self.config.logits_scaling)
 
+    def logits(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
+        """Return the logits of normalised states, through whatever layer serving has made of the output matrix."""
+        if self.unembed is None:
+            return self.head(hidden)
+        logits: Tensor = self.unembed(hidden)
+        return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling
+
     def initial_std(self, name: str) -> float:
         """Return the standard deviation with which a weight matrix starts; see `nn.init`."""
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))

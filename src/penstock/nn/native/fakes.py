@@ -28,7 +28,16 @@ def _silu_and_multiply(gate_up: Tensor) -> Tensor:
     return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
 
 
+def _linear(x: Tensor, *matrix_and_outputs: Tensor | int | None) -> Tensor:
+    outputs = matrix_and_outputs[-1]
+    assert isinstance(outputs, int), outputs
+    return x.new_empty(*x.shape[:-1], outputs)
+
+
 FAKES: dict[str, Callable[..., Tensor]] = {
+    "linear": _linear,
+    "linear_int8": _linear,
+    "linear_int4": _linear,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "paged_attention": _paged_attention,

@@ -1,0 +1,219 @@
+// Linear layers whose products are of integers: tokens are rounded to 8 bits as they come, each with its own
+// scale, and the matrix has 8 bits with a scale per output, or 4 bits with a scale per 32 inputs of an output.
+//
+// The instruction multiplies 4 unsigned by 4 signed bytes and adds them to an int32. With an int8 matrix the
+// tokens are shifted by 128 to be unsigned, and what that adds to a sum - 128 times the sum of the output's
+// weights - is known when a model opens. With an int4 matrix its numbers, 0 to 15 for -8 to 7, are the unsigned
+// ones, and 8 times the sum of a token's group is taken off. Sums of integers are exact: every machine, number
+// of tokens and threads gives the same result.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include "panels.h"
+#include "parallel.h"
+#include "rows.h"
+
+namespace penstock {
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+
+constexpr int64_t GROUP = 32;         // inputs that share a scale in a matrix of 4 bits
+constexpr int64_t GROUP_UNITS = GROUP / 4;
+constexpr int64_t MAX_TOKENS_4 = 6;  // a tile keeps sums of a group and of all groups in registers
+
+// codes = round(x * 127 / largest) + shift; returns the scale. A row of zeros has a scale too.
+template <class T>
+float round_row(const T* x, int64_t size, int shift, uint8_t* codes) {
+  Vec most(1e-30f);
+  each_lane(size, [&](int64_t i, auto at) { most = Vec(_mm512_max_ps(most.v, _mm512_abs_ps(at.load(x + i).v))); });
+  const Vec factor(127.0f / most.largest());
+  each_lane(size, [&](int64_t i, auto at) {
+    const __m512i whole = _mm512_cvtps_epi32((at.load(x + i) * factor).v);
+    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(shift)));
+    _mm_mask_storeu_epi8(codes + i, static_cast<__mmask16>((1u << at.count) - 1), bytes);
+  });
+  return most.largest() / 127.0f;
+}
+
+// Tokens as codes [tokens, inputs], and a scale for each.
+struct Tokens {
+  at::Tensor codes, scales;
+
+  Tokens(const at::Tensor& x, int shift)
+      : codes(at::empty({x.numel() / x.size(-1), x.size(-1)}, x.options().dtype(at::kByte))),
+        scales(at::empty({codes.size(0)}, x.options().dtype(at::kFloat))) {
+    const int64_t inputs = codes.size(1);
+    dispatch(x, [&](auto zero) {
+      const auto* xs = x.const_data_ptr<decltype(zero)>();
+      auto* bytes = codes.mutable_data_ptr<uint8_t>();
+      auto* factors = scales.mutable_data_ptr<float>();
+      parallel(codes.size(0), grain_of(inputs), [&](int64_t begin, int64_t end) {
+        for (int64_t t = begin; t < end; ++t)
+          factors[t] = round_row(xs + t * inputs, inputs, shift, bytes + t * inputs);
+      });
+    });
+  }
+  int64_t count() const { return codes.size(0); }
+  int64_t units() const { return codes.size(1) / 4; }
+  const int32_t* row(int64_t t) const {
+    return static_cast<const int32_t*>(codes.const_data_ptr()) + t * units();
+  }
+  float scale(int64_t t) const { return scales.const_data_ptr<float>()[t]; }
+};
+
+// What a tile of float32 sums becomes: sums * scale of the token + bias.
+template <class T, int tokens>
+void store_tile(const Vec (&sums)[tokens][2], const Tokens& x, int64_t first, int64_t panel, const T* bias, T* out,
+                int64_t outputs) {
+  for (int half = 0; half < 2; ++half) {
+    const int64_t n = panel * PANEL + half * LANES;
+    const Lanes at = lanes(n, outputs);
+    const Vec added = bias ? at.load(bias + n) : Vec();
+    for (int t = 0; t < tokens; ++t)
+      at.store(out + (first + t) * outputs + n, Vec::fma(sums[t][half], Vec(x.scale(first + t)), added));
+  }
+}
+
+struct Int8Matrix {
+  const int32_t* panels;
+  const float* scales;     // of the outputs
+  const int32_t* offsets;  // 128 times the sum of an output's weights
+};
+
+template <class T>
+void multiply_int8(const Tokens& x, const Int8Matrix& w, const T* bias, at::Tensor& out) {
+  const int64_t units = x.units(), outputs = out.size(-1);
+  T* outs = out.mutable_data_ptr<T>();
+  auto tile = [&](int64_t panel, int64_t first, auto count) {
+    __m512i sums[count][2];
+    multiply<OfInt8, count>(w.panels + panel * units * PANEL, x.row(first), units, sums);
+    Vec scaled[count][2];
+    for (int half = 0; half < 2; ++half) {
+      const int64_t n = panel * PANEL + half * LANES;
+      const __m512i offset = _mm512_loadu_si512(w.offsets + n);
+      for (int t = 0; t < count; ++t)
+        scaled[t][half] = Vec(_mm512_cvtepi32_ps(_mm512_sub_epi32(sums[t][half], offset))) * Vec::load(w.scales + n);
+    }
+    store_tile<T, count>(scaled, x, first, panel, bias, outs, outputs);
+  };
+  const int64_t panels = (outputs + PANEL - 1) / PANEL;
+  parallel(num_tiles<MAX_TOKENS>(x.count(), panels), grain_of_tiles(units, x.count()),
+           [&](int64_t begin, int64_t end) { each_tile<MAX_TOKENS>(begin, end, x.count(), tile); });
+}
+
+struct Int4Matrix {
+  const uint8_t* panels;  // a unit of 32 outputs is 64 bytes: outputs 0 to 15 in the lower halves of the bytes
+  const bf16* scales;     // [panel, group, output]
+};
+
+// sums += one group of 32 inputs of one panel.
+template <int tokens>
+[[gnu::always_inline]] inline void add_group(const uint8_t* panel, const bf16* scales, const int32_t* x,
+                                             int64_t units, Vec (&sums)[tokens][2]) {
+  const __m512i low_half = _mm512_set1_epi8(15), eights = _mm512_set1_epi8(8);
+  __m512i whole[tokens][2], shift[tokens];
+  for (int t = 0; t < tokens; ++t) whole[t][0] = whole[t][1] = shift[t] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+  for (int u = 0; u < GROUP_UNITS; ++u, panel += 64) {
+    const __m512i both = _mm512_loadu_si512(panel);
+    _mm_prefetch(reinterpret_cast<const char*>(panel) + AHEAD, _MM_HINT_T0);
+    const __m512i low = _mm512_and_si512(both, low_half);
+    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
+    for (int t = 0; t < tokens; ++t) {
+      const __m512i unit = _mm512_set1_epi32(x[t * units + u]);
+      whole[t][0] = _mm512_dpbusd_epi32(whole[t][0], low, unit);
+      whole[t][1] = _mm512_dpbusd_epi32(whole[t][1], high, unit);
+      shift[t] = _mm512_dpbusd_epi32(shift[t], eights, unit);
+    }
+  }
+  for (int half = 0; half < 2; ++half) {
+    const Vec scale = Vec::load(scales + half * LANES);
+    for (int t = 0; t < tokens; ++t) {
+      const Vec sum(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole[t][half], shift[t])));
+      sums[t][half] = Vec::fma(sum, scale, sums[t][half]);
+    }
+  }
+}
+
+template <class T>
+void multiply_int4(const Tokens& x, const Int4Matrix& w, const T* bias, at::Tensor& out) {
+  const int64_t units = x.units(), groups = units / GROUP_UNITS, outputs = out.size(-1);
+  T* outs = out.mutable_data_ptr<T>();
+  auto tile = [&](int64_t panel, int64_t first, auto count) {
+    Vec sums[count][2];
+    for (int64_t g = 0; g < groups; ++g) {
+      const int64_t at = panel * groups + g;
+      add_group<count>(w.panels + at * GROUP_UNITS * 64, w.scales + at * PANEL, x.row(first) + g * GROUP_UNITS,
+                       units, sums);
+    }
+    store_tile<T, count>(sums, x, first, panel, bias, outs, outputs);
+  };
+  const int64_t panels = (outputs + PANEL - 1) / PANEL;
+  parallel(num_tiles<MAX_TOKENS_4>(x.count(), panels), grain_of_tiles(units, x.count()),
+           [&](int64_t begin, int64_t end) { each_tile<MAX_TOKENS_4>(begin, end, x.count(), tile); });
+}
+
+#else
+#define NO_INTEGERS
+#endif
+
+using Bias = std::optional<at::Tensor>;
+
+void check(const at::Tensor& x, const Bias& bias, const at::Tensor& panels, int64_t inputs, int64_t outputs) {
+  TORCH_CHECK(x.size(-1) == inputs && panels.is_contiguous() && panels.size(0) == (outputs + 31) / 32,
+              "linear of integers: ", x.sizes(), " with panels ", panels.sizes(), " for ", outputs, " outputs");
+  TORCH_CHECK(!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == outputs), "linear: bias");
+#ifdef NO_INTEGERS
+  TORCH_CHECK(false, "linear of integers: this CPU has no AVX-512 VNNI");
+#endif
+}
+
+at::Tensor linear_int8(const at::Tensor& given, const at::Tensor& panels, const at::Tensor& scales,
+                       const at::Tensor& offsets, const Bias& bias, int64_t outputs) {
+  const at::Tensor x = given.contiguous();
+  check(x, bias, panels, panels.size(1) * 4, outputs);
+  TORCH_CHECK(panels.scalar_type() == at::kChar && scales.numel() == panels.size(0) * 32 &&
+              offsets.numel() == scales.numel() && offsets.scalar_type() == at::kInt, "linear_int8: its matrix");
+  at::Tensor out = outputs_of(x, outputs, x.scalar_type());
+#ifndef NO_INTEGERS
+  const Tokens tokens(x, 128);
+  const Int8Matrix matrix{static_cast<const int32_t*>(panels.const_data_ptr()), scales.const_data_ptr<float>(),
+                          offsets.const_data_ptr<int32_t>()};
+  dispatch(x, [&](auto zero) {
+    using T = decltype(zero);
+    multiply_int8<T>(tokens, matrix, bias ? bias->const_data_ptr<T>() : nullptr, out);
+  });
+#endif
+  return out;
+}
+
+at::Tensor linear_int4(const at::Tensor& given, const at::Tensor& panels, const at::Tensor& scales, const Bias& bias,
+                       int64_t outputs) {
+  const at::Tensor x = given.contiguous();
+  check(x, bias, panels, panels.size(1) * 4, outputs);
+  TORCH_CHECK(panels.scalar_type() == at::kByte && scales.scalar_type() == at::kBFloat16 && x.size(-1) % 32 == 0 &&
+              scales.numel() == panels.size(0) * panels.size(1) * 4, "linear_int4: its matrix");
+  at::Tensor out = outputs_of(x, outputs, x.scalar_type());
+#ifndef NO_INTEGERS
+  const Tokens tokens(x, 0);
+  const Int4Matrix matrix{panels.const_data_ptr<uint8_t>(), scales.const_data_ptr<bf16>()};
+  dispatch(x, [&](auto zero) {
+    using T = decltype(zero);
+    multiply_int4<T>(tokens, matrix, bias ? bias->const_data_ptr<T>() : nullptr, out);
+  });
+#endif
+  return out;
+}
+
+}  // namespace penstock
+
+TORCH_LIBRARY_FRAGMENT(penstock, m) {
+  m.def("linear_int8(Tensor x, Tensor panels, Tensor scales, Tensor offsets, Tensor? bias, int outputs) -> Tensor");
+  m.def("linear_int4(Tensor x, Tensor panels, Tensor scales, Tensor? bias, int outputs) -> Tensor");
+}
+
+TORCH_LIBRARY_IMPL(penstock, CPU, m) {
+  m.impl("linear_int8", &penstock::linear_int8);
+  m.impl("linear_int4", &penstock::linear_int4);
+}

@@ -1,0 +1,108 @@
+// Products of tokens with a matrix that lies in memory in the order in which they read it.
+//
+// The matrix is cut into panels of 32 outputs. A panel holds, input after input, one unit of 4 bytes for
+// each of its outputs: one float32, two bfloat16 or four int8. Two loads bring a unit of all 32 outputs,
+// one broadcast brings the same unit of a token, and one instruction per 16 outputs multiplies and adds.
+// So every byte of the matrix is read once, in one stream, for up to 14 tokens, whose sums stay in
+// registers: 28 of the 32, beside two of the matrix and one of the token.
+//
+// With one token the time is that of reading memory, with 64 that of multiplying; the same loop reaches
+// both on the machine it was written on (ADR 0028). The sum of an output runs over its inputs in the same
+// order whatever the number of tokens: the result of a token does not depend on its neighbours.
+#pragma once
+
+#ifdef __AVX512F__
+#include <immintrin.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "rows.h"
+
+namespace penstock {
+
+constexpr int64_t PANEL = 32;      // outputs of a panel: two registers of float32
+constexpr int64_t MAX_TOKENS = 14;  // tokens of a tile
+constexpr int AHEAD = 8192;  // bytes: far enough to hide memory, near enough to stay in the first cache
+
+struct OfFloat {
+  using Sum = __m512;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum add(Sum sum, __m512i w, __m512i x) {
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(w), _mm512_castsi512_ps(x), sum);
+  }
+};
+
+struct OfBFloat16 {
+  using Sum = __m512;
+  static Sum zero() { return _mm512_setzero_ps(); }
+  static Sum add(Sum sum, __m512i w, __m512i x) {
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(sum, (__m512bh)w, (__m512bh)x);
+#else  // bfloat16 is the upper half of float32
+    const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+    sum = OfFloat::add(sum, _mm512_slli_epi32(w, 16), _mm512_slli_epi32(x, 16));
+    return OfFloat::add(sum, _mm512_and_si512(w, upper), _mm512_and_si512(x, upper));
+#endif
+  }
+};
+
+#ifdef __AVX512VNNI__
+struct OfInt8 {  // tokens from 0 to 255, the matrix from -127 to 127
+  using Sum = __m512i;
+  static Sum zero() { return _mm512_setzero_si512(); }
+  static Sum add(Sum sum, __m512i w, __m512i x) { return _mm512_dpbusd_epi32(sum, x, w); }
+};
+#endif
+
+// Two registers of sums for each token.
+template <class Of, int tokens>
+using Sums = typename Of::Sum[tokens][2];
+
+// sums = tokens x panel; x has `units` units per token.
+template <class Of, int tokens>
+[[gnu::always_inline]] inline void multiply(const int32_t* panel, const int32_t* x, int64_t units,
+                                            Sums<Of, tokens>& sums) {
+#pragma GCC unroll 14
+  for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = Of::zero();
+  for (int64_t u = 0; u < units; ++u, panel += PANEL) {
+    const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 16);
+    _mm_prefetch(reinterpret_cast<const char*>(panel) + AHEAD, _MM_HINT_T0);
+    _mm_prefetch(reinterpret_cast<const char*>(panel + 16) + AHEAD, _MM_HINT_T0);
+#pragma GCC unroll 14
+    for (int t = 0; t < tokens; ++t) {
+      const __m512i unit = _mm512_set1_epi32(x[t * units + u]);
+      sums[t][0] = Of::add(sums[t][0], low, unit);
+      sums[t][1] = Of::add(sums[t][1], high, unit);
+    }
+  }
+}
+
+// Call tile(panel, first token, number of tokens as a constant) for items [begin, end) of all tiles.
+// Tiles of one panel follow each other, so that it is read from memory once.
+template <int most, class Tile>
+void each_tile(int64_t begin, int64_t end, int64_t tokens, const Tile& tile) {
+  const int64_t runs = (tokens + most - 1) / most;
+  for (int64_t item = begin; item < end; ++item) {
+    const int64_t panel = item / runs, run = item % runs;
+    const int64_t first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
+    [&]<int... n>(std::integer_sequence<int, n...>) {  // the compiler makes one tile for each number
+      (void)((count == n + 1 && (tile(panel, first, std::integral_constant<int, n + 1>{}), true)) || ...);
+    }(std::make_integer_sequence<int, most>{});
+  }
+}
+
+// The number of items that `each_tile` runs through.
+template <int most>
+int64_t num_tiles(int64_t tokens, int64_t panels) {
+  return panels * ((tokens + most - 1) / most);
+}
+
+// The outputs of a register, from `first`, that the matrix has: its last panel is filled up.
+inline Lanes lanes(int64_t first, int64_t outputs) {
+  return Lanes{static_cast<int>(std::clamp<int64_t>(outputs - first, 0, LANES))};
+}
+
+}  // namespace penstock
+#endif

@@ -1,0 +1,140 @@
+"""Linear layers of serving against plain ones: packed, and of 8 and 4 bits, with operators and without."""
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.nn import packed as packed_layers
+from penstock.nn import quantized
+from penstock.nn.packed import PackedLinear, TiledLinear, can_multiply, from_panels, packed, to_panels
+from penstock.nn.quantized import Float8Linear, Int4Linear, Int8Linear, to_int4, to_int8
+
+CPU = torch.device("cpu")
+SIZES = [(64, 96), (33, 7 * 32), (200, 64), (1, 32)]
+"""Outputs and inputs: whole and partial panels."""
+NUM_TOKENS = [1, 2, 13, 14, 15, 70]
+"""One tile, several, and uneven ones."""
+
+
+@pytest.fixture(params=["native", "plain"])
+def way(request, monkeypatch):
+    """Compute by the operators, or as on a machine that cannot have them."""
+    if request.param == "plain":
+        monkeypatch.setattr(quantized, "can_multiply", lambda *_: False)
+        monkeypatch.setattr(packed_layers, "can_multiply", lambda *_: False)
+    elif not all(can_multiply(bits, CPU) for bits in (4, 8, 16, 32)):
+        pytest.skip("this machine has no such operators")
+    return request.param
+
+
+def layer(outputs, inputs, *, dtype=torch.float32, bias=False):
+    torch.manual_seed(outputs + inputs)
+    return nn.Linear(inputs, outputs, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("outputs", [1, 32, 77, 4096 + 40])
+def test_panels_hold_the_matrix(dtype, outputs):
+    matrix = torch.randint(-100, 100, (outputs, 8)).to(dtype)
+    panels = to_panels(matrix)
+    assert panels.is_contiguous()
+    assert panels[0, 0, :, 0].tolist()[: min(outputs, 32)] == matrix[:32, 0].tolist()
+    assert torch.equal(from_panels(panels, outputs), matrix)
+
+
+@pytest.mark.skipif(not can_multiply(32, CPU), reason="this machine has no such operators")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)])
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("size", SIZES)
+def test_packed_layer_computes_what_the_layer_does(size, num_tokens, dtype, tolerance, bias):
+    plain = layer(*size, dtype=dtype, bias=bias)
+    x = torch.randn(num_tokens, size[1], dtype=dtype)
+    exact = nn.functional.linear(x.double(), plain.weight.double(), plain.bias.double() if bias else None)
+    torch.testing.assert_close(PackedLinear(plain)(x).double(), exact, rtol=tolerance, atol=2 * tolerance)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("make", [packed, Int8Linear, Int4Linear])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_leading_dims_are_kept_and_views_are_read_right(make, dtype):
+    made, x = make(layer(40, 64, dtype=dtype)), torch.randn(3, 2, 128, dtype=dtype)[..., ::2]
+    assert made(x).shape == (3, 2, 40)
+    torch.testing.assert_close(made(x), made(x.contiguous()), rtol=0, atol=0)
+    assert made(x[:0]).shape == (0, 2, 40)
+
+
+@pytest.mark.parametrize("make", [PackedLinear, Int8Linear, Int4Linear])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_tokens_result_does_not_depend_on_its_neighbours(make, dtype):
+    if not can_multiply(4, CPU):
+        pytest.skip("this machine has no such operators")
+    made, x = make(layer(72, 96, dtype=dtype, bias=True)), torch.randn(40, 96, dtype=dtype)
+    together = made(x)
+    for num in (1, 3, 14, 29):
+        assert torch.equal(made(x[:num]), together[:num])
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("size", SIZES)
+def test_int8_layer_multiplies_the_rounded_numbers_exactly(size, num_tokens):
+    plain = layer(*size)
+    x = torch.randn(num_tokens, size[1])
+    (w_codes, w_scales), (x_codes, x_scales) = to_int8(plain.weight), to_int8(x)
+    sums = (x_codes.long() @ w_codes.long().t()).float()
+    assert torch.equal(Int8Linear(plain)(x), sums * w_scales * x_scales[:, None])
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("num_tokens", NUM_TOKENS)
+@pytest.mark.parametrize("size", SIZES)
+def test_int4_layer_multiplies_the_rounded_numbers(size, num_tokens):
+    plain = layer(*size, bias=True)
+    x = torch.randn(num_tokens, size[1])
+    codes, scales = to_int4(plain.weight)
+    matrix = (codes.double() - 8) * scales.double().repeat_interleave(32, 1)
+    made, (x_codes, x_scales) = Int4Linear(plain), to_int8(x)
+    torch.testing.assert_close(made.matrix().double(), matrix, rtol=0, atol=0)
+    exact = x_codes.double() @ matrix.t() * x_scales[:, None] + plain.bias
+    torch.testing.assert_close(made(x).double(), exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("make", [Int8Linear, Int4Linear])
+def test_zeros_and_a_large_outlier_are_no_trouble(make):
+    plain = layer(40, 64)
+    plain.weight[3] = 0
+    plain.weight[5, 7] = 1e4
+    made, x = make(plain), torch.randn(4, 64)
+    x[1] = 0
+    out = made(x)
+    assert out.isfinite().all()
+    assert out[1].eq(0).all()
+    assert out[:, 3].eq(0).all()
+    torch.testing.assert_close(out[:, 5], plain(x)[:, 5], rtol=0.05, atol=300)
+
+
+@pytest.mark.parametrize(("make", "bits"), [(Int8Linear, 8), (Int4Linear, 4)])
+def test_error_is_that_of_rounding(make, bits):
+    """A uniform error of half a step of the largest of a group gives about these signal-to-noise ratios."""
+    plain, x = layer(256, 512), torch.randn(64, 512)
+    error = (make(plain)(x) - plain(x)).square().mean() / plain(x).square().mean()
+    assert error.sqrt() < {8: 0.012, 4: 0.09}[bits]
+
+
+def test_float8_layer_is_close():
+    plain, x = layer(32, 64, bias=True), torch.randn(5, 64)
+    made = Float8Linear(plain, is_native=False)
+    assert (made(x) - plain(x)).abs().mean() < 0.05 * plain(x).abs().mean()
+
+
+@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="oneDNN has no bfloat16 here")
+def test_layer_packed_by_onednn_computes_what_the_layer_does():
+    plain, x = layer(72, 64, dtype=torch.bfloat16, bias=True), torch.randn(2, 9, 64, dtype=torch.bfloat16)
+    torch.testing.assert_close(TiledLinear(plain)(x), plain(x), rtol=2**-7, atol=2**-7)
+
+
+def test_what_cannot_be_packed_stays():
+    for odd in (layer(8, 5, dtype=torch.bfloat16), layer(8, 8, dtype=torch.float16)):
+        assert packed(odd) is odd
