@@ -1,11 +1,13 @@
 """What a loaded model's matrices become for serving: packed, or rounded to fewer bits. One table decides.
 
-Comes after layers were sliced for a rank, merged and given adapters: every plain linear layer is replaced where
-it stands, so whatever wraps it keeps it. A matrix is freed as soon as its layer has its own copy; one that a
-file holds (memory-mapped) never was in memory of its own. So the peak is one model and one matrix.
+    convert (the type of everything) -> fuse -> adapters -> prepare (the matrices)
 
-Embeddings stay as they are: looking a token up reads one row. Where the output matrix is the embedding again,
-it gets a packed copy, because it is read whole for every token.
+Every plain linear layer is replaced where it stands, so whatever wraps it keeps it: merged parts, an adapter,
+the sum over ranks. A matrix is freed as soon as its layer has its own copy, and one that a file holds
+(memory-mapped) never was in memory of its own: the peak is one model and one matrix.
+
+Embeddings stay as they are, because looking a token up reads one row. Where the output matrix is the
+embedding again it gets a copy of its own, because every token reads it whole.
 """
 
 from collections.abc import Callable
@@ -29,27 +31,30 @@ OUTPUT = "unembed"
 """Name of the layer from hidden states to logits."""
 
 
-def prepare(model: Llama, *, weights: Weights) -> None:
+def convert(model: Llama, weights: Weights) -> None:
+    """Give everything in a model the type that `weights` names, if it names a float type, in place."""
+    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(weights)
+    if dtype is not None:
+        model.to(dtype)
+
+
+@torch.no_grad()
+def prepare(model: Llama, weights: Weights) -> None:
     """Replace the matrices of a model, which is on its device, in place; it cannot be trained or saved after.
 
-    Args:
-        weights: "stored": the type they have. "float32" and "bfloat16" also convert everything else. With the
-            others norms, embedding and activations keep the stored type.
+    Norms, embedding and activations keep their type.
 
     Raises:
         ConfigError: no such type of weights, or the device has no instructions for it.
     """
-    device = model.embed.weight.device
-    make, make_output = _makers(weights, device)
-    dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(weights)
+    make, make_output = _makers(weights, model.embed.weight.device)
     if model.unembed is None:
         model.unembed = _output_of(model.embed)
-    with torch.no_grad():
-        for name, layer in [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]:
-            own = layer if dtype is None else _converted(layer, dtype)
-            _replace(model, name, (make_output if name == OUTPUT else make)(own))
-        if dtype is not None:
-            model.to(dtype)
+    for name in [name for name, layer in model.named_modules() if isinstance(layer, nn.Linear)]:
+        parent, _, last = name.rpartition(".")
+        owner = model.get_submodule(parent)
+        # no name holds the layer that is replaced: its matrix is free before the next is made
+        setattr(owner, last, (make_output if name == OUTPUT else make)(getattr(owner, last)))
 
 
 def _makers(weights: Weights, device: torch.device) -> tuple[Make, Make]:
@@ -76,17 +81,3 @@ def _output_of(embed: nn.Embedding) -> nn.Linear:
     layer = nn.Linear(hidden_size, rows, bias=False, device="meta")
     layer.weight = embed.weight
     return layer
-
-
-def _converted(layer: nn.Linear, dtype: torch.dtype) -> nn.Linear:
-    """Return a layer of another type and leave the one given as it is: its matrix may be the embedding's."""
-    own = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta")
-    own.weight = nn.Parameter(layer.weight.detach().to(dtype), requires_grad=False)
-    if layer.bias is not None:
-        own.bias = nn.Parameter(layer.bias.detach().to(dtype), requires_grad=False)
-    return own
-
-
-def _replace(model: nn.Module, name: str, layer: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, layer)

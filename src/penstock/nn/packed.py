@@ -28,7 +28,8 @@ def can_multiply(bits: int, device: torch.device) -> bool:
 
 def has_tiles() -> bool:
     """Return whether oneDNN multiplies bfloat16 by the matrix tiles of this CPU."""
-    return bool(torch.cpu._is_amx_tile_supported()) and torch.backends.mkldnn.is_available()
+    has_onednn: bool = torch._C._has_mkldnn
+    return has_onednn and bool(torch.cpu._is_amx_tile_supported())
 
 
 def row_chunks(num_rows: int) -> list[slice]:
@@ -62,7 +63,7 @@ def to_panels(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "panels 
     >>> to_panels(torch.ones(40, 6)).shape
     torch.Size([2, 6, 32, 1])
     """
-    panels = empty_panels(*matrix.shape, matrix.dtype)
+    panels = empty_panels(matrix.shape[0], matrix.shape[1], matrix.dtype)
     for rows in row_chunks(len(matrix)):
         fill_panels(panels, rows, matrix[rows])
     return panels

@@ -46,7 +46,7 @@ def to_int4(
 
     The number of largest magnitude becomes -8, so a scale may be negative.
     """
-    groups = rows.float().unflatten(1, (-1, GROUP))
+    groups = rows.float().view(len(rows), -1, GROUP)
     extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     extreme = torch.where(extreme.abs() < _LEAST, _LEAST, extreme)
     best_codes, best_scales, least = groups, extreme, torch.full_like(extreme, torch.inf)
@@ -138,10 +138,10 @@ class Int4Linear(_Quantized):
         codes, scales = to_int4(matrix)
         if not self.is_native:
             return codes[:, 0::2] | codes[:, 1::2] << 4, scales
-        panels = empty_panels(*matrix.shape, torch.uint8)
+        panels = empty_panels(len(matrix), self.in_features, torch.uint8)
         fill_panels(panels, slice(0, len(matrix)), codes)
         scales = functional.pad(scales, (0, 0, 0, len(panels) * PANEL - len(scales)))
-        low, high = panels.split(PANEL // 2, dim=2)
+        low, high = torch.split(panels, PANEL // 2, dim=2)
         return (low | high << 4).flatten(2), scales.view(len(panels), PANEL, -1).transpose(1, 2).contiguous()
 
     def matrix(self) -> Float[Tensor, "outputs inputs"]:
@@ -153,7 +153,7 @@ class Int4Linear(_Quantized):
             scales = scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
         else:
             whole = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
-        return ((whole.float() - 8).unflatten(1, (-1, GROUP)) * scales.unsqueeze(-1)).flatten(1)
+        return (whole.float() - 8) * scales.repeat_interleave(GROUP, dim=1)
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Apply the layer; a token's result does not depend on the others."""

@@ -166,7 +166,7 @@ class Llama(nn.Module):
         return Head(matrix.weight, self.config.logits_scaling)
 
     def logits(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
-        """Return the logits of normalised states, through whatever layer serving has made of the output matrix."""
+        """Return the logits of normalised states, by whatever serving has made of the output matrix."""
         if self.unembed is None:
             return self.head(hidden)
         logits: Tensor = self.unembed(hidden)
