@@ -1,3 +1,27 @@
 """Penstock: train, tune and serve foundation models on ordinary machines joined by Ethernet."""
 
+TYPE_CHECKING = False  # as in `typing`, which is not worth its import here
+if TYPE_CHECKING:
+    from penstock.engine.config import EngineConfig as EngineConfig
+    from penstock.engine.llm import LLM as LLM
+    from penstock.engine.params import Params as Params
+    from penstock.engine.sampling import Sampling as Sampling
+
 __version__ = "0.1.0"
+
+_LAZY = {
+    "LLM": "penstock.engine.llm",
+    "EngineConfig": "penstock.engine.config",
+    "Params": "penstock.engine.params",
+    "Sampling": "penstock.engine.sampling",
+}
+"""Where the names for Python programs are: torch is loaded by whoever asks for one that needs it."""
+
+
+def __getattr__(name: str) -> type:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    from importlib import import_module
+
+    found: type = getattr(import_module(_LAZY[name]), name)
+    return found

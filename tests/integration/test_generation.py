@@ -1,5 +1,7 @@
 """Greedy answers against `transformers.generate`, token for token, and an opened folder end to end."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from transformers import (
@@ -11,12 +13,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from penstock.checkpoint.hf import load_pretrained
-from penstock.core.errors import ModelError, UsageError
-from penstock.engine.generate import generate
-from penstock.engine.kv_cache import KVCache
+from penstock.core.errors import AnswerFailed, ModelError, UsageError
+from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
-from penstock.engine.sampling import Sampling
+from penstock.engine.params import Params
+from penstock.engine.sampling import GREEDY, Sampling
+from penstock.engine.words import Words
 from penstock.models import FAMILIES
 from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import train_tokenizer
@@ -41,6 +43,8 @@ CONFIGS = {
     "qwen2": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=7, max_window_layers=2),
     "qwen3": Qwen3Config(**SMALL, head_dim=16),
 }
+SMALL_ENGINE = EngineConfig(device="cpu", max_sequences=4, tokens_per_step=32, block_size=4)
+FORTY = Params(sampling=GREEDY, max_tokens=40, stop_ids=frozenset())
 PROMPTS = [[3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], list(range(100, 145))]
 
 
@@ -48,13 +52,22 @@ def test_every_family_generates():
     assert {config.model_type for config in CONFIGS.values()} == set(FAMILIES)
 
 
+def saved(theirs, folder):
+    """Write a folder as `save_pretrained` and a Hub download leave it, with a tokenizer of fewer tokens."""
+    theirs.save_pretrained(folder)
+    train_tokenizer(["the penstock feeds the turbine, größer"] * 9, vocab_size=300).save(
+        folder / "tokenizer.json"
+    )
+    return folder
+
+
 @pytest.fixture(params=CONFIGS, scope="module")
 def pair(request, tmp_path_factory):
     torch.manual_seed(0)
     theirs = AutoModelForCausalLM.from_config(CONFIGS[request.param]).eval()
-    folder = tmp_path_factory.mktemp(request.param)
-    theirs.save_pretrained(folder)
-    return theirs, load_pretrained(folder)
+    folder = saved(theirs, tmp_path_factory.mktemp(request.param))
+    with LLM(folder, SMALL_ENGINE) as ours:
+        yield theirs, ours
 
 
 def continued(theirs, prompt, **options):
@@ -65,136 +78,140 @@ def continued(theirs, prompt, **options):
     return out[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("prompt", PROMPTS, ids=len)
-def test_greedy_answers_equal_those_of_transformers(pair, prompt):
+def test_greedy_answers_equal_those_of_transformers(pair):
     theirs, ours = pair
-    expected = continued(theirs, prompt)
-    assert len(set(expected)) > 5  # a loop on one token would prove little
-    assert list(generate(ours, prompt, max_tokens=40)) == expected
+    expected = [continued(theirs, prompt) for prompt in PROMPTS]
+    assert all(len(set(tokens)) > 5 for tokens in expected)  # a loop on one token would prove little
+    alone = [ours.generate([prompt], FORTY)[0] for prompt in PROMPTS]
+    assert [list(found.token_ids) for found in alone] == expected
+    together = ours.generate(PROMPTS, FORTY)
+    assert [list(found.token_ids) for found in together] == expected
 
 
 def test_an_end_token_ends_the_answer_where_transformers_ends_it(pair):
     theirs, ours = pair
     prompt = PROMPTS[1]
     end = continued(theirs, prompt)[9]
-    expected = continued(theirs, prompt, eos_token_id=end, pad_token_id=end)
-    assert expected[-1] == end
-    assert list(generate(ours, prompt, max_tokens=40, stop_ids={end})) == expected
-
-
-@torch.inference_mode()
-def test_logits_with_a_cache_filled_in_pieces_equal_those_without(pair):
-    ours = pair[1]
-    ids = torch.randint(0, 400, (2, 300))  # past the room first reserved
-    cache = KVCache(ours.config.num_hidden_layers)
-    pieces = [ours(part, cache=cache) for part in ids.split([5, 1, 250, 40, 4], dim=1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), ours(ids), rtol=0, atol=2e-4)
+    *expected, last = continued(theirs, prompt, eos_token_id=end, pad_token_id=end)
+    assert last == end
+    pieces = list(ours.stream(prompt, replace(FORTY, stop_ids=frozenset({end}))))
+    assert [token for piece in pieces for token in piece.token_ids] == expected
+    assert pieces[-1].finish == "stop"
 
 
 def test_an_answer_can_be_repeated_from_any_token(pair):
     ours, sampling = pair[1], Sampling(temperature=1.0, top_p=1.0, seed=5)
-    whole = list(generate(ours, PROMPTS[1], sampling=sampling, max_tokens=20))
-    rest = list(generate(ours, PROMPTS[1] + whole[:8], sampling=sampling, max_tokens=12))
+    whole = ours.generate([PROMPTS[1]], Params(sampling=sampling, max_tokens=20))[0].token_ids
+    prompt = [*PROMPTS[1], *whole[:8]]
+    rest = ours.generate([prompt], Params(sampling=sampling, max_tokens=12))[0].token_ids
     assert whole[8:] == rest
 
 
-def test_every_position_draws_anew(pair):
+def test_answers_to_one_prompt_differ_by_their_seeds_only(pair):
     ours = pair[1]
-
-    def uniform(*_, finish, **__):
-        return finish(torch.zeros(1, 1, 1), lambda hidden: torch.zeros(*hidden.shape[:-1], 400))
-
-    flat = type(ours)(ours.config)
-    flat.forward = uniform
-    tokens = list(generate(flat, [1], sampling=Sampling(temperature=1.0, top_p=1.0), max_tokens=100))
-    assert len(set(tokens)) > 75  # of 400 equally likely ones, 100 draws give 88 different on average
+    params = Params(sampling=Sampling(temperature=1.0, top_p=1.0), max_tokens=20, num_answers=3)
+    first, again = (ours.generate([PROMPTS[2]], params)[0].answers for _ in range(2))
+    assert first == again
+    assert len({answer.token_ids for answer in first}) == 3
+    assert ours.generate([PROMPTS[2]], replace(params, num_answers=1))[0].answers == first[:1]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Return a Hugging Face folder with a tokenizer, as `save_pretrained` and a Hub download leave it."""
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("model")
-    AutoModelForCausalLM.from_config(CONFIGS["llama"]).save_pretrained(path)
-    train_tokenizer(["the penstock feeds the turbine, größer"] * 9, vocab_size=300).save(
-        path / "tokenizer.json"
-    )
-    return path
+    theirs = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    return saved(theirs, tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with LLM(folder, SMALL_ENGINE) as opened:
+        yield opened
 
 
 def answer(llm, prompt="the turbine", **options):
-    pieces = list(llm.stream(llm.encode(prompt), sampling=Sampling(temperature=0), **options))
+    pieces = list(llm.stream(prompt, Params(sampling=GREEDY, **options)))
     return "".join(p.text for p in pieces), [t for p in pieces for t in p.token_ids], pieces[-1].finish
 
 
-def test_streamed_text_is_the_text_of_the_tokens(folder):
-    llm = LLM.open(folder, device="cpu")
+def test_streamed_text_is_the_text_of_the_tokens(llm):
     text, tokens, finish = answer(llm, max_tokens=60)
-    assert text == llm.tokenizer.decode(tokens)
+    assert text == llm.words.tokenizer.decode(tokens)
     assert len(tokens) == 60
     assert finish == "length"
 
 
-def test_an_end_token_in_generation_config_ends_the_answer(folder, tmp_path):
-    _, tokens, _ = answer(LLM.open(folder, device="cpu"), max_tokens=20)
+def test_an_end_token_in_generation_config_ends_the_answer(folder, llm, tmp_path):
+    _, tokens, _ = answer(llm, max_tokens=20)
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "generation_config.json").write_text(f'{{"eos_token_id": [399, {tokens[7]}]}}')
-    _, stopped, finish = answer(LLM.open(tmp_path, device="cpu"), max_tokens=20)
+    with LLM(tmp_path, SMALL_ENGINE) as other:
+        _, stopped, finish = answer(other, max_tokens=20)
     assert (stopped, finish) == (tokens[: tokens.index(tokens[7])], "stop")
 
 
-def test_a_stop_text_ends_the_answer_before_it(folder):
-    llm = LLM.open(folder, device="cpu")
+def test_a_stop_text_ends_the_answer_before_it(llm):
     text, _, _ = answer(llm, max_tokens=40)
     stop = text[10:13]
-    stopped, _, finish = answer(llm, max_tokens=40, stop_texts=[stop])
+    stopped, _, finish = answer(llm, max_tokens=40, stop_texts=(stop,))
     assert (stopped, finish) == (text[: text.index(stop)], "stop")
 
 
-def test_the_context_is_filled_and_not_exceeded(folder):
-    llm = LLM.open(folder, device="cpu")
+def test_the_context_is_filled_and_not_exceeded(llm):
     prompt = [3] * 500
-    assert len(list(generate(llm.model, prompt))) == 12
+    assert len(llm.generate([prompt], Params(sampling=GREEDY))[0].token_ids) == 12
     with pytest.raises(UsageError, match="max_tokens must be from 1 to 12"):
-        generate(llm.model, prompt, max_tokens=13)
+        llm.stream(prompt, Params(max_tokens=13))
     with pytest.raises(UsageError, match=r"context of 512 tokens \(got 512\). Shorten it to at most 511"):
-        generate(llm.model, [3] * 512)
+        llm.generate([[3] * 512])
 
 
-def test_tokens_that_the_model_does_not_know_are_refused(folder):
+def test_tokens_that_the_model_does_not_know_are_refused(llm):
     with pytest.raises(UsageError, match=r"it has 400\) \(got 400\)"):
-        generate(LLM.open(folder, device="cpu").model, [1, 400])
+        llm.generate([[1, 400]])
 
 
-def test_an_empty_prompt_starts_a_new_document(folder):
-    llm = LLM.open(folder, device="cpu")
-    assert llm.encode("") == [llm.tokenizer.eos_id]
+def test_an_empty_prompt_starts_a_new_document(llm):
+    assert llm.words.encode("") == [llm.words.tokenizer.eos_id]
 
 
 def test_a_tokenizer_that_begins_texts_with_a_token_is_followed(folder, tmp_path):
     import tokenizers
     from tokenizers.processors import TemplateProcessing
 
-    for file in folder.iterdir():
-        (tmp_path / file.name).write_bytes(file.read_bytes())
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_special_tokens(["<s>"])
     begin = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    llm = LLM.open(tmp_path, device="cpu")
-    assert llm.encode("the turbine") == tokenizer.encode("the turbine").ids
-    assert llm.encode("the turbine")[0] == begin
+    words = Words.load(tmp_path / "tokenizer.json")
+    assert words.encode("the turbine") == tokenizer.encode("the turbine").ids
+    assert words.encode("the turbine")[0] == begin
 
 
 def test_the_tokens_of_a_template_are_tokens_and_those_of_a_prompt_are_text(folder):
-    llm = LLM.open(folder, device="cpu")
     name = "<|endoftext|>"
-    llm.template = ChatTemplate(source="{{ messages[0].content }}" + name)
-    ids = llm.encode_chat([{"role": "user", "content": "the turbine"}])
-    assert ids[-1] == llm.tokenizer.eos_id
-    assert llm.tokenizer.eos_id not in llm.encode(name)
+    template = ChatTemplate(source="{{ messages[0].content }}" + name)
+    words = replace(Words.load(folder / "tokenizer.json"), template=template)
+    ids = words.encode_chat([{"role": "user", "content": "the turbine"}])
+    assert ids[-1] == words.tokenizer.eos_id
+    assert words.tokenizer.eos_id not in words.encode(name)
+
+
+def test_what_the_model_computes_must_be_numbers(folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with LLM(tmp_path, SMALL_ENGINE) as broken:
+        with pytest.raises(AnswerFailed, match=r"not finite. Use an earlier checkpoint of the run\."):
+            broken.generate("the turbine")
+        assert broken.thread.failure is None
+        assert broken.thread.stats().used_blocks == 0
 
 
 def test_a_folder_without_a_tokenizer_is_refused(folder, tmp_path):
@@ -202,6 +219,6 @@ def test_a_folder_without_a_tokenizer_is_refused(folder, tmp_path):
         if file.name != "tokenizer.json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
-        LLM.open(tmp_path, device="cpu")
+        LLM(tmp_path, SMALL_ENGINE)
     with pytest.raises(UsageError, match="is not a folder"):
-        LLM.open(tmp_path / "absent")
+        LLM(tmp_path / "absent")

@@ -17,12 +17,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.generate import add_sampling_arguments, sampling_of, stream_to_stdout, utf8_text
+from penstock.cli.generate import ALONE, add_sampling_arguments, params_of, stream_to_stdout, utf8_text
 from penstock.core.errors import UsageError
-from penstock.engine.sampling import Sampling
+from penstock.engine.params import Params
+from penstock.engine.request import Piece
 
 if TYPE_CHECKING:
-    from penstock.engine.llm import LLM, Piece
+    from penstock.engine.llm import LLM
     from penstock.text.chat import Message
 
 with contextlib.suppress(ImportError):  # not on Windows
@@ -40,48 +41,45 @@ def run(arguments: argparse.Namespace) -> int:
     """Converse until the user leaves; return the exit code."""
     from penstock.engine.llm import LLM  # torch, which a help text does without
 
-    sampling = sampling_of(arguments)
+    params = params_of(arguments)
     if isinstance(sys.stdin, io.TextIOWrapper):  # not where a test or notebook has replaced it
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     system = utf8_text(arguments.system or "", name="--system")
-    llm = LLM.open(arguments.path)
     start: list[Message] = [{"role": "system", "content": system}] if system else []
+    with LLM(arguments.path, ALONE) as llm:
+        _converse(llm, start, params)
+    return 0
+
+
+def _converse(llm: "LLM", start: list["Message"], params: Params) -> None:
     history = list(start)
     while (line := _read_line()) is not None:
         if line == "/quit":
-            return 0
+            return
         if line == "/reset":
             history = list(start)
             print("(the conversation is forgotten)")
         elif line.startswith("/"):
             print(f"(no command {line!r}; there are /reset and /quit)")
         elif line:
-            history = _turn(llm, history, line, sampling=sampling, max_tokens=arguments.max_tokens)
-    return 0
+            history = _turn(llm, history, line, params)
 
 
-def _turn(
-    llm: "LLM", history: list["Message"], line: str, *, sampling: Sampling, max_tokens: int | None
-) -> list["Message"]:
+def _turn(llm: "LLM", history: list["Message"], line: str, params: Params) -> list["Message"]:
     """Answer one line; return the history, unchanged if there could be no answer."""
     asked: list[Message] = [*history, {"role": "user", "content": line}]
     try:
-        pieces = llm.stream(
-            llm.encode_chat(asked),
-            sampling=sampling,
-            max_tokens=max_tokens,
-            stop_texts=llm.template.stop_texts,
-        )
+        pieces = llm.stream(llm.chat_request(asked, params))
     except UsageError as error:  # the context is full, or the template refuses: not the end of the program
         print(f"({error} /reset starts afresh.)", file=sys.stderr)
         return history
     return [*asked, {"role": "assistant", "content": _answer(pieces)}]
 
 
-def _answer(pieces: Iterator["Piece"]) -> str:
+def _answer(pieces: Iterator[Piece]) -> str:
     heard: list[Piece] = []
 
-    def noted() -> Iterator["Piece"]:
+    def noted() -> Iterator[Piece]:
         for piece in pieces:
             heard.append(piece)
             yield piece

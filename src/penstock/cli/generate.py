@@ -15,13 +15,12 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from penstock.core.errors import UsageError
+from penstock.engine.config import EngineConfig
+from penstock.engine.params import Params
+from penstock.engine.request import Piece, Request
 from penstock.engine.sampling import Sampling
-
-if TYPE_CHECKING:
-    from penstock.engine.llm import Piece
 
 _DEFAULT = Sampling()
 
@@ -54,30 +53,36 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--greedy", action="store_true", help="always the likeliest token")
 
 
-def sampling_of(arguments: argparse.Namespace) -> Sampling:
+def params_of(arguments: argparse.Namespace) -> Params:
     """Return the settings that `add_sampling_arguments` declared."""
-    return Sampling(
+    sampling = Sampling(
         temperature=0.0 if arguments.greedy else arguments.temperature,
         top_k=arguments.top_k,
         top_p=arguments.top_p,
         seed=arguments.seed,
     )
+    return Params(sampling=sampling, max_tokens=arguments.max_tokens)
+
+
+ALONE = EngineConfig(max_sequences=1)
+"""An engine for one person: room for one answer."""
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate; return the exit code."""
     from penstock.engine.llm import LLM  # torch, which a help text does without
 
-    sampling = sampling_of(arguments)  # refused before a model is loaded
+    params = params_of(arguments)  # refused before a model is loaded
     prompt = _prompt(arguments.prompt)
-    llm = LLM.open(arguments.path)
-    ids = llm.encode(prompt)
-    pieces = llm.stream(ids, sampling=sampling, max_tokens=arguments.max_tokens)
-    if arguments.json:
-        print(json.dumps(_record(prompt, ids, list(pieces), seed=arguments.seed), ensure_ascii=False))
-    else:
-        stream_to_stdout(pieces)
-        print()
+    with LLM(arguments.path, ALONE) as llm:
+        request = llm.request(prompt, params)
+        pieces = llm.stream(request)
+        if arguments.json:
+            record = _record(prompt, request, list(pieces))
+            print(json.dumps(record, ensure_ascii=False))
+        else:
+            stream_to_stdout(pieces)
+            print()
     return 0
 
 
@@ -117,18 +122,18 @@ def _not_utf8(name: str, error: UnicodeError) -> UsageError:
     return UsageError(f"{name} is not UTF-8 text{where}", fix="Convert it, with iconv for example.")
 
 
-def _record(prompt: str, ids: list[int], pieces: list["Piece"], *, seed: int) -> dict[str, object]:
+def _record(prompt: str, request: Request, pieces: list[Piece]) -> dict[str, object]:
     return {
         "prompt": prompt,
         "text": "".join(piece.text for piece in pieces),
-        "num_prompt_tokens": len(ids),
+        "num_prompt_tokens": len(request.prompt),
         "token_ids": [token for piece in pieces for token in piece.token_ids],
         "finish": pieces[-1].finish,
-        "seed": seed,
+        "seed": request.sampling.seed,
     }
 
 
-def stream_to_stdout(pieces: Iterator["Piece"]) -> str:
+def stream_to_stdout(pieces: Iterator[Piece]) -> str:
     """Print pieces as they come; return the whole text.
 
     On a terminal, control characters other than newline and tab are shown as U+FFFD: a model can

@@ -114,6 +114,28 @@ def memory_bytes() -> int:
     return min(installed, int(limit)) if limit.isdecimal() else installed
 
 
+_MEMORY_USED = Path("/sys/fs/cgroup/memory.current")
+
+
+def available_bytes() -> int:
+    """Memory that a process could take now without driving others out, within its container's limit."""
+    available = _meminfo("MemAvailable")
+    if available is None:
+        available = memory_bytes() // 2  # a system that does not say
+    try:
+        return min(available, memory_bytes() - int(_MEMORY_USED.read_text()))
+    except (OSError, ValueError):  # no container that says
+        return available
+
+
+def _meminfo(name: str) -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+
+
 def num_threads() -> int:
     """Threads that this rank computes with: OMP_NUM_THREADS, else its part of the machine's cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")

@@ -12,6 +12,9 @@ PenstockError                 exit code 1: the work failed
 ├── CheckpointError           a checkpoint that cannot be written, read or used
 │   └── CheckpointDamaged     one whose bytes are not those that were written
 ├── ModelError                a model folder that cannot be opened
+├── AnswerFailed              an answer that ended because something failed
+├── EngineClosed              an engine that takes no more requests
+├── RunnerLost                an engine whose network can compute no more
 ├── RunLocked                 another process is writing the same folder
 └── PeerLost                  another process of the run ended; it knows why
 """
@@ -84,6 +87,18 @@ class CheckpointDamaged(CheckpointError):
 
 class ModelError(PenstockError):
     """A model folder cannot be opened."""
+
+
+class AnswerFailed(PenstockError):
+    """An answer ended because something failed."""
+
+
+class EngineClosed(PenstockError):
+    """The engine takes no more requests."""
+
+
+class RunnerLost(PenstockError):
+    """What computes an engine's steps is gone, a rank of it for example."""
 
 
 class RunLocked(PenstockError):

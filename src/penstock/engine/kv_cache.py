@@ -1,59 +1,79 @@
-"""The keys and values a model has computed, kept so that each new token costs one position.
+"""The pages: keys and values of every block of every layer, and their binding to one step.
 
-Room is doubled when it runs out: reserving a model's whole context at once would take 16 GiB for an
-8-billion-parameter Llama of 131,072 positions, of which a short answer needs a few MiB.
+One tensor for all layers, allocated when the engine opens and never again, so that running out of memory is
+the scheduler's decision (a number of blocks) and no accident of an allocator. Which block belongs to whom is
+known to `blocks.py` alone.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-FIRST_ROOM = 256
-"""Positions reserved at first, unless the first append needs more."""
+from penstock.engine.batch import Batch
+from penstock.nn.attention import Attend
+from penstock.nn.kernels.paged import LayerPages, Paged, PagedStep
 
 
-class LayerKV:
-    """Keys and values of one layer, [batch, heads, positions, head_dim]; written in place."""
+class PagedCache:
+    """Room for keys and values.
 
-    def __init__(self) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-        self._length = 0
+    Args:
+        num_layers: blocks of the network.
+        num_blocks: as many as the scheduler's pool has.
+        kv_heads: of this rank.
+    """
 
-    def append(
+    def __init__(
         self,
-        k_bkld: Float[Tensor, "batch heads new head_dim"],
-        v_bkld: Float[Tensor, "batch heads new head_dim"],
-    ) -> tuple[Float[Tensor, "batch heads all head_dim"], Float[Tensor, "batch heads all head_dim"]]:
-        """Add positions; return views of all so far, valid until the next append."""
-        start, self._length = self._length, self._length + k_bkld.shape[2]
-        self._keys = _with_room(self._keys, k_bkld, used=start, needed=self._length)
-        self._values = _with_room(self._values, v_bkld, used=start, needed=self._length)
-        self._keys[:, :, start : self._length] = k_bkld
-        self._values[:, :, start : self._length] = v_bkld
-        return self._keys[:, :, : self._length], self._values[:, :, : self._length]
+        num_layers: int,
+        *,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (num_layers, 2, num_blocks, kv_heads, block_size, head_dim)
+        self.pages = torch.zeros(shape, dtype=dtype, device=device)
+        """[layers, keys and values, blocks, kv_heads, block_size, head_dim]."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the pages are."""
+        return self.pages.device
+
+    def bind(self, batch: Batch) -> "BoundCache":
+        """Return the cache as the network sees it in one step."""
+        step = PagedStep.from_arrays(
+            slots=batch.slots,
+            query_starts=batch.query_starts,
+            lengths=batch.lengths,
+            block_tables=batch.block_tables,
+            device=self.device,
+        )
+        return BoundCache([LayerPages(keys, values, step) for keys, values in self.pages], step)
 
 
-class KVCache:
-    """One `LayerKV` per block of a model; every row of the batch has the same length."""
+@dataclass(frozen=True, slots=True)
+class BoundCache:
+    """What `Llama.hidden` takes as its cache."""
 
-    def __init__(self, num_layers: int) -> None:
-        self.layers = [LayerKV() for _ in range(num_layers)]
-        self.length = 0
+    layers: Sequence[LayerPages]
+    step: PagedStep
 
-    def advance(self, num_positions: int) -> None:
-        """Count positions that every layer has appended."""
-        self.length += num_positions
+    def attend(self, window: int | None) -> Attend:
+        """Return attention over the pages of this step's sequences."""
+        return Paged(self.step, window)
 
 
-def _with_room(held: Tensor | None, like: Tensor, *, used: int, needed: int) -> Tensor:
-    if held is not None and held.shape[2] >= needed:
-        return held
-    room = FIRST_ROOM if held is None else held.shape[2]
-    while room < needed:
-        room *= 2
-    batch, heads, _, head_dim = like.shape
-    larger = torch.empty((batch, heads, room, head_dim), dtype=like.dtype, device=like.device)
-    if held is not None:
-        larger[:, :, :used] = held[:, :, :used]
-    return larger
+def bytes_per_block(
+    num_layers: int, *, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
+) -> int:
+    """Return the bytes of one block, all layers.
+
+    >>> bytes_per_block(32, block_size=16, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+    2097152
+    """
+    return 2 * num_layers * block_size * kv_heads * head_dim * dtype.itemsize

@@ -1,139 +1,216 @@
-"""A model with its tokenizer: text in, a stream of text out."""
+"""A model for Python programs: prompts in, answers out, many at once.
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+    with penstock.LLM("runs/first") as llm:
+        for answers in llm.generate(["A penstock is", "Water flows"]):
+            print(answers.text)
+
+Everything that is asked, from any thread or task, is computed together by one engine, so a list of prompts
+is faster than one prompt after the other, and an answer does not depend on what else is asked.
+"""
+
+import asyncio
+import queue
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Self
 
-import tokenizers
-import torch
+import numpy as np
 
-from penstock.core.config import load_json
-from penstock.core.errors import ModelError
-from penstock.engine.generate import generate
-from penstock.engine.open import open_model
-from penstock.engine.sampling import Sampling
-from penstock.engine.text_stream import TextStream
-from penstock.models.llama.model import Llama
-from penstock.text.chat import ChatTemplate, Message, load_template, render
-from penstock.text.tokenizer import Tokenizer
+from penstock.core import clock
+from penstock.core.errors import AnswerFailed, ModelError
+from penstock.engine.assemble import build_engine
+from penstock.engine.background import EngineThread
+from penstock.engine.collected import Answers, Collected
+from penstock.engine.config import EngineConfig
+from penstock.engine.params import Params, room_after
+from penstock.engine.request import Piece, Request
+from penstock.engine.words import Words
+from penstock.text.chat import Message
 
-Finish = Literal["stop", "length"]
+Prompt = str | Sequence[int]
+"""A text, or its tokens."""
 
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """What one token added."""
-
-    text: str
-    """May be empty while a character or a stop text is incomplete."""
-    token_ids: tuple[int, ...]
-    """The token; none in the last piece, which brings what was held back."""
-    finish: Finish | None
-    """Set in the last piece: an end token or text came, or there was no more room."""
+_DEFAULT = Params()
 
 
 class LLM:
-    """A model ready to generate.
+    """A model ready to answer; safe to share between threads.
 
     Args:
-        model: in evaluation mode.
-        stop_ids: tokens that end an answer.
-        start_ids: tokens before every prompt but a chat's, whose template writes them.
+        path: a Hugging Face folder, a run or a checkpoint. It is opened here and a thread is started, so
+            use `with`, or `close`.
+        config: how; the defaults suit one model on one machine.
+
+    Raises:
+        UsageError: there is no such folder.
+        ConfigError: the memory has no room for one context.
+        ModelError: the folder holds no model that can be opened, or no tokenizer.
     """
 
-    def __init__(
-        self,
-        model: Llama,
-        tokenizer: Tokenizer,
-        *,
-        stop_ids: frozenset[int] = frozenset(),
-        start_ids: Sequence[int] = (),
-        template: ChatTemplate | None = None,
-    ) -> None:
-        self.model = model
-        self.tokenizer = tokenizer
-        self.stop_ids = stop_ids
-        self.start_ids = list(start_ids)
-        self.template = template or ChatTemplate()
+    def __init__(self, path: Path | str, config: EngineConfig | None = None) -> None:
+        engine = build_engine(Path(path), config or EngineConfig())
+        if engine.words is None:
+            engine.close()
+            raise ModelError(f"{path} has no tokenizer.json", fix="Copy it from where the model came from.")
+        self.words: Words = engine.words
+        self.capacity = engine.capacity
+        self.thread = EngineThread(engine).start()
+        """For whoever needs more than is here, such as a server."""
+        self._finalizer = weakref.finalize(self, self.thread.close)
 
-    @classmethod
-    def open(cls, path: Path, *, device: str | None = None) -> Self:
-        """Open a Hugging Face folder, a run or a checkpoint.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what is being answered and free the model; once more does nothing."""
+        self._finalizer()
+
+    def generate(
+        self,
+        prompts: str | Sequence[Prompt],
+        params: Params = _DEFAULT,
+        *,
+        on_progress: Callable[[int, int], None] | None = None,
+    ) -> list[Answers]:
+        """Return the answers to each prompt, in the order of the prompts.
 
         Args:
-            device: None: the first GPU if there is one, else the CPU.
+            prompts: a text or several, or tokens [n][tokens].
+            on_progress: called with (answers done, answers in all) whenever one ends.
 
         Raises:
-            ModelError: the model has no tokenizer; otherwise as in `open_model`.
+            UsageError: a prompt cannot be answered; nothing was computed.
+            AnswerFailed: the engine failed; the other answers are cancelled.
         """
-        model, tokenizer_path = open_model(path)
-        if tokenizer_path is None:
-            raise ModelError(f"{path} has no tokenizer.json", fix="Copy it from where the model came from.")
-        tokenizer = Tokenizer.load(tokenizer_path)
-        return cls(
-            model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")),
-            tokenizer,
-            stop_ids=_stop_ids(tokenizer_path.parent, tokenizer),
-            start_ids=_start_ids(tokenizer_path),
-            template=load_template(tokenizer_path.parent),
+        many = [prompts] if isinstance(prompts, str) else prompts
+        return self._collect([self.request(prompt, params) for prompt in many], on_progress)
+
+    def chat(self, messages: Sequence[Message], params: Params = _DEFAULT) -> Answers:
+        """Return the answers to a conversation; errors as in `generate`."""
+        return self._collect([self.chat_request(messages, params)], None)[0]
+
+    def stream(self, prompt: Prompt | Request, params: Params = _DEFAULT) -> Iterator[Piece]:
+        """Yield what is added to the answers, as it is drawn; leaving the iterator cancels the rest.
+
+        Args:
+            prompt: also a request that `request` or `chat_request` made.
+
+        Raises:
+            UsageError: at once, as in `generate`; the iterator raises AnswerFailed.
+        """
+        request = prompt if isinstance(prompt, Request) else self.request(prompt, params)
+        self.thread.engine.check(request)
+        return self._pieces(request)
+
+    async def stream_async(self, prompt: Prompt | Request, params: Params = _DEFAULT) -> AsyncIterator[Piece]:
+        """Yield as `stream` does, without holding up the event loop."""
+        request = prompt if isinstance(prompt, Request) else self.request(prompt, params)
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
+
+        def on_piece(piece: Piece) -> None:
+            with suppress(RuntimeError):  # the loop was closed
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        request_id = self.thread.submit(request, on_piece)
+        try:
+            num_open = request.num_answers
+            while num_open:
+                piece = _checked(await pieces.get())
+                num_open -= piece.finish is not None
+                yield piece
+        finally:
+            self.thread.cancel(request_id)
+
+    def embed(self, texts: str | Sequence[str], *, adapter: str | None = None) -> np.ndarray:
+        """Return a vector of length 1 per text, [n, hidden] float32.
+
+        It is the normalised residual stream at the last token, which alone has seen the whole text. A model
+        that was not trained for it gives vectors of little use.
+        """
+        texts = [texts] if isinstance(texts, str) else texts
+        params = Params(max_tokens=1, adapter=adapter)
+        requests = [replace(self.request(text, params), task="embed") for text in texts]
+        found = self._collect(requests, None)
+        return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
+
+    def request(self, prompt: Prompt, params: Params = _DEFAULT) -> Request:
+        """Return what the engine is asked for a prompt.
+
+        Raises:
+            UsageError: prompt and answer do not fit the model.
+        """
+        tokens = self.words.encode(prompt) if isinstance(prompt, str) else prompt
+        room = room_after(
+            tokens,
+            context=self.capacity.context,
+            vocab_size=self.capacity.vocab_size,
+            max_tokens=params.max_tokens,
+        )
+        return Request(
+            prompt=tuple(tokens),
+            max_tokens=room,
+            sampling=params.sampling,
+            stop_ids=self.words.stop_ids if params.stop_ids is None else params.stop_ids,
+            stop_texts=params.stop_texts,
+            num_answers=params.num_answers,
+            priority=params.priority,
+            adapter=params.adapter,
+            grammar=params.grammar,
+            deadline_s=None if params.timeout_s is None else clock.monotonic() + params.timeout_s,
+            num_prompt_logprobs=params.num_prompt_logprobs,
         )
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the ids of a prompt, with those that begin every text of this model.
+    def chat_request(self, messages: Sequence[Message], params: Params = _DEFAULT) -> Request:
+        """Return what the engine is asked for a conversation.
 
-        An empty prompt is the end token: what follows it in training is a new document.
+        Raises:
+            UsageError: it does not fit the model, or the template refuses it.
         """
-        ids = self.start_ids + self.tokenizer.encode(prompt)
-        return ids or [token for token in (self.tokenizer.eos_id,) if token is not None]
+        stops = (*params.stop_texts, *self.words.template.stop_texts)
+        return self.request(self.words.encode_chat(messages), replace(params, stop_texts=stops))
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """Return the ids after which the answer to these messages follows."""
-        text = render(messages, self.template)
-        if self.template.source is None:
-            return self.encode(text)
-        return self.tokenizer.encode(text, special=True)
+    def _pieces(self, request: Request) -> Iterator[Piece]:
+        pieces = queue.SimpleQueue[Piece]()
+        request_id = self.thread.submit(request, pieces.put)
+        try:
+            num_open = request.num_answers
+            while num_open:
+                piece = _checked(pieces.get())
+                num_open -= piece.finish is not None
+                yield piece
+        finally:
+            self.thread.cancel(request_id)
 
-    def stream(
-        self,
-        prompt: Sequence[int],
-        *,
-        sampling: Sampling,
-        max_tokens: int | None = None,
-        stop_texts: Sequence[str] = (),
-    ) -> Iterator[Piece]:
-        """Yield the answer as it is generated; arguments and errors as in `generate`."""
-        tokens = generate(
-            self.model, prompt, sampling=sampling, max_tokens=max_tokens, stop_ids=self.stop_ids
-        )
-        return self._pieces(tokens, TextStream(self.tokenizer.decode, stop_texts=stop_texts))
-
-    def _pieces(self, tokens: Iterator[int], stream: TextStream) -> Iterator[Piece]:
-        finish: Finish = "length"
-        for token in tokens:
-            if token in self.stop_ids:
-                finish = "stop"
-                break
-            yield Piece(stream.push(token), (token,), None)
-            if stream.stopped:
-                finish = "stop"
-                break
-        yield Piece(stream.close(), (), finish)
-
-
-def _stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Collect the end tokens that the tokenizer, `generation_config.json` and `config.json` name."""
-    found = {tokenizer.eos_id}
-    for name in ("generation_config.json", "config.json"):
-        if (folder / name).is_file():
-            stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids
-            found.update(stored if isinstance(stored, list) else [stored])
-    return frozenset(token for token in found if isinstance(token, int))
+    def _collect(
+        self, requests: Sequence[Request], on_progress: Callable[[int, int], None] | None
+    ) -> list[Answers]:
+        for request in requests:
+            self.thread.engine.check(request)
+        pieces = queue.SimpleQueue[Piece]()
+        found = {self.thread.submit(request, pieces.put): Collected(request) for request in requests}
+        done, total = 0, sum(request.num_answers for request in requests)
+        try:
+            while done < total:
+                piece = _checked(pieces.get())
+                found[piece.request_id].take(piece)
+                if piece.finish is not None:
+                    done += 1
+                    if on_progress is not None:
+                        on_progress(done, total)
+        finally:
+            if done < total:
+                for request_id in found:
+                    self.thread.cancel(request_id)
+        return [collected.answers() for collected in found.values()]
 
 
-def _start_ids(tokenizer_path: Path) -> list[int]:
-    """Return what the tokenizer itself puts before a text, as those of Llama put `<s>`."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_path))
-    empty, word = tokenizer.encode("").ids, tokenizer.encode("a").ids
-    shared = [a == b for a, b in zip(empty, word, strict=False)]
-    return list(word[: shared.index(False) if False in shared else len(shared)])
+def _checked(piece: Piece) -> Piece:
+    if piece.finish == "error":
+        raise AnswerFailed(piece.error or "The engine failed")
+    return piece

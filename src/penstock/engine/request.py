@@ -76,5 +76,7 @@ class Piece:
     """In the one piece of an "embed" task."""
     finish: Finish | None = None
     """Set in the last piece."""
+    error: str | None = None
+    """What failed, where `finish` is "error"."""
     num_cached: int = 0
     """In the last piece: tokens of the prompt that were found computed."""

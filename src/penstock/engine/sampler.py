@@ -26,7 +26,7 @@ from penstock.engine.request import TokenLogprob
 from penstock.engine.sequence import Sequence as Answer
 from penstock.engine.step_plan import StepPlan
 
-NOT_FINITE = "The model's logits are not finite"
+NOT_FINITE = "The model's logits are not finite. Use an earlier checkpoint of the run."
 
 
 class Matcher(Protocol):

@@ -26,7 +26,7 @@ from penstock.engine.blocks import BlockPool
 from penstock.engine.fairness import DRAWN_WEIGHT, PROMPT_WEIGHT, WaitingLine
 from penstock.engine.invariants import check
 from penstock.engine.prefix import find_prefix, name_blocks
-from penstock.engine.request import Finish
+from penstock.engine.request import Finish, Request
 from penstock.engine.sequence import Sequence
 from penstock.engine.siblings import Siblings
 from penstock.engine.step_budget import StepBudget
@@ -83,13 +83,12 @@ class Scheduler:
         """Sequences that have not ended, waiting ones included."""
         return self._alive.values()
 
-    def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn; a request's answers are added in their order.
+    def check_fits(self, request: Request) -> None:
+        """Refuse what could not be computed if nothing else were there; for any thread.
 
         Raises:
-            UsageError: it could never be computed.
+            UsageError: it needs more blocks than there are.
         """
-        request = sequence.request
         most = len(request.prompt) + request.max_tokens
         room = self.pool.num_blocks * self.limits.block_size
         if self._blocks_of(most) > self.pool.num_blocks:
@@ -98,6 +97,15 @@ class Scheduler:
                 got=most,
                 fix="Shorten the prompt, ask for fewer tokens, or give the cache more memory.",
             )
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait for its turn; a request's answers are added in their order.
+
+        Raises:
+            UsageError: as in `check_fits`.
+        """
+        request = sequence.request
+        self.check_fits(request)
         self._alive[sequence.id] = sequence
         if request.deadline_s is not None:
             heapq.heappush(self._deadlines, (request.deadline_s, sequence.id))

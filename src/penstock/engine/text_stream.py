@@ -26,13 +26,19 @@ class TextStream:
         self.stopped = False
         """Whether a stop text was met; what is pushed after is dropped."""
 
-    def push(self, token: int) -> str:
-        """Take one token; return the text that is now certain, often a word, sometimes nothing."""
+    def push(self, token: int, *, may_stop: bool = True) -> str:
+        """Take one token; return the text that is now certain, often a word, sometimes nothing.
+
+        Args:
+            may_stop: whether a stop text that ends here counts; if not, it is text.
+        """
         self._pending.append(token)
         text = self._new_text()
         if text.endswith("\ufffd"):
             return ""
         self._context, self._pending = self._pending, []
+        if not may_stop:
+            return text
         return self._until_stop(text, is_last=False)
 
     def close(self) -> str:

@@ -27,10 +27,10 @@ class Attend(Protocol):
 
 
 class LayerCache(Protocol):
-    """Keys and values of one layer, in the order of their positions."""
+    """Keys and values of one layer, kept between forward passes."""
 
     def append(self, k_bkld: Tensor, v_bkld: Tensor) -> tuple[Tensor, Tensor]:
-        """Add l positions; return all keys and values so far, each [b, k, s, d]."""
+        """Add l positions; return all that is held, in the form which the cache's own `Attend` reads."""
         ...
 
 
@@ -72,7 +72,7 @@ class GroupedQueryAttention(nn.Module):
         attend: Attend,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
-        """Mix tokens; with a cache, `x` follows the positions already in it."""
+        """Mix tokens; with a cache, also with those already in it."""
         heads = (*x_blc.shape[:-1], -1, self.head_dim)
         q_blhd, k_blkd = self.query(x_blc).view(heads), self.key(x_blc).view(heads)
         if self.query_norm is not None and self.key_norm is not None:

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from penstock.engine.fuse import fuse
+from penstock.engine.kv_cache import BoundCache
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import fused
-from penstock.nn.kernels.paged import ChoosePaged, LayerPages, PagedStep
+from penstock.nn.kernels.paged import LayerPages, PagedStep
 
 SMALL = {
     "vocab_size": 100,
@@ -52,7 +53,7 @@ def in_pages(model, ids):
     config, blocks = model.config, np.array([[5, 0, 3]], dtype=np.int32)
     shape = (7, config.key_value_heads, 4, config.size_of_head)
     pages = [torch.zeros(2, *shape, dtype=model.embed.weight.dtype) for _ in range(config.num_hidden_layers)]
-    out, plain = [], model.choose
+    out = []
     for first, past in ((0, 7), (7, TOKENS)):
         positions = np.arange(first, past)
         step = PagedStep.from_arrays(
@@ -62,11 +63,8 @@ def in_pages(model, ids):
             block_tables=blocks,
             device=torch.device("cpu"),
         )
-        model.choose = ChoosePaged(step)
-        cache = type("Cache", (), {"length": 0, "advance": lambda *_: None})()
-        cache.layers = [LayerPages(keys, values, step) for keys, values in pages]
+        cache = BoundCache([LayerPages(keys, values, step) for keys, values in pages], step)
         out.append(model(ids[:, first:past], position_ids=torch.from_numpy(positions)[None], cache=cache))
-    model.choose = plain
     return torch.cat(out, dim=1)
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from penstock.nn import native
 from penstock.nn.kernels import paged
 from penstock.nn.kernels.layout import Layout
-from penstock.nn.kernels.paged import ChoosePaged, LayerPages, PagedStep
+from penstock.nn.kernels.paged import LayerPages, Paged, PagedStep
 
 CPU = torch.device("cpu")
 WAYS = [
@@ -83,7 +83,7 @@ def written_out(q_bhld, pages, shares, *, scale, window=None):
 
 def attended(pages, q, k, v, *, scale, window=None):
     layout = Layout(batch=1, seq_len=q.shape[2], window=window)
-    attend = ChoosePaged(pages.step)(layout, device=CPU, dtype=q.dtype, head_dim=q.shape[3])
+    attend = Paged(pages.step, layout.window)
     return attend(q, *pages.append(k, v), scale=scale)
 
 

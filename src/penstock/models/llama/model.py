@@ -27,20 +27,15 @@ from penstock.nn.rope import rope_tables
 
 
 class Cache(Protocol):
-    """Keys and values of the positions a model has seen."""
-
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        ...
+    """Keys and values of earlier positions, bound to one forward pass."""
 
     @property
     def layers(self) -> Sequence[LayerCache]:
         """One per block."""
         ...
 
-    def advance(self, num_positions: int) -> None:
-        """Count positions that every layer has appended."""
+    def attend(self, window: int | None) -> Attend:
+        """Return the attention that reads what `layers` hold; `window` as in Layout."""
         ...
 
 
@@ -88,7 +83,7 @@ class Llama(nn.Module):
 
     Args:
         choose: picks the attention kernel of each forward pass; the default suits training and
-            plain generation.
+            scoring; a cache brings its own.
     """
 
     config_class = LlamaConfig
@@ -120,11 +115,12 @@ class Llama(nn.Module):
         """Return logits [batch, seq, vocab] in the dtype of the weights.
 
         Args:
-            position_ids: index within the document; None: counted from each document's start, or
-                from the cache's end.
+            position_ids: index within the document; None: counted from each document's start. A cache
+                cannot do without.
             cu_seqlens: ends of documents over the flattened batch, from 0; a row's end is always
                 among them. None: each row is one document.
-            cache: holds the positions before `input_ids` and receives theirs.
+            cache: holds the positions before `input_ids` and receives theirs; it knows which token belongs
+                to which sequence, so `cu_seqlens` is not read.
             finish: called as `finish(hidden, head)` with hidden [batch, seq, hidden]; its result is
                 returned instead of logits. A loss that projects a chunk at a time belongs here:
                 under `fully_shard` the output matrix is whole only inside this call.
@@ -142,20 +138,13 @@ class Llama(nn.Module):
     ) -> Float[Tensor, "batch seq hidden"]:
         """Return the normalised residual stream; arguments as in `forward`."""
         batch, seq_len = (input_ids if position_ids is None else position_ids).shape
-        layout = Layout(
-            batch=batch,
-            seq_len=seq_len,
-            num_cached=0 if cache is None else cache.length,
-            cu_seqlens=cu_seqlens,
-        )
+        layout = Layout(batch=batch, seq_len=seq_len, cu_seqlens=cu_seqlens)
         x = _scaled(self.embed(input_ids), self.embedding_multiplier)
         rope = self._rope(_positions(layout, input_ids.device) if position_ids is None else position_ids, x)
         windows = self.config.windows
-        attend = {window: self._attend(replace(layout, window=window), x) for window in set(windows)}
+        attend = {window: self._attend(replace(layout, window=window), x, cache) for window in set(windows)}
         for index, block in enumerate(self.layers):
             x = block(x, rope, attend[windows[index]], None if cache is None else cache.layers[index])
-        if cache is not None:
-            cache.advance(seq_len)
         out: Tensor = self.norm(x)
         return out
 
@@ -177,7 +166,9 @@ class Llama(nn.Module):
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
 
-    def _attend(self, layout: Layout, like: Tensor) -> Attend:
+    def _attend(self, layout: Layout, like: Tensor, cache: Cache | None) -> Attend:
+        if cache is not None:
+            return cache.attend(layout.window)
         return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
 
     def _rope(self, positions: Tensor, like: Tensor) -> Rope:
@@ -197,8 +188,7 @@ def _scaled(x: Tensor, multiplier: float) -> Tensor:
 
 def _positions(layout: Layout, device: torch.device) -> Tensor:
     if layout.cu_seqlens is None:
-        first = layout.num_cached
-        return torch.arange(first, first + layout.seq_len, device=device)[None]
+        return torch.arange(layout.seq_len, device=device)[None]
     index = torch.arange(layout.batch * layout.seq_len, device=device)
     start = starts_of(layout.cu_seqlens.to(device), index.numel())
     return (index - start).view(layout.batch, layout.seq_len)

@@ -24,7 +24,6 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
-from penstock.nn.kernels.layout import Layout
 
 MAX_GROUP = 48
 """Query heads per key-value head that the operator takes: a tile's rows."""
@@ -112,17 +111,6 @@ class Paged:
             q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, self.window or 0
         )
         return out
-
-
-@dataclass(frozen=True, slots=True)
-class ChoosePaged:
-    """What `Llama.choose` is for one step of the engine."""
-
-    step: PagedStep
-
-    def __call__(self, layout: Layout, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Paged:  # noqa: ARG002
-        """Return attention over pages with the layer's window."""
-        return Paged(self.step, layout.window)
 
 
 def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:

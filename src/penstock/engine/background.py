@@ -1,0 +1,168 @@
+"""An engine in a thread of its own: others submit requests and hear of each piece at once.
+
+All of the engine's state is touched by that one thread. What others ask (submit, cancel) is put into a list
+that the thread takes up before its next step, so nobody waits for a step to end and nothing needs a lock but
+the list.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from itertools import count
+from typing import Self
+
+from penstock.core.errors import EngineClosed, PenstockError, RunnerLost
+from penstock.engine.engine import Engine
+from penstock.engine.request import Finish, Piece, Request
+from penstock.engine.stats import Stats
+
+log = logging.getLogger(__name__)
+
+OnPiece = Callable[[Piece], None]
+"""Called from the engine's thread; it must not wait."""
+
+
+class EngineThread:
+    """Steps an engine for as long as it has work.
+
+    Args:
+        engine: from now on touched by the thread only.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.failure: str | None = None
+        """Why no request is taken any more; None while the engine is well."""
+        self._changed = threading.Condition()
+        self._asked: list[Callable[[], None]] = []
+        self._listeners: dict[int, tuple[OnPiece, int]] = {}  # and answers that have not ended
+        self._ids = count()
+        self._refusing: str | None = None  # why
+        self._ending = False
+        self._idle = True
+        self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
+
+    def start(self) -> Self:
+        """Start the thread."""
+        self._thread.start()
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(self, request: Request, on_piece: OnPiece) -> int:
+        """Queue a request; return its id.
+
+        Args:
+            on_piece: hears of every piece, for each answer up to one with `finish`.
+
+        Raises:
+            UsageError: it could never be answered.
+            EngineClosed: the engine drains, is closed or has failed.
+        """
+        self.engine.check(request)
+        with self._changed:
+            if self._refusing is not None:
+                raise EngineClosed(self._refusing, fix="Ask another server, or start this one again.")
+            request_id = next(self._ids)
+            self._ask(lambda: self._add(request, request_id, on_piece))
+        return request_id
+
+    def cancel(self, request_id: int) -> None:
+        """End a request soon; its last pieces are still heard. An unknown or ended one is ignored."""
+        with self._changed:
+            self._ask(lambda: self.engine.cancel(request_id))
+
+    def drain(self, timeout_s: float | None = None) -> bool:
+        """Take no more requests and wait until all have ended; return whether they have."""
+        with self._changed:
+            self._refuse("The engine takes no more requests")
+            return self._changed.wait_for(lambda: self._idle and not self._asked, timeout_s)
+
+    def close(self) -> None:
+        """Cancel what runs, end the thread and close the engine; once more does nothing."""
+        with self._changed:
+            self._refuse("The engine is closed")
+            self._ending = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def stats(self) -> Stats:
+        """Return the moment's numbers; from any thread."""
+        return self.engine.stats()
+
+    def _ask(self, what: Callable[[], None]) -> None:
+        self._asked.append(what)
+        self._idle = False
+        self._changed.notify_all()
+
+    def _refuse(self, why: str) -> None:
+        if self._refusing is None:
+            self._refusing = why
+
+    def _run(self) -> None:
+        finish: Finish = "cancelled"
+        try:
+            while self._take_up():
+                self._tell(self.engine.step())
+        except Exception as error:
+            if not isinstance(error, RunnerLost):
+                log.exception("The engine has a defect")
+            finish, self.failure = "error", str(error) or repr(error)
+        self._end(finish)
+
+    def _take_up(self) -> bool:
+        """Do what was asked, or wait until something is; return whether to step on."""
+        with self._changed:
+            while not (self._asked or self._ending or self.engine.has_work):
+                self._idle = True
+                self._changed.notify_all()
+                self._changed.wait()
+            self._idle = False
+            asked, self._asked = self._asked, []
+        for what in asked:
+            what()
+        return not self._ending
+
+    def _add(self, request: Request, request_id: int, on_piece: OnPiece) -> None:
+        self._listeners[request_id] = (on_piece, request.num_answers)
+        try:
+            self.engine.add(request, request_id=request_id)
+        except PenstockError as error:  # `check` has let it through, and an adapter is gone by now
+            for answer in range(request.num_answers):
+                self._tell([Piece(request_id=request_id, answer=answer, finish="error", error=str(error))])
+
+    def _tell(self, pieces: list[Piece]) -> None:
+        for piece in pieces:
+            on_piece, num_open = self._listeners[piece.request_id]
+            if piece.finish is not None:
+                if num_open == 1:
+                    del self._listeners[piece.request_id]
+                else:
+                    self._listeners[piece.request_id] = (on_piece, num_open - 1)
+            try:
+                on_piece(piece)
+            except Exception:
+                log.exception("A listener failed request=%d", piece.request_id)
+                self.engine.cancel(piece.request_id)
+
+    def _end(self, finish: Finish) -> None:
+        """Refuse what comes, end what is there, and tell everyone who listens."""
+        with self._changed:
+            self._refuse(self.failure or "The engine is closed")
+            asked, self._asked = self._asked, []
+        try:
+            for what in asked:
+                what()
+            self._tell(self.engine.close(finish, error=self.failure))
+        except Exception:  # a defect, and this thread is the last that could speak of it
+            log.exception("The engine could not be closed")
+        for request_id, (_, num_open) in list(self._listeners.items()):
+            self._tell([Piece(request_id=request_id, finish=finish, error=self.failure)] * num_open)
+        with self._changed:
+            self._idle = True
+            self._changed.notify_all()

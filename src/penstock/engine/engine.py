@@ -1,0 +1,204 @@
+"""Requests in, pieces of answers out, one step at a time.
+
+    plan = scheduler.schedule(now)          integers: which positions of which sequences
+    output = runner.run(batch_of(plan))     the network, once over all of them
+    drawn = draw(plan, output)              the next tokens
+    scheduler.commit(plan, tokens)          the sequences are longer; those that ended give their blocks back
+
+Nothing here knows threads: `background.py` gives an engine one. An error in a step ends the answers that were
+in it and no others; their blocks are free afterwards.
+"""
+
+import logging
+from itertools import count
+from typing import Protocol
+
+from penstock.core import clock
+from penstock.core.errors import RunnerLost
+from penstock.engine.answers import Drawn, OpenAnswer
+from penstock.engine.batch import batch_of
+from penstock.engine.capacity import Capacity
+from penstock.engine.request import Finish, Piece, Request
+from penstock.engine.runner import Output, Runs
+from penstock.engine.scheduler import Scheduler
+from penstock.engine.sequence import Sequence
+from penstock.engine.stats import Counts, Stats
+from penstock.engine.step_plan import StepPlan
+from penstock.engine.words import Words
+
+log = logging.getLogger(__name__)
+
+
+class Draws(Protocol):
+    """Chooses tokens."""
+
+    def draw(self, plan: StepPlan, output: Output) -> list[Drawn]:
+        """Return what each share of a plan gets."""
+        ...
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop what is kept of a sequence that has ended."""
+        ...
+
+
+class Engine:
+    """A model that answers many requests at once; for one thread.
+
+    Args:
+        drawer: chooses the next tokens.
+        capacity: what its parts have room for.
+        words: turns tokens into text; None: pieces have tokens only.
+    """
+
+    def __init__(
+        self, runner: Runs, scheduler: Scheduler, *, drawer: Draws, capacity: Capacity, words: Words | None
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.capacity = capacity
+        self.words = words
+        self._drawer = drawer
+        self._counts = Counts()
+        self._open: dict[int, OpenAnswer] = {}  # by id of the sequence
+        self._requests: dict[int, list[Sequence]] = {}  # by id; without those that have ended
+        self._request_ids, self._sequence_ids = count(), count()
+        self._ended: list[Piece] = []  # since the last step
+
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never be answered; for any thread.
+
+        Raises:
+            UsageError: it needs more blocks than there are.
+        """
+        self.scheduler.check_fits(request)
+
+    def add(self, request: Request, *, request_id: int | None = None) -> int:
+        """Queue a request; return its id.
+
+        Args:
+            request_id: an id that no other request has or had; None: the next one.
+
+        Raises:
+            UsageError: as in `check`.
+        """
+        self.check(request)
+        request_id = next(self._request_ids) if request_id is None else request_id
+        sequences = self._requests[request_id] = []
+        for answer in range(request.num_answers):
+            sequence = Sequence(
+                id=next(self._sequence_ids),
+                request_id=request_id,
+                answer=answer,
+                request=request,
+                tokens=list(request.prompt),
+            )
+            stream = None if self.words is None else self.words.stream(request.stop_texts)
+            self._open[sequence.id] = OpenAnswer(sequence, stream)
+            sequences.append(sequence)
+            self.scheduler.add(sequence)
+        return request_id
+
+    def cancel(self, request_id: int, finish: Finish = "cancelled", *, error: str | None = None) -> None:
+        """End the answers of a request, if there are any; their last pieces come with the next step."""
+        for sequence in tuple(self._requests.get(request_id, ())):
+            self.scheduler.cancel(sequence.id, finish)
+            self._ended.append(self._end(sequence, finish, error))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step has anything to compute or tell."""
+        return bool(self._open or self._ended)
+
+    def step(self) -> list[Piece]:
+        """Compute one step; return what it added to the answers.
+
+        Raises:
+            RunnerLost: no step can be computed any more; `close` returns the last pieces of all answers.
+        """
+        begin = clock.monotonic()
+        plan = self.scheduler.schedule(begin)
+        pieces, self._ended = self._ended, []
+        pieces += [self._end(sequence, "deadline") for sequence in plan.expired]
+        if not plan.shares:
+            return pieces
+        try:
+            drawn = self._compute(plan, begin)
+        except RunnerLost:
+            self._ended = pieces
+            raise
+        except Exception as error:
+            log.exception("A step failed answers=%d tokens=%d", len(plan.shares), plan.num_tokens)
+            self._counts.failed_steps += 1
+            drawn = [Drawn(error=f"The engine failed to compute a step ({error!r})")] * len(plan.shares)
+        return pieces + self._told(plan, drawn)
+
+    def stats(self) -> Stats:
+        """Return the moment's numbers; for any thread."""
+        pool, counts = self.scheduler.pool, self.scheduler.counts
+        return Stats(
+            waiting=len(self._open) - len(self.scheduler.running),
+            running=len(self.scheduler.running),
+            num_blocks=pool.num_blocks,
+            used_blocks=pool.num_used,
+            preemptions=counts.num_preempted,
+            prefix_asked=counts.num_asked,
+            prefix_found=counts.num_found,
+            counts=self._counts,
+        )
+
+    def close(self, finish: Finish = "cancelled", *, error: str | None = None) -> list[Piece]:
+        """End all answers and free what the runner holds; return their last pieces. Once more does nothing.
+
+        Args:
+            error: what failed, where `finish` is "error".
+        """
+        for request_id in tuple(self._requests):
+            self.cancel(request_id, finish, error=error)
+        pieces, self._ended = self._ended, []
+        self.runner.close()
+        return pieces
+
+    def _compute(self, plan: StepPlan, begin: float) -> list[Drawn]:
+        batch = batch_of(plan, self.capacity.block_size)
+        scheduled = clock.monotonic()
+        output = self.runner.run(batch)
+        ran = clock.monotonic()
+        drawn = self._drawer.draw(plan, output)
+        self._counts.steps += 1
+        self._counts.tokens += plan.num_tokens
+        self._counts.schedule_s += scheduled - begin
+        self._counts.run_s += ran - scheduled
+        self._counts.draw_s += clock.monotonic() - ran
+        return drawn
+
+    def _told(self, plan: StepPlan, drawn: list[Drawn]) -> list[Piece]:
+        """Lengthen the sequences, end those that are complete, and say what was added."""
+        begin = clock.monotonic()
+        shares = plan.shares
+        pieces = [self._open[share.sequence.id].take(new) for share, new in zip(shares, drawn, strict=True)]
+        for share, new, piece in zip(shares, drawn, pieces, strict=True):
+            if piece is not None and piece.finish is not None and not new.tokens:
+                self.scheduler.finish(share.sequence, piece.finish)  # before: there is nothing to commit
+        self.scheduler.commit(
+            plan, [new.tokens for share, new in zip(shares, drawn, strict=True) if share.samples]
+        )
+        for share, piece in zip(shares, pieces, strict=True):
+            if piece is not None and piece.finish is not None:
+                self.scheduler.finish(share.sequence, piece.finish)
+                self._forget(share.sequence)
+        self._counts.drawn += sum(len(new.tokens) for new in drawn)
+        self._counts.answer_s += clock.monotonic() - begin
+        return [piece for piece in pieces if piece is not None]
+
+    def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Piece:
+        piece = self._open[sequence.id].end(finish, error)
+        self._forget(sequence)
+        return piece
+
+    def _forget(self, sequence: Sequence) -> None:
+        del self._open[sequence.id]
+        self._drawer.forget(sequence)
+        others = self._requests[sequence.request_id]
+        others.remove(sequence)
+        if not others:
+            del self._requests[sequence.request_id]

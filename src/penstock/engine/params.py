@@ -1,0 +1,75 @@
+"""How answers are made, as a caller of `LLM` says it: a request without its prompt; no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from penstock.core.errors import UsageError
+from penstock.engine.sampling import Sampling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """What may differ from one call to the next."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    """How tokens are drawn."""
+    max_tokens: int | None = None
+    """Tokens of each answer at most; None: until the model's context is full."""
+    stop_texts: tuple[str, ...] = ()
+    """Texts that end an answer and are no part of it."""
+    stop_ids: frozenset[int] | None = None
+    """Tokens that do; None: the model's end tokens, an empty set: none."""
+    num_answers: int = 1
+    """Answers to each prompt, drawn independently."""
+    adapter: str | None = None
+    """Name of a LoRA adapter of the engine; None: the base model."""
+    grammar: str | None = None
+    """What answers must follow, as `engine.structured` writes it; None: anything."""
+    num_prompt_logprobs: int | None = None
+    """Also say how likely the prompt's tokens were, beside so many likeliest; None: do not."""
+    priority: int = 0
+    """Smaller goes first."""
+    timeout_s: float | None = None
+    """When to give up, from now; None: never."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no answer could follow."""
+        if self.num_answers < 1:
+            raise UsageError("num_answers must be at least 1", got=self.num_answers)
+        if any(not stop for stop in self.stop_texts):
+            raise UsageError("A stop text is empty", got=self.stop_texts, fix="Leave it out.")
+
+
+def room_after(prompt: Sequence[int], *, context: int, vocab_size: int, max_tokens: int | None) -> int:
+    """Return how many tokens may follow a prompt.
+
+    Raises:
+        UsageError: prompt and answer do not fit the model.
+
+    >>> room_after([5, 6], context=8, vocab_size=10, max_tokens=None)
+    6
+    """
+    if not prompt:
+        raise UsageError("The prompt is empty", fix="Give at least one token of text.")
+    if max(prompt) >= vocab_size or min(prompt) < 0:
+        raise UsageError(
+            f"The prompt has a token the model does not know (it has {vocab_size:,})",
+            got=max(prompt),
+            fix="Use the tokenizer the model was trained with.",
+        )
+    room = context - len(prompt)
+    if room < 1:
+        raise UsageError(
+            f"The prompt fills the model's context of {context:,} tokens",
+            got=len(prompt),
+            fix=f"Shorten it to at most {context - 1:,} tokens.",
+        )
+    if max_tokens is None:
+        return room
+    if not 1 <= max_tokens <= room:
+        raise UsageError(
+            f"max_tokens must be from 1 to {room:,}, which the prompt leaves of the model's context",
+            got=max_tokens,
+            fix="Ask for fewer tokens or shorten the prompt.",
+        )
+    return max_tokens

@@ -1,0 +1,71 @@
+"""Compute one step: the network once over the tokens of all shares, logits where they are needed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from penstock.engine.batch import Batch
+from penstock.engine.kv_cache import BoundCache, PagedCache
+from penstock.models.llama.model import Llama
+
+Forward = Callable[[Tensor, Tensor, BoundCache], Tensor]
+"""(ids [1, t], positions [1, t], cache) -> normalised residual stream [1, t, hidden]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a step computed."""
+
+    hidden: Float[Tensor, "t hidden"]
+    """Of all tokens."""
+    logits: Float[Tensor, "r vocab"]
+    """Of the rows that the batch asked for."""
+
+
+class Runs(Protocol):
+    """Computes steps, on one device or many."""
+
+    def run(self, batch: Batch) -> Output:
+        """Compute one step.
+
+        Raises:
+            RunnerLost: no further step can be computed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free what is held; once more does nothing."""
+        ...
+
+
+class Runner:
+    """The network and its pages in this process.
+
+    Args:
+        forward: computes the residual stream; None: the network itself.
+    """
+
+    def __init__(self, model: Llama, cache: PagedCache, *, forward: Forward | None = None) -> None:
+        self.model = model
+        self.cache = cache
+        self.forward: Forward = forward or self._plain
+
+    @torch.inference_mode()
+    def run(self, batch: Batch) -> Output:
+        """Compute one step; keys and values of its tokens are in the pages afterwards."""
+        ids, positions, rows = (
+            torch.from_numpy(array).to(self.cache.device, non_blocking=True)
+            for array in (batch.token_ids, batch.positions, batch.logit_rows)
+        )
+        hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
+        return Output(hidden, self.model.head(hidden[rows]))
+
+    def close(self) -> None:
+        """Nothing to end; the memory goes with the object."""
+
+    def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
+        return self.model.hidden(ids, position_ids=positions, cache=cache)

@@ -1,0 +1,83 @@
+"""What a model's folder says about text: its tokenizer, the tokens that begin and end, the chat template."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import tokenizers
+
+from penstock.core.config import load_json
+from penstock.engine.text_stream import TextStream
+from penstock.text.chat import ChatTemplate, Message, load_template, render
+from penstock.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """Between text and tokens, as one model reads and writes them; safe to share between threads."""
+
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int] = frozenset()
+    """Tokens that end an answer."""
+    start_ids: tuple[int, ...] = ()
+    """Tokens before every prompt but a chat's, whose template writes them."""
+    template: ChatTemplate = field(default_factory=ChatTemplate)
+    """How conversations are written."""
+
+    @classmethod
+    def load(cls, tokenizer_path: Path) -> Self:
+        """Read tokenizer.json and the files beside it.
+
+        Raises:
+            InputError, ModelError: one of them cannot be read.
+        """
+        tokenizer = Tokenizer.load(tokenizer_path)
+        return cls(
+            tokenizer=tokenizer,
+            stop_ids=_stop_ids(tokenizer_path.parent, tokenizer),
+            start_ids=_start_ids(tokenizer_path),
+            template=load_template(tokenizer_path.parent),
+        )
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the ids of a prompt, with those that begin every text of this model.
+
+        An empty prompt is the end token: what follows it in training is a new document.
+        """
+        ids = [*self.start_ids, *self.tokenizer.encode(prompt)]
+        return ids or [token for token in (self.tokenizer.eos_id,) if token is not None]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the ids after which the answer to these messages follows.
+
+        Raises:
+            UsageError: the template refuses these messages.
+            ModelError: the template is not valid.
+        """
+        text = render(messages, self.template)
+        if self.template.source is None:
+            return self.encode(text)
+        return self.tokenizer.encode(text, special=True)
+
+    def stream(self, stop_texts: Sequence[str] = ()) -> TextStream:
+        """Return a decoder of one answer."""
+        return TextStream(self.tokenizer.decode, stop_texts=stop_texts)
+
+
+def _stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
+    """Collect the end tokens that the tokenizer, `generation_config.json` and `config.json` name."""
+    found = {tokenizer.eos_id}
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids
+            found.update(stored if isinstance(stored, list) else [stored])
+    return frozenset(token for token in found if isinstance(token, int))
+
+
+def _start_ids(tokenizer_path: Path) -> tuple[int, ...]:
+    """Return what the tokenizer itself puts before a text, as those of Llama put `<s>`."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_path))
+    empty, word = tokenizer.encode("").ids, tokenizer.encode("a").ids
+    shared = [a == b for a, b in zip(empty, word, strict=False)]
+    return tuple(word[: shared.index(False) if False in shared else len(shared)])

@@ -1,0 +1,82 @@
+"""A whole engine without a network: its tokens are hashes, see `hashing_model`."""
+
+from collections.abc import Callable
+
+import torch
+
+from penstock.engine.answers import Drawn
+from penstock.engine.batch import Batch
+from penstock.engine.blocks import BlockPool
+from penstock.engine.capacity import Capacity
+from penstock.engine.engine import Engine
+from penstock.engine.request import Piece
+from penstock.engine.runner import Output
+from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.sequence import Sequence
+from penstock.engine.step_plan import Share, StepPlan
+from tests.hashing_model import VOCAB, HashingModel
+
+
+class HashingRunner:
+    """Runs the stand-in; `before` is called with every batch and may raise."""
+
+    def __init__(self, model: HashingModel, before: Callable[[Batch], None]) -> None:
+        self._model = model
+        self._before = before
+        self.closed = False
+
+    def run(self, batch: Batch) -> Output:
+        self._before(batch)
+        return Output(torch.empty(0), torch.tensor(self._model.run(batch)))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class HashDrawer:
+    """The row of a share is its token; `instead` may put something else in its place."""
+
+    def __init__(self, instead: Callable[[Share], Drawn | None] = lambda _: None) -> None:
+        self._instead = instead
+        self.known: set[int] = set()
+
+    def draw(self, plan: StepPlan, output: Output) -> list[Drawn]:
+        rows = iter(output.logits.tolist())
+        self.known |= {share.sequence.id for share in plan.shares}
+        found = [Drawn(tokens=(next(rows),)) if share.samples else Drawn() for share in plan.shares]
+        return [self._instead(share) or new for share, new in zip(plan.shares, found, strict=True)]
+
+    def forget(self, sequence: Sequence) -> None:
+        self.known.discard(sequence.id)
+
+
+def hashing_engine(
+    *,
+    num_blocks: int = 64,
+    before: Callable[[Batch], None] = lambda _: None,
+    instead: Callable[[Share], Drawn | None] = lambda _: None,
+) -> Engine:
+    """An engine of blocks of 4 positions, 8 answers at once and 16 tokens a step."""
+    scheduler = Scheduler(Limits(max_sequences=8, tokens_per_step=16, block_size=4), BlockPool(num_blocks))
+    capacity = Capacity(
+        context=num_blocks * 4, vocab_size=VOCAB, num_blocks=num_blocks, block_size=4, tokens_per_step=16,
+        max_sequences=8,
+    )  # fmt: skip
+    runner = HashingRunner(HashingModel(num_blocks=num_blocks, block_size=4), before)
+    return Engine(runner, scheduler, drawer=HashDrawer(instead), capacity=capacity, words=None)
+
+
+def run_to_end(engine: Engine) -> list[Piece]:
+    """Step until nothing is left; return all pieces."""
+    pieces = []
+    while engine.has_work:
+        pieces += engine.step()
+        engine.scheduler.check()
+    assert engine.stats().used_blocks == 0
+    assert not engine._drawer.known
+    return pieces
+
+
+def tokens_of(pieces: list[Piece], request_id: int, answer: int = 0) -> list[int]:
+    """The tokens of one answer."""
+    return [t for p in pieces if (p.request_id, p.answer) == (request_id, answer) for t in p.token_ids]
