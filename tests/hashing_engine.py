@@ -14,11 +14,13 @@ from penstock.engine.runner import Output
 from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.sequence import Sequence
 from penstock.engine.step_plan import Share, StepPlan
-from tests.hashing_model import VOCAB, HashingModel
+from tests.hashing_model import ADAPTERS, VOCAB, HashingModel
 
 
 class HashingRunner:
     """Runs the stand-in; `before` is called with every batch and may raise."""
+
+    adapters = ADAPTERS
 
     def __init__(self, model: HashingModel, before: Callable[[Batch], None]) -> None:
         self._model = model

@@ -6,16 +6,19 @@ import torch
 
 from penstock.core import env
 from penstock.core.errors import ConfigError
+from penstock.engine.adapters import Adapters
 from penstock.engine.blocks import BlockPool
 from penstock.engine.capacity import SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
 from penstock.engine.config import EngineConfig
 from penstock.engine.drawer import Drawer
 from penstock.engine.engine import Engine
+from penstock.engine.fuse import fuse
 from penstock.engine.kv_cache import PagedCache, bytes_per_block
 from penstock.engine.open import open_model
 from penstock.engine.runner import Runner
 from penstock.engine.sampler import Sampler
 from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.weights import convert, prepare
 from penstock.engine.words import Words
 from penstock.models.llama.config import LlamaConfig
 
@@ -24,21 +27,28 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
     """Open a Hugging Face folder, a run or a checkpoint as an engine.
 
     Raises:
-        UsageError, ModelError, CheckpointError: as in `open_model`.
-        ConfigError: the cache has no room for one context.
+        UsageError, ModelError, CheckpointError: as in `open_model`, of the model or of an adapter.
+        ConfigError: the cache has no room for one context, or the device no such weights.
     """
     device = _device(config.device)
     model, tokenizer_path = open_model(path)
     words = None if tokenizer_path is None else Words.load(tokenizer_path)
     model = model.to(device)
-    capacity = _capacity(model.config, config, device=device, dtype=model.embed.weight.dtype)
+    convert(model, config.weights)
+    fuse(model)
+    adapters = Adapters(model, model.config)
+    for name, folder in config.adapters.items():
+        adapters.add(name, folder)
+    prepare(model, config.weights)
+    dtype = model.norm.weight.dtype
+    capacity = _capacity(model.config, config, device=device, dtype=dtype)
     cache = PagedCache(
         model.config.num_hidden_layers,
         num_blocks=capacity.num_blocks,
         block_size=capacity.block_size,
         kv_heads=model.config.key_value_heads,
         head_dim=model.config.size_of_head,
-        dtype=model.embed.weight.dtype,
+        dtype=dtype,
         device=device,
     )
     scheduler = Scheduler(
@@ -49,7 +59,9 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
         ),
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
     )
-    return Engine(Runner(model, cache), scheduler, capacity=capacity, drawer=Drawer(Sampler()), words=words)
+    return Engine(
+        Runner(model, cache, adapters), scheduler, capacity=capacity, drawer=Drawer(Sampler()), words=words
+    )
 
 
 def _device(asked: str | None) -> torch.device:

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Protocol
 
 from penstock.core import clock
-from penstock.core.errors import RunnerLost
+from penstock.core.errors import RunnerLost, UsageError, nearest
 from penstock.engine.answers import Drawn, OpenAnswer
 from penstock.engine.batch import batch_of
 from penstock.engine.capacity import Capacity
@@ -68,8 +68,12 @@ class Engine:
         """Refuse a request that could never be answered; for any thread.
 
         Raises:
-            UsageError: it needs more blocks than there are.
+            UsageError: it needs more blocks than there are, or there is no such adapter.
         """
+        known = self.runner.adapters
+        if request.adapter is not None and request.adapter not in known:
+            hint = nearest(request.adapter, list(known)) if known else "The engine was opened without any."
+            raise UsageError("There is no adapter of that name", got=request.adapter, fix=hint)
         self.scheduler.check_fits(request)
 
     def add(self, request: Request, *, request_id: int | None = None) -> int:
@@ -159,7 +163,7 @@ class Engine:
         return pieces
 
     def _compute(self, plan: StepPlan, begin: float) -> list[Drawn]:
-        batch = batch_of(plan, self.capacity.block_size)
+        batch = batch_of(plan, self.capacity.block_size, adapters=self.runner.adapters)
         scheduled = clock.monotonic()
         output = self.runner.run(batch)
         ran = clock.monotonic()

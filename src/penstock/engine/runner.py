@@ -1,6 +1,6 @@
 """Compute one step: the network once over the tokens of all shares, logits where they are needed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
 from penstock.engine.kv_cache import BoundCache, PagedCache
 from penstock.models.llama.model import Llama
@@ -29,6 +30,11 @@ class Output:
 class Runs(Protocol):
     """Computes steps, on one device or many."""
 
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """Name of each adapter that a request may ask for -> what a batch calls it."""
+        ...
+
     def run(self, batch: Batch) -> Output:
         """Compute one step.
 
@@ -46,13 +52,22 @@ class Runner:
     """The network and its pages in this process.
 
     Args:
+        adapters: of the model; may be empty.
         forward: computes the residual stream; None: the network itself.
     """
 
-    def __init__(self, model: Llama, cache: PagedCache, *, forward: Forward | None = None) -> None:
+    def __init__(
+        self, model: Llama, cache: PagedCache, adapters: Adapters, *, forward: Forward | None = None
+    ) -> None:
         self.model = model
         self.cache = cache
+        self._adapters = adapters
         self.forward: Forward = forward or self._plain
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """Name of each adapter -> what a batch calls it."""
+        return self._adapters.indexes
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Output:
@@ -61,8 +76,9 @@ class Runner:
             torch.from_numpy(array).to(self.cache.device, non_blocking=True)
             for array in (batch.token_ids, batch.positions, batch.logit_rows)
         )
+        self._adapters.begin(batch)
         hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
-        return Output(hidden, self.model.head(hidden[rows]))
+        return Output(hidden, self.model.logits(hidden[rows]))
 
     def close(self) -> None:
         """Nothing to end; the memory goes with the object."""

@@ -80,6 +80,15 @@ def test_a_request_that_could_never_be_answered_is_refused():
     assert not engine.has_work
 
 
+def test_an_adapter_that_is_not_there_is_refused():
+    engine = hashing_engine()
+    with pytest.raises(UsageError, match=r"no adapter of that name \(got 'aa'\). Did you mean 'a'"):
+        engine.add(request(1, adapter="aa"))
+    asked = request(1, 2, adapter="b")
+    request_id = engine.add(asked)
+    assert tokens_of(run_to_end(engine), request_id) == answer_of(asked)
+
+
 def test_a_step_that_fails_ends_the_answers_in_it_and_no_others():
     failing = iter([False, False, True])
 
