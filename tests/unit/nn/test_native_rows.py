@@ -83,3 +83,28 @@ def test_a_row_of_another_size_or_type_is_refused():
         torch.ops.penstock.rms_norm(x, drawn(7, dtype=torch.float32), 1e-5)
     with pytest.raises(RuntimeError, match="differ in type"):
         torch.ops.penstock.rms_norm(x, drawn(8, dtype=torch.bfloat16), 1e-5)
+
+
+def a_call(name):
+    """Arguments for an operator, all float32."""
+    rows, vector = drawn(3, 16, dtype=torch.float32), drawn(16, dtype=torch.float32)
+    qkv, q = drawn(3, 32, dtype=torch.float32), drawn(3, 2, 8, dtype=torch.float32)
+    angles, slots = drawn(3, 8, dtype=torch.float32), torch.tensor([2, 6, 7])
+    pages = [drawn(4, 1, 2, 8, dtype=torch.float32, seed=seed) for seed in (0, 1)]
+    starts, lengths = torch.tensor([0, 3], dtype=torch.int32), torch.tensor([4], dtype=torch.int32)
+    table = torch.tensor([[1, 3]], dtype=torch.int32)
+    return {
+        "rms_norm": (rows, vector, 1e-5),
+        "add_rms_norm": (rows, rows.flip(0), 0.5, vector, 1e-5),
+        "silu_and_multiply": (rows,),
+        "rotate_and_store": (qkv, angles, angles, slots, *pages, None, None, 0.0),
+        "paged_attention": (q, *pages, starts, lengths, table, 0.3, 0),
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "name", ["rms_norm", "add_rms_norm", "silu_and_multiply", "rotate_and_store", "paged_attention"]
+)
+def test_torch_compile_can_rely_on_what_an_operator_says_of_itself(name):
+    checks = ("test_schema", "test_faketensor", "test_aot_dispatch_static")
+    torch.library.opcheck(getattr(torch.ops.penstock, name).default, a_call(name), test_utils=checks)
