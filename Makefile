@@ -44,6 +44,7 @@ $(BIN)/.installed: pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	# Without what it depends on, thirty packages: its dataloader's base class, 15 MB, needs no more than these.
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps torchtitan tyro docstring-parser
+	-$(BIN)/python -m penstock.nn.native  # C++ operators; without a compiler plain PyTorch computes
 	touch $@
 
 clean:
