@@ -11,9 +11,6 @@
 // order whatever the number of tokens: the result of a token does not depend on its neighbours.
 #pragma once
 
-#ifdef __AVX512F__
-#include <immintrin.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -24,6 +21,9 @@ namespace penstock {
 
 constexpr int64_t PANEL = 32;      // outputs of a panel: two registers of float32
 constexpr int64_t MAX_TOKENS = 14;  // tokens of a tile
+
+#ifdef __AVX512F__
+
 constexpr int AHEAD = 8192;  // bytes: far enough to hide memory, near enough to stay in the first cache
 
 struct OfFloat {
@@ -104,5 +104,6 @@ inline Lanes lanes(int64_t first, int64_t outputs) {
   return Lanes{static_cast<int>(std::clamp<int64_t>(outputs - first, 0, LANES))};
 }
 
-}  // namespace penstock
 #endif
+
+}  // namespace penstock
