@@ -35,6 +35,7 @@ VERBS = {
     "export": "write a checkpoint as a Hugging Face folder",
     "generate": "continue a prompt with a trained model",
     "chat": "talk to a trained model",
+    "serve": "answer over HTTP, with the API of OpenAI",
     "netlab": "try a recipe on emulated hosts, joined by a network as slow as you say",
     "report": "draw a run as one HTML page",
     "doctor": "examine a machine, or all of a cluster, before a run does",

@@ -198,6 +198,23 @@ def allow_plain_http_endpoint() -> bool:
     return allow_plain_http() or os.environ.get("AWS_ALLOW_HTTP", "").lower() in ("1", "true")
 
 
+def api_key() -> str | None:
+    """The key that `penstock serve` asks for (PENSTOCK_API_KEY); None if it is not set."""
+    return os.environ.get("PENSTOCK_API_KEY") or None
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process have as many files and connections open as the system allows it, at most 65,536."""
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def process_is_alive(pid: int) -> bool:
     """Whether a process of that id runs on this machine, as far as this one may see."""
     try:

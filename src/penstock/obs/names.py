@@ -59,3 +59,24 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "corpus_perplexity": ("", "exp of that loss, by name"),
     "corpus_bits_per_byte": ("bits/byte", "that loss over the bytes of text, by name"),
 }
+
+SERVING: Final[dict[str, tuple[str, str]]] = {
+    "penstock_requests": ("requests", "Requests answered, by route and status."),
+    "penstock_time_to_first_token_seconds": ("s", "From a request to the first token of an answer (TTFT)."),
+    "penstock_inter_token_seconds": ("s", "Between a token of an answer and the one before it."),
+    "penstock_request_seconds": ("s", "From a request of /v1/ to the end of its answer."),
+    "penstock_answers_waiting": ("answers", "Answers not begun, or pre-empted."),
+    "penstock_answers_running": ("answers", "Answers in the making."),
+    "penstock_cache_blocks": ("blocks", "Blocks of the cache of keys and values."),
+    "penstock_cache_blocks_used": ("blocks", "Of those, blocks held by answers in the making."),
+    "penstock_computed_tokens": ("tokens", "Positions computed, of prompts and of answers."),
+    "penstock_answer_tokens": ("tokens", "Tokens of answers drawn."),
+    "penstock_prefix_asked_tokens": ("tokens", "Tokens that could have been found in the prefix cache."),
+    "penstock_prefix_found_tokens": ("tokens", "Of those, tokens that were."),
+    "penstock_preemptions": ("answers", "Times an answer lost its blocks to another."),
+    "penstock_drafted_tokens": ("tokens", "Tokens guessed."),
+    "penstock_accepted_tokens": ("tokens", "Of those, tokens that an answer got."),
+    "penstock_steps": ("steps", "Steps of the engine."),
+    "penstock_failed_steps": ("steps", "Steps that failed and ended the answers in them."),
+}
+"""Metrics of the server, as Prometheus has them; counters there end in `_total`."""

@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypedDict
 
@@ -69,8 +70,19 @@ def load_template(folder: Path) -> ChatTemplate:
     return ChatTemplate(source=source, variables={n: text for n, text in tokens.items() if text is not None})
 
 
-def render(messages: Sequence[Message], template: ChatTemplate) -> str:
+def render(
+    messages: Sequence[Mapping[str, object]],
+    template: ChatTemplate,
+    *,
+    tools: Sequence[object] = (),
+    variables: Mapping[str, object] | None = None,
+) -> str:
     """Return the text after which the model's next answer follows.
+
+    Args:
+        messages: as `Message`; to a template also what else it knows, such as role "tool" and `tool_calls`.
+        tools: functions the model may call, as JSON; only a template can tell a model of them.
+        variables: more of the template's variables, such as `enable_thinking`.
 
     Raises:
         UsageError: the template refuses these messages, or there are none.
@@ -82,15 +94,29 @@ def render(messages: Sequence[Message], template: ChatTemplate) -> str:
     if not messages:
         raise UsageError("There is no message to answer", fix="Give at least one.")
     if template.source is None:
-        turns = [f"{message['role'].capitalize()}: {message['content'].strip()}" for message in messages]
-        return "\n\n".join([*turns, "Assistant:"])
+        return _transcript(messages, has_tools=bool(tools))
+    known = {"messages": messages, "add_generation_prompt": True, "tools": list(tools) or None}
     try:
-        compiled = _environment().from_string(template.source)
-        return compiled.render(messages=messages, add_generation_prompt=True, **template.variables)
+        compiled = _compiled(template.source)
+        return compiled.render({**(variables or {}), **template.variables, **known})
     except _RefusedMessages as refusal:
         raise UsageError(f"The model's chat template refuses these messages: {refusal}") from None
     except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ModelError(f"The model's chat template fails: {error}") from error
+
+
+def _transcript(messages: Sequence[Mapping[str, object]], *, has_tools: bool) -> str:
+    roles = {str(message["role"]) for message in messages}
+    if has_tools or not roles <= {"system", "user", "assistant"}:
+        raise UsageError(
+            "The model has no chat template, so it can be told of no tools and no role but system, user "
+            "and assistant",
+            fix="Use a model that was tuned to call tools.",
+        )
+    turns = [
+        f"{str(message['role']).capitalize()}: {str(message['content']).strip()}" for message in messages
+    ]
+    return "\n\n".join([*turns, "Assistant:"])
 
 
 def _pick(stored: Any) -> str | None:  # Any: JSON; a text, or a list of named texts
@@ -118,6 +144,11 @@ class _Generation(Extension):
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=4)
+def _compiled(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
 
 
 def _environment() -> ImmutableSandboxedEnvironment:

@@ -1,0 +1,133 @@
+"""Errors as the OpenAI API writes them: a status, one object, never a traceback.
+
+{"error": {"message": "...", "type": "invalid_request_error", "param": "n", "code": null}}
+"""
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from penstock.core.errors import PenstockError, UsageError
+from penstock.serve.schema.others import ErrorObject, ErrorReply
+
+log = logging.getLogger(__name__)
+
+_MAX_REPORTED = 5
+_SHOWN_CHARACTERS = 80
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer.
+
+    Args:
+        param: the key of the request that is wrong.
+        code: for programs, such as `model_not_found`.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> ErrorReply:
+        """Return the object of the answer."""
+        return ErrorReply(
+            error=ErrorObject(message=str(self), type=_type_of(self.status), param=self.param, code=self.code)
+        )
+
+    def response(self) -> JSONResponse:
+        """Return the whole answer."""
+        headers: dict[str, str] = {}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.status == 401:
+            headers["WWW-Authenticate"] = "Bearer"
+        return JSONResponse(self.body().model_dump(), status_code=self.status, headers=headers)
+
+
+def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
+    """Return what a client is told of an error of ours: its own mistakes are 400, all else 500."""
+    return ApiError(400 if isinstance(error, UsageError) else 500, str(error), param=param)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Answer every kind of failure with an error object."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(PenstockError, _on_penstock_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_error)
+    app.add_exception_handler(Exception, _on_unexpected)
+
+
+def unexpected(error: Exception) -> ApiError:
+    """Log a fault of ours and return what a client may know of it."""
+    log.error("request_failed error=%s", type(error).__name__, exc_info=error)
+    return ApiError(500, "The server failed on this request. Its log says why.")
+
+
+def _type_of(status: int) -> str:
+    named: Mapping[int, str] = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+    return named.get(status, "invalid_request_error" if status < 500 else "server_error")
+
+
+async def _on_api_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ApiError), error
+    return error.response()
+
+
+async def _on_penstock_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, PenstockError), error
+    return api_error_of(error).response()
+
+
+async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError), error
+    found = error.errors()
+    said = "; ".join(_sentence(one) for one in found[:_MAX_REPORTED])
+    more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
+    param = None if found[0].get("type") == "json_invalid" else _where(found[0]) or None
+    return ApiError(400, f"{said}{more}.", param=param).response()
+
+
+async def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException), error
+    response = ApiError(error.status_code, f"{error.detail}.").response()
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _on_unexpected(_request: Request, error: Exception) -> JSONResponse:
+    return unexpected(error).response()
+
+
+def _where(one: Mapping[str, object]) -> str:
+    location = one.get("loc")
+    assert isinstance(location, tuple), location
+    return ".".join(str(part) for part in location[1:])
+
+
+def _sentence(one: Mapping[str, object]) -> str:
+    """Return what pydantic found as one clause: the key, what is wrong, the value."""
+    where, what = _where(one), str(one.get("msg"))
+    if one.get("type") == "extra_forbidden":
+        return f"{where}: this key is not known"
+    if one.get("type") == "json_invalid":
+        return "The body is not JSON"
+    shown = repr(one.get("input"))
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[:_SHOWN_CHARACTERS] + "..."
+    return f"{where}: {what} (got {shown})" if where else f"The body: {what}"

@@ -1,0 +1,219 @@
+"""What every request passes before a route sees it: origin, key, body; and what is left behind is ended.
+
+Plain ASGI, because a stream must not be copied through layers. Once the body is in, a task waits for the
+client to leave; then the request's answers are cancelled, whatever its route is waiting for. When the
+request is over, however it ended, none of its answers goes on.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.core import clock
+from penstock.serve.bridge import Answers
+from penstock.serve.errors import ApiError, unexpected
+from penstock.serve.keys import Keys
+from penstock.serve.limits import Limits
+
+log = logging.getLogger(__name__)
+
+OPEN_TO_ALL = frozenset({"/", "/health", "/ready", "/page.css", "/page.js"})
+"""Routes that need no key: what probes ask, and the page with which a user types one in."""
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_CLIENT_LEFT = 499
+"""As nginx counts a request whose client has gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """Who may ask."""
+
+    keys: Keys | None = None
+    """None: everyone who reaches the port."""
+    origins: frozenset[str] = frozenset()
+    """Web pages of other addresses that may ask, such as `https://chat.example.com`; "*": all."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Visit:
+    """One request; routes find it in `request.state.visit`."""
+
+    client: str
+    """The name of its key, or the client's address."""
+    answers: list[Answers] = field(default_factory=list)
+    """What is being made for it."""
+    is_over: bool = False
+
+    def opened(self, answers: Answers) -> Answers:
+        """Have answers end with the request; return them."""
+        self.answers.append(answers)
+        if self.is_over:
+            answers.cancel()
+        return answers
+
+    def end(self) -> None:
+        """Cancel what has not ended."""
+        self.is_over = True
+        for answers in self.answers:
+            answers.cancel()
+
+
+class Gate:
+    """Wraps the application.
+
+    Args:
+        on_done: told route, status and seconds of each request.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        rules: Rules,
+        limits: Limits,
+        on_done: Callable[[str, int, float], None],
+    ) -> None:
+        self._app = app
+        self._rules = rules
+        self._limits = limits
+        self._on_done = on_done
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request pass."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s, status, is_whole = clock.monotonic(), _CLIENT_LEFT, False
+
+        async def noting_send(message: Message) -> None:
+            nonlocal status, is_whole
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            elif message["type"] == "http.response.body":
+                is_whole = not message.get("more_body", False)
+            await send(message)
+
+        try:
+            await self._pass(scope, receive, noting_send)
+        except ApiError as error:
+            await error.response()(scope, receive, noting_send)
+        except Exception as error:  # from a route, it has been answered and logged already
+            if status == _CLIENT_LEFT:
+                await unexpected(error).response()(scope, receive, noting_send)
+            elif not is_whole:  # the connection must close: an answer that is cut short must not look whole
+                raise
+        finally:
+            self._on_done(_route_of(scope), status, clock.monotonic() - began_s)
+
+    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        check_origin(headers, self._rules)
+        visit = Visit(client=self._client_of(scope, headers))
+        scope.setdefault("state", {})["visit"] = visit
+        body = await read_body(receive, headers, self._limits)
+        if body is None:
+            return
+        left = asyncio.Event()
+        watch = asyncio.create_task(_watch(receive, visit, left))
+        try:
+            await self._app(scope, _replay(body, left), send)
+        finally:
+            visit.end()
+            watch.cancel()
+
+    def _client_of(self, scope: Scope, headers: Headers) -> str:
+        address = scope.get("client") or ("",)
+        if self._rules.keys is None or scope["path"] in OPEN_TO_ALL or scope["method"] == "OPTIONS":
+            return str(address[0])
+        client = self._rules.keys.client_of(headers.get("authorization"))
+        if client is None:
+            raise ApiError(
+                401,
+                "No API key, or one the server does not know. Send `Authorization: Bearer KEY`.",
+                code="invalid_api_key",
+            )
+        return client
+
+
+def check_origin(headers: Mapping[str, str], rules: Rules) -> None:
+    """Refuse web pages of other addresses; programs that are no browsers send no origin.
+
+    Where no key is asked for, the server's own page must also be of this machine by name: otherwise a page of
+    anyone, whose name was pointed at 127.0.0.1 after it was loaded, would be of the server's own address.
+
+    Raises:
+        ApiError: 403.
+    """
+    origin = headers.get("origin")
+    if origin is None or origin in rules.origins or "*" in rules.origins:
+        return
+    parts = urlsplit(origin)
+    is_own = parts.netloc != "" and parts.netloc == headers.get("host")
+    if is_own and (rules.keys is not None or parts.hostname in _LOOPBACK):
+        return
+    raise ApiError(
+        403,
+        f"Web pages of {origin[:200]!r} may not ask this server. Start it with --cors and that origin.",
+        code="origin_not_allowed",
+    )
+
+
+async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits) -> bytes | None:
+    """Return the whole body; None if the client left before its end.
+
+    Raises:
+        ApiError: it is too large (413) or too slow (408).
+    """
+    declared = headers.get("content-length", "0")
+    if not declared.isdecimal() or int(declared) > limits.max_body_bytes:
+        raise _too_large(limits)
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(limits.body_timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                chunks.append(message.get("body", b""))
+                size += len(chunks[-1])
+                if size > limits.max_body_bytes:
+                    raise _too_large(limits)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {limits.body_timeout_s:g} seconds.") from None
+
+
+def _too_large(limits: Limits) -> ApiError:
+    return ApiError(413, f"The body is larger than the {limits.max_body_bytes:,} bytes the server reads.")
+
+
+def _replay(body: bytes, left: asyncio.Event) -> Callable[[], Awaitable[Message]]:
+    """Return a `receive` that has the body once, then waits for the client to leave."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    return receive
+
+
+async def _watch(receive: Receive, visit: Visit, left: asyncio.Event) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
+    left.set()
+    visit.end()
+
+
+def _route_of(scope: Scope) -> str:
+    """Return the pattern of the route, of which there are few, and not what a client typed."""
+    route = scope.get("route")
+    return str(getattr(route, "path", "none"))

@@ -1,0 +1,196 @@
+// The chat page: keeps the conversation, streams answers, stops them. Text only ever becomes text nodes.
+"use strict";
+
+const at = (id) => document.getElementById(id);
+const messages = [];
+let stopping = null; // an AbortController while an answer is written
+
+function headers() {
+  const key = at("key").value.trim();
+  return { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+}
+
+async function problem(response) {
+  const body = await response.json().catch(() => null);
+  return new Error(body?.error?.message ?? `The server answered ${response.status}.`);
+}
+
+async function loadModels() {
+  try {
+    const response = await fetch("v1/models", { headers: headers() });
+    if (!response.ok) throw await problem(response);
+    const { data } = await response.json();
+    at("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
+    at("status").textContent = "";
+  } catch (error) {
+    at("status").textContent = error.message;
+    if (!at("key").value) showSettings(true);
+  }
+}
+
+function showSettings(shown) {
+  at("settings").hidden = !shown;
+  at("settings-button").setAttribute("aria-expanded", shown);
+}
+
+function addTurn(role, text) {
+  at("hello").hidden = true;
+  const turn = document.createElement("article");
+  turn.className = `turn ${role}`;
+  const parts = [["span", "who", role === "user" ? "You" : at("model").value], ["div", "text", text], ["p", "note", ""]];
+  for (const [tag, name, content] of parts) {
+    const part = document.createElement(tag);
+    part.className = name;
+    part.textContent = content;
+    turn.append(part);
+  }
+  at("log").append(turn);
+  return turn;
+}
+
+// Calls `onChunk` for each event of a stream; an event may be split over reads, so lines are gathered first.
+async function readEvents(body, onChunk) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let held = ""; ; ) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (held + value).split("\n\n");
+    held = events.pop();
+    for (const event of events) {
+      if (!event.startsWith("data: ") || event === "data: [DONE]") continue;
+      const chunk = JSON.parse(event.slice(6));
+      if (chunk.error) throw new Error(chunk.error.message);
+      onChunk(chunk);
+    }
+  }
+}
+
+function requestBody() {
+  const system = at("system").value.trim();
+  const maxTokens = Number(at("max-tokens").value);
+  return JSON.stringify({
+    model: at("model").value || undefined,
+    messages: [...(system ? [{ role: "system", content: system }] : []), ...messages],
+    temperature: Number(at("temperature").value),
+    max_tokens: maxTokens > 0 ? maxTokens : undefined,
+    stream: true,
+    stream_options: { include_usage: true },
+  });
+}
+
+// Streams one answer into a turn; returns its text and how it went.
+async function stream(turn) {
+  const log = at("log"), text = turn.querySelector(".text"), note = turn.querySelector(".note");
+  const seen = { text: "", pieces: 0, tokens: 0, began: performance.now(), first: 0, finish: "" };
+  const rate = () => {
+    const seconds = (performance.now() - seen.first) / 1000, count = seen.tokens || seen.pieces;
+    return seconds > 0 && count > 1 ? `${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
+  };
+  let painting = 0; // chunks may come faster than frames
+  const paint = () => {
+    painting = 0;
+    const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
+    text.textContent = seen.text;
+    note.textContent = rate();
+    if (follows) log.scrollTop = log.scrollHeight;
+  };
+  const response = await fetch("v1/chat/completions", {
+    method: "POST", headers: headers(), body: requestBody(), signal: stopping.signal,
+  });
+  if (!response.ok) throw await problem(response);
+  try {
+    await readEvents(response.body, (chunk) => {
+      if (chunk.usage) seen.tokens = chunk.usage.completion_tokens;
+      const choice = chunk.choices[0];
+      if (!choice || choice.delta.role) return;
+      seen.first ||= performance.now();
+      seen.pieces += 1;
+      seen.finish = choice.finish_reason ?? seen.finish;
+      seen.text += choice.delta.content ?? "";
+      painting ||= requestAnimationFrame(paint);
+    });
+  } catch (error) {
+    if (error.name !== "AbortError") throw error;
+    seen.finish = "stopped";
+  }
+  cancelAnimationFrame(painting);
+  paint();
+  const waited = `first after ${((seen.first - seen.began) / 1000).toFixed(2)} s`;
+  const ends = { length: "cut at its limit", stopped: "stopped" };
+  const count = seen.tokens ? `${seen.tokens} tokens` : "";
+  note.textContent = [count, rate(), seen.first ? waited : "", ends[seen.finish]].filter(Boolean).join(" · ");
+  return seen.text;
+}
+
+async function ask(question) {
+  messages.push({ role: "user", content: question });
+  addTurn("user", question);
+  const turn = addTurn("assistant", "");
+  turn.classList.add("writing");
+  at("log").scrollTop = at("log").scrollHeight;
+  stopping = new AbortController();
+  setBusy(true);
+  try {
+    messages.push({ role: "assistant", content: await stream(turn) });
+  } catch (error) {
+    messages.pop(); // the question may be asked again
+    const note = turn.querySelector(".note");
+    note.textContent = error.name === "AbortError" ? "stopped" : error.message;
+    note.classList.toggle("wrong", error.name !== "AbortError");
+    if (!at("prompt").value) at("prompt").value = question;
+  }
+  turn.classList.remove("writing");
+  stopping = null;
+  setBusy(false);
+  at("prompt").focus();
+}
+
+function setBusy(busy) {
+  at("send").textContent = busy ? "Stop" : "Send";
+  at("send").classList.toggle("stop", busy);
+  at("log").setAttribute("aria-busy", busy);
+}
+
+function grow() {
+  at("prompt").style.height = "auto";
+  at("prompt").style.height = `${at("prompt").scrollHeight + 2}px`;
+}
+
+at("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  const question = at("prompt").value.trim();
+  if (stopping) stopping.abort();
+  else if (question) {
+    at("prompt").value = "";
+    grow();
+    ask(question);
+  }
+});
+at("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    if (!stopping) at("composer").requestSubmit();
+  }
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") stopping?.abort();
+});
+at("prompt").addEventListener("input", grow);
+at("temperature").addEventListener("input", () => {
+  at("temperature-shown").textContent = Number(at("temperature").value).toFixed(1);
+});
+at("key").addEventListener("change", () => {
+  sessionStorage.setItem("key", at("key").value); // gone with the tab
+  loadModels();
+});
+at("settings-button").addEventListener("click", () => showSettings(at("settings").hidden));
+at("new").addEventListener("click", () => {
+  stopping?.abort();
+  messages.length = 0;
+  for (const turn of document.querySelectorAll(".turn")) turn.remove();
+  at("hello").hidden = false;
+  at("prompt").focus();
+});
+
+at("key").value = sessionStorage.getItem("key") ?? "";
+loadModels();

@@ -1,0 +1,61 @@
+"""HTTP connections with limits on the lines before a body: how long they take, how much they are.
+
+Uvicorn waits for ever for a client that sends half a request line; a few thousand of those take all
+descriptors of the process. It also keeps headers of any size. The body's limits are in `gate.py`.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEAD_TIMEOUT_S = 20.0
+MAX_HEAD_BYTES = 1 << 16
+
+
+class PatientProtocol(HttpToolsProtocol):
+    """Closes a connection whose request line and headers do not come in time, or do not end."""
+
+    _deadline: asyncio.TimerHandle | None = None
+    _head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._begin()
+
+    def data_received(self, data: bytes) -> None:
+        """Count what came before the end of the headers."""
+        super().data_received(data)
+        if self._deadline is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._give_up()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._stop()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        """Begin to wait for the end of a later request's headers."""
+        self._begin()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """Stop waiting: the head is there."""
+        self._stop()
+        super().on_headers_complete()
+
+    def _begin(self) -> None:
+        self._stop()
+        self._head_bytes = 0
+        self._deadline = self.loop.call_later(HEAD_TIMEOUT_S, self._give_up)
+
+    def _stop(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.close()

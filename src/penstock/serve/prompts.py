@@ -1,0 +1,136 @@
+"""Texts and conversations to token ids; slow for long ones, so routes call these in a thread."""
+
+import json
+from collections.abc import Sequence
+
+from penstock.serve.errors import ApiError
+from penstock.serve.schema.chat import AssistantMessage, ChatRequest, Content, Message, Tool
+from penstock.serve.schema.completions import Prompt
+from penstock.serve.served import Served, Service
+
+
+def prompts_of(prompt: Prompt, served: Served, *, max_prompts: int, param: str) -> list[list[int]]:
+    """Return the ids of each prompt of a request.
+
+    Args:
+        param: the key of the request, for messages.
+
+    Raises:
+        ApiError: there are too many, one is empty, or it is no text.
+    """
+    if isinstance(prompt, str):
+        return [_encode(prompt, served, param=param)]
+    if not prompt:
+        raise ApiError(400, f"{param} is an empty list. Give at least one text.", param=param)
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    if len(prompt) > max_prompts:
+        raise ApiError(
+            400, f"{param} has {len(prompt):,} entries, at most {max_prompts:,} are taken.", param=param
+        )
+    return [_encode(one, served, param=param) if isinstance(one, str) else _ids(one) for one in prompt]
+
+
+def chat_prompt(
+    messages: Sequence[Message],
+    service: Service,
+    *,
+    tools: Sequence[Tool] = (),
+    variables: dict[str, bool | int | float | str] | None = None,
+) -> list[int]:
+    """Return the ids after which the answer to a conversation follows.
+
+    Raises:
+        ApiError: a message is no text, or its tool calls are no JSON.
+        UsageError: the model's chat template refuses these messages.
+        ModelError: the template fails.
+    """
+    template, words = service.served.words.template, service.served.words
+    text = service.templates.render(
+        [_turn(message) for message in messages],
+        tools=[tool.model_dump(exclude_none=True) for tool in tools],
+        variables=variables,
+    )
+    check_text(text, param="messages")
+    if template.source is None:
+        return words.encode(text)
+    return words.tokenizer.encode(text, special=True)
+
+
+def tools_of(body: ChatRequest) -> list[Tool]:
+    """Return the tools that the model is told of.
+
+    Raises:
+        ApiError: two have one name, or one is to be called that is not there.
+    """
+    tools = body.tools or []
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise ApiError(400, f"Two tools have one name (got {names}).", param="tools")
+    choice = body.tool_choice
+    if choice is None or choice == "auto":
+        return tools
+    if choice == "none":
+        return []
+    if not tools:
+        raise ApiError(400, "tool_choice asks for a call, but there are no tools.", param="tool_choice")
+    if not isinstance(choice, str) and choice.function.name not in names:
+        raise ApiError(
+            400, f"tool_choice names {choice.function.name!r}, the tools are {names}.", param="tool_choice"
+        )
+    return tools
+
+
+def _encode(text: str, served: Served, *, param: str) -> list[int]:
+    check_text(text, param=param)
+    return served.words.encode(text)
+
+
+def _ids(prompt: Sequence[int]) -> list[int]:
+    return list(prompt)
+
+
+def check_text(text: str, *, param: str) -> None:
+    """Refuse halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ApiError(
+            400,
+            f"{param} is not Unicode text: half of a surrogate pair at character {error.start}. "
+            "Send the whole character.",
+            param=param,
+        ) from None
+
+
+def _turn(message: Message) -> dict[str, object]:
+    """Return a message as chat templates know it: text is one text, arguments of calls are objects."""
+    turn: dict[str, object] = message.model_dump(exclude_none=True)
+    turn["content"] = _joined(message.content)
+    if turn["role"] == "developer":  # the API's newer name
+        turn["role"] = "system"
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return turn
+
+
+def _joined(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def _arguments(text: str) -> object:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        raise ApiError(
+            400, f"The arguments of a tool call are not JSON: {text[:80]!r}.", param="messages"
+        ) from None

@@ -1,0 +1,143 @@
+"""From the JSON of a request to what the engine is asked; pure."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from penstock.core.errors import UsageError
+from penstock.engine.params import room_after
+from penstock.engine.request import Request
+from penstock.engine.sampling import Sampling
+from penstock.serve.errors import ApiError, api_error_of
+from penstock.serve.limits import Limits
+from penstock.serve.schema.generation import Generation
+from penstock.serve.served import Served
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the kinds of requests say each in their own way."""
+
+    max_tokens: int | None
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    grammar: str | None = None
+    stop_texts: tuple[str, ...] = ()
+    """Besides those of the request: a plain transcript's."""
+
+
+def engine_request(
+    body: Generation,
+    prompt: Sequence[int],
+    asked: Asked,
+    *,
+    served: Served,
+    limits: Limits,
+    client: str,
+    now_s: float,
+) -> Request:
+    """Return what the engine is asked.
+
+    Raises:
+        ApiError: a value is out of its limits, or prompt and answer do not fit the context.
+    """
+    num_answers = body.n or 1
+    if num_answers > limits.max_answers:
+        raise ApiError(400, f"n is at most {limits.max_answers} (got {num_answers}).", param="n")
+    return Request(
+        prompt=tuple(prompt),
+        max_tokens=_max_tokens(prompt, asked.max_tokens, served=served, limits=limits),
+        sampling=_sampling(body, asked.num_logprobs, vocab_size=served.vocab_size),
+        stop_ids=_stop_ids(body, served),
+        stop_texts=_stop_texts(body.stop, limits) + asked.stop_texts,
+        num_answers=num_answers,
+        priority=body.priority or 0,
+        client=client,
+        adapter=served.adapter_of(body.model),
+        grammar=asked.grammar,
+        deadline_s=None if limits.deadline_s is None else now_s + limits.deadline_s,
+        num_prompt_logprobs=asked.num_prompt_logprobs,
+    )
+
+
+def check_prompt(prompt: Sequence[int], served: Served) -> int:
+    """Return how many tokens may follow a prompt.
+
+    Raises:
+        ApiError: it is empty, has unknown tokens, or fills the context.
+    """
+    try:
+        return room_after(prompt, context=served.context, vocab_size=served.vocab_size, max_tokens=None)
+    except UsageError as error:
+        refused = api_error_of(error, param="prompt")
+        refused.code = "context_length_exceeded" if len(prompt) >= served.context else None
+        raise refused from None
+
+
+def _max_tokens(prompt: Sequence[int], wanted: int | None, *, served: Served, limits: Limits) -> int:
+    room = check_prompt(prompt, served)
+    most = min(room, limits.max_output_tokens or room)
+    if wanted is None:
+        return most
+    if wanted > room:
+        raise ApiError(
+            400,
+            f"The prompt has {len(prompt):,} tokens and {wanted:,} are asked for, which together do not fit "
+            f"the context of {served.context:,}. Ask for at most {room:,}, or shorten the prompt.",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    if wanted > most:
+        raise ApiError(400, f"max_tokens is at most {most:,} here (got {wanted:,}).", param="max_tokens")
+    return wanted
+
+
+def _sampling(body: Generation, num_logprobs: int | None, *, vocab_size: int) -> Sampling:
+    try:
+        return Sampling(
+            logit_bias=_bias(body.logit_bias or {}, vocab_size),
+            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=body.top_k if body.top_k and body.top_k > 0 else None,
+            top_p=1.0 if body.top_p is None else body.top_p,
+            min_p=body.min_p or 0.0,
+            seed=secrets.randbits(63) if body.seed is None else body.seed,
+            min_tokens=body.min_tokens or 0,
+            num_logprobs=num_logprobs,
+        )
+    except UsageError as error:
+        raise api_error_of(error) from None
+
+
+def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+    for key in given:
+        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
+            raise ApiError(
+                400,
+                f"logit_bias has {key[:40]!r}, which is no token id below {vocab_size:,}.",
+                param="logit_bias",
+            )
+    return {int(key): value for key, value in given.items()}
+
+
+def _stop_ids(body: Generation, served: Served) -> frozenset[int]:
+    own = frozenset() if body.ignore_eos else served.words.stop_ids
+    return own | frozenset(body.stop_token_ids or ())
+
+
+def _stop_texts(given: str | list[str] | None, limits: Limits) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(given or ())
+    if len(stops) > limits.max_stops:
+        raise ApiError(
+            400, f"stop has {len(stops)} texts, at most {limits.max_stops} are taken.", param="stop"
+        )
+    for stop in stops:
+        if not 1 <= len(stop) <= limits.max_stop_characters:
+            raise ApiError(
+                400,
+                f"A stop text has 1 to {limits.max_stop_characters} characters (got {len(stop)}).",
+                param="stop",
+            )
+    return stops

@@ -1,0 +1,76 @@
+"""POST /v1/embeddings."""
+
+import asyncio
+import base64
+from array import array
+from sys import byteorder
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from penstock.core import clock
+from penstock.engine import request as engine
+from penstock.serve.prompts import prompts_of
+from penstock.serve.requests import check_prompt
+from penstock.serve.routes.asking import FAILURES, reply, service_of, visit_of
+from penstock.serve.schema.others import Embedding, Embeddings, EmbeddingsRequest, EmbeddingsUsage
+from penstock.serve.served import Service
+from penstock.serve.tally import Tally
+
+router = APIRouter()
+
+
+@router.post("/v1/embeddings", response_model=Embeddings, responses=FAILURES)
+async def embed(body: EmbeddingsRequest, request: Request) -> Response:
+    """Return one vector of length 1 per text."""
+    service, visit = service_of(request), visit_of(request)
+    service.check_open()
+    requests = await asyncio.to_thread(_requests, body, service, client=visit.client)
+    tally = Tally(visit.opened(service.bridge.submit(requests)))
+    vectors: list[tuple[float, ...]] = [()] * len(requests)
+    async for index, piece in tally:
+        if piece.embedding is not None:
+            vectors[index] = piece.embedding
+    as_text = body.encoding_format == "base64"
+    num_tokens = tally.usage().prompt_tokens
+    return reply(
+        Embeddings(
+            data=[
+                Embedding(index=index, embedding=to_base64(vector) if as_text else list(vector))
+                for index, vector in enumerate(vectors)
+            ],
+            model=body.model or service.served.name,
+            usage=EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
+        )
+    )
+
+
+def to_base64(vector: tuple[float, ...]) -> str:
+    """Return little-endian float32 numbers as base64.
+
+    >>> to_base64((1.0,))
+    'AACAPw=='
+    """
+    numbers = array("f", vector)
+    if byteorder == "big":
+        numbers.byteswap()
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def _requests(body: EmbeddingsRequest, service: Service, *, client: str) -> list[engine.Request]:
+    served, limits = service.served, service.limits
+    prompts = prompts_of(body.input, served, max_prompts=limits.max_prompts, param="input")
+    for prompt in prompts:
+        check_prompt(prompt, served)
+    deadline_s = None if limits.deadline_s is None else clock.monotonic() + limits.deadline_s
+    return [
+        engine.Request(
+            prompt=tuple(prompt),
+            max_tokens=1,
+            client=client,
+            adapter=served.adapter_of(body.model),
+            deadline_s=deadline_s,
+            task="embed",
+        )
+        for prompt in prompts
+    ]

@@ -1,0 +1,238 @@
+"""`/v1/chat/completions`: the next message of a conversation."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.serve.schema.generation import (
+    ABSENT,
+    ANY_JSON,
+    Body,
+    Generation,
+    Name,
+    Reply,
+    ResponseFormat,
+    Usage,
+)
+
+
+class TextPart(Body):
+    """A part of a message; there are no others than text."""
+
+    type: Literal["text"]
+    text: str
+
+
+Content = str | list[TextPart]
+
+
+class SystemMessage(Body):
+    """Instructions."""
+
+    role: Literal["system", "developer"]
+    content: Content
+    name: Name | None = None
+
+
+class UserMessage(Body):
+    """What a user says."""
+
+    role: Literal["user"]
+    content: Content
+    name: Name | None = None
+
+
+class CalledFunction(Body):
+    """Which function, and its arguments as JSON in a text."""
+
+    name: Name
+    arguments: str
+
+
+class ToolCall(Body):
+    """A function that the model wanted called."""
+
+    id: Name
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class AssistantMessage(Body):
+    """What the model said before."""
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    tool_calls: list[ToolCall] | None = None
+    refusal: None = None
+    name: Name | None = None
+
+
+class ToolMessage(Body):
+    """What a function returned."""
+
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: Name
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+class Function(Body):
+    """What may be called."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    description: str | None = None
+    parameters: dict[str, ANY_JSON] | None = None
+    """A JSON schema of an object; left out: no arguments."""
+    strict: bool | None = None
+    """Without effect: a call that is asked for always follows the schema, one that is not never must."""
+
+
+class Tool(Body):
+    """A function."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Body):
+    """Which function."""
+
+    name: Name
+
+
+class NamedTool(Body):
+    """Call this one."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class ChatRequest(Generation):
+    """What is asked."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The newer name of `max_tokens`."""
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    """Without effect: a model may call several, and one that must call makes one call."""
+    response_format: ResponseFormat | None = None
+    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+    """Beyond the API: variables of the model's chat template, such as `enable_thinking`."""
+
+
+class TopLogprob(Reply):
+    """A token that could have come."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token that came."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    """How likely each token was."""
+
+    content: list[TokenLogprob] | None
+    refusal: None = None
+
+
+class ReplyFunction(Reply):
+    """The function to call."""
+
+    name: str
+    arguments: str
+
+
+class ReplyToolCall(Reply):
+    """A call that the model wants."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: ReplyFunction
+
+
+class ReplyMessage(Reply):
+    """The answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    refusal: None = None
+    tool_calls: list[ReplyToolCall] | None = ABSENT
+
+
+ChatFinish = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoice(Reply):
+    """One answer."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: ChatFinish
+
+
+class ChatCompletion(Reply):
+    """All answers."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class DeltaFunction(Reply):
+    """What a chunk adds to a call."""
+
+    name: str | None = ABSENT
+    arguments: str
+
+
+class DeltaToolCall(Reply):
+    """Which call a chunk adds to; the first of a call names it."""
+
+    index: int
+    id: str | None = ABSENT
+    type: Literal["function"] | None = ABSENT
+    function: DeltaFunction
+
+
+class Delta(Reply):
+    """What a chunk adds to a message."""
+
+    role: Literal["assistant"] | None = ABSENT
+    content: str | None = ABSENT
+    tool_calls: list[DeltaToolCall] | None = ABSENT
+
+
+class ChunkChoice(Reply):
+    """What a chunk adds to an answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: ChatFinish | None = None
+
+
+class ChatChunk(Reply):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = ABSENT

@@ -1,0 +1,54 @@
+"""`/v1/completions`: text goes on from a prompt."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from penstock.serve.schema.generation import ABSENT, Generation, Reply, ResponseFormat, TokenId, Usage
+
+Prompt = str | list[str] | list[TokenId] | list[list[TokenId]]
+
+
+class CompletionRequest(Generation):
+    """What is asked."""
+
+    prompt: Prompt
+    echo: bool | None = None
+    """The prompt comes before the answer, and with `logprobs` also its log-probabilities."""
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """So many likeliest tokens beside each token."""
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    """Only as many as `n`."""
+    suffix: None = None
+    """Filling in is not supported."""
+    response_format: ResponseFormat | None = None
+
+
+class CompletionLogprobs(Reply):
+    """How likely each token was."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+    """Where each token begins in the text of the choice."""
+
+
+class CompletionChoice(Reply):
+    """One answer, or a piece of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None = None
+    finish_reason: Literal["stop", "length"] | None
+
+
+class Completion(Reply):
+    """The answers, or pieces of them in a stream."""
+
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = ABSENT

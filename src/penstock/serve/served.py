@@ -1,0 +1,72 @@
+"""What is served: a model's name, its words and its sizes, and everything a route needs of them."""
+
+from dataclasses import dataclass, field
+
+from penstock.engine.words import Words
+from penstock.serve.bridge import Bridge
+from penstock.serve.errors import ApiError
+from penstock.serve.limits import Limits
+from penstock.serve.metrics import Metrics
+from penstock.serve.token_names import TokenNames
+from penstock.text.template_process import TemplateProcess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """A model as its clients know it."""
+
+    name: str
+    """What requests call it."""
+    words: Words
+    """Between text and tokens."""
+    context: int
+    """Tokens of prompt and answer."""
+    vocab_size: int
+    """Token ids are below this."""
+    adapters: tuple[str, ...] = ()
+    """Names that requests may give instead, each for the model with that adapter."""
+    created: int = 0
+    """When it was opened, in seconds since 1970."""
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Return the adapter that a request's `model` means.
+
+        Raises:
+            ApiError: 404, with the names there are.
+        """
+        if model is None or model == self.name:
+            return None
+        if model in self.adapters:
+            return model
+        known = ", ".join((self.name, *self.adapters))
+        raise ApiError(
+            404,
+            f"There is no model {model!r} here; there is {known}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Service:
+    """What routes find in `request.app.state.service`."""
+
+    served: Served
+    bridge: Bridge
+    limits: Limits
+    metrics: Metrics
+    templates: TemplateProcess
+    names: TokenNames
+    draining: bool = field(default=False)
+    """Whether requests that begin now are refused, because the server is about to end."""
+
+    def check_open(self) -> None:
+        """Refuse a request that the server would not live to answer.
+
+        Raises:
+            ApiError: 503.
+        """
+        if self.bridge.engine.failure is not None:
+            raise ApiError(503, f"The engine has failed: {self.bridge.engine.failure}", code="engine_failed")
+        if self.draining:
+            raise ApiError(503, "The server is ending. Ask another.", code="server_draining", retry_after_s=1)

@@ -1,0 +1,73 @@
+"""How tokens are written in log-probabilities."""
+
+from collections.abc import Sequence
+
+from penstock.engine.request import TokenLogprob
+from penstock.serve.schema import chat
+from penstock.serve.schema.completions import CompletionLogprobs
+from penstock.text.tokenizer import Tokenizer
+
+_LOWEST = -9999.0
+"""For a token that cannot come: JSON has no minus infinity."""
+
+
+class TokenNames:
+    """The text of single tokens, remembered; a part of a character is U+FFFD.
+
+    Args:
+        tokenizer: whose ids are named.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def name(self, token: int) -> str:
+        """Return the text of one token."""
+        if token not in self._known:
+            self._known[token] = self._tokenizer.decode([token], special=True)
+        return self._known[token]
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of a prompt."""
+        return self._tokenizer.decode(tokens)
+
+    def for_chat(self, logprobs: Sequence[TokenLogprob]) -> chat.ChatLogprobs:
+        """Return log-probabilities as chats have them."""
+        return chat.ChatLogprobs(content=[self._chat_entry(one) for one in logprobs])
+
+    def for_completion(
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], *, offset: int
+    ) -> CompletionLogprobs:
+        """Return log-probabilities as completions have them.
+
+        Args:
+            logprobs: one per token; None: not known, as of a prompt's first.
+            offset: where the first token begins in the text of its choice.
+        """
+        names = [self.name(token) for token in token_ids]
+        offsets = [offset]
+        for name in names:
+            offsets.append(offsets[-1] + len(name))
+        return CompletionLogprobs(
+            tokens=names,
+            token_logprobs=[None if one is None else max(one.logprob, _LOWEST) for one in logprobs],
+            top_logprobs=[None if one is None else self._table(one) for one in logprobs],
+            text_offset=offsets[:-1],
+        )
+
+    def _table(self, one: TokenLogprob) -> dict[str, float]:
+        table = {self.name(one.token): max(one.logprob, _LOWEST)}
+        for token, value in one.top.items():  # parts of characters have one name: the likeliest keeps it
+            table.setdefault(self.name(token), max(value, _LOWEST))
+        return table
+
+    def _chat_entry(self, one: TokenLogprob) -> chat.TokenLogprob:
+        own = self._top(one.token, one.logprob)
+        others = [self._top(token, value) for token, value in one.top.items()]
+        return chat.TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=others)
+
+    def _top(self, token: int, logprob: float) -> chat.TopLogprob:
+        name = self.name(token)
+        exact = None if "\ufffd" in name else list(name.encode())
+        return chat.TopLogprob(token=name, logprob=max(logprob, _LOWEST), bytes=exact)

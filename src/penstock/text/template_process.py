@@ -1,0 +1,158 @@
+"""Chat templates rendered in a process of their own, with limits: for servers.
+
+A template is a program that came with a model, and what it is given comes from whoever asks. The
+sandbox of `text/chat.py` keeps it from files and objects, not from looping for ever or filling the
+memory. So it runs in a process that may use `CPU_S` seconds and `MEMORY_BYTES`; one that takes more is
+ended by the kernel, the request is refused, and the next one gets a new process. No torch is loaded
+there. Both sides speak JSON, one object a line.
+"""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import IO, TypedDict
+
+from penstock.core.errors import ModelError, PenstockError, UsageError
+from penstock.text.chat import ChatTemplate, render
+
+CPU_S = 2.0
+"""For one conversation; a long one takes a few milliseconds."""
+MEMORY_BYTES = 1 << 30
+"""Address space of the process; about 100 MB are Python's own."""
+
+
+class _Answer(TypedDict, total=False):
+    text: str
+    refused: str
+    failed: str
+
+
+class TemplateProcess:
+    """One process that renders one template; safe to share between threads, which take turns.
+
+    Args:
+        template: of the model.
+    """
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._turn = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[object] = (),
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the text; arguments and errors as of `text.chat.render`.
+
+        Raises:
+            ModelError: also, the template took more than its limits.
+        """
+        asked = json.dumps({"messages": messages, "tools": tools, "variables": variables or {}})
+        with self._turn:
+            answer = self._ask(asked)
+        if "refused" in answer:
+            raise UsageError(answer["refused"])
+        if "failed" in answer:
+            raise ModelError(answer["failed"])
+        return answer["text"]
+
+    def close(self) -> None:
+        """End the process; it starts again when asked."""
+        with self._turn:
+            self._end()
+
+    def _ask(self, asked: str) -> _Answer:
+        process = self._process or self._start()
+        stdin, stdout = _pipes(process)
+        try:
+            stdin.write(asked + "\n")
+            stdin.flush()
+            line = stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line.endswith("\n"):
+            self._end()
+            raise ModelError(
+                f"The model's chat template took more than {CPU_S:g} seconds or {MEMORY_BYTES >> 20} MiB "
+                "on these messages",
+                fix="Send fewer, or mend the template.",
+            )
+        found: _Answer = json.loads(line)
+        return found
+
+    def _start(self) -> subprocess.Popen[str]:
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-m", __spec__.name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,  # a Ctrl-C at the server's terminal is the server's affair
+        )
+        stdin, _ = _pipes(process)
+        stdin.write(json.dumps(asdict(self._template)) + "\n")
+        return process
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        for pipe in _pipes(process):
+            try:
+                pipe.close()
+            except BrokenPipeError:  # what was not sent is not wanted any more
+                continue
+        process.wait()
+
+
+def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
+    assert process.stdin is not None, process
+    assert process.stdout is not None, process
+    return process.stdin, process.stdout
+
+
+def _limit_memory() -> None:
+    import resource  # not on Windows
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _limit_time() -> None:
+    """Have the kernel end this process after so much computing from now; a machine's load does not count."""
+    import signal
+
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+
+
+def _answer(asked: str, template: ChatTemplate) -> _Answer:
+    try:
+        return {"text": render(template=template, **json.loads(asked))}
+    except UsageError as error:
+        return {"refused": str(error)}
+    except PenstockError as error:
+        return {"failed": str(error)}
+    except (MemoryError, RecursionError) as error:
+        return {"failed": f"The model's chat template fails ({type(error).__name__})"}
+
+
+def _serve(requests: IO[str], answers: IO[str]) -> None:
+    template = ChatTemplate(**json.loads(requests.readline()))
+    for line in requests:
+        _limit_time()
+        answers.write(json.dumps(_answer(line, template)) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    _limit_memory()
+    # JSON may hold halves of surrogate pairs, escaped: ASCII carries them both ways
+    _serve(sys.stdin, sys.stdout)

@@ -1,0 +1,128 @@
+"""The chat page in a real browser: it types, streams, stops, and asks nobody but its server."""
+
+import re
+import shutil
+
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.serving import PATIENCE_S, make_model, serving
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+KEY = "a-key-for-the-page-1"
+PATIENCE_MS = PATIENCE_S * 1000
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = make_model(tmp_path_factory.mktemp("page") / "tiny", context=16_384)
+    with serving(folder, "--cache-gib", "0.05", PENSTOCK_API_KEY=KEY) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser, server):
+    """A page that fails the test if it logs an error or asks another address."""
+    opened = browser.new_page()
+    opened.set_default_timeout(PATIENCE_MS)
+    complaints, asked = [], set()
+    opened.on("console", lambda message: complaints.append(message.text) if is_complaint(message) else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("request", lambda request: asked.add(request.url.split("/")[2]))
+    opened.add_init_script(f"sessionStorage.setItem('key', '{KEY}')")
+    opened.goto(server.url)
+    expect(opened.get_by_label("Model")).to_have_value("tiny", timeout=PATIENCE_MS)
+    yield opened
+    opened.close()
+    assert complaints == []
+    assert asked == {server.url.removeprefix("http://")}
+
+
+def is_complaint(message):
+    return message.type == "error" and "responded with a status of 400" not in message.text
+
+
+def ask(page, text):
+    page.get_by_label("Message").fill(text)
+    page.get_by_label("Message").press("Enter")
+
+
+def finished(page, count):
+    """Wait until so many answers are written; return the last turn."""
+    expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.locator(".turn.assistant")).to_have_count(count)
+    return page.locator(".turn.assistant").last
+
+
+def test_an_answer_streams_and_says_how_fast(page):
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Most tokens of an answer").fill("30")
+    page.get_by_label("System prompt").fill("Be brief.")
+    ask(page, "the <b>penstock</b>")
+    turn = finished(page, 1)
+    assert page.locator(".turn.user .text").inner_text() == "the <b>penstock</b>"  # text, never markup
+    assert turn.locator(".text").inner_text().strip()
+    expect(turn.locator(".note")).to_have_text(
+        re.compile(r"^30 tokens · [\d.]+ tokens/s · first after .+ · cut")
+    )
+    ask(page, "and then?")
+    finished(page, 2)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_stop_ends_an_answer_and_frees_its_blocks(page, server):
+    page.route("**/v1/chat/completions", without_end)
+    ask(page, "the turbine")
+    expect(page.locator(".turn.assistant .text")).not_to_be_empty(timeout=PATIENCE_MS)
+    page.get_by_role("button", name="Stop").click()
+    turn = finished(page, 1)
+    expect(turn.locator(".note")).to_have_text(re.compile("stopped$"))
+    with server.http() as http:
+        for _ in range(10_000):
+            text = http.get("/metrics", headers={"Authorization": f"Bearer {KEY}"}).text
+            if "penstock_answers_running 0.0" in text:
+                break
+        assert "penstock_cache_blocks_used 0.0" in text
+
+
+def without_end(route):
+    """Let no end token end an answer: it lasts for seconds."""
+    body = route.request.post_data_json | {"ignore_eos": True}
+    route.continue_(post_data=body)
+
+
+def test_without_a_key_the_page_asks_for_one(browser, server):
+    page = browser.new_page()
+    page.goto(server.url)
+    expect(page.locator("#status")).to_contain_text("No API key", timeout=PATIENCE_MS)
+    page.get_by_label("API key").fill(KEY)
+    page.get_by_label("API key").press("Tab")
+    expect(page.get_by_label("Model")).to_have_value("tiny", timeout=PATIENCE_MS)
+    page.close()
+
+
+def test_a_mistake_is_shown_and_the_question_kept(page):
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Most tokens of an answer").fill("99999")
+    ask(page, "the penstock")
+    turn = finished(page, 1)
+    expect(turn.locator(".wrong")).to_contain_text("do not fit the context of 16,384")
+    expect(page.get_by_label("Message")).to_have_value("the penstock")
+
+
+def test_the_page_may_load_nothing_from_elsewhere(server):
+    with server.http() as http:
+        reply = http.get("/")
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", reply.text)

@@ -1,0 +1,118 @@
+"""A tiny model in a folder, and `penstock serve` on it in a process of its own, as a user types it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import torch
+from openai import OpenAI
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from penstock.text.tokenizer import train_tokenizer
+
+PATIENCE_S = 120.0
+CONTEXT = 4096
+TEXT = (
+    'the penstock feeds the turbine; the größer one, 日本, don\'t, 12 + 3. {"name": "add", "arguments": {}}'
+)
+TEMPLATE = """\
+{%- if tools %}{{ '<|tools|>' + tools | tojson + '<|end|>' }}{% endif %}
+{%- for message in messages %}
+    {%- if message.role == 'critic' %}{{ raise_exception('no critics') }}{% endif %}
+    {{- '<|' + message.role + '|>' + message.content }}
+    {%- for call in message.tool_calls or [] %}{{ call.function.arguments | tojson }}{% endfor %}
+    {{- '<|end|>' }}
+{%- endfor %}
+{%- if loud %}{{ 'LOUD' }}{% endif %}
+{{- '<|assistant|>' }}"""
+
+
+def make_model(folder: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT) -> Path:
+    """Write a Llama of random weights whose answers wander, with a tokenizer and a chat template."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    train_tokenizer([TEXT] * 9, vocab_size=400).save(folder / "tokenizer.json")
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """A server that takes requests."""
+
+    process: subprocess.Popen[str]
+    started: dict[str, object]
+    """Its line of JSON."""
+    errors: Path
+    """What it wrote to standard error."""
+
+    @property
+    def url(self) -> str:
+        return str(self.started["url"])
+
+    def openai(self, key: str = "unused") -> OpenAI:
+        return OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=PATIENCE_S)
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, timeout=PATIENCE_S)
+
+    def metric(self, name: str) -> float:
+        """Return a metric, summed over its labels."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        with self.http() as http:
+            families = text_string_to_metric_families(http.get("/metrics").text)
+            found = [sample.value for one in families for sample in one.samples if sample.name == name]
+        assert found, name
+        return sum(found)
+
+
+@contextmanager
+def serving(folder: Path, *words: object, **variables: str) -> Iterator[Running]:
+    """Run `penstock serve` on a free port; ended by force if the test has not ended it."""
+    command = [sys.executable, "-m", "penstock", "serve", str(folder), "--port", "0", "--json"]
+    with tempfile.NamedTemporaryFile("w", suffix=".err", delete=False) as errors:
+        process = subprocess.Popen(
+            [*command, *map(str, words)],
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            env={**os.environ, **variables},
+        )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, Path(errors.name).read_text()
+        yield Running(process=process, started=json.loads(line), errors=Path(errors.name))
+    finally:
+        process.kill()
+        process.stdout.close()
+        process.wait()
+        Path(errors.name).unlink()
+
+
+def end(running: Running) -> int:
+    """Ask a server to end, as Kubernetes does; return its exit code."""
+    running.process.send_signal(signal.SIGTERM)
+    return running.process.wait(PATIENCE_S)

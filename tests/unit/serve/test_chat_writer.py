@@ -1,0 +1,41 @@
+"""Pieces of an answer as deltas of a message."""
+
+from penstock.engine.request import Piece
+from penstock.serve.chat_writer import ChatWriter, joined
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+
+def written(*texts, finish="stop", **options):
+    writer = ChatWriter(0, names=None, **options)
+    pieces = [Piece(request_id=0, text=text) for text in texts[:-1]]
+    return [writer.take(piece) for piece in (*pieces, Piece(request_id=0, text=texts[-1], finish=finish))]
+
+
+def test_text_is_text_where_there_are_no_tools():
+    message = joined(0, written("a ", CALL)).message
+    assert (message.content, message.tool_calls) == (f"a {CALL}", None)
+
+
+def test_a_call_is_a_tool_call_with_arguments_in_a_text():
+    choice = joined(0, written("Sure. ", CALL, tools=["add"]))
+    assert (choice.message.content, choice.finish_reason) == ("Sure. ", "tool_calls")
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name, call.function.arguments) == ("function", "add", '{"a": 1}')
+    assert call.id.startswith("call_")
+
+
+def test_a_call_alone_leaves_no_content():
+    assert joined(0, written(CALL, tools=["add"])).message.content is None
+
+
+def test_a_named_function_streams_its_arguments():
+    chunks = written('{"a"', ": 1", "}", tools=["add"], forced="add")
+    deltas = [chunk.delta.tool_calls[0] for chunk in chunks]
+    assert [delta.function.name for delta in deltas] == ["add", None, None]
+    assert [delta.id is not None for delta in deltas] == [True, False, False]
+    assert joined(0, chunks).message.tool_calls[0].function.arguments == '{"a": 1}'
+
+
+def test_an_answer_that_was_cut_says_so_even_with_a_call():
+    assert joined(0, written(CALL, finish="length", tools=["add"])).finish_reason == "length"

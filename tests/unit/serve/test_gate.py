@@ -1,0 +1,155 @@
+"""The gate: origins, keys, bodies, and answers that end with their request."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.serve.errors import ApiError
+from penstock.serve.gate import Gate, Rules, check_origin, read_body
+from penstock.serve.keys import single_key
+from penstock.serve.limits import Limits
+
+KEYS = single_key("a-key-of-some-length")
+OPEN = Rules()
+LEFT = {"type": "http.disconnect"}
+HOST = "127.0.0.1:8000"
+
+
+@pytest.mark.parametrize(
+    ("rules", "host", "origin", "passes"),
+    [
+        (OPEN, HOST, None, True),
+        (OPEN, HOST, "http://127.0.0.1:8000", True),
+        (OPEN, "localhost:8000", "http://localhost:8000", True),
+        (OPEN, HOST, "https://evil.example", False),
+        (OPEN, HOST, "null", False),
+        (OPEN, HOST, "http://127.0.0.1:9000", False),
+        (OPEN, "evil.example:8000", "http://evil.example:8000", False),  # its name points at 127.0.0.1
+        (Rules(keys=KEYS), "chat.example", "https://chat.example", True),
+        (Rules(origins=frozenset({"https://chat.example"})), HOST, "https://chat.example", True),
+        (Rules(origins=frozenset({"https://chat.example"})), HOST, "https://evil.example", False),
+        (Rules(origins=frozenset({"*"})), HOST, "https://evil.example", True),
+    ],
+)
+def test_only_pages_that_were_let_in_may_ask(rules, host, origin, passes):
+    headers = {"host": host} | ({} if origin is None else {"origin": origin})
+    if passes:
+        check_origin(headers, rules)
+    else:
+        with pytest.raises(ApiError, match="may not ask this server"):
+            check_origin(headers, rules)
+
+
+def receiver(*messages):
+    left = list(messages)
+
+    async def receive():
+        return left.pop(0) if left else await asyncio.Event().wait()
+
+    return receive
+
+
+def part(body, more=False):
+    return {"type": "http.request", "body": body, "more_body": more}
+
+
+def test_a_body_is_read_whole():
+    receive = receiver(part(b"ab", True), part(b"c"))
+    assert asyncio.run(read_body(receive, {}, Limits())) == b"abc"
+
+
+@pytest.mark.parametrize(
+    ("headers", "messages"),
+    [
+        ({"content-length": "9"}, []),
+        ({}, [part(b"12345", True), part(b"6789")]),
+        ({"content-length": "x"}, []),
+    ],
+    ids=["declared", "sent", "nonsense"],
+)
+def test_a_body_that_is_too_large_is_refused(headers, messages):
+    with pytest.raises(ApiError, match="larger than the 8 bytes") as refused:
+        asyncio.run(read_body(receiver(*messages), headers, Limits(max_body_bytes=8)))
+    assert refused.value.status == 413
+
+
+def test_a_body_that_does_not_come_is_given_up():
+    with pytest.raises(ApiError, match=r"did not arrive within 0.01 seconds") as refused:
+        asyncio.run(read_body(receiver(part(b"a", True)), {}, Limits(body_timeout_s=0.01)))
+    assert refused.value.status == 408
+
+
+def visit(
+    app, *, rules=OPEN, path="/v1/models", headers=(), messages=({"type": "http.request", "body": b""},)
+):
+    """Send one request through a gate; return the status sent and what was counted."""
+    sent, done = [], []
+
+    async def send(message):
+        sent.append(message)
+
+    gate = Gate(app, rules=rules, limits=Limits(), on_done=lambda *what: done.append(what))
+    scope = {
+        "type": "http",
+        "method": "GET",
+        "path": path,
+        "headers": list(headers),
+        "client": ("10.0.0.9", 1),
+    }
+    asyncio.run(gate(scope, receiver(*messages), send))
+    status = next((message["status"] for message in sent if message["type"] == "http.response.start"), None)
+    return status, done
+
+
+async def fine(scope, _receive, send):
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": scope["state"]["visit"].client.encode()})
+
+
+@pytest.mark.parametrize(
+    ("path", "status"), [("/v1/models", 401), ("/metrics", 401), ("/health", 200), ("/", 200)]
+)
+def test_what_needs_a_key(path, status):
+    assert visit(fine, rules=Rules(keys=KEYS), path=path)[0] == status
+
+
+def test_a_key_opens():
+    headers = [(b"authorization", b"Bearer a-key-of-some-length")]
+    assert visit(fine, rules=Rules(keys=KEYS), headers=headers)[0] == 200
+
+
+def test_a_fault_before_an_answer_is_500_and_counted(caplog):
+    async def broken(*_):
+        raise RuntimeError("secret detail")
+
+    status, [(_, counted, _)] = visit(broken)
+    assert (status, counted) == (500, 500)
+    assert "request_failed error=RuntimeError" in caplog.text
+
+
+def test_answers_end_when_the_client_leaves_and_when_the_request_is_over():
+    ended = []
+    answers = SimpleNamespace(cancel=lambda: ended.append("cancelled"))
+
+    async def waiting(scope, receive, _send):
+        scope["state"]["visit"].opened(answers)
+        await receive()
+        assert (await receive())["type"] == "http.disconnect"
+        ended.append("told")
+
+    visit(waiting, messages=(part(b""), LEFT))
+    assert ended == ["cancelled", "told", "cancelled"]
+
+
+def test_answers_opened_after_the_client_left_end_at_once():
+    ended = []
+
+    async def late(scope, receive, _send):
+        await receive()
+        await receive()
+        scope["state"]["visit"].opened(SimpleNamespace(cancel=lambda: ended.append("cancelled")))
+        assert ended == ["cancelled"]
+
+    visit(late, messages=(part(b""), LEFT))
+    assert ended
