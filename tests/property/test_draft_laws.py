@@ -109,7 +109,7 @@ def step(scheduler, drafter, *, block_size, num_drafts):
         if new and not room:
             scheduler.finish(share.sequence, "length")
         wanted.append(min(num_drafts, max(0, room - 1)) if new else 0)
-    done = Done(plan=plan, batch=batch, hidden=torch.zeros(0), drawn=drawn)
+    done = Done(plan=plan, batch=batch, hidden=torch.zeros(0), drawn=drawn, model_s=1.0)
     for share, drafts, num in zip(plan.shares, drafter.propose(done, wanted), wanted, strict=True):
         assert len(drafts) == num
         if num:

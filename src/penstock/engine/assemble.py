@@ -10,6 +10,7 @@ from penstock.engine.adapters import Adapters
 from penstock.engine.blocks import BlockPool
 from penstock.engine.capacity import SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
 from penstock.engine.config import EngineConfig
+from penstock.engine.drafts.opening import Source, build_drafting, bytes_of_block, open_source
 from penstock.engine.drawer import Drawer
 from penstock.engine.engine import Engine
 from penstock.engine.fuse import fuse
@@ -41,7 +42,8 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
         adapters.add(name, folder)
     prepare(model, config.weights)
     dtype = model.norm.weight.dtype
-    capacity = _capacity(model.config, config, device=device, dtype=dtype)
+    source = open_source(config, model.config, tokenizer_path, dtype=dtype, device=device)
+    capacity = _capacity(model.config, config, source, device=device, dtype=dtype)
     cache = PagedCache(
         model.config.num_hidden_layers,
         num_blocks=capacity.num_blocks,
@@ -60,7 +62,12 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
     )
     return Engine(
-        Runner(model, cache, adapters), scheduler, capacity=capacity, drawer=Drawer(Sampler()), words=words
+        Runner(model, cache, adapters),
+        scheduler,
+        capacity=capacity,
+        drawer=Drawer(Sampler()),
+        words=words,
+        drafting=build_drafting(config, source, capacity),
     )
 
 
@@ -69,7 +76,7 @@ def _device(asked: str | None) -> torch.device:
 
 
 def _capacity(
-    model: LlamaConfig, config: EngineConfig, *, device: torch.device, dtype: torch.dtype
+    model: LlamaConfig, config: EngineConfig, source: Source, *, device: torch.device, dtype: torch.dtype
 ) -> Capacity:
     longest = model.max_position_embeddings
     if config.max_context is not None and config.max_context > longest:
@@ -89,7 +96,7 @@ def _capacity(
         vocab_size=model.vocab_size,
         num_blocks=num_blocks_for(
             _cache_bytes(config, device),
-            block_bytes=block_bytes,
+            block_bytes=block_bytes + bytes_of_block(source, block_size=config.block_size),
             block_size=config.block_size,
             context=context,
             max_sequences=config.max_sequences,

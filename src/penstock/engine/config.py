@@ -39,6 +39,8 @@ class EngineConfig:
     """Where guessed tokens come from: off, ngram, or a folder with a draft model or a speculator."""
     num_drafts: int = 4
     """Guessed tokens a step, at most."""
+    adapt_drafts: bool = True
+    """Guess fewer, or none, while that is measured not to pay; False: always as many."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Name a request gives -> folder of a LoRA adapter."""
 

@@ -43,10 +43,11 @@ class Drawer:
 
 def _drawn(share: Share, draws: Draws, rows: Iterator[int]) -> Drawn:
     own = [next(rows) for _ in range(1 + len(share.drafts))]
-    for row in own:
-        if row in draws.failed:
-            return Drawn(error=draws.failed[row])
+    if own[0] in draws.failed:
+        return Drawn(error=draws.failed[own[0]])
     tokens = kept(share.drafts, [draws.tokens[row] for row in own])
+    sound = next((n for n, row in enumerate(own[: len(tokens)]) if row in draws.failed), len(tokens))
+    tokens = tokens[:sound]  # a row behind drafts that stood fails again when it is the first
     logprobs = [draws.logprobs[row] for row in own[: len(tokens)] if row in draws.logprobs]
     return Drawn(tokens=tuple(tokens), logprobs=tuple(logprobs))
 

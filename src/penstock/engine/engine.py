@@ -4,6 +4,7 @@
     output = runner.run(batch_of(plan))     the network, once over all of them
     drawn = draw(plan, output)              the next tokens
     scheduler.commit(plan, tokens)          the sequences are longer; those that ended give their blocks back
+    drafting.after(done)                    guesses of what follows, for the next step to verify
 
 Nothing here knows threads: `background.py` gives an engine one. An error in a step ends the answers that were
 in it and no others; their blocks are free afterwards.
@@ -18,6 +19,8 @@ from penstock.core.errors import RunnerLost, UsageError, nearest
 from penstock.engine.answers import Drawn, OpenAnswer
 from penstock.engine.batch import batch_of
 from penstock.engine.capacity import Capacity
+from penstock.engine.drafting import Drafting
+from penstock.engine.drafts.drafter import Done
 from penstock.engine.request import Finish, Piece, Request
 from penstock.engine.runner import Output, Runs
 from penstock.engine.scheduler import Scheduler
@@ -48,16 +51,25 @@ class Engine:
         drawer: chooses the next tokens.
         capacity: what its parts have room for.
         words: turns tokens into text; None: pieces have tokens only.
+        drafting: guesses tokens ahead; None: every step adds one token to an answer.
     """
 
     def __init__(
-        self, runner: Runs, scheduler: Scheduler, *, drawer: Draws, capacity: Capacity, words: Words | None
+        self,
+        runner: Runs,
+        scheduler: Scheduler,
+        *,
+        drawer: Draws,
+        capacity: Capacity,
+        words: Words | None,
+        drafting: Drafting | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.capacity = capacity
         self.words = words
         self._drawer = drawer
+        self._drafting = drafting
         self._counts = Counts()
         self._open: dict[int, OpenAnswer] = {}  # by id of the sequence
         self._requests: dict[int, list[Sequence]] = {}  # by id; without those that have ended
@@ -126,7 +138,7 @@ class Engine:
         if not plan.shares:
             return pieces
         try:
-            drawn = self._compute(plan, begin)
+            drawn, done = self._compute(plan, begin)
         except RunnerLost:
             self._ended = pieces
             raise
@@ -134,7 +146,11 @@ class Engine:
             log.exception("A step failed answers=%d tokens=%d", len(plan.shares), plan.num_tokens)
             self._counts.failed_steps += 1
             drawn = [Drawn(error=f"The engine failed to compute a step ({error!r})")] * len(plan.shares)
-        return pieces + self._told(plan, drawn)
+            done = None
+        pieces += self._told(plan, drawn)
+        if self._drafting is not None and done is not None:
+            self._drafting.after(done, self._counts)
+        return pieces
 
     def stats(self) -> Stats:
         """Return the moment's numbers; for any thread."""
@@ -162,18 +178,22 @@ class Engine:
         self.runner.close()
         return pieces
 
-    def _compute(self, plan: StepPlan, begin: float) -> list[Drawn]:
+    def _compute(self, plan: StepPlan, begin: float) -> tuple[list[Drawn], Done]:
         batch = batch_of(plan, self.capacity.block_size, adapters=self.runner.adapters)
         scheduled = clock.monotonic()
         output = self.runner.run(batch)
         ran = clock.monotonic()
         drawn = self._drawer.draw(plan, output)
+        end = clock.monotonic()
         self._counts.steps += 1
         self._counts.tokens += plan.num_tokens
         self._counts.schedule_s += scheduled - begin
         self._counts.run_s += ran - scheduled
-        self._counts.draw_s += clock.monotonic() - ran
-        return drawn
+        self._counts.draw_s += end - ran
+        tokens = [new.tokens for new in drawn]
+        return drawn, Done(
+            plan=plan, batch=batch, hidden=output.hidden, drawn=tokens, model_s=end - scheduled
+        )
 
     def _told(self, plan: StepPlan, drawn: list[Drawn]) -> list[Piece]:
         """Lengthen the sequences, end those that are complete, and say what was added."""
@@ -202,6 +222,8 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         del self._open[sequence.id]
         self._drawer.forget(sequence)
+        if self._drafting is not None:
+            self._drafting.forget(sequence)
         others = self._requests[sequence.request_id]
         others.remove(sequence)
         if not others:

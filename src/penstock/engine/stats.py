@@ -25,6 +25,8 @@ class Counts:
     """Seconds in the network."""
     draw_s: float = 0.0
     """Seconds of drawing and verifying."""
+    draft_s: float = 0.0
+    """Seconds of guessing."""
     answer_s: float = 0.0
     """Seconds of committing, and of turning tokens into text and pieces."""
 

@@ -23,6 +23,8 @@ class Done:
     drawn: Many[Many[int]]
     """Per share: the tokens it added to its sequence, the last of which is not computed yet; empty for a
     share that did not sample."""
+    model_s: float
+    """Seconds that computing and drawing took."""
 
     @property
     def num_kept(self) -> list[int]:

@@ -37,6 +37,7 @@ def done(shares, drawn):
         ),
         hidden=torch.arange(sum(sizes) * 4.0).view(-1, 4).sin(),
         drawn=drawn,
+        model_s=1.0,
     )
 
 

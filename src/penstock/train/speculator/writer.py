@@ -1,0 +1,36 @@
+"""What a model writes after prompts, many at once, by the engine."""
+
+from collections.abc import Sequence
+
+from penstock.core.errors import ModelError
+from penstock.engine.engine import Engine
+from penstock.engine.request import Request
+from penstock.engine.sampling import GREEDY, Sampling
+from penstock.train.speculator.lessons import Write
+
+
+def writer(engine: Engine, *, num_tokens: int) -> Write:
+    """Return what continues prompts by so many tokens, end tokens among them.
+
+    Args:
+        engine: that nobody else uses.
+    """
+
+    def write(prompts: Sequence[Sequence[int]], seeds: Sequence[int] | None) -> list[list[int]]:
+        samplings = (
+            [GREEDY] * len(prompts)
+            if seeds is None
+            else [Sampling(temperature=1.0, top_p=1.0, seed=seed) for seed in seeds]
+        )
+        written: dict[int, list[int]] = {}
+        for prompt, sampling in zip(prompts, samplings, strict=True):
+            request = Request(prompt=tuple(prompt), max_tokens=num_tokens, sampling=sampling)
+            written[engine.add(request)] = []
+        while engine.has_work:
+            for piece in engine.step():
+                if piece.finish == "error":
+                    raise ModelError(f"The model could not write: {piece.error}")
+                written[piece.request_id].extend(piece.token_ids)
+        return list(written.values())
+
+    return write

@@ -1,0 +1,87 @@
+"""Real networks that guess for a real network: the same tokens, in fewer steps."""
+
+import pytest
+import torch
+from tests.tiny_models import SHAPE, save_tiny_model
+
+from penstock.checkpoint.speculator import save_speculator
+from penstock.core.errors import CheckpointError, ConfigError, ModelError
+from penstock.engine.assemble import build_engine
+from penstock.engine.config import EngineConfig
+from penstock.engine.request import Request
+from penstock.engine.sampling import GREEDY, Sampling
+from penstock.models.speculator import Speculator, SpeculatorConfig
+
+REQUESTS = [
+    Request(prompt=(3, 5, 7, 3, 5), max_tokens=40),
+    Request(prompt=tuple(range(60)), max_tokens=30, sampling=GREEDY),
+    Request(prompt=(9,), max_tokens=25, sampling=Sampling(temperature=0.5, seed=3), num_answers=2),
+    Request(prompt=(3, 5, 7, 3, 5, 7, 3, 5), max_tokens=30, sampling=Sampling(temperature=0.2, seed=1)),
+]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """A model, a smaller one with as many tokens, and heads that know nothing."""
+    root = tmp_path_factory.mktemp("drafts")
+    save_tiny_model("mistral", root / "model")
+    save_tiny_model("llama", root / "draft", seed=1)
+    sizes = {"vocab_size": SHAPE["vocab_size"], "emb_dim": SHAPE["hidden_size"]}
+    heads = Speculator(SpeculatorConfig(**sizes, inner_dim=16, n_predict=3))
+    heads.initialise(seed=0)
+    save_speculator(heads, root / "heads")
+    other = Speculator(SpeculatorConfig(**{**sizes, "emb_dim": 48}, inner_dim=16, n_predict=3))
+    save_speculator(other, root / "other-heads")
+    return root
+
+
+def answers(folder, drafts, *, requests=REQUESTS, **options):
+    """The tokens of every answer, and what the engine counted."""
+    config = EngineConfig(device="cpu", max_sequences=4, cache_gib=0.001, drafts=drafts, **options)
+    engine = build_engine(folder / "model", config)
+    told = {}
+    ids = [engine.add(request) for request in requests]
+    while engine.has_work:
+        for piece in engine.step():
+            told.setdefault((ids.index(piece.request_id), piece.answer), []).extend(piece.token_ids)
+        engine.scheduler.check()
+    counts = engine.stats().counts
+    engine.close()
+    return told, counts
+
+
+@pytest.mark.parametrize("drafts", ["ngram", "draft", "heads", "model"])
+def test_answers_are_those_without_drafts(folders, drafts):
+    expected, plain = answers(folders, "off")
+    named = drafts if drafts == "ngram" else str(folders / drafts)
+    told, counts = answers(folders, named, block_size=4, tokens_per_step=48, adapt_drafts=False)
+    assert told == expected
+    assert counts.drafts > 0
+    assert plain.drafts == 0
+
+
+def test_a_model_that_guesses_for_itself_is_always_right(folders):
+    greedy = [request for request in REQUESTS if request.sampling == GREEDY]
+    _, plain = answers(folders, "off", requests=greedy)
+    _, counts = answers(folders, str(folders / "model"), requests=greedy, adapt_drafts=False)
+    assert counts.drafts_accepted == counts.drafts
+    assert counts.steps < 0.4 * plain.steps
+
+
+def test_a_folder_that_does_not_fit_is_refused(folders, tmp_path):
+    for drafts, error, words in (
+        (str(tmp_path / "absent"), ConfigError, "off, ngram, or the folder"),
+        (str(folders / "other-heads"), ModelError, r"needs emb_dim 32 \(got 48\)"),
+        (str(tmp_path), CheckpointError, "no complete checkpoint"),
+    ):
+        with pytest.raises(error, match=words):
+            answers(folders, drafts)
+
+
+def test_a_draft_model_with_fewer_tokens_is_refused(folders, tmp_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    LlamaForCausalLM(LlamaConfig(**{**SHAPE, "vocab_size": 200})).save_pretrained(tmp_path / "small")
+    with pytest.raises(ModelError, match=r"does not know all of the model's 211 tokens \(got 200\)"):
+        answers(folders, str(tmp_path / "small"))
