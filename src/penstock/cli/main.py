@@ -33,6 +33,7 @@ VERBS = {
     "eval": "score a model on text: loss, perplexity, bits per byte",
     "checkpoint": "list the checkpoints of a run, check every byte of them",
     "export": "write a checkpoint as a Hugging Face folder",
+    "tune": "train heads that let a model answer faster",
     "generate": "continue a prompt with a trained model",
     "chat": "talk to a trained model",
     "serve": "answer over HTTP, with the API of OpenAI",
