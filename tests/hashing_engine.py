@@ -26,6 +26,15 @@ class HashingRunner:
         self._model = model
         self._before = before
         self.closed = False
+        self.tell_lost: Callable[[], None] = lambda: None
+        self.lost: Exception | None = None
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        self.tell_lost = call
+
+    def check(self) -> None:
+        if self.lost is not None:
+            raise self.lost
 
     def run(self, batch: Batch) -> Output:
         self._before(batch)

@@ -117,7 +117,7 @@ def test_a_removed_adapter_is_gone_and_the_others_stay(one_base, tmp_path):
         adapters.add(kind, tmp_path / kind)
     adapters.remove("every-layer")
     with pytest.raises(UsageError, match=r"no adapter of that name .*every-layer"):
-        adapters.check("every-layer")
+        adapters.remove("every-layer")
     adapters.begin(of_tokens(adapters.indexes["two-layers"]))
     torch.testing.assert_close(logits_of(model), expected["two-layers"], rtol=1e-4, atol=1e-4)
     adapters.add("every-layer", tmp_path / "every-layer")

@@ -20,7 +20,8 @@ IDS = torch.tensor([[3, 1, 200, 105, 44, 9, 210, 0, 17, 106, 23, 69]])
 def compute(world, *, folder, meeting):
     """Return the logits, on the first rank, and the parameters that this rank has."""
     place = Place(world.ranks.rank, world.ranks.world_size)
-    group = RankGroup(place, meeting, device=world.device, timeout_s=60)
+    group = RankGroup(place, world.device)
+    group.join(meeting)
     whole = read_config(folder)
     model = load_pretrained(folder, place=place)
     size = sum(parameter.numel() for parameter in model.parameters())

@@ -136,10 +136,15 @@ def _meminfo(name: str) -> int | None:
         return None
 
 
-def num_threads() -> int:
-    """Threads that this rank computes with: OMP_NUM_THREADS, else its part of the machine's cores."""
+def num_threads(processes: int | None = None) -> int:
+    """Threads that this rank computes with: OMP_NUM_THREADS, else its part of the machine's cores.
+
+    Args:
+        processes: ranks on this machine; None: as many as the launcher says.
+    """
     asked = os.environ.get("OMP_NUM_THREADS", "")
-    return int(asked) if asked.isdecimal() and int(asked) else max(1, num_cores() // local_world_size())
+    shared = local_world_size() if processes is None else processes
+    return int(asked) if asked.isdecimal() and int(asked) else max(1, num_cores() // shared)
 
 
 def cache_folder() -> Path:

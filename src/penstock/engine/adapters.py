@@ -30,6 +30,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place
 from penstock.nn.merged import MergedLinear
+from penstock.nn.norm import RMSNorm
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Adapters:
 
     def __init__(self, model: Llama, whole: LlamaConfig, *, place: Place = ALONE) -> None:
         self.indexes: dict[str, int] = {}
-        """Name -> what a batch calls it; never used again for another."""
+        """Name -> what a batch calls it; no other is called so later."""
         self._model, self._whole, self._place = model, whole, place
         self._loras: dict[int, Mapping[str, Lora]] = {}
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
@@ -109,19 +110,12 @@ class Adapters:
         Raises:
             UsageError: there is none of that name.
         """
-        self.check(name)
+        if name not in self.indexes:
+            raise UsageError(
+                "There is no adapter of that name", got=name, fix=nearest(name, list(self.indexes))
+            )
         del self._loras[self.indexes.pop(name)]
         self._rebuild()
-
-    def check(self, name: str) -> None:
-        """Refuse the name of no adapter.
-
-        Raises:
-            UsageError: there is none of that name.
-        """
-        if name not in self.indexes:
-            known = nearest(name, list(self.indexes)) if self.indexes else "The engine has none."
-            raise UsageError("There is no adapter of that name", got=name, fix=known)
 
     def begin(self, batch: Batch) -> None:
         """Tell the layers whose tokens come next."""
@@ -170,20 +164,19 @@ class Adapters:
 def _adapted(owner: nn.Module, step: Step) -> Iterator[tuple[str, AdaptedLinear, slice]]:
     """Yield the linear layers of attention or a feed-forward layer, each wrapped where it is not yet."""
     for name, child in owner.named_children():
-        if isinstance(child, SummedLinear):
-            layer = _wrapped(child.linear, step)
-            child.linear = layer
-        elif isinstance(child, nn.Linear | MergedLinear | AdaptedLinear):
+        if isinstance(child, MergedLinear):
+            layer = child.linear = _wrapped(child.linear, step)
+            for part, _ in child.parts:
+                rows = child.rows(part)
+                yield part, layer, slice(rows.start, rows.stop)
+        elif isinstance(
+            child, SummedLinear
+        ):  # inside the sum, for A of such a layer is cut as its inputs are
+            layer = child.linear = _wrapped(child.linear, step)
+            yield name, layer, slice(None)
+        elif not isinstance(child, RMSNorm):
             layer = _wrapped(child, step)
             setattr(owner, name, layer)
-        else:
-            continue
-        merged = layer.linear
-        if isinstance(merged, MergedLinear):
-            for part, _ in merged.parts:
-                rows = merged.rows(part)
-                yield part, layer, slice(rows.start, rows.stop)
-        else:
             yield name, layer, slice(None)
 
 

@@ -6,22 +6,21 @@ import torch
 
 from penstock.core import env
 from penstock.core.errors import ConfigError
-from penstock.engine.adapters import Adapters
 from penstock.engine.blocks import BlockPool
 from penstock.engine.capacity import SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
 from penstock.engine.config import EngineConfig
 from penstock.engine.drafts.opening import Source, build_drafting, bytes_of_block, open_source
 from penstock.engine.drawer import Drawer
 from penstock.engine.engine import Engine
-from penstock.engine.fuse import fuse
-from penstock.engine.kv_cache import PagedCache, bytes_per_block
-from penstock.engine.open import open_model
-from penstock.engine.runner import Runner
+from penstock.engine.kv_cache import bytes_per_block
+from penstock.engine.part import Part, open_part
+from penstock.engine.rank_processes import RankProcesses
+from penstock.engine.ranked_runner import RankedRunner, start_others
+from penstock.engine.runner import Runs
 from penstock.engine.sampler import Sampler
 from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.weights import convert, prepare
 from penstock.engine.words import Words
-from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.slices import Place
 
 
 def build_engine(path: Path, config: EngineConfig) -> Engine:
@@ -31,28 +30,23 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
         UsageError, ModelError, CheckpointError: as in `open_model`, of the model or of an adapter.
         ConfigError: the cache has no room for one context, or the device no such weights.
     """
-    device = _device(config.device)
-    model, tokenizer_path = open_model(path)
+    others = None if config.tensor_parallel == 1 else start_others(path, config)
+    try:
+        return _assemble(path, config, others)
+    except BaseException:
+        if others is not None:
+            others.close()
+        raise
+
+
+def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) -> Engine:
+    part, tokenizer_path = open_part(path, config, place=Place(0, config.tensor_parallel))
     words = None if tokenizer_path is None else Words.load(tokenizer_path)
-    model = model.to(device)
-    convert(model, config.weights)
-    fuse(model)
-    adapters = Adapters(model, model.config)
-    for name, folder in config.adapters.items():
-        adapters.add(name, folder)
-    prepare(model, config.weights)
-    dtype = model.norm.weight.dtype
-    source = open_source(config, model.config, tokenizer_path, dtype=dtype, device=device)
-    capacity = _capacity(model.config, config, source, device=device, dtype=dtype)
-    cache = PagedCache(
-        model.config.num_hidden_layers,
-        num_blocks=capacity.num_blocks,
-        block_size=capacity.block_size,
-        kv_heads=model.config.key_value_heads,
-        head_dim=model.config.size_of_head,
-        dtype=dtype,
-        device=device,
-    )
+    source = open_source(config, part.model.config, tokenizer_path, dtype=part.dtype, device=part.device)
+    if others is not None:
+        others.answered()  # before free memory is measured, which they share
+    capacity = _capacity(part, config, source)
+    runner = _runner(part, capacity, others)
     scheduler = Scheduler(
         Limits(
             max_sequences=capacity.max_sequences,
@@ -62,7 +56,7 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
     )
     return Engine(
-        Runner(model, cache, adapters),
+        runner,
         scheduler,
         capacity=capacity,
         drawer=Drawer(Sampler()),
@@ -71,13 +65,13 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
     )
 
 
-def _device(asked: str | None) -> torch.device:
-    return torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+def _runner(part: Part, capacity: Capacity, others: RankProcesses | None) -> Runs:
+    pages = {"num_blocks": capacity.num_blocks, "block_size": capacity.block_size}
+    return part.runner(**pages) if others is None else RankedRunner.join(part, others, **pages)
 
 
-def _capacity(
-    model: LlamaConfig, config: EngineConfig, source: Source, *, device: torch.device, dtype: torch.dtype
-) -> Capacity:
+def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
+    model, device = part.model.config, part.device
     longest = model.max_position_embeddings
     if config.max_context is not None and config.max_context > longest:
         raise ConfigError(
@@ -89,8 +83,10 @@ def _capacity(
         block_size=config.block_size,
         kv_heads=model.key_value_heads,
         head_dim=model.size_of_head,
-        dtype=dtype,
+        dtype=part.dtype,
     )
+    if config.cache_gib is not None or device.type == "cpu":
+        block_bytes *= config.tensor_parallel  # all ranks' pages are in the memory that is counted
     return Capacity(
         context=context,
         vocab_size=model.vocab_size,

@@ -8,8 +8,10 @@ the list.
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
 from itertools import count
-from typing import Self
+from typing import Self, TypeVar
 
 from penstock.core.errors import EngineClosed, PenstockError, RunnerLost
 from penstock.engine.engine import Engine
@@ -18,6 +20,7 @@ from penstock.engine.stats import Stats
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 OnPiece = Callable[[Piece], None]
 """Called from the engine's thread; it must not wait."""
 
@@ -44,6 +47,7 @@ class EngineThread:
 
     def start(self) -> Self:
         """Start the thread."""
+        self.engine.runner.on_lost(self._lost)
         self._thread.start()
         return self
 
@@ -65,8 +69,7 @@ class EngineThread:
         """
         self.engine.check(request)
         with self._changed:
-            if self._refusing is not None:
-                raise EngineClosed(self._refusing, fix="Ask another server, or start this one again.")
+            self._check_open()
             request_id = next(self._ids)
             self._ask(lambda: self._add(request, request_id, on_piece))
         return request_id
@@ -91,9 +94,29 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join()
 
+    def call(self, what: Callable[[Engine], T]) -> T:
+        """Do something with the engine between two steps, such as to add an adapter; return its result.
+
+        Raises:
+            EngineClosed: the engine drains, is closed or has failed; otherwise what `what` raises.
+        """
+        done: Future[T] = Future()
+        with self._changed:
+            self._check_open()
+            self._ask(lambda: _do(what, self.engine, done))
+        return done.result()
+
     def stats(self) -> Stats:
         """Return the moment's numbers; from any thread."""
         return self.engine.stats()
+
+    def _check_open(self) -> None:
+        if self._refusing is not None:
+            raise EngineClosed(self._refusing, fix="Ask another server, or start this one again.")
+
+    def _lost(self) -> None:
+        with self._changed:
+            self._ask(self.engine.runner.check)  # which raises, in the engine's thread
 
     def _ask(self, what: Callable[[], None]) -> None:
         self._asked.append(what)
@@ -123,9 +146,9 @@ class EngineThread:
                 self._changed.notify_all()
                 self._changed.wait()
             self._idle = False
-            asked, self._asked = self._asked, []
-        for what in asked:
-            what()
+            num_asked = len(self._asked)
+        for _ in range(num_asked):  # one at a time: if one shows that all is lost, the rest is told so
+            self._asked.pop(0)()
         return not self._ending
 
     def _add(self, request: Request, request_id: int, on_piece: OnPiece) -> None:
@@ -157,7 +180,8 @@ class EngineThread:
             asked, self._asked = self._asked, []
         try:
             for what in asked:
-                what()
+                with suppress(RunnerLost):  # which is being told
+                    what()
             self._tell(self.engine.close(finish, error=self.failure))
         except Exception:  # a defect, and this thread is the last that could speak of it
             log.exception("The engine could not be closed")
@@ -166,3 +190,12 @@ class EngineThread:
         with self._changed:
             self._idle = True
             self._changed.notify_all()
+
+
+def _do(what: Callable[[Engine], T], engine: Engine, done: "Future[T]") -> None:
+    try:
+        done.set_result(what(engine))
+    except Exception as error:
+        done.set_exception(error)
+        if isinstance(error, RunnerLost):
+            raise

@@ -85,6 +85,13 @@ class BlockPool:
                 self._forget(block)
                 self._empty.append(block)
 
+    def forget_idle(self) -> None:
+        """Let nothing be found any more of what nobody uses."""
+        while self._idle:
+            block, _ = self._idle.popitem()
+            self._forget(block)
+            self._empty.append(block)
+
     def _forget(self, block: int) -> None:
         name, self._names[block] = self._names[block], None
         if name is not None:

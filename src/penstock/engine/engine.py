@@ -12,6 +12,7 @@ in it and no others; their blocks are free afterwards.
 
 import logging
 from itertools import count
+from pathlib import Path
 from typing import Protocol
 
 from penstock.core import clock
@@ -82,10 +83,8 @@ class Engine:
         Raises:
             UsageError: it needs more blocks than there are, or there is no such adapter.
         """
-        known = self.runner.adapters
-        if request.adapter is not None and request.adapter not in known:
-            hint = nearest(request.adapter, list(known)) if known else "The engine was opened without any."
-            raise UsageError("There is no adapter of that name", got=request.adapter, fix=hint)
+        if request.adapter is not None:
+            self._check_adapter(request.adapter)
         self.scheduler.check_fits(request)
 
     def add(self, request: Request, *, request_id: int | None = None) -> int:
@@ -119,6 +118,31 @@ class Engine:
         for sequence in tuple(self._requests.get(request_id, ())):
             self.scheduler.cancel(sequence.id, finish)
             self._ended.append(self._end(sequence, finish, error))
+
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """Open an adapter, for requests that come from now on; between two steps.
+
+        Raises:
+            UsageError: there is one of that name.
+            ModelError: it is no LoRA adapter of this model.
+        """
+        self.runner.add_adapter(name, folder)
+
+    def remove_adapter(self, name: str) -> None:
+        """Remove an adapter that nobody uses; between two steps.
+
+        Raises:
+            UsageError: there is none of that name, or requests that use it have not ended.
+        """
+        self._check_adapter(name)
+        if using := sum(answers[0].request.adapter == name for answers in self._requests.values()):
+            raise UsageError(
+                "An adapter cannot be removed while requests use it",
+                got=using,
+                fix="Wait for them, or cancel them.",
+            )
+        self.runner.remove_adapter(name)
+        self.scheduler.pool.forget_idle()  # what was computed with it, should another come under its name
 
     @property
     def has_work(self) -> bool:
@@ -177,6 +201,12 @@ class Engine:
         pieces, self._ended = self._ended, []
         self.runner.close()
         return pieces
+
+    def _check_adapter(self, name: str) -> None:
+        known = self.runner.adapters
+        if name not in known:
+            hint = nearest(name, list(known)) if known else "The engine has none."
+            raise UsageError("There is no adapter of that name", got=name, fix=hint)
 
     def _compute(self, plan: StepPlan, begin: float) -> tuple[list[Drawn], Done]:
         batch = batch_of(plan, self.capacity.block_size, adapters=self.runner.adapters)

@@ -2,29 +2,43 @@
 
 from pathlib import Path
 
-from penstock.checkpoint.hf import is_hugging_face, load_pretrained
+from penstock.checkpoint.find import find
+from penstock.checkpoint.hf import is_hugging_face, load_pretrained, read_config
 from penstock.core.errors import UsageError
+from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
+from penstock.models.llama.slices import ALONE, Place
 
 
-def open_model(path: Path, *, step: int | None = None) -> tuple[Llama, Path | None]:
+def open_config(path: Path) -> LlamaConfig:
+    """Return what the model in a folder is; errors as in `open_model`."""
+    _check_folder(path)
+    return read_config(path) if is_hugging_face(path) else find(path).index().meta.model
+
+
+def open_model(path: Path, *, step: int | None = None, place: Place = ALONE) -> tuple[Llama, Path | None]:
     """Return the model, in evaluation mode on the CPU, and its tokenizer.json if it has one.
 
     Args:
         step: of a run's checkpoint, instead of its newest.
+        place: which part of each matrix is read; the model is then that part.
 
     Raises:
         UsageError: there is no such folder.
         ModelError, CheckpointError: it holds no model that can be opened.
     """
-    if not path.is_dir():
-        raise UsageError(f"{path} is not a folder", fix="Give a run, a checkpoint or a Hugging Face folder.")
+    _check_folder(path)
     if is_hugging_face(path):
         tokenizer = path / "tokenizer.json"
-        return load_pretrained(path), tokenizer if tokenizer.is_file() else None
+        return load_pretrained(path, place=place), tokenizer if tokenizer.is_file() else None
     # here, because reading checkpoints loads torch.distributed, which a Hugging Face folder does not need
     from penstock.checkpoint.load import open_model as open_checkpoint
 
-    model, found = open_checkpoint(path, step=step)
+    model, found = open_checkpoint(path, step=step, place=place)
     assert isinstance(model, Llama), type(model)
     return model, found
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        raise UsageError(f"{path} is not a folder", fix="Give a run, a checkpoint or a Hugging Face folder.")

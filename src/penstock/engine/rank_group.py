@@ -18,22 +18,30 @@ from penstock.models.llama.slices import Place
 
 log = logging.getLogger(__name__)
 
+TIMEOUT_S = 60.0
+"""A rank that waits longer for another gives up. They do the same work at the same time, so what takes longer
+is a rank that hangs."""
+
 
 class RankGroup:
-    """The ranks that share each layer of a model; joined when constructed, by all of them.
+    """The ranks that share each layer of a model, as one of them sees it; for one thread."""
 
-    Args:
-        meeting: a file in a folder that only this user may enter.
-        timeout_s: a rank that waits longer for another gives up.
-    """
-
-    def __init__(self, place: Place, meeting: Path, *, device: torch.device, timeout_s: float) -> None:
+    def __init__(self, place: Place, device: torch.device) -> None:
         self.place = place
-        store = dist.FileStore(str(meeting), place.ranks)  # type: ignore[attr-defined]
-        join = _nccl if device.type == "cuda" else _gloo
-        self._group: Any = join(store, place, timedelta(seconds=timeout_s))  # Any: torch has no types for it
-        self._to_first = dist.GatherOptions()
-        self._to_first.rootRank = 0
+        self._device = device
+        self._timeout = timedelta(seconds=TIMEOUT_S)
+        self._group: Any = None  # Any: torch has no types for it
+
+    def join(self, meeting: Path) -> None:
+        """Meet the other ranks.
+
+        Args:
+            meeting: a file that is not there yet, in a folder that only this user may enter.
+        """
+        store = dist.FileStore(str(meeting), self.place.ranks)  # type: ignore[attr-defined]
+        store.set_timeout(self._timeout)
+        join = _nccl if self._device.type == "cuda" else _gloo
+        self._group = join(store, self.place, self._timeout)
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the elementwise sum over the ranks, in place where `x` is contiguous."""
@@ -43,19 +51,22 @@ class RankGroup:
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what the ranks have, of equal shapes, in their order; nothing on others than the first."""
-        first = self.place.rank == 0
-        parts = [torch.empty_like(x) for _ in range(self.place.ranks)] if first else []
-        self._group.gather([parts] if first else [], [x.contiguous()], self._to_first).wait()
+        parts = [torch.empty_like(x) for _ in range(self.place.ranks)] if self.place.rank == 0 else []
+        self._group.gather([parts] if parts else [], [x.contiguous()], _TO_FIRST).wait()
         return parts
 
     def close(self) -> None:
-        """Leave; a wait that is under way fails, here and on the other ranks."""
-        if self._group is not None:
+        """Leave; a wait that is under way fails, here and on the other ranks. Once more does nothing."""
+        group, self._group = self._group, None
+        if group is not None:
             try:
-                self._group.abort()
+                group.abort()
             except RuntimeError:  # it has failed already
                 log.debug("leaving the ranks", exc_info=True)
-        self._group = None
+
+
+_TO_FIRST = dist.GatherOptions()
+_TO_FIRST.rootRank = 0
 
 
 def _gloo(store: Any, place: Place, timeout: timedelta) -> Any:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -43,6 +44,22 @@ class Runs(Protocol):
         """
         ...
 
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """Open an adapter on all devices; errors as in `Adapters.add`."""
+        ...
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter on all devices; errors as in `Adapters.remove`."""
+        ...
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Set what is called, from another thread, once no further step can be computed."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunnerLost if no further step can be computed."""
+        ...
+
     def close(self) -> None:
         """Free what is held; once more does nothing."""
         ...
@@ -53,15 +70,23 @@ class Runner:
 
     Args:
         adapters: of the model; may be empty.
+        project: from hidden states to logits; None: the network's own output matrix.
         forward: computes the residual stream; None: the network itself.
     """
 
     def __init__(
-        self, model: Llama, cache: PagedCache, adapters: Adapters, *, forward: Forward | None = None
+        self,
+        model: Llama,
+        cache: PagedCache,
+        adapters: Adapters,
+        *,
+        project: Callable[[Tensor], Tensor] | None = None,
+        forward: Forward | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self._adapters = adapters
+        self.project = project or model.logits
         self.forward: Forward = forward or self._plain
 
     @property
@@ -78,7 +103,21 @@ class Runner:
         )
         self._adapters.begin(batch)
         hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
-        return Output(hidden, self.model.logits(hidden[rows]))
+        return Output(hidden, self.project(hidden[rows]))
+
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """Open an adapter; errors as in `Adapters.add`."""
+        self._adapters.add(name, folder)
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter; errors as in `Adapters.remove`."""
+        self._adapters.remove(name)
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Nothing can be lost that this process would survive."""
+
+    def check(self) -> None:
+        """The next step can be computed."""
 
     def close(self) -> None:
         """Nothing to end; the memory goes with the object."""

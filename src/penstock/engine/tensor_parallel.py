@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from penstock.engine.rank_group import RankGroup
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.model import Block, Llama
+from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import Place
 
 
@@ -31,8 +31,9 @@ class SummedLinear(nn.Module):
             Its bias is taken from it, because it must be added once.
     """
 
-    def __init__(self, linear: nn.Linear, group: RankGroup) -> None:
+    def __init__(self, linear: nn.Module, group: RankGroup) -> None:
         super().__init__()
+        assert isinstance(linear, nn.Linear), type(linear)
         self.bias = linear.bias
         linear.bias = None  # type: ignore[assignment]  # torch's way to have none
         self.linear: nn.Module = linear
@@ -99,7 +100,7 @@ def join_ranks(model: Llama, whole: LlamaConfig, group: RankGroup) -> None:
     first = group.place.part(whole.vocab_size).start
     model.embed = SummedEmbedding(model.embed, group, first=first)  # type: ignore[assignment]
     for block in model.layers:
-        assert isinstance(block, Block), type(block)
-        block.attention.output = SummedLinear(block.attention.output, group)  # type: ignore[assignment]
-        block.mlp.down = SummedLinear(block.mlp.down, group)  # type: ignore[assignment]
+        for of, last in (("attention", "output"), ("mlp", "down")):
+            owner = block.get_submodule(of)
+            setattr(owner, last, SummedLinear(owner.get_submodule(last), group))
     model.config = replace(model.config, vocab_size=whole.vocab_size)

@@ -1,0 +1,101 @@
+"""A rank of an engine other than the first, as a process: `python -m penstock.engine.rank_worker PIPE`.
+
+It opens its part of the model, makes pages for its heads, then computes every step that the first rank sends.
+It draws no tokens and knows no requests. It ends when the pipe does.
+"""
+
+import json
+import logging
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import PenstockError
+from penstock.engine.batch_bytes import decode
+from penstock.engine.config import EngineConfig
+from penstock.engine.rank_processes import COMMAND, STEP
+from penstock.models.llama.slices import Place
+
+if TYPE_CHECKING:
+    from penstock.engine.part import Part
+
+_DONE = b"{}"
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    """Serve the rank that the pipe's first message describes; return the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the first rank decides when to end
+        signal.signal(number, signal.SIG_IGN)
+    with Connection(int(sys.argv[1])) as pipe:
+        try:
+            _serve(pipe, json.loads(pipe.recv_bytes()))
+        except EOFError:  # the first rank ended
+            return 0
+        except PenstockError as error:
+            return _fail(pipe, str(error))
+        except Exception as error:
+            return _fail(pipe, "" if _is_of_lost_peer(error) else f"{type(error).__name__}: {error}")
+    return 0
+
+
+def _serve(pipe: Connection, job: dict[str, Any]) -> None:  # Any: JSON
+    from penstock.engine.part import open_part  # loads torch for seconds, and Ctrl-C must be ignored by then
+
+    config = _config(job["config"])
+    part, _ = open_part(Path(job["path"]), config, place=Place(job["rank"], config.tensor_parallel))
+    pipe.send_bytes(_DONE)
+    try:
+        _compute(pipe, part, Path(job["meeting"]))
+    finally:
+        part.close()
+
+
+def _compute(pipe: Connection, part: "Part", meeting: Path) -> None:
+    """Do what the first rank says, until it closes the pipe."""
+    assert part.group is not None
+    join = json.loads(pipe.recv_bytes()[len(COMMAND) :])
+    part.group.join(meeting)
+    runner = part.runner(num_blocks=join["num_blocks"], block_size=join["block_size"])
+    pipe.send_bytes(_DONE)
+    while True:
+        message = memoryview(bytearray(pipe.recv_bytes()))
+        content = message[len(STEP) :]
+        if bytes(message[: len(STEP)]) == STEP:
+            runner.run(decode(content))
+        else:
+            _change_adapters(part, **json.loads(bytes(content)))
+            pipe.send_bytes(_DONE)
+
+
+def _change_adapters(part: "Part", *, name: str, folder: str | None) -> None:
+    if folder is None:
+        part.adapters.remove(name)
+    else:
+        part.adapters.add(name, Path(folder))
+
+
+def _config(raw: dict[str, Any]) -> EngineConfig:  # Any: JSON
+    adapters = {name: Path(folder) for name, folder in raw["adapters"].items()}
+    return EngineConfig(**{**raw, "adapters": adapters})
+
+
+def _fail(pipe: Connection, why: str) -> int:
+    try:
+        pipe.send_bytes(json.dumps({"error": why}).encode())
+    except OSError:  # the first rank ended too
+        log.debug("nobody hears", exc_info=True)
+    return 1
+
+
+def _is_of_lost_peer(error: Exception) -> bool:
+    from penstock.parallel.mesh import is_of_lost_peer  # torch, which is loaded if there was a peer to lose
+
+    return is_of_lost_peer(error) or "imed out" in str(error) or "timeout" in str(error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
