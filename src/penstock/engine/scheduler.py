@@ -233,20 +233,26 @@ class Scheduler:
 
     def _admit(self, step: StepBudget) -> None:
         while step.left > 0 and (sequence := self.waiting.peek()) is not None:
-            found = find_prefix(self.pool, sequence, block_size=self.limits.block_size)
-            if not self._make_room(sequence, found, step):
+            found = self._make_room(sequence, step)
+            if found is None:
                 return
             self._start(sequence, found)
             step.give_chunk(sequence, is_last=not len(self.waiting))
 
-    def _make_room(self, sequence: Sequence, found: list[int], step: StepBudget) -> bool:
-        """Pre-empt what has a worse priority until a waiting sequence fits; False: it does not."""
-        while not self._fits(sequence, found):
+    def _make_room(self, sequence: Sequence, step: StepBudget) -> list[int] | None:
+        """Pre-empt what has a worse priority until a waiting sequence fits; None: it does not.
+
+        Returns:
+            The blocks that hold its beginning: looked for anew, as who made way may have held some.
+        """
+        while True:
+            found = find_prefix(self.pool, sequence, block_size=self.limits.block_size)
+            if self._fits(sequence, found):
+                return found
             victim = self.running[-1] if self.running else None
             if victim is None or victim.request.priority <= sequence.request.priority:
-                return False
+                return None
             self._preempt(victim, step)
-        return True
 
     def _fits(self, sequence: Sequence, found: list[int]) -> bool:
         if len(self.running) >= self._max_running:

@@ -114,6 +114,16 @@ def test_a_better_priority_drives_out_a_worse_one():
     assert all(s.tokens[4:] == answer_of(s.request) for s in worse)
 
 
+def test_who_drives_out_a_twin_does_not_count_on_its_blocks():
+    engine = Engine(max_sequences=1, keep_idle=False)  # what nobody uses is empty at once
+    slow = engine.add(13, 4, priority=1)
+    engine.step()
+    urgent = engine.add(13, 4, priority=0)
+    assert engine.step() == {urgent: 13}
+    engine.run()
+    assert urgent.tokens == slow.tokens
+
+
 def test_an_equal_priority_waits_for_a_seat():
     engine = Engine(max_sequences=1)
     engine.add(4, 5)
