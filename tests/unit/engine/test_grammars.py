@@ -1,0 +1,240 @@
+"""Answers held to grammars: the tokens allowed at each step, drafts, bad and costly grammars."""
+
+import json
+import re
+import threading
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
+
+from penstock.core.errors import UsageError
+from penstock.engine import grammars as grammars_module
+from penstock.engine.grammars import MAX_COMPILED, Grammars
+from penstock.engine.structured import choice, json_object, json_schema, lark, regex, tool_calls
+from penstock.text.tokenizer import Tokenizer, train_tokenizer
+
+TEXTS = ['the penstock feeds the turbine, größer {"a": 1, "name": [true, null]}'] * 9
+TOKENIZER = train_tokenizer(TEXTS, vocab_size=400)
+VOCAB, END = 450, 0
+"""The model has more logits than its tokenizer has tokens, as padded matrices make it."""
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END})
+
+
+def written(grammars, grammar, *, seed, limit=400, tokenizer=TOKENIZER, end=END):
+    """Return a random answer under a grammar, and whether it came to its end."""
+    matcher, rng, tokens = grammars.matcher(grammar), np.random.default_rng(seed), []
+    while len(tokens) < limit:
+        allowed = np.flatnonzero(matcher.allowed(tokens))
+        token = int(end if end in allowed and rng.random() < 0.3 else rng.choice(allowed))
+        if token == end:
+            return tokenizer.decode(tokens), True
+        tokens.append(token)
+    return tokenizer.decode(tokens), False
+
+
+@pytest.mark.parametrize("pattern", [r"\d{3}-\d{4}", r"(ab|c/d)+", r"[a-zß]{2,5} \"x\"", r"(yes|no)\.?"])
+def test_texts_match_their_regular_expression(grammars, pattern):
+    for seed in range(20):
+        text, ended = written(grammars, regex(pattern), seed=seed)
+        assert ended
+        assert re.fullmatch(pattern, text)
+
+
+def test_every_choice_is_reached_and_nothing_else(grammars):
+    options = ["yes", "no", 'a "quote"\n', "größer"]
+    found = {written(grammars, choice(options), seed=seed)[0] for seed in range(60)}
+    assert found == set(options)
+
+
+def test_any_json_object_is_an_object(grammars):
+    texts = [
+        text for seed in range(60) for text, ended in [written(grammars, json_object(), seed=seed)] if ended
+    ]
+    assert len(texts) > 20
+    assert all(isinstance(json.loads(text), dict) for text in texts)
+
+
+def test_calls_name_a_function_and_its_arguments(grammars):
+    schemas = {
+        "now": {},
+        "add": {
+            "type": "object",
+            "properties": {"x": {"type": "boolean"}},
+            "required": ["x"],
+            "additionalProperties": False,
+        },
+    }
+    grammar = tool_calls(schemas, begin="<call>\n", end="\n</call>", several=True)
+    names = set()
+    for seed in range(20):
+        text, ended = written(grammars, grammar, seed=seed, limit=2000)
+        for call in re.findall(r"<call>\n(.*?)\n</call>", text, re.DOTALL) if ended else ():
+            value = json.loads(call)
+            names.add(value["name"])
+            assert list(value) == ["name", "arguments"]
+            assert value["name"] != "add" or isinstance(value["arguments"]["x"], bool)
+    assert names == set(schemas)
+
+
+def test_spaces_cannot_go_on_for_ever(grammars):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}, "b": {"type": "null"}},
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    }
+    for seed in range(20):
+        text, ended = written(grammars, json_schema(schema), seed=seed)
+        assert ended
+        assert len(text) <= len('{"a": false, "b": null}')
+
+
+def test_a_grammar_of_rules_within_rules_is_followed(grammars):
+    grammar = lark('start: "(" start ")" | "x"')
+    for seed in range(20):
+        text, ended = written(grammars, grammar, seed=seed)
+        assert not ended or text.count("(") == text.count(")")
+
+
+def test_the_end_is_allowed_only_where_the_grammar_is_complete(grammars):
+    matcher = grammars.matcher(regex("ab?"))
+    a, b = TOKENIZER.encode("a")[0], TOKENIZER.encode("b")[0]
+    assert np.flatnonzero(matcher.allowed([])).tolist() == [a]
+    assert np.flatnonzero(matcher.allowed([a])).tolist() == sorted([END, b])
+    assert np.flatnonzero(matcher.allowed([a, b])).tolist() == [END]
+
+
+def test_drafts_are_looked_past_and_taken_back(grammars):
+    matcher, plain = grammars.matcher(regex("[ab]*c")), grammars.matcher(regex("[ab]*c"))
+    a, b, c = (TOKENIZER.encode(letter)[0] for letter in "abc")
+    ends = np.flatnonzero(matcher.allowed([a], [b, c]))
+    assert ends.tolist() == [END]
+    assert isinstance(matcher.allowed([a], [c, END, a]), np.ndarray)  # nothing follows an end
+    assert isinstance(matcher.allowed([a], [399, 399]), np.ndarray)  # not allowed: never drawn, so no matter
+    assert np.array_equal(matcher.allowed([a, a]), plain.allowed([a, a]))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "reason"),
+    [
+        (regex("("), "invalid regex"),
+        (regex("(?=a)b"), "look-around"),
+        (lark("start: nothing"), "nothing"),
+        (lark('begin: "a"'), "start"),
+        (lark('start: start "a"'), "NoExtension"),
+        (json_schema({"type": "whole"}), "Invalid type: whole"),
+        (json_schema({"not": {"type": "string"}}), r'Unimplemented keys: \["not"\]'),
+        (json_schema({"$ref": "https://example.com/schema.json"}), "does not fetch"),
+        (json_schema({"properties": {"a": False}, "required": ["a"], "type": "object"}), "unsatisfiable"),
+        (regex("a?" * 30_000), "too big"),
+    ],
+)
+def test_a_bad_or_costly_grammar_is_refused_with_the_reason(grammars, grammar, reason):
+    for _ in range(2):  # the second time it is remembered
+        with pytest.raises(UsageError, match=reason):
+            grammars.compile(grammar)
+
+
+def test_long_chains_of_rules_do_not_end_the_process(grammars):
+    chain = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(3000)) + 'r3000: "x"'
+    assert written(grammars, lark(chain), seed=0) == ("x", True)
+    links = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}, "type": "array"} for i in range(900)}
+    grammars.compile(json_schema({"$ref": "#/$defs/d0", "$defs": {**links, "d900": {"type": "null"}}}))
+
+
+def test_a_grammar_that_becomes_too_large_on_the_way_says_so(grammars):
+    matcher = grammars.matcher(regex("a*b*" * 400 + "c"))
+    a = TOKENIZER.encode("a")[0]
+    found = [matcher.allowed([a] * n) for n in range(30)]
+    reasons = [reason for reason in found if isinstance(reason, str)]
+    assert reasons
+    assert all(reason.startswith("The grammar could not be followed: ") for reason in reasons)
+
+
+def test_a_compilation_without_end_is_given_up(monkeypatch):
+    grammars, going, waits = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), threading.Event(), []
+    monkeypatch.setattr(grammars_module, "_COMPILE_S", 0.01)
+    monkeypatch.setattr(grammars, "_compile", lambda _: waits.append(going.wait()))
+    with pytest.raises(UsageError, match="more than 0 s to compile"):
+        grammars.compile(regex("x"))
+    with pytest.raises(UsageError, match="more than 0 s"):  # at once: no second thread is lost
+        grammars.compile(regex("x"))
+    going.set()
+    for thread in threading.enumerate():
+        if thread.name == "penstock-grammar":
+            thread.join()
+    assert len(waits) == 1
+
+
+def test_the_least_recently_used_grammar_goes_first():
+    grammars, compiled = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
+    inner = grammars._compile
+    grammars._compile = lambda grammar: compiled.append(grammar) or inner(grammar)
+    for n in range(MAX_COMPILED + 1):
+        grammars.compile(choice([str(n)]))
+        grammars.compile(choice(["0"]))
+    assert len(compiled) == MAX_COMPILED + 1
+    grammars.compile(choice(["1"]))
+    assert compiled[-1] == choice(["1"])
+
+
+def test_threads_share_one_compilation():
+    grammars, compiled = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
+    inner = grammars._compile
+    grammars._compile = lambda grammar: compiled.append(grammar) or inner(grammar)
+    threads = [threading.Thread(target=grammars.compile, args=(json_object(),)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(compiled) == 1
+
+
+def test_a_model_without_an_end_token_takes_no_grammar():
+    with pytest.raises(UsageError, match="no end token"):
+        Grammars(TOKENIZER, vocab_size=VOCAB, end_ids=()).compile(regex("x"))
+
+
+def sentencepiece_like():
+    """Return a tokenizer as Llama 2's file has it: spaces as U+2581, bytes as <0x..>, no pre-tokenizer."""
+    names = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "\u2581",
+        *'abcdef0123456789{}":',
+    ]
+    tokenizer = tokenizers.Tokenizer(
+        models.BPE({name: i for i, name in enumerate(names)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer(tokenizer.to_str().encode())
+
+
+def test_a_tokenizer_with_bytes_as_tokens_is_followed():
+    tokenizer = sentencepiece_like()
+    grammars = Grammars(tokenizer, vocab_size=tokenizer.vocab_size, end_ids={2})
+    for seed in range(10):
+        text, ended = written(grammars, regex("[a-f]{3} ß?[0-9]+"), seed=seed, tokenizer=tokenizer, end=2)
+        assert not ended or re.fullmatch("[a-f]{3} ß?[0-9]+", text)
+
+
+def test_a_missing_library_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "llguidance", None)
+    with pytest.raises(
+        UsageError, match=r"need the package llguidance\. Install it: pip install 'penstock\[serve\]'"
+    ):
+        Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}).compile(regex("x"))
