@@ -12,6 +12,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.drafts.opening import Source, build_drafting, bytes_of_block, open_source
 from penstock.engine.drawer import Drawer
 from penstock.engine.engine import Engine
+from penstock.engine.grammars import Grammars
 from penstock.engine.kv_cache import bytes_per_block
 from penstock.engine.part import Part, open_part
 from penstock.engine.rank_processes import RankProcesses
@@ -55,19 +56,27 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
         ),
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
     )
+    grammars = _grammars(words, capacity)
     return Engine(
         runner,
         scheduler,
         capacity=capacity,
-        drawer=Drawer(Sampler()),
+        drawer=Drawer(Sampler(grammars)),
         words=words,
         drafting=build_drafting(config, source, capacity),
+        grammars=grammars,
     )
 
 
 def _runner(part: Part, capacity: Capacity, others: RankProcesses | None) -> Runs:
     pages = {"num_blocks": capacity.num_blocks, "block_size": capacity.block_size}
     return part.runner(**pages) if others is None else RankedRunner.join(part, others, **pages)
+
+
+def _grammars(words: Words | None, capacity: Capacity) -> Grammars | None:
+    if words is None:
+        return None
+    return Grammars(words.tokenizer, vocab_size=capacity.vocab_size, end_ids=words.stop_ids)
 
 
 def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:

@@ -22,8 +22,10 @@ from penstock.engine.batch import batch_of
 from penstock.engine.capacity import Capacity
 from penstock.engine.drafting import Drafting
 from penstock.engine.drafts.drafter import Done
+from penstock.engine.grammars import Grammars
 from penstock.engine.request import Finish, Piece, Request
 from penstock.engine.runner import Output, Runs
+from penstock.engine.sampling import check_bias
 from penstock.engine.scheduler import Scheduler
 from penstock.engine.sequence import Sequence
 from penstock.engine.stats import Counts, Stats
@@ -53,6 +55,7 @@ class Engine:
         capacity: what its parts have room for.
         words: turns tokens into text; None: pieces have tokens only.
         drafting: guesses tokens ahead; None: every step adds one token to an answer.
+        grammars: compiles what answers must follow; None: no request may ask for that.
     """
 
     def __init__(
@@ -64,11 +67,13 @@ class Engine:
         capacity: Capacity,
         words: Words | None,
         drafting: Drafting | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.capacity = capacity
         self.words = words
+        self.grammars = grammars
         self._drawer = drawer
         self._drafting = drafting
         self._counts = Counts()
@@ -80,11 +85,20 @@ class Engine:
     def check(self, request: Request) -> None:
         """Refuse a request that could never be answered; for any thread.
 
+        A grammar is compiled here unless it is known, which may take seconds: whoever serves others asks from
+        a thread that can wait.
+
         Raises:
-            UsageError: it needs more blocks than there are, or there is no such adapter.
+            UsageError: it needs more blocks than there are, there is no such adapter, its grammar cannot
+                be used, or it moves logits that the model does not have.
         """
         if request.adapter is not None:
             self._check_adapter(request.adapter)
+        if request.grammar is not None:
+            if self.grammars is None:
+                raise UsageError("This engine has no tokenizer to follow a grammar with", fix="Ask without.")
+            self.grammars.check(request)
+        check_bias(request.sampling, vocab_size=self.capacity.vocab_size)
         self.scheduler.check_fits(request)
 
     def add(self, request: Request, *, request_id: int | None = None) -> int:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.errors import UsageError
+from penstock.engine.request import Request
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -86,17 +87,30 @@ class Grammars:
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
-    def compile(self, grammar: str) -> None:
-        """Compile a text of `engine.structured`, unless it is; call this before a request is queued.
+    def check(self, request: Request) -> None:
+        """Refuse a grammar that cannot be followed; it is compiled now unless it is.
 
         Raises:
-            UsageError: it is no grammar, nothing follows it, or it is too large; the message has
-                llguidance's reason.
+            UsageError: it is no grammar, nothing follows it, it is too large (the message has llguidance's
+                reason), or the request's answers could not end where it does.
         """
-        self._prototype(grammar)
+        if request.sampling.min_tokens:
+            raise UsageError(
+                "min_tokens does not go with a grammar, which alone says where an answer ends",
+                got=request.sampling.min_tokens,
+                fix="Leave one of them out.",
+            )
+        if not self._end_ids.issubset(request.stop_ids):
+            raise UsageError(
+                "An answer that follows a grammar ends with the model's end token, which is not in stop_ids",
+                got=sorted(request.stop_ids),
+                fix=f"Add {sorted(self._end_ids)}, or ask without a grammar.",
+            )
+        assert request.grammar is not None
+        self._prototype(request.grammar)
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """Return a new matcher at the beginning of a grammar; errors as in `compile`."""
+        """Return a new matcher at the beginning of a grammar; errors as in `check`."""
         copy = self._prototype(grammar).deep_copy()
         return GrammarMatcher(copy, vocab_size=self._vocab_size, end_ids=self._end_ids)
 

@@ -27,6 +27,7 @@ from penstock.engine.sequence import Sequence as Answer
 from penstock.engine.step_plan import StepPlan
 
 NOT_FINITE = "The model's logits are not finite. Use an earlier checkpoint of the run."
+NOTHING_LEFT = "No token is left to draw: all are excluded"
 
 
 class Matcher(Protocol):
@@ -185,24 +186,23 @@ class Sampler:
         ]
         if penalised:
             penalise(scores, penalised)
+        for i in (scores.amax(-1) == -torch.inf).nonzero()[:, 0].tolist():
+            failed[i] = NOTHING_LEFT
+            scores[i] = 0  # anything that can be drawn
         return failed
 
     def _exclude(self, scores: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> dict[int, str]:
         """Exclude what a grammar does not allow, and ends before `min_tokens`."""
         failed = {}
         for i, row in enumerate(rows):
-            matcher, ends = self._of(row.answer).matcher, _may_not_end(row)
+            matcher = self._of(row.answer).matcher
             if matcher is not None:
                 allowed = matcher.allowed(row.answer.tokens[row.answer.num_prompt :], row.drafts)
                 if isinstance(allowed, str):
                     failed[i] = allowed
                     continue
                 scores[i].masked_fill_(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
-            if ends:
-                kept = scores[i].clone()
-                kept[[end for end in ends if end < len(kept)]] = -torch.inf
-                if kept.isfinite().any():  # a grammar that is complete leaves nothing but the end
-                    scores[i] = kept
+            scores[i, [end for end in _may_not_end(row) if end < scores.shape[1]]] = -torch.inf
         return failed
 
     def _tallied(self, row: Row) -> Tallied | None:

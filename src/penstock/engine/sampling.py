@@ -67,6 +67,17 @@ def _check(name: str, value: float, low: float, high: float, *, fix: str) -> Non
         raise UsageError(f"{name} must be {limits}", got=value, fix=fix)
 
 
+def check_bias(sampling: Sampling, *, vocab_size: int) -> None:
+    """Refuse a bias on a token that the model does not have.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if (most := max(sampling.logit_bias, default=0)) >= vocab_size:
+        fix = f"Its tokens are 0 to {vocab_size - 1:,}."
+        raise UsageError("logit_bias has a token that the model does not know", got=most, fix=fix)
+
+
 def _check_bias(bias: Mapping[int, float]) -> None:
     for token, value in bias.items():
         if token < 0:

@@ -12,6 +12,7 @@ from tokenizers import decoders, models, normalizers
 from penstock.core.errors import UsageError
 from penstock.engine import grammars as grammars_module
 from penstock.engine.grammars import MAX_COMPILED, Grammars
+from penstock.engine.request import Request
 from penstock.engine.structured import choice, json_object, json_schema, lark, regex, tool_calls
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -24,6 +25,14 @@ VOCAB, END = 450, 0
 @pytest.fixture(scope="module")
 def grammars():
     return Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END})
+
+
+def asked(grammar, *, stop_ids=(END,)):
+    return Request(prompt=(1,), max_tokens=1, grammar=grammar, stop_ids=frozenset(stop_ids))
+
+
+def compiled(grammars, grammar):
+    grammars.check(asked(grammar))
 
 
 def written(grammars, grammar, *, seed, limit=400, tokenizer=TOKENIZER, end=END):
@@ -138,14 +147,14 @@ def test_drafts_are_looked_past_and_taken_back(grammars):
 def test_a_bad_or_costly_grammar_is_refused_with_the_reason(grammars, grammar, reason):
     for _ in range(2):  # the second time it is remembered
         with pytest.raises(UsageError, match=reason):
-            grammars.compile(grammar)
+            compiled(grammars, grammar)
 
 
 def test_long_chains_of_rules_do_not_end_the_process(grammars):
     chain = "start: r0\n" + "".join(f"r{i}: r{i + 1}\n" for i in range(3000)) + 'r3000: "x"'
     assert written(grammars, lark(chain), seed=0) == ("x", True)
     links = {f"d{i}": {"items": {"$ref": f"#/$defs/d{i + 1}"}, "type": "array"} for i in range(900)}
-    grammars.compile(json_schema({"$ref": "#/$defs/d0", "$defs": {**links, "d900": {"type": "null"}}}))
+    compiled(grammars, json_schema({"$ref": "#/$defs/d0", "$defs": {**links, "d900": {"type": "null"}}}))
 
 
 def test_a_grammar_that_becomes_too_large_on_the_way_says_so(grammars):
@@ -162,9 +171,9 @@ def test_a_compilation_without_end_is_given_up(monkeypatch):
     monkeypatch.setattr(grammars_module, "_COMPILE_S", 0.01)
     monkeypatch.setattr(grammars, "_compile", lambda _: waits.append(going.wait()))
     with pytest.raises(UsageError, match="more than 0 s to compile"):
-        grammars.compile(regex("x"))
+        compiled(grammars, regex("x"))
     with pytest.raises(UsageError, match="more than 0 s"):  # at once: no second thread is lost
-        grammars.compile(regex("x"))
+        compiled(grammars, regex("x"))
     going.set()
     for thread in threading.enumerate():
         if thread.name == "penstock-grammar":
@@ -173,32 +182,32 @@ def test_a_compilation_without_end_is_given_up(monkeypatch):
 
 
 def test_the_least_recently_used_grammar_goes_first():
-    grammars, compiled = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
+    grammars, texts = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
     inner = grammars._compile
-    grammars._compile = lambda grammar: compiled.append(grammar) or inner(grammar)
+    grammars._compile = lambda grammar: texts.append(grammar) or inner(grammar)
     for n in range(MAX_COMPILED + 1):
-        grammars.compile(choice([str(n)]))
-        grammars.compile(choice(["0"]))
-    assert len(compiled) == MAX_COMPILED + 1
-    grammars.compile(choice(["1"]))
-    assert compiled[-1] == choice(["1"])
+        compiled(grammars, choice([str(n)]))
+        compiled(grammars, choice(["0"]))
+    assert len(texts) == MAX_COMPILED + 1
+    compiled(grammars, choice(["1"]))
+    assert texts[-1] == choice(["1"])
 
 
 def test_threads_share_one_compilation():
-    grammars, compiled = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
+    grammars, texts = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
     inner = grammars._compile
-    grammars._compile = lambda grammar: compiled.append(grammar) or inner(grammar)
-    threads = [threading.Thread(target=grammars.compile, args=(json_object(),)) for _ in range(8)]
+    grammars._compile = lambda grammar: texts.append(grammar) or inner(grammar)
+    threads = [threading.Thread(target=compiled, args=(grammars, json_object())) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(compiled) == 1
+    assert len(texts) == 1
 
 
 def test_a_model_without_an_end_token_takes_no_grammar():
     with pytest.raises(UsageError, match="no end token"):
-        Grammars(TOKENIZER, vocab_size=VOCAB, end_ids=()).compile(regex("x"))
+        compiled(Grammars(TOKENIZER, vocab_size=VOCAB, end_ids=()), regex("x"))
 
 
 def sentencepiece_like():
@@ -237,4 +246,9 @@ def test_a_missing_library_is_named(monkeypatch):
     with pytest.raises(
         UsageError, match=r"need the package llguidance\. Install it: pip install 'penstock\[serve\]'"
     ):
-        Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}).compile(regex("x"))
+        Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}).check(asked(regex("x")))
+
+
+def test_an_answer_whose_end_would_not_be_seen_is_refused(grammars):
+    with pytest.raises(UsageError, match=r"which is not in stop_ids \(got \[7\]\)\. Add \[0\]"):
+        grammars.check(asked(regex("x"), stop_ids=[7]))

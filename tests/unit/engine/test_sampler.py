@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from penstock.engine.request import Request
-from penstock.engine.sampler import NOT_FINITE, Row, Sampler, rows_of, uniforms
+from penstock.engine.sampler import NOT_FINITE, NOTHING_LEFT, Row, Sampler, rows_of, uniforms
 from penstock.engine.sampling import Sampling
 from penstock.engine.sequence import Sequence
 from penstock.engine.step_plan import Share, StepPlan
@@ -140,6 +140,15 @@ def test_logits_of_a_diverged_model_fail_their_own_row_only(wrong):
     assert drawn.failed == {1: NOT_FINITE}
     good = draw(LOGITS, answer_of(temperature=0), answer_of(number=1, **ALL), answer_of(number=2, **ALL))
     assert [drawn.tokens[i] for i in (0, 2)] == [good.tokens[i] for i in (0, 2)]
+
+
+@pytest.mark.parametrize("kind", [ALL, {"temperature": 0}, {"temperature": 1.0, "top_p": 0.5}])
+def test_an_answer_to_which_no_token_is_left_fails_alone(kind):
+    nothing = answer_of(number=1, stop_ids=range(VOCAB), **{**kind, "min_tokens": 1})
+    drawn = draw(LOGITS, answer_of(**ALL), nothing, answer_of(number=2, **ALL))
+    assert drawn.failed == {1: NOTHING_LEFT}
+    good = draw(LOGITS, answer_of(**ALL), answer_of(number=1, **ALL), answer_of(number=2, **ALL))
+    assert drawn.tokens[::2] == good.tokens[::2]
 
 
 def test_probabilities_are_those_of_the_draws():
