@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from penstock.models.llama.model import Block, Llama
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
+from penstock.nn.block_operands import BlockOperands, block_operands, linears_of
 from penstock.nn.fused import FusedAttention, FusedRMSNorm, FusedSwiGLU, has_operators
+from penstock.nn.kernels.paged import LayerPages, Paged
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
 
@@ -26,6 +28,8 @@ class FusedBlock(nn.Module):
         self.residual_multiplier = block.residual_multiplier
         self.attention_norm, self.attention = block.attention_norm, block.attention
         self.mlp_norm, self.mlp = block.mlp_norm, block.mlp
+        self._operands: BlockOperands | None = None
+        self._layers: tuple[nn.Module | None, ...] | None = None
 
     def forward(
         self,
@@ -35,10 +39,25 @@ class FusedBlock(nn.Module):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """Apply the block."""
+        operands = None if torch.compiler.is_compiling() else self._operands_now()
+        if operands is not None and isinstance(cache, LayerPages) and isinstance(attend, Paged):
+            return operands.compute(x, rope, attend, cache, multiplier=self.residual_multiplier)
         assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
         mixed = self.attention(self.attention_norm(x), rope, attend, cache)
         delta = self.mlp(self.mlp_norm.after_sum(x, mixed, self.residual_multiplier))
         return x.add_(delta, alpha=self.residual_multiplier)
+
+    def _operands_now(self) -> BlockOperands | None:
+        """Take them anew whenever a layer was replaced: packed, rounded, or wrapped by an adapter."""
+        attention, mlp = self._modules["attention"], self._modules["mlp"]
+        assert isinstance(attention, FusedAttention) and isinstance(mlp, FusedSwiGLU)  # noqa: PT018
+        layers = linears_of(attention, mlp)
+        if layers != self._layers:  # modules are equal if they are the same
+            assert isinstance(self.attention_norm, FusedRMSNorm), type(self.attention_norm)
+            assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
+            self._operands = block_operands(self.attention_norm, attention, self.mlp_norm, mlp)
+            self._layers = layers
+        return self._operands
 
 
 MERGED: dict[type[nn.Module], Callable[..., nn.Module]] = {

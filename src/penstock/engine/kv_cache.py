@@ -38,6 +38,9 @@ class PagedCache:
         shape = (num_layers, 2, num_blocks, kv_heads, block_size, head_dim)
         self.pages = torch.zeros(shape, dtype=dtype, device=device)
         """[layers, keys and values, blocks, kv_heads, block_size, head_dim]."""
+        self._layers = [
+            (layer[0], layer[1]) for layer in self.pages
+        ]  # once: views cost as much as small kernels
 
     @property
     def device(self) -> torch.device:
@@ -53,7 +56,7 @@ class PagedCache:
             block_tables=batch.block_tables,
             device=self.device,
         )
-        return BoundCache([LayerPages(keys, values, step) for keys, values in self.pages], step)
+        return BoundCache([LayerPages(keys, values, step) for keys, values in self._layers], step)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,19 @@
 """A model with the layers of serving computes what the model of training does."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
-from penstock.engine.fuse import fuse
+from penstock.engine.fuse import FusedBlock, fuse
 from penstock.engine.kv_cache import BoundCache
+from penstock.engine.weights import prepare
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import fused
 from penstock.nn.kernels.paged import LayerPages, PagedStep
+from penstock.nn.packed import can_multiply
 
 SMALL = {
     "vocab_size": 100,
@@ -30,6 +34,21 @@ CONFIGS = {
     "qwen3": LlamaConfig(**SMALL, model_type="qwen3", head_dim=16),
 }
 TOKENS = 11
+PANELS = {"int8": torch.int8, "int4": torch.uint8}
+
+
+class Doubled(torch.nn.Module):
+    """Wraps a layer as adapters and sums over ranks do."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.linear = linear
+
+    def forward(self, x):
+        return 2 * self.linear(x)
+
+    def split(self, out):
+        return self.linear.split(out)
 
 
 @pytest.fixture(params=["operators", "plain"])
@@ -40,9 +59,9 @@ def way(request, monkeypatch):
         pytest.skip("no C++ compiler here")
 
 
-def a_model(name, *, dtype=torch.float32):
+def a_model(name, *, dtype=torch.float32, **changes):
     torch.manual_seed(0)
-    model = Llama(CONFIGS[name]).to(dtype).eval()
+    model = Llama(replace(CONFIGS[name], **changes)).to(dtype).eval()
     for parameter in model.parameters():  # norms and biases that change something
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
     return model
@@ -64,7 +83,8 @@ def in_pages(model, ids):
             device=torch.device("cpu"),
         )
         cache = BoundCache([LayerPages(keys, values, step) for keys, values in pages], step)
-        out.append(model(ids[:, first:past], position_ids=torch.from_numpy(positions)[None], cache=cache))
+        hidden = model.hidden(ids[:, first:past], position_ids=torch.from_numpy(positions)[None], cache=cache)
+        out.append(model.logits(hidden))
     return torch.cat(out, dim=1)
 
 
@@ -105,3 +125,42 @@ def test_merged_products_hold_the_parts_by_name():
     merged = model.layers[0].attention.query_key_value
     assert torch.equal(merged.linear.weight[list(merged.rows("query"))], query)
     assert [name for name, _ in model.layers[0].mlp.gate_up.parts] == ["gate", "up"]
+
+
+def one_by_one(monkeypatch, model, ids):
+    with monkeypatch.context() as patch:
+        patch.setattr(FusedBlock, "_operands_now", lambda _: None)
+        return in_pages(model, ids)
+
+
+@pytest.mark.parametrize("weights", ["stored", "int8", "int4"])
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@torch.inference_mode()
+def test_a_block_in_one_call_computes_what_its_modules_do_one_by_one(name, weights, dtype, monkeypatch):
+    if not can_multiply(4, torch.device("cpu")):
+        pytest.skip("this CPU has no such instructions, or no compiler")
+    model = a_model(name, dtype=dtype, hidden_size=96, intermediate_size=64)
+    ids = torch.randint(100, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    fuse(model)
+    prepare(model, weights)
+    whole = in_pages(model, ids)
+    operands = [block._operands for block in model.layers]
+    assert all(one is not None for one in operands)
+    assert {x.dtype for x in operands[0].linears[::4]} == {PANELS.get(weights, dtype)}
+    assert torch.equal(whole, one_by_one(monkeypatch, model, ids))
+
+
+@torch.inference_mode()
+def test_a_layer_that_something_wraps_is_called():
+    model = a_model("llama")
+    ids = torch.randint(100, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    fuse(model)
+    prepare(model, "stored")
+    before = in_pages(model, ids)
+    for owner, name in ((model.layers[1].attention, "output"), (model.layers[1].mlp, "gate_up")):
+        plain = getattr(owner, name)
+        setattr(owner, name, Doubled(plain))
+        assert not torch.allclose(in_pages(model, ids), before, rtol=0.01)
+        setattr(owner, name, plain)
+        assert torch.equal(in_pages(model, ids), before)

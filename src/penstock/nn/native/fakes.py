@@ -34,13 +34,18 @@ def _linear(x: Tensor, *matrix_and_outputs: Tensor | int | None) -> Tensor:
     return x.new_empty(*x.shape[:-1], outputs)
 
 
-FAKES: dict[str, Callable[..., Tensor]] = {
+def _decoder_block(*_: object) -> None:
+    pass
+
+
+FAKES: dict[str, Callable[..., Tensor | None]] = {
     "linear": _linear,
     "linear_int8": _linear,
     "linear_int4": _linear,
     "rms_norm": _rms_norm,
     "add_rms_norm": _add_rms_norm,
     "paged_attention": _paged_attention,
+    "decoder_block": _decoder_block,
     "rotate_and_store": _rotate_and_store,
     "silu_and_multiply": _silu_and_multiply,
 }

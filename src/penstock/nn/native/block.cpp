@@ -1,0 +1,51 @@
+// A whole decoder block over pages in one call: the other operators one after the other.
+//
+// Computes nothing of its own. A step of one token spends microseconds in each operator, and as many in
+// Python between them: ten calls a block were a third of a millisecond a step of 12 blocks.
+#include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include "operators.h"
+
+namespace penstock::block {
+
+constexpr int64_t OPERANDS = 4;  // of a linear layer: panels, scales, offsets, bias
+
+using Tensors = c10::List<std::optional<at::Tensor>>;
+
+// The i-th linear layer, of whatever type its panels are.
+at::Tensor apply(const at::Tensor& x, const Tensors& linears, int64_t i, int64_t outputs) {
+  const at::Tensor panels = linears.get(i * OPERANDS).value();
+  const Optional scales = linears.get(i * OPERANDS + 1), bias = linears.get(i * OPERANDS + 3);
+  if (panels.scalar_type() == at::kChar)
+    return linear_int8(x, panels, scales.value(), linears.get(i * OPERANDS + 2).value(), bias, outputs);
+  if (panels.scalar_type() == at::kByte) return linear_int4(x, panels, scales.value(), bias, outputs);
+  return linear(x, panels, bias, outputs);
+}
+
+// linears: query_key_value, output, gate_up, down; outputs: of each; norms: of attention, MLP, queries, keys.
+void decoder_block(at::Tensor x, const at::Tensor& cosines, const at::Tensor& sines, const at::Tensor& slots,
+                   const at::Tensor& starts, const at::Tensor& lengths, const at::Tensor& tables, at::Tensor keys,
+                   at::Tensor values, const Tensors& linears, at::IntArrayRef outputs, const Tensors& norms,
+                   double eps, double scale, double multiplier, int64_t window) {
+  TORCH_CHECK(linears.size() == 4 * OPERANDS && outputs.size() == 4 && norms.size() == 4,
+              "decoder_block: ", linears.size(), " operands, ", outputs.size(), " sizes, ", norms.size(), " norms");
+  const at::Tensor normed = rms_norm(x, std::nullopt, 1.0, norms.get(0).value(), eps);
+  const at::Tensor q = rotary::rotate_and_store(apply(normed, linears, 0, outputs[0]), cosines, sines, slots, keys,
+                                                values, norms.get(2), norms.get(3), eps);
+  const at::Tensor mixed = attention::paged_attention(q, keys, values, starts, lengths, tables, scale, window);
+  const at::Tensor attended = apply(mixed.view({x.size(0), -1}), linears, 1, outputs[1]);
+  const at::Tensor gate_up = apply(rms_norm(x, attended, multiplier, norms.get(1).value(), eps), linears, 2, outputs[2]);
+  x.add_(apply(gate::silu_and_multiply(gate_up), linears, 3, outputs[3]), multiplier);
+}
+
+}  // namespace penstock::block
+
+TORCH_LIBRARY_FRAGMENT(penstock, m) {
+  m.def("decoder_block(Tensor(a!) x, Tensor cosines, Tensor sines, Tensor slots, Tensor query_starts, "
+        "Tensor lengths, Tensor block_tables, Tensor(b!) keys, Tensor(c!) values, Tensor?[] linears, int[] outputs, "
+        "Tensor?[] norms, float eps, float scale, float multiplier, int window) -> ()");
+}
+
+TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("decoder_block", penstock::block::decoder_block); }

@@ -1,0 +1,33 @@
+// The operators that others are made of, each defined in the file of its name.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+
+namespace penstock {
+
+using Optional = std::optional<at::Tensor>;
+
+at::Tensor rms_norm(at::Tensor x, const Optional& delta, double scale, const at::Tensor& weight, double eps);
+at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const Optional& bias, int64_t outputs);
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& panels, const at::Tensor& scales,
+                       const at::Tensor& offsets, const Optional& bias, int64_t outputs);
+at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& panels, const at::Tensor& scales, const Optional& bias,
+                       int64_t outputs);
+
+namespace attention {
+at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
+                           const at::Tensor& starts, const at::Tensor& lengths, const at::Tensor& tables, double scale,
+                           int64_t window);
+}
+namespace gate {
+at::Tensor silu_and_multiply(const at::Tensor& gate_up);
+}
+namespace rotary {
+at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines,
+                            const at::Tensor& slots, at::Tensor keys, at::Tensor values, const Optional& q_norm,
+                            const Optional& k_norm, double eps);
+}
+
+}  // namespace penstock
