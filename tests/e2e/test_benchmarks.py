@@ -32,6 +32,7 @@ RUNS = {
     "packing": "--lengths 1024 --pools 1",
     "shuffle_quality": "--tokens 300K --seeds 1",
     "shuffle_training": "--steps 4 --seeds 1",
+    "speculate": "--seconds 0 --hidden 32 --layers 1 --tune-steps 1 --tokens 4 --requests 2 --rounds 1",
     "train": "--hidden 64 --layers 2 --vocabulary 512 --length 32 --steps 2 --rounds 1",
 }
 TOO_LONG = {"remote"}  # a minute, most of it servers that start; tests/integration/remote has their parts

@@ -52,6 +52,13 @@ def penstock(*words, stdin="", **variables):
     return done
 
 
+def test_drafts_do_not_change_the_text(folder, capsys):
+    words = ("generate", folder, "--prompt", "the turbine", "--max-tokens", "20")
+    assert penstock(*words, "--drafts", "ngram").stdout == penstock(*words).stdout != ""
+    assert command_line.main([*map(str, words), "--drafts", "absent"]) == 2
+    assert "off, ngram, or the folder" in " ".join(capsys.readouterr().err.split())
+
+
 def test_generate_prints_the_same_text_for_the_same_seed(folder):
     words = ("generate", folder, "--prompt", "the turbine", "--max-tokens", "20")
     first, again, other = penstock(*words), penstock(*words), penstock(*words, "--seed", "1")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.generate import ALONE, add_sampling_arguments, params_of, stream_to_stdout, utf8_text
+from penstock.cli.generate import add_sampling_arguments, alone, params_of, stream_to_stdout, utf8_text
 from penstock.core.errors import UsageError
 from penstock.engine.params import Params
 from penstock.engine.request import Piece
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     system = utf8_text(arguments.system or "", name="--system")
     start: list[Message] = [{"role": "system", "content": system}] if system else []
-    with LLM(arguments.path, ALONE) as llm:
+    with LLM(arguments.path, alone(arguments)) as llm:
         _converse(llm, start, params)
     return 0
 

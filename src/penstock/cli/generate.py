@@ -51,6 +51,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=int, default=_DEFAULT.seed, metavar="N", help="default: %(default)s")
     parser.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    parser.add_argument(
+        "--drafts",
+        default="off",
+        metavar="WHAT",
+        help="guess tokens ahead, for the same answer sooner: off, ngram, or a folder with a draft model or "
+        "speculator",
+    )
 
 
 def params_of(arguments: argparse.Namespace) -> Params:
@@ -64,8 +71,9 @@ def params_of(arguments: argparse.Namespace) -> Params:
     return Params(sampling=sampling, max_tokens=arguments.max_tokens)
 
 
-ALONE = EngineConfig(max_sequences=1)
-"""An engine for one person: room for one answer."""
+def alone(arguments: argparse.Namespace) -> EngineConfig:
+    """Return an engine for one person: room for one answer."""
+    return EngineConfig(max_sequences=1, drafts=arguments.drafts)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -74,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     params = params_of(arguments)  # refused before a model is loaded
     prompt = _prompt(arguments.prompt)
-    with LLM(arguments.path, ALONE) as llm:
+    with LLM(arguments.path, alone(arguments)) as llm:
         request = llm.request(prompt, params)
         pieces = llm.stream(request)
         if arguments.json:
