@@ -2,11 +2,12 @@
 
 import copy
 import json
+import queue
 
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tests.tiny_models import CONFIGS, save_tiny_model
 
@@ -14,7 +15,11 @@ from penstock.checkpoint.hf import load_pretrained, read_config
 from penstock.core.errors import ModelError, UsageError
 from penstock.engine.adapter_file import read_adapter
 from penstock.engine.adapters import Adapters
+from penstock.engine.assemble import build_engine
+from penstock.engine.background import EngineThread
 from penstock.engine.batch import Batch
+from penstock.engine.config import EngineConfig
+from penstock.engine.request import Request
 from penstock.models.llama.slices import ALONE
 
 # of PEFT, which asks transformers in its old words
@@ -209,3 +214,113 @@ def test_adapters_of_one_name_are_refused(one_base, tmp_path):
     adapters.add("a", tmp_path / "a")
     with pytest.raises(UsageError, match="There is an adapter of that name"):
         adapters.add("a", tmp_path / "a")
+
+
+PROMPTS = [(5, 9, 3, 101, 7, 44), (60,), tuple(range(20, 60))]
+
+
+def continued(model, prompt):
+    """Return what transformers and PEFT answer."""
+    ids = torch.tensor([prompt])
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16)
+    return out[0, len(prompt) :].tolist()
+
+
+def adapted(theirs, folder):
+    return PeftModel.from_pretrained(copy.deepcopy(theirs), folder).eval()
+
+
+@pytest.fixture(scope="module")
+def world(one_base, tmp_path_factory):
+    """A base, adapters by name (None: without), and what is expected of each for each prompt."""
+    folder, theirs = one_base
+    where = {kind: tmp_path_factory.mktemp("adapters") / kind for kind in KINDS}
+    expected = {(None, prompt): continued(theirs, prompt) for prompt in PROMPTS}
+    for seed, (kind, path) in enumerate(where.items()):
+        save_adapter(theirs, path, kind, seed=seed)
+        model = adapted(theirs, path)
+        expected |= {(kind, prompt): continued(model, prompt) for prompt in PROMPTS}
+    assert len({tuple(tokens) for tokens in expected.values()}) > 9
+    return folder, where, expected
+
+
+def settings(**more):
+    return EngineConfig(device="cpu", cache_gib=2**-8, **more)
+
+
+def tokens_of(engine, asked):
+    """Return what an engine answers to (adapter, prompt)s that run together."""
+    found = {}
+    for adapter, prompt in asked:
+        found[engine.add(Request(prompt=prompt, max_tokens=16, adapter=adapter))] = []
+    while engine.has_work:
+        for piece in engine.step():
+            found[piece.request_id] += piece.token_ids
+    return list(found.values())
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_requests_of_all_adapters_together_get_the_tokens_of_peft(world, ranks):
+    folder, where, expected = world
+    engine = build_engine(folder, settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32))
+    try:
+        for asked in (list(expected), list(reversed(expected))):  # the second time prompts are found computed
+            assert tokens_of(engine, asked) == [expected[each] for each in asked]
+        assert engine.stats().prefix_found
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_adapters_come_and_go_while_an_engine_lives(world, ranks):
+    folder, where, expected = world
+    other, one = list(where)[:2]
+    with EngineThread(build_engine(folder, settings(tensor_parallel=ranks))) as thread:
+
+        def answer(adapter, prompt=PROMPTS[2]):
+            heard = queue.SimpleQueue()
+            thread.submit(Request(prompt=prompt, max_tokens=16, adapter=adapter), heard.put)
+            tokens = []
+            while (piece := heard.get(timeout=120)).finish is None:
+                tokens += piece.token_ids
+            return tokens + list(piece.token_ids)
+
+        with pytest.raises(UsageError, match=r"There is no adapter of that name .*The engine has none"):
+            answer(one)
+        thread.call(lambda engine: engine.add_adapter("mine", where[one]))
+        assert answer("mine") == expected[one, PROMPTS[2]]
+        assert answer(None) == expected[None, PROMPTS[2]]
+        thread.call(lambda engine: engine.remove_adapter("mine"))
+        with pytest.raises(UsageError, match="There is no adapter of that name"):
+            answer("mine")
+        thread.call(lambda engine: engine.add_adapter("mine", where[other]))  # no block of the first is found
+        assert answer("mine") == expected[other, PROMPTS[2]]
+        with pytest.raises(UsageError, match="There is an adapter of that name"):
+            thread.call(lambda engine: engine.add_adapter("mine", where[one]))
+        with pytest.raises(ModelError, match="has no adapter_config"):
+            thread.call(lambda engine: engine.add_adapter("theirs", folder))
+        assert answer("mine") == expected[other, PROMPTS[2]]
+
+
+def test_an_adapter_in_use_is_not_removed(world):
+    folder, where, _ = world
+    engine = build_engine(folder, settings(adapters=where))
+    name = next(iter(where))
+    request_id = engine.add(Request(prompt=(3, 4), max_tokens=20, adapter=name))
+    engine.step()
+    with pytest.raises(UsageError, match=r"cannot be removed while requests use it \(got 1\)"):
+        engine.remove_adapter(name)
+    engine.cancel(request_id)
+    engine.remove_adapter(name)
+    assert engine.stats().used_blocks == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])
+def test_an_adapter_fits_weights_of_any_kind(world, weights):
+    folder, where, _ = world
+    names = [None, *where]
+    engine = build_engine(folder, settings(adapters=where, weights=weights))
+    together = tokens_of(engine, [(name, PROMPTS[0]) for name in names])
+    assert len({tuple(tokens) for tokens in together}) == len(names)
+    engine.close()
