@@ -57,6 +57,10 @@ class EngineThread:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def check(self, request: Request) -> None:
+        """Refuse a request that could never be answered, as `Engine.check` does; `submit` does so too."""
+        self.engine.check(request)
+
     def submit(self, request: Request, on_piece: OnPiece) -> int:
         """Queue a request; return its id.
 

@@ -25,6 +25,9 @@ class Runs(Protocol):
 
     failure: str | None
 
+    def check(self, request: Request) -> None:
+        """Refuse what could never be answered."""
+
     def submit(self, request: Request, on_piece: OnPiece) -> int:
         """Queue a request; return its id."""
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from penstock.engine.request import Request
 from penstock.engine.words import Words
 from penstock.serve.bridge import Bridge
 from penstock.serve.errors import ApiError
@@ -59,6 +60,15 @@ class Service:
     names: TokenNames
     draining: bool = field(default=False)
     """Whether requests that begin now are refused, because the server is about to end."""
+
+    def checked(self, request: Request) -> Request:
+        """Return a request that can be answered; not for the event loop: a new grammar takes its time.
+
+        Raises:
+            UsageError: it never could.
+        """
+        self.bridge.engine.check(request)
+        return request
 
     def check_open(self) -> None:
         """Refuse a request that the server would not live to answer.

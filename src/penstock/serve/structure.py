@@ -2,28 +2,66 @@
 
 from collections.abc import Sequence
 
-from penstock.serve.errors import ApiError
+from penstock.core.errors import UsageError
+from penstock.engine import structured
+from penstock.serve.errors import api_error_of
 from penstock.serve.schema.chat import NamedTool, Tool
-from penstock.serve.schema.generation import ResponseFormat
+from penstock.serve.schema.generation import (
+    ChoiceFormat,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchemaFormat,
+    RegexFormat,
+    ResponseFormat,
+    TextFormat,
+)
+
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
 def grammar_of(wanted: ResponseFormat | None) -> str | None:
     """Return the grammar of an answer's form; None: any text.
 
     Raises:
-        ApiError: no form can be demanded yet.
+        ApiError: it is too long, or nothing could be it.
     """
-    if wanted is None or wanted.type == "text":
-        return None
-    raise ApiError(400, "response_format can only be text yet.", param="response_format")
+    try:
+        return None if wanted is None else _grammar_of(wanted)
+    except UsageError as error:
+        raise api_error_of(error, param="response_format") from None
 
 
 def grammar_of_calls(choice: str | NamedTool | None, tools: Sequence[Tool]) -> str | None:
     """Return the grammar of an answer that must be a call; None: it need not be one.
 
+    A call of a named tool is its arguments alone, one that the model chooses has its name too: this is how
+    `ChatWriter` and `ToolReader` read them.
+
     Raises:
-        ApiError: no call can be demanded yet.
+        ApiError: the tools' schemas are too long.
     """
     if choice is None or choice in ("auto", "none") or not tools:
         return None
-    raise ApiError(400, "tool_choice can only be auto or none yet.", param="tool_choice")
+    parameters = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in tools}
+    try:
+        if isinstance(choice, NamedTool):
+            return structured.json_schema(parameters[choice.function.name])
+        return structured.tool_calls(parameters)
+    except UsageError as error:
+        raise api_error_of(error, param="tools") from None
+
+
+def _grammar_of(wanted: ResponseFormat) -> str | None:
+    match wanted:
+        case TextFormat():
+            return None
+        case JsonObjectFormat():
+            return structured.json_object()
+        case JsonSchemaFormat():
+            return structured.json_schema(wanted.json_schema.schema_ or {"type": "object"})
+        case RegexFormat():
+            return structured.regex(wanted.regex)
+        case GrammarFormat():
+            return structured.lark(wanted.grammar)
+        case ChoiceFormat():
+            return structured.choice(wanted.choice)

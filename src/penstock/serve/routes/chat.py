@@ -83,7 +83,7 @@ def _request(body: ChatRequest, tools: list[Tool], service: Service, *, client: 
         grammar=grammar or grammar_of(body.response_format),
         stop_texts=service.served.words.template.stop_texts,
     )
-    return engine_request(
+    made = engine_request(
         body,
         prompt,
         asked,
@@ -92,6 +92,7 @@ def _request(body: ChatRequest, tools: list[Tool], service: Service, *, client: 
         client=client,
         now_s=clock.monotonic(),
     )
+    return service.checked(made)
 
 
 def _writer(index: int, body: ChatRequest, tools: Sequence[Tool], service: Service) -> ChatWriter:

@@ -114,12 +114,13 @@ def _requests(body: CompletionRequest, service: Service, *, client: str) -> list
         num_prompt_logprobs=body.logprobs if body.echo else None,
         grammar=grammar_of(body.response_format),
     )
-    return [
+    made = [
         engine_request(
             body, prompt, asked, served=served, limits=limits, client=client, now_s=clock.monotonic()
         )
         for prompt in prompts
     ]
+    return [service.checked(one) for one in made]
 
 
 async def _chunks(

@@ -1,0 +1,136 @@
+"""Answers that must follow something, asked with the client of OpenAI from a real server."""
+
+import json
+import re
+
+import jsonschema
+import openai
+import pytest
+
+from tests.serving import end, make_model, serving
+
+HELLO = [{"role": "user", "content": "the penstock"}]
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "size": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "kind": {"enum": ["pump", "valve"]},
+        "open": {"type": "boolean"},
+    },
+    "required": ["size", "kind", "open"],
+    "additionalProperties": False,
+}
+
+
+def tool(name, parameters=None):
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+TOOLS = [tool("measure", SCHEMA), tool("now")]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    folder = make_model(tmp_path_factory.mktemp("served") / "tiny")
+    with serving(folder, "--cache-gib", "0.05", "--max-sequences", "16") as running:
+        yield running
+        assert running.metric("penstock_cache_blocks_used") == 0
+        assert end(running) == 0
+        assert "Traceback" not in running.errors.read_text()
+
+
+@pytest.fixture
+def client(server):
+    with server.openai() as found:
+        yield found
+
+
+def ask(client, **more):
+    return client.chat.completions.create(**{"model": "tiny", "messages": HELLO, "max_tokens": 300, **more})
+
+
+def test_answers_follow_a_schema_alone_and_streamed(client):
+    form = {"type": "json_schema", "json_schema": {"name": "part", "schema": SCHEMA, "strict": True}}
+    for choice in ask(client, response_format=form, n=16).choices:
+        assert choice.finish_reason == "stop"
+        jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+    chunks = list(ask(client, response_format=form, stream=True))
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+def test_any_object_is_one(client):
+    choices = ask(client, response_format={"type": "json_object"}, n=16).choices
+    ended = [choice.message.content for choice in choices if choice.finish_reason == "stop"]
+    assert ended
+    assert all(isinstance(json.loads(text), dict) for text in ended)
+
+
+@pytest.mark.parametrize(
+    ("form", "pattern"),
+    [
+        ({"type": "regex", "regex": r"\d{4}-\d{2}"}, r"\d{4}-\d{2}"),
+        ({"type": "choice", "choice": ["yes", "no"]}, "yes|no"),
+        ({"type": "grammar", "grammar": 'start: "(" start ")" | "x"'}, r"\(*x\)*"),
+    ],
+    ids=["regex", "choice", "grammar"],
+)
+def test_completions_follow_other_forms(client, form, pattern):
+    asked = {"model": "tiny", "prompt": "the", "max_tokens": 300, "n": 8}
+    for choice in client.completions.create(**asked, extra_body={"response_format": form}).choices:
+        assert choice.finish_reason == "stop"
+        assert re.fullmatch(pattern, choice.text)
+
+
+def test_a_call_that_is_required_is_made_with_valid_arguments(client):
+    names = set()
+    for choice in ask(client, tools=TOOLS, tool_choice="required", n=16).choices:
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        names.add(call.function.name)
+        arguments = json.loads(call.function.arguments)
+        if call.function.name == "measure":
+            jsonschema.validate(arguments, SCHEMA)
+        else:
+            assert arguments == {}
+    assert names <= {"measure", "now"}
+
+
+def test_a_named_function_is_called(client):
+    wanted = {"type": "function", "function": {"name": "measure"}}
+    for choice in ask(client, tools=TOOLS, tool_choice=wanted, n=4).choices:
+        (call,) = choice.message.tool_calls
+        assert call.function.name == "measure"
+        jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"type": "regex", "regex": "("}, "invalid regex"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "whole"}}},
+            "Invalid type: whole",
+        ),
+        ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}, "Unimplemented keys"),
+        ({"type": "grammar", "grammar": "start: " + "(" * 60_000}, "nested"),
+        ({"type": "regex", "regex": "a" * 70_000}, "too long"),
+    ],
+    ids=["regex", "type", "not", "deep", "long"],
+)
+def test_what_cannot_be_followed_is_400_with_the_reason(client, form, said):
+    with pytest.raises(openai.BadRequestError, match=said):
+        ask(client, response_format=form)
+
+
+def test_a_schema_of_a_thousand_links_does_not_end_the_server(server, client):
+    links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(900)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**links, "d900": {"type": "null"}}}
+    form = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
+    assert ask(client, response_format=form, max_tokens=3).choices[0].finish_reason in ("length", "stop")
+    assert server.process.poll() is None
+
+
+def test_an_end_that_is_to_be_ignored_does_not_go_with_a_grammar(client):
+    with pytest.raises(openai.BadRequestError, match="ends with the model's end token"):
+        ask(client, response_format={"type": "json_object"}, extra_body={"ignore_eos": True})
