@@ -7,6 +7,8 @@ be had, or the CPU has matrix tiles (AMX), which PyTorch's oneDNN uses and we do
 where neither applies a layer stays what it is.
 """
 
+import math
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -17,13 +19,12 @@ from penstock.nn import native
 
 PANEL = 32
 _UNIT_BYTES = 4
-_CHUNK_ROWS = 4096
-"""Rows that are converted or rounded at once, so that a large matrix is never held twice."""
 
 
-def can_multiply(bits: int, device: torch.device) -> bool:
-    """Return whether the C++ operators multiply by matrices of so many bits on a device."""
-    return device.type == "cpu" and native.is_available() and bool(torch.ops.penstock.has_linear(bits))
+def can_multiply(bits: int, like: Tensor) -> bool:
+    """Return whether the C++ operators multiply tokens like these by matrices of so many bits."""
+    is_of_type = like.device.type == "cpu" and like.dtype in (torch.float32, torch.bfloat16)
+    return is_of_type and native.is_available() and bool(torch.ops.penstock.has_linear(bits))
 
 
 def has_tiles() -> bool:
@@ -32,41 +33,23 @@ def has_tiles() -> bool:
     return has_onednn and bool(torch.cpu._is_amx_tile_supported())
 
 
-def row_chunks(num_rows: int) -> list[slice]:
-    """Return slices of whole panels that cover all rows.
-
-    >>> row_chunks(5000)
-    [slice(0, 4096, None), slice(4096, 5000, None)]
-    """
-    return [slice(at, min(at + _CHUNK_ROWS, num_rows)) for at in range(0, num_rows, _CHUNK_ROWS)]
-
-
 def empty_panels(outputs: int, inputs: int, dtype: torch.dtype) -> Tensor:
     """Return zeros of the shape of panels, in huge pages where there are any."""
     numbers = _UNIT_BYTES // dtype.itemsize
     shape = (-(-outputs // PANEL), inputs // numbers, PANEL, numbers)
-    size = shape[0] * inputs * PANEL
+    size = math.prod(shape)
     return torch.frombuffer(reserve(size * dtype.itemsize), dtype=dtype, count=size).view(shape)
 
 
-def fill_panels(panels: Tensor, rows: slice, matrix: Tensor) -> None:
-    """Write rows of a matrix into their panels; `rows` begins with a panel."""
-    first, count = rows.start // PANEL, -(-len(matrix) // PANEL)
-    whole = functional.pad(matrix, (0, 0, 0, count * PANEL - len(matrix))).contiguous()
-    units = whole.view(torch.int32).view(count, PANEL, -1)
-    panels[first : first + count].view(torch.int32).squeeze(-1).copy_(units.transpose(1, 2))
-
-
 def to_panels(matrix: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "panels units 32 numbers"]:
-    """Return a copy of a matrix as panels; the last is filled up with zeros.
+    """Return a matrix as panels, the last filled up with zeros: what `penstock::pack` does, in plain PyTorch.
 
     >>> to_panels(torch.ones(40, 6)).shape
     torch.Size([2, 6, 32, 1])
     """
-    panels = empty_panels(matrix.shape[0], matrix.shape[1], matrix.dtype)
-    for rows in row_chunks(len(matrix)):
-        fill_panels(panels, rows, matrix[rows])
-    return panels
+    whole = functional.pad(matrix, (0, 0, 0, -len(matrix) % PANEL))
+    numbers = _UNIT_BYTES // matrix.dtype.itemsize
+    return whole.view(-1, PANEL, matrix.shape[1] // numbers, numbers).transpose(1, 2).contiguous()
 
 
 def from_panels(panels: Float[Tensor, "panels units 32 numbers"], outputs: int) -> Float[Tensor, "o i"]:
@@ -75,7 +58,7 @@ def from_panels(panels: Float[Tensor, "panels units 32 numbers"], outputs: int) 
 
 
 class PackedLinear(nn.Module):
-    """A linear layer over panels, float32 or bfloat16; takes the layer's place, and copies its matrix."""
+    """A linear layer over panels, float32 or bfloat16; a copy of a layer that `can_multiply`."""
 
     panels: Tensor
     bias: Tensor | None
@@ -83,7 +66,10 @@ class PackedLinear(nn.Module):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.register_buffer("panels", to_panels(linear.weight.detach()), persistent=False)
+        weight = linear.weight.detach()
+        panels = empty_panels(self.out_features, self.in_features, weight.dtype)
+        torch.ops.penstock.pack(weight.contiguous(), panels)
+        self.register_buffer("panels", panels, persistent=False)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
@@ -116,6 +102,6 @@ def packed(linear: nn.Linear) -> nn.Module:
         return linear
     if weight.dtype == torch.bfloat16 and has_tiles():
         return TiledLinear(linear)
-    if can_multiply(8 * weight.dtype.itemsize, weight.device) and linear.in_features % numbers == 0:
+    if can_multiply(8 * weight.dtype.itemsize, weight) and linear.in_features % numbers == 0:
         return PackedLinear(linear)
     return linear

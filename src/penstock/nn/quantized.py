@@ -9,16 +9,19 @@ float8: for GPUs with such instructions, scales per output and per token (nn/flo
 torchao is not used: its layers bring no kernel that a CPU without AMX runs faster (ADR 0028).
 """
 
+from collections.abc import Callable
+
 import torch
 from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
 from penstock.nn.float8 import ROW, Scaled, product, scaled
-from penstock.nn.packed import PANEL, can_multiply, empty_panels, fill_panels, from_panels, row_chunks
+from penstock.nn.packed import PANEL, can_multiply, empty_panels, from_panels
 
 GROUP = 32
 """Inputs that share a scale in a matrix of 4 bits."""
+_CHUNK_ROWS = 4096
 _LEAST = 1e-30
 """The scale of zeros is not zero."""
 _SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -47,7 +50,8 @@ def to_int4(
     The number of largest magnitude becomes -8, so a scale may be negative.
     """
     groups = rows.float().view(len(rows), -1, GROUP)
-    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
+    top, bottom = groups.amax(2, keepdim=True), groups.amin(2, keepdim=True)
+    extreme = torch.where(-bottom > top, bottom, top)
     extreme = torch.where(extreme.abs() < _LEAST, _LEAST, extreme)
     best_codes, best_scales, least = groups, extreme, torch.full_like(extreme, torch.inf)
     for share in _SHRUNK:
@@ -58,6 +62,17 @@ def to_int4(
         best_codes = torch.where(is_better, codes, best_codes)
         best_scales, least = torch.where(is_better, scales, best_scales), torch.minimum(error, least)
     return (best_codes + 8).to(torch.uint8).flatten(1), best_scales.squeeze(2).bfloat16()
+
+
+def _to_halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    codes, scales = to_int4(rows)
+    return codes[:, 0::2] | codes[:, 1::2] << 4, scales
+
+
+def _by_chunks(matrix: Tensor, rounded: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Round rows, some thousands at a time: in float32 a whole matrix may be larger than the model."""
+    codes, scales = zip(*(rounded(rows) for rows in torch.split(matrix, _CHUNK_ROWS)), strict=True)
+    return torch.cat(codes), torch.cat(scales)
 
 
 class _Quantized(nn.Module):
@@ -80,30 +95,24 @@ class Int8Linear(_Quantized):
     codes: Tensor
     scales: Tensor
     offsets: Tensor
+    """For the C++ operator: 128 times the sum of each output's codes."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
         weight = linear.weight.detach()
-        self.is_native = can_multiply(8, weight.device) and self.in_features % 4 == 0
-        size = -(-self.out_features // PANEL) * PANEL if self.is_native else self.out_features
-        self.register_buffer("scales", weight.new_ones(size, dtype=torch.float32), persistent=False)
-        self.register_buffer("offsets", weight.new_zeros(size, dtype=torch.int32), persistent=False)
+        self.is_native = can_multiply(8, weight) and self.in_features % 4 == 0
         if self.is_native:
             codes = empty_panels(self.out_features, self.in_features, torch.int8)
+            scales, offsets = (
+                torch.zeros(len(codes) * PANEL),
+                torch.zeros(len(codes) * PANEL, dtype=torch.int32),
+            )
+            torch.ops.penstock.pack_int8(weight.contiguous(), codes, scales, offsets)
+            self.register_buffer("offsets", offsets, persistent=False)
         else:
-            codes = torch.empty_like(weight, dtype=torch.int8)
+            codes, scales = _by_chunks(weight, to_int8)
         self.register_buffer("codes", codes, persistent=False)
-        for rows in row_chunks(self.out_features):
-            self._round(rows, weight[rows])
-
-    def _round(self, rows: slice, matrix: Tensor) -> None:
-        whole, scales = to_int8(matrix)
-        self.scales[rows] = scales
-        self.offsets[rows] = 128 * whole.sum(-1, dtype=torch.int32)
-        if self.is_native:
-            fill_panels(self.codes, rows, whole)
-        else:
-            self.codes[rows] = whole
+        self.register_buffer("scales", scales, persistent=False)
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Apply the layer; a token's result does not depend on the others."""
@@ -128,21 +137,16 @@ class Int4Linear(_Quantized):
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
         weight = linear.weight.detach()
-        self.is_native = can_multiply(4, weight.device)
-        made = [self._rounded(weight[rows]) for rows in row_chunks(self.out_features)]
-        self.register_buffer("codes", torch.cat([codes for codes, _ in made]), persistent=False)
-        self.register_buffer("scales", torch.cat([scales for _, scales in made]), persistent=False)
-
-    def _rounded(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """Return two numbers a byte, [panels, units, 64] or [outputs, inputs / 2], and their scales."""
-        codes, scales = to_int4(matrix)
-        if not self.is_native:
-            return codes[:, 0::2] | codes[:, 1::2] << 4, scales
-        panels = empty_panels(len(matrix), self.in_features, torch.uint8)
-        fill_panels(panels, slice(0, len(matrix)), codes)
-        scales = functional.pad(scales, (0, 0, 0, len(panels) * PANEL - len(scales)))
-        low, high = torch.split(panels, PANEL // 2, dim=2)
-        return (low | high << 4).flatten(2), scales.view(len(panels), PANEL, -1).transpose(1, 2).contiguous()
+        self.is_native = can_multiply(4, weight)
+        if self.is_native:  # two codes a byte: a panel's outputs 0 to 15 in the lower halves, 16 to 31 above
+            codes = empty_panels(self.out_features, self.in_features // 2, torch.uint8)
+            codes = codes.view(len(codes), -1, 2 * PANEL)
+            scales = weight.new_zeros(len(codes), self.in_features // GROUP, PANEL, dtype=torch.bfloat16)
+            torch.ops.penstock.pack_int4(weight.contiguous(), codes, scales)
+        else:
+            codes, scales = _by_chunks(weight, _to_halves)
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
 
     def matrix(self) -> Float[Tensor, "outputs inputs"]:
         """Return the matrix that codes and scales stand for, in float32."""

@@ -9,7 +9,7 @@ from penstock.nn import quantized
 from penstock.nn.packed import PackedLinear, TiledLinear, can_multiply, from_panels, packed, to_panels
 from penstock.nn.quantized import Float8Linear, Int4Linear, Int8Linear, to_int4, to_int8
 
-CPU = torch.device("cpu")
+LIKE = torch.zeros(())
 SIZES = [(64, 96), (33, 7 * 32), (200, 64), (1, 32)]
 """Outputs and inputs: whole and partial panels."""
 NUM_TOKENS = [1, 2, 13, 14, 15, 70]
@@ -22,7 +22,7 @@ def way(request, monkeypatch):
     if request.param == "plain":
         monkeypatch.setattr(quantized, "can_multiply", lambda *_: False)
         monkeypatch.setattr(packed_layers, "can_multiply", lambda *_: False)
-    elif not all(can_multiply(bits, CPU) for bits in (4, 8, 16, 32)):
+    elif not all(can_multiply(bits, LIKE) for bits in (4, 8, 16, 32)):
         pytest.skip("this machine has no such operators")
     return request.param
 
@@ -42,7 +42,15 @@ def test_panels_hold_the_matrix(dtype, outputs):
     assert torch.equal(from_panels(panels, outputs), matrix)
 
 
-@pytest.mark.skipif(not can_multiply(32, CPU), reason="this machine has no such operators")
+@pytest.mark.skipif(not can_multiply(32, LIKE), reason="this machine has no such operators")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("outputs", [1, 32, 77])
+def test_operator_packs_as_plain_torch_does(dtype, outputs):
+    plain = layer(outputs, 48, dtype=dtype)
+    assert torch.equal(PackedLinear(plain).panels, to_panels(plain.weight))
+
+
+@pytest.mark.skipif(not can_multiply(32, LIKE), reason="this machine has no such operators")
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)])
 @pytest.mark.parametrize("num_tokens", NUM_TOKENS)
@@ -67,7 +75,7 @@ def test_leading_dims_are_kept_and_views_are_read_right(make, dtype):
 @pytest.mark.parametrize("make", [PackedLinear, Int8Linear, Int4Linear])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_tokens_result_does_not_depend_on_its_neighbours(make, dtype):
-    if not can_multiply(4, CPU):
+    if not can_multiply(4, LIKE):
         pytest.skip("this machine has no such operators")
     made, x = make(layer(72, 96, dtype=dtype, bias=True)), torch.randn(40, 96, dtype=dtype)
     together = made(x)

@@ -11,9 +11,9 @@ namespace penstock {
 
 // Which matrices this CPU multiplies by: float32 and bfloat16, int8, int4.
 bool has_linear(int64_t bits) {
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#ifdef HAS_INTEGERS
   return bits == 4 || bits == 8 || bits == 16 || bits == 32;
-#elif defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#elif defined(HAS_PANELS)
   return bits == 16 || bits == 32;
 #else
   return false;
@@ -27,12 +27,7 @@ inline at::Tensor outputs_of(const at::Tensor& x, int64_t outputs, at::ScalarTyp
   return at::empty(sizes, x.options().dtype(type));
 }
 
-// A thread takes tiles of at least half a microsecond's work in sum: waking it costs about as much.
-inline int64_t grain_of_tiles(int64_t units, int64_t tokens) {
-  return std::max<int64_t>(1, 8192 / (units * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
-}
-
-#ifdef __AVX512F__
+#ifdef HAS_PANELS
 
 template <class Of, class T>
 void multiply_all(const at::Tensor& x, const at::Tensor& panels, const T* bias, at::Tensor& out) {
@@ -64,7 +59,7 @@ at::Tensor linear(const at::Tensor& given, const at::Tensor& panels, const std::
                   x.size(-1) == panels.size(1) * panels.size(3) && panels.size(0) == (outputs + 31) / 32,
               "linear: ", x.sizes(), " with panels ", panels.sizes(), " for ", outputs, " outputs");
   TORCH_CHECK(!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == outputs), "linear: bias");
-#ifdef __AVX512F__
+#ifdef HAS_PANELS
   if (x.scalar_type() == at::kFloat)
     multiply_all<OfFloat, float>(x, panels, bias ? bias->const_data_ptr<float>() : nullptr, out);
   else

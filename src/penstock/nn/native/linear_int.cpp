@@ -16,25 +16,11 @@
 
 namespace penstock {
 
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#ifdef HAS_INTEGERS
 
 constexpr int64_t GROUP = 32;         // inputs that share a scale in a matrix of 4 bits
 constexpr int64_t GROUP_UNITS = GROUP / 4;
 constexpr int64_t MAX_TOKENS_4 = 6;  // a tile keeps sums of a group and of all groups in registers
-
-// codes = round(x * 127 / largest) + shift; returns the scale. A row of zeros has a scale too.
-template <class T>
-float round_row(const T* x, int64_t size, int shift, uint8_t* codes) {
-  Vec most(1e-30f);
-  each_lane(size, [&](int64_t i, auto at) { most = Vec(_mm512_max_ps(most.v, _mm512_abs_ps(at.load(x + i).v))); });
-  const Vec factor(127.0f / most.largest());
-  each_lane(size, [&](int64_t i, auto at) {
-    const __m512i whole = _mm512_cvtps_epi32((at.load(x + i) * factor).v);
-    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(shift)));
-    _mm_mask_storeu_epi8(codes + i, static_cast<__mmask16>((1u << at.count) - 1), bytes);
-  });
-  return most.largest() / 127.0f;
-}
 
 // Tokens as codes [tokens, inputs], and a scale for each.
 struct Tokens {
@@ -154,8 +140,6 @@ void multiply_int4(const Tokens& x, const Int4Matrix& w, const T* bias, at::Tens
            [&](int64_t begin, int64_t end) { each_tile<MAX_TOKENS_4>(begin, end, x.count(), tile); });
 }
 
-#else
-#define NO_INTEGERS
 #endif
 
 using Bias = std::optional<at::Tensor>;
@@ -164,7 +148,7 @@ void check(const at::Tensor& x, const Bias& bias, const at::Tensor& panels, int6
   TORCH_CHECK(x.size(-1) == inputs && panels.is_contiguous() && panels.size(0) == (outputs + 31) / 32,
               "linear of integers: ", x.sizes(), " with panels ", panels.sizes(), " for ", outputs, " outputs");
   TORCH_CHECK(!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == outputs), "linear: bias");
-#ifdef NO_INTEGERS
+#ifndef HAS_INTEGERS
   TORCH_CHECK(false, "linear of integers: this CPU has no AVX-512 VNNI");
 #endif
 }
@@ -176,7 +160,7 @@ at::Tensor linear_int8(const at::Tensor& given, const at::Tensor& panels, const 
   TORCH_CHECK(panels.scalar_type() == at::kChar && scales.numel() == panels.size(0) * 32 &&
               offsets.numel() == scales.numel() && offsets.scalar_type() == at::kInt, "linear_int8: its matrix");
   at::Tensor out = outputs_of(x, outputs, x.scalar_type());
-#ifndef NO_INTEGERS
+#ifdef HAS_INTEGERS
   const Tokens tokens(x, 128);
   const Int8Matrix matrix{static_cast<const int32_t*>(panels.const_data_ptr()), scales.const_data_ptr<float>(),
                           offsets.const_data_ptr<int32_t>()};
@@ -195,7 +179,7 @@ at::Tensor linear_int4(const at::Tensor& given, const at::Tensor& panels, const 
   TORCH_CHECK(panels.scalar_type() == at::kByte && scales.scalar_type() == at::kBFloat16 && x.size(-1) % 32 == 0 &&
               scales.numel() == panels.size(0) * panels.size(1) * 4, "linear_int4: its matrix");
   at::Tensor out = outputs_of(x, outputs, x.scalar_type());
-#ifndef NO_INTEGERS
+#ifdef HAS_INTEGERS
   const Tokens tokens(x, 0);
   const Int4Matrix matrix{panels.const_data_ptr<uint8_t>(), scales.const_data_ptr<bf16>()};
   dispatch(x, [&](auto zero) {

@@ -11,6 +11,13 @@
 // order whatever the number of tokens: the result of a token does not depend on its neighbours.
 #pragma once
 
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512BW__)
+#define HAS_PANELS
+#ifdef __AVX512VNNI__
+#define HAS_INTEGERS
+#endif
+#endif
+
 #include <algorithm>
 #include <cstdint>
 #include <utility>
@@ -22,7 +29,7 @@ namespace penstock {
 constexpr int64_t PANEL = 32;      // outputs of a panel: two registers of float32
 constexpr int64_t MAX_TOKENS = 14;  // tokens of a tile
 
-#ifdef __AVX512F__
+#ifdef HAS_PANELS
 
 constexpr int AHEAD = 8192;  // bytes: far enough to hide memory, near enough to stay in the first cache
 
@@ -48,7 +55,7 @@ struct OfBFloat16 {
   }
 };
 
-#ifdef __AVX512VNNI__
+#ifdef HAS_INTEGERS
 struct OfInt8 {  // tokens from 0 to 255, the matrix from -127 to 127
   using Sum = __m512i;
   static Sum zero() { return _mm512_setzero_si512(); }
@@ -99,9 +106,32 @@ int64_t num_tiles(int64_t tokens, int64_t panels) {
   return panels * ((tokens + most - 1) / most);
 }
 
+// A thread takes tiles of at least half a microsecond's work in sum: waking it costs about as much.
+inline int64_t grain_of_tiles(int64_t units, int64_t tokens) {
+  return std::max<int64_t>(1, 8192 / (units * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
+}
+
 // The outputs of a register, from `first`, that the matrix has: its last panel is filled up.
 inline Lanes lanes(int64_t first, int64_t outputs) {
   return Lanes{static_cast<int>(std::clamp<int64_t>(outputs - first, 0, LANES))};
+}
+
+#endif
+
+#ifdef HAS_INTEGERS
+
+// codes = round(x * 127 / largest) + shift; returns the scale. A row of zeros has a scale too.
+template <class T>
+float round_row(const T* x, int64_t size, int shift, uint8_t* codes) {
+  Vec most(1e-30f);
+  each_lane(size, [&](int64_t i, auto at) { most = Vec(_mm512_max_ps(most.v, _mm512_abs_ps(at.load(x + i).v))); });
+  const Vec factor(127.0f / most.largest());
+  each_lane(size, [&](int64_t i, auto at) {
+    const __m512i whole = _mm512_cvtps_epi32((at.load(x + i) * factor).v);
+    const __m128i bytes = _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(shift)));
+    _mm_mask_storeu_epi8(codes + i, static_cast<__mmask16>((1u << at.count) - 1), bytes);
+  });
+  return most.largest() / 127.0f;
 }
 
 #endif
