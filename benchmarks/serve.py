@@ -1,0 +1,247 @@
+"""How fast do we answer, alone and under load, beside other engines and the memory's speed?
+
+    python benchmarks/serve.py --model 125m --dtype bfloat16 --peers /tmp/peers/serve/bin/python
+
+Each engine has a process of its own, under its own interpreter: the same random weights, prompts and numbers
+of tokens. Cases:
+
+    single      one request: ms a token, from the first token to the last
+    prefill     one prompt of 1,024 tokens: tokens/s until its first token
+    16, 64      so many requests at once, log-normal lengths: generated tokens/s of all of it, prompts
+                included; ms to the first token and between tokens, p50 and p99
+    start       from the start of a process to its first token (`start_s`)
+    open loop   Poisson arrivals at shares of what the engine reached with most at once (--load), drawn
+
+Engines take turns, round by round, after a round that does not count; figures are medians over rounds, per
+second and per CPU-second (of a process and its children). The roofline is the bytes of the weights that a
+token reads over the bandwidth measured in the same rounds, with all cores. An engine that does not start is
+left out, with a line that says so.
+
+Prefix caches are off, for each round has the same prompts, and weights are as stored unless a row's name
+says otherwise. The scheduler's share of a step is Penstock's own count. All engines are in memory at the
+same time: --only names those that fit.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import serve_load
+from drawing import Line, lines
+from results_file import file_result
+from serve_figures import figures, latency, median_of, table, throughput
+from serve_models import write_folder
+from serve_worker import ENGINES
+
+from penstock.core import clock
+
+HERE = Path(__file__).parent
+
+
+class Worker:
+    """One engine's process."""
+
+    def __init__(self, name, folder, arguments, log):
+        own = name.startswith("penstock")
+        python = sys.executable if own else arguments.peers
+        begin = clock.monotonic()
+        self._process = subprocess.Popen(
+            [python, HERE / "serve_worker.py", name, folder, arguments.dtype],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            env=os.environ if own else peers_environment(arguments),
+        )  # fmt: skip
+        self.opened_s = self._reply()["opened_s"]
+        self.ask(serve_load.one(16, 1, vocabulary=64, seed=0))
+        self.start_s = clock.monotonic() - begin
+
+    def ask(self, requests):
+        """Serve; return the reply."""
+        print(json.dumps(requests), file=self._process.stdin, flush=True)
+        return self._reply()
+
+    def close(self):
+        """End it."""
+        self._process.stdin.close()
+        try:
+            self._process.wait(60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _reply(self):
+        line = self._process.stdout.readline()
+        if not line:
+            raise EngineEnded
+        return json.loads(line)
+
+
+class EngineEnded(Exception):
+    """A worker ended without an answer; its log says why."""
+
+
+def peers_environment(arguments):
+    """Return the environment of a peer: nothing of ours."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return kept | ({"PYTHONPATH": str(arguments.stubs)} if arguments.stubs else {})
+
+
+def bandwidth():
+    """Bytes/s at which all cores read memory: the best of some sums over 256 MiB."""
+    import torch
+
+    numbers = torch.ones(2**25, dtype=torch.int64)
+    best = 0.0
+    for _ in range(6):
+        start = clock.monotonic()
+        numbers.sum()
+        best = max(best, numbers.nbytes / (clock.monotonic() - start))
+    return best
+
+
+def open_workers(stack, folder, arguments):
+    """Return name -> worker of the engines that start."""
+    workers = {}
+    for name in arguments.only:
+        if arguments.peers is None and not name.startswith("penstock"):
+            continue
+        log = stack.enter_context((folder / f"{name}.log").open("w"))
+        try:
+            workers[name] = Worker(name, folder, arguments, log)
+        except (EngineEnded, BrokenPipeError):
+            print(f"{name} is left out: it did not start, see {log.name}")
+            continue
+        stack.callback(workers[name].close)
+        print(f"{name}: {workers[name].start_s:.1f} s to its first token", flush=True)
+    return workers
+
+
+def measure(workers, arguments):
+    """Return engine -> case -> figures, and the bandwidth."""
+    asked = serve_load.cases(arguments)
+    found = {name: {case: [] for case in asked} for name in workers}
+    speeds, shares = [], []
+    for number in range(-1, arguments.rounds):
+        speeds.append(bandwidth())
+        for case, requests in asked.items():
+            for name in tuple(workers):
+                try:
+                    reply = workers[name].ask(requests)
+                except (EngineEnded, BrokenPipeError):
+                    print(f"{name} ended in the case {case}: it is left out")
+                    del workers[name], found[name]
+                    continue
+                if number >= 0:
+                    found[name][case].append(figures(case, requests, reply))
+                if name == "penstock":
+                    shares.append(reply["scheduler_share"])
+        print(f"round {number + 1} of {arguments.rounds}" if number >= 0 else "warmed up", flush=True)
+    medians = {
+        name: {case: median_of(rounds) for case, rounds in cases.items()} for name, cases in found.items()
+    }
+    return medians, max(speeds), shares[-1] if shares else None
+
+
+def under_load(workers, results, arguments):
+    """Return engine -> [load, figures]: arrivals at shares of what each engine reached with all at once."""
+    vocabulary = int(serve_load.SHAPES[arguments.model].split("/")[-1])
+    busiest = f"{max(arguments.concurrent)} at once"
+    found = {}
+    for name, worker in workers.items():
+        if name == "transformers":  # it takes one batch and no more
+            continue
+        best = results[name][busiest]["tokens_per_s"]
+        rows = found[name] = []
+        for share in arguments.load:
+            requests = serve_load.many(
+                arguments.requests, vocabulary=vocabulary, seed=7, scale=arguments.scale, per_s=1.0
+            )
+            mean = np.mean([wanted["max_tokens"] for wanted in requests])
+            for wanted in requests:
+                wanted["arrival_s"] *= mean / (share * best)
+            reply = worker.ask(requests)
+            stamps = [np.array(times) for times in reply["stamps"]]
+            row = {**throughput(stamps, reply["wall_s"], reply["cpu_s"]), **latency(requests, stamps)}
+            rows.append({"offered_tokens_per_s": share * best, **row})
+            print(f"{name} at {share:.0%}: first token p99 {row['ttft_p99_ms']:,.0f} ms", flush=True)
+    return found
+
+
+def run(arguments, folder):
+    """Measure; return the result."""
+    read_bytes = write_folder(folder, arguments.model, arguments.dtype)
+    with ExitStack() as stack:
+        workers = open_workers(stack, folder, arguments)
+        results, bytes_per_s, scheduler_share = measure(workers, arguments)
+        roofline_ms = 1e3 * read_bytes / bytes_per_s
+        print(*table(results, roofline_ms), sep="\n")
+        if scheduler_share is not None:
+            print(f"scheduler: {scheduler_share:.2%} of Penstock's steps")
+        loads = under_load(workers, results, arguments) if arguments.load else {}
+        starts = {name: worker.start_s for name, worker in workers.items()}
+    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "out"}
+    return {
+        "settings": settings, "roofline_ms": roofline_ms, "bandwidth_gb_s": bytes_per_s / 1e9,
+        "scheduler_share": scheduler_share, "start_s": starts, "results": results, "under_load": loads,
+    }  # fmt: skip
+
+
+def drawn(loads):
+    """Return the drawing of latency against load."""
+    series = [
+        Line(
+            name=f"{name}, {percent}",
+            x=[row["tokens_per_s"] for row in rows],
+            y=[row[f"ttft_{percent}_ms"] for row in rows],
+        )
+        for name, rows in loads.items()
+        for percent in ("p50", "p99")
+    ]
+    title = "Time to the first token against load, Poisson arrivals"
+    return lines(title, series, x_label="generated tokens/s", y_label="ms", log_y=True)
+
+
+def parse(words=None):
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, help="folder for the result")
+    parser.add_argument("--model", choices=serve_load.SHAPES, default="125m")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--weights", type=Path, help="folder in which random models are kept between runs")
+    parser.add_argument(
+        "--peers", type=Path, help="the interpreter that has the other engines; none: no peers"
+    )
+    parser.add_argument("--stubs", type=Path, help="a folder of modules that peers import and do not use")
+    parser.add_argument("--only", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="ENGINE")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--concurrent", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
+    parser.add_argument("--load", type=float, nargs="*", default=[0.3, 0.5, 0.7, 0.85, 1.0])
+    parser.add_argument("--requests", type=int, default=96, help="of each rate of arrivals")
+    parser.add_argument("--quick", action="store_true", help="one round, a third of the lengths, no arrivals")
+    arguments = parser.parse_args(words)
+    if arguments.quick:
+        arguments.rounds, arguments.scale, arguments.load = 1, arguments.scale / 3, []
+    return arguments
+
+
+def main():
+    arguments = parse()
+    with ExitStack() as stack:
+        kept = arguments.weights or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        result = run(arguments, kept / f"{arguments.model}-{arguments.dtype}")
+    if arguments.out:
+        drawings = {"load": drawn(result["under_load"])} if result["under_load"] else {}
+        file_result(arguments.out, "serve", result, drawings=drawings, packages=("torch",))
+
+
+if __name__ == "__main__":
+    main()

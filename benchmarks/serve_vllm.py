@@ -1,0 +1,41 @@
+"""vLLM's CPU build, as its offline API starts it: an engine core of its own process, stepped from here."""
+
+import os
+
+
+class Vllm:
+    """Answers of exactly so many tokens."""
+
+    def __init__(self, folder, dtype):
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        from vllm import LLM, SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        self._params, self._delta = SamplingParams, RequestOutputKind.DELTA
+        self._llm = LLM(
+            str(folder), dtype=dtype, skip_tokenizer_init=True, max_model_len=2048,
+            enable_prefix_caching=False, disable_log_stats=True, gpu_memory_utilization=0.2,
+        )  # fmt: skip
+        self._engine = self._llm.llm_engine
+        self.num_open = 0
+
+    @property
+    def has_work(self):
+        """Whether any request has not ended."""
+        return self.num_open > 0
+
+    def add(self, index, prompt, max_tokens):
+        """Queue a request."""
+        params = self._params(
+            temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False, output_kind=self._delta
+        )
+        self._engine.add_request(str(index), {"prompt_token_ids": prompt}, params)
+        self.num_open += 1
+
+    def step(self):
+        """Return the indices that got a token."""
+        got = []
+        for output in self._engine.step():
+            got += [int(output.request_id.split("-")[0])] * len(output.outputs[0].token_ids)
+            self.num_open -= output.finished
+        return got
