@@ -33,9 +33,10 @@ from pathlib import Path
 
 import numpy as np
 import serve_load
+import torch
 from drawing import Line, lines
 from results_file import file_result
-from serve_figures import figures, latency, median_of, table, throughput
+from serve_figures import figures, latency, median_of, tables, throughput
 from serve_models import write_folder
 from serve_worker import ENGINES
 
@@ -54,7 +55,7 @@ class Worker:
         self._process = subprocess.Popen(
             [python, HERE / "serve_worker.py", name, folder, arguments.dtype],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
-            env=os.environ if own else peers_environment(arguments),
+            env=environment(arguments, own=own),
         )  # fmt: skip
         self.opened_s = self._reply()["opened_s"]
         self.ask(serve_load.one(16, 1, vocabulary=64, seed=0))
@@ -86,16 +87,15 @@ class EngineEnded(Exception):
     """A worker ended without an answer; its log says why."""
 
 
-def peers_environment(arguments):
-    """Return the environment of a peer: nothing of ours."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return kept | ({"PYTHONPATH": str(arguments.stubs)} if arguments.stubs else {})
+def environment(arguments, *, own):
+    """Return the environment of a worker; a peer has nothing of ours."""
+    kept = {name: value for name, value in os.environ.items() if own or name != "PYTHONPATH"}
+    return kept | ({"OMP_NUM_THREADS": str(arguments.threads)} if arguments.threads else {})
 
 
-def bandwidth():
-    """Bytes/s at which all cores read memory: the best of some sums over 256 MiB."""
-    import torch
-
+def bandwidth(num_threads):
+    """Bytes/s at which the threads read memory: the best of some sums over 256 MiB."""
+    torch.set_num_threads(num_threads or os.cpu_count())
     numbers = torch.ones(2**25, dtype=torch.int64)
     best = 0.0
     for _ in range(6):
@@ -128,7 +128,7 @@ def measure(workers, arguments):
     found = {name: {case: [] for case in asked} for name in workers}
     speeds, shares = [], []
     for number in range(-1, arguments.rounds):
-        speeds.append(bandwidth())
+        speeds.append(bandwidth(arguments.threads))
         for case, requests in asked.items():
             for name in tuple(workers):
                 try:
@@ -167,7 +167,10 @@ def under_load(workers, results, arguments):
                 wanted["arrival_s"] *= mean / (share * best)
             reply = worker.ask(requests)
             stamps = [np.array(times) for times in reply["stamps"]]
-            row = {**throughput(stamps, reply["wall_s"], reply["cpu_s"]), **latency(requests, stamps)}
+            row = {
+                **throughput(stamps, reply["wall_s"], max(reply["cpu_s"], 0.01)),
+                **latency(requests, stamps),
+            }
             rows.append({"offered_tokens_per_s": share * best, **row})
             print(f"{name} at {share:.0%}: first token p99 {row['ttft_p99_ms']:,.0f} ms", flush=True)
     return found
@@ -180,7 +183,7 @@ def run(arguments, folder):
         workers = open_workers(stack, folder, arguments)
         results, bytes_per_s, scheduler_share = measure(workers, arguments)
         roofline_ms = 1e3 * read_bytes / bytes_per_s
-        print(*table(results, roofline_ms), sep="\n")
+        print(*tables(results), f"roofline: {roofline_ms:.1f} ms/token", sep="\n")
         if scheduler_share is not None:
             print(f"scheduler: {scheduler_share:.2%} of Penstock's steps")
         loads = under_load(workers, results, arguments) if arguments.load else {}
@@ -219,17 +222,21 @@ def parse(words=None):
     parser.add_argument(
         "--peers", type=Path, help="the interpreter that has the other engines; none: no peers"
     )
-    parser.add_argument("--stubs", type=Path, help="a folder of modules that peers import and do not use")
+    parser.add_argument("--threads", type=int, help="of each engine; fewer than cores on a busy machine")
     parser.add_argument("--only", nargs="+", choices=ENGINES, default=list(ENGINES), metavar="ENGINE")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrent", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
-    parser.add_argument("--load", type=float, nargs="*", default=[0.3, 0.5, 0.7, 0.85, 1.0])
+    parser.add_argument(
+        "--load", type=float, nargs="*", help="shares; default: 0.3 0.5 0.7 0.85 1, or none if --quick"
+    )
     parser.add_argument("--requests", type=int, default=96, help="of each rate of arrivals")
     parser.add_argument("--quick", action="store_true", help="one round, a third of the lengths, no arrivals")
     arguments = parser.parse_args(words)
     if arguments.quick:
-        arguments.rounds, arguments.scale, arguments.load = 1, arguments.scale / 3, []
+        arguments.rounds, arguments.scale = 1, arguments.scale / 3
+    if arguments.load is None:
+        arguments.load = [] if arguments.quick else [0.3, 0.5, 0.7, 0.85, 1.0]
     return arguments
 
 

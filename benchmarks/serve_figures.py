@@ -2,6 +2,8 @@
 
 import numpy as np
 
+_TICK_S = 0.01  # CPU time is counted in these
+
 
 def figures(case, requests, reply):
     """Return the figures of one case.
@@ -13,7 +15,7 @@ def figures(case, requests, reply):
     stamps = [np.array(times) for times in reply["stamps"]]
     for times, wanted in zip(stamps, requests, strict=True):
         assert len(times) == wanted["max_tokens"], (case, len(times), wanted["max_tokens"])
-    wall, cpu = reply["wall_s"], reply["cpu_s"]
+    wall, cpu = reply["wall_s"], max(reply["cpu_s"], _TICK_S)
     if case == "single":
         times = stamps[0]
         share = (times[-1] - times[0]) / wall
@@ -21,14 +23,17 @@ def figures(case, requests, reply):
         return {"ms_per_token": 1e3 * per_token, "cpu_ms_per_token": 1e3 * cpu * share / (len(times) - 1)}
     if case == "prefill":
         length = len(requests[0]["prompt"])
-        return {"prompt_tokens_per_s": length / stamps[0][0], "prompt_tokens_per_cpu_s": length / cpu}
+        return {
+            "prompt_tokens_per_s": length / stamps[0][0],
+            "prompt_tokens_per_cpu_s": length / max(cpu, _TICK_S),
+        }
     return {**throughput(stamps, wall, cpu), **latency(requests, stamps)}
 
 
 def throughput(stamps, wall, cpu):
     """Generated tokens, prompts' time included."""
     tokens = sum(len(times) for times in stamps)
-    return {"tokens_per_s": tokens / wall, "tokens_per_cpu_s": tokens / max(cpu, 1e-9)}
+    return {"tokens_per_s": tokens / wall, "tokens_per_cpu_s": tokens / cpu}
 
 
 def latency(requests, stamps):
@@ -47,20 +52,27 @@ def median_of(rounds):
     return {name: float(np.median([found[name] for found in rounds])) for name in rounds[0]}
 
 
-def table(results, roofline_ms):
-    """Return the lines of one table: an engine a row."""
-    columns = [
-        ("single", "ms_per_token", "ms/token"), ("prefill", "prompt_tokens_per_s", "prompt/s"),
-    ]  # fmt: skip
-    concurrent = [case for case in next(iter(results.values())) if case.endswith("at once")]
-    for case in concurrent:
-        count = case.split()[0]
-        columns += [(case, "tokens_per_s", f"{count}: tok/s"), (case, "tokens_per_cpu_s", "per CPU-s")]
-        columns += [(case, "ttft_p50_ms", "ttft p50"), (case, "ttft_p99_ms", "p99")]
-        columns += [(case, "between_p50_ms", "between p50"), (case, "between_p99_ms", "p99")]
-    lines = ["engine".ljust(22) + "".join(title.rjust(13) for _, _, title in columns)]
+def tables(results):
+    """Return the lines of three tables, an engine a row: per second, per CPU-second, waits."""
+    together = [case for case in next(iter(results.values())) if case.endswith("at once")]
+    by_wall = [("single", "ms_per_token", "ms/token"), ("prefill", "prompt_tokens_per_s", "prompt/s")]
+    by_wall += [(case, "tokens_per_s", f"{case.split()[0]}: tok/s") for case in together]
+    by_cpu = [
+        ("single", "cpu_ms_per_token", "CPU ms"),
+        ("prefill", "prompt_tokens_per_cpu_s", "prompt/CPU-s"),
+    ]
+    by_cpu += [(case, "tokens_per_cpu_s", f"{case.split()[0]}: tok/CPU-s") for case in together]
+    waits = [
+        (case, f"{name}_{percent}_ms", f"{case.split()[0]}: {name} {percent}")
+        for case in together
+        for name in ("ttft", "between")
+        for percent in ("p50", "p99")
+    ]
+    return [line for columns in (by_wall, by_cpu, waits) for line in (*_table(results, columns), "")]
+
+
+def _table(results, columns):
+    yield "engine".ljust(26) + "".join(title.rjust(18) for _, _, title in columns)
     for engine, found in results.items():
-        values = [found.get(case, {}).get(name) for case, name, _ in columns]
-        cells = ["-" if value is None else f"{value:,.1f}" for value in values]
-        lines.append(engine.ljust(22) + "".join(cell.rjust(13) for cell in cells))
-    return [*lines, f"roofline: {roofline_ms:.1f} ms/token (bytes of the weights / bandwidth)"]
+        values = [found[case][name] for case, name, _ in columns]
+        yield engine.ljust(26) + "".join(f"{value:,.1f}".rjust(18) for value in values)

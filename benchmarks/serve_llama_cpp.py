@@ -9,6 +9,7 @@ import llama_cpp as api
 import numpy as np
 
 _SEATS, _BATCH, _CONTEXT = 64, 512, 1024
+_THREADS = int(os.environ.get("OMP_NUM_THREADS", os.cpu_count()))
 _SILENT = api.llama_log_callback(lambda *_: None)
 
 
@@ -29,7 +30,7 @@ class LlamaCpp:
         params = api.llama_context_default_params()
         params.n_ctx, params.n_seq_max = _SEATS * _CONTEXT, _SEATS
         params.n_batch = params.n_ubatch = _BATCH
-        params.n_threads = params.n_threads_batch = os.cpu_count()
+        params.n_threads = params.n_threads_batch = _THREADS
         if hasattr(params, "kv_unified"):
             params.kv_unified = False
         self._context = api.llama_init_from_model(model, params)

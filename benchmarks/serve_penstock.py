@@ -1,7 +1,6 @@
 """Penstock's engine for the serving benchmark."""
 
 from penstock.engine.assemble import build_engine
-
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
 

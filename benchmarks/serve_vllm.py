@@ -8,6 +8,8 @@ class Vllm:
 
     def __init__(self, folder, dtype):
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
+        if "OMP_NUM_THREADS" in os.environ:  # otherwise it takes, and keeps to, all cores
+            os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
         from vllm import LLM, SamplingParams
         from vllm.sampling_params import RequestOutputKind
 

@@ -70,7 +70,7 @@ def drive(engine, requests):
     return stamps
 
 
-def main():
+def work():
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever engines print is no reply
     start = time.perf_counter()
@@ -92,4 +92,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    work()

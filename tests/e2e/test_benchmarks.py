@@ -30,7 +30,7 @@ RUNS = {
     "wire_codecs": "--numbers 10000 --rounds 1",
     "outer": "--steps 4 --seeds 1 --hidden 16",
     "packing": "--lengths 1024 --pools 1",
-    "serve": "--model tiny --only penstock --rounds 1 --concurrent 2 --scale 0.1 --load 0.5 --requests 3",
+    "serve": "--model tiny --only penstock --quick --threads 1 --concurrent 2 --load 1 --requests 3",
     "shuffle_quality": "--tokens 300K --seeds 1",
     "shuffle_training": "--steps 4 --seeds 1",
     "speculate": "--seconds 0 --hidden 32 --layers 1 --tune-steps 1 --tokens 4 --requests 2 --rounds 1",
