@@ -97,7 +97,6 @@ def test_prompts_are_answered_in_their_order_and_echoed(client):
     assert alone.choices[0].text == replies.choices[2].text
 
 
-@pytest.mark.skip(reason="the engine does not tell how likely prompts are yet")
 def test_a_prompt_can_be_scored_without_an_answer(client):
     reply = client.completions.create(model="tiny", prompt="the turbine", max_tokens=0, echo=True, logprobs=1)
     logprobs = reply.choices[0].logprobs

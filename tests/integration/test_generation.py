@@ -88,6 +88,22 @@ def test_greedy_answers_equal_those_of_transformers(pair):
     assert [list(found.token_ids) for found in together] == expected
 
 
+def test_the_logprobs_of_a_prompt_are_those_of_transformers(pair):
+    theirs, ours = pair
+    params = Params(sampling=GREEDY, max_tokens=3, num_prompt_logprobs=2)
+    for found, prompt in zip(
+        ours.generate([*PROMPTS, PROMPTS[2]], params), [*PROMPTS, PROMPTS[2]], strict=True
+    ):
+        with torch.inference_mode():
+            expected = theirs(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        first, *others = found.prompt_logprobs
+        assert first is None
+        assert [one.token for one in others] == prompt[1:]
+        for row, one in enumerate(others):
+            assert one.logprob == pytest.approx(expected[row, prompt[row + 1]].item(), abs=1e-4)
+            assert list(one.top.values()) == pytest.approx(expected[row].topk(2).values.tolist(), abs=1e-4)
+
+
 def test_an_end_token_ends_the_answer_where_transformers_ends_it(pair):
     theirs, ours = pair
     prompt = PROMPTS[1]

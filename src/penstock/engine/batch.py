@@ -33,7 +33,7 @@ class Batch:
     """[s, w] int32, filled up with 0."""
     logit_rows: np.ndarray
     """[r] int64: tokens of the step whose logits are needed, ascending: the last of each share that
-    samples, and with drafts also those before each of them."""
+    samples, with drafts also those before each of them, and where they are asked for those of a prompt."""
     adapters: np.ndarray
     """[s] int32: index of each share's adapter; -1: none."""
 
@@ -91,9 +91,12 @@ def _block_tables(shares: tuple[Share, ...]) -> np.ndarray:
 
 
 def _logit_rows(shares: tuple[Share, ...], ends: np.ndarray) -> np.ndarray:
-    sampling = [index for index, share in enumerate(shares) if share.samples]
-    counts = np.array([1 + len(shares[index].drafts) for index in sampling], np.int64)
-    last = ends[sampling]
+    counts = np.array([share.num_rows for share in shares], np.int64)
     before = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    rows: np.ndarray = np.repeat(last - counts, counts) + before
-    return rows
+    rows: np.ndarray = np.repeat(ends - counts, counts) + before
+    scored = [
+        np.arange(len(share.scored)) + end - share.num_tokens
+        for share, end in zip(shares, ends, strict=True)
+        if share.scored
+    ]
+    return np.sort(np.concatenate([rows, *scored])) if scored else rows

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from penstock.engine.answers import Drawn
+from penstock.engine.prompt_logprobs import PromptLogprobs
+from penstock.engine.request import TokenLogprob
 from penstock.engine.runner import Output
 from penstock.engine.sampler import Draws, Sampler, rows_of
 from penstock.engine.sequence import Sequence
@@ -21,15 +23,16 @@ class Drawer:
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
+        self._prompts = PromptLogprobs()
 
     def draw(self, plan: StepPlan, output: Output) -> list[Drawn]:
         """Return what each share of a plan gets."""
-        draws = self._sampler.draw(output.logits, rows_of(plan))
+        draws = self._sampler.draw(self._prompts.take(plan, output.logits), rows_of(plan))
         rows, end, found = iter(range(len(draws.tokens))), 0, []
         for share in plan.shares:
             end += share.num_tokens
             if share.samples:
-                found.append(_drawn(share, draws, rows))
+                found.append(_drawn(share, draws, rows, self._prompts.told(share)))
             elif _embeds(share):
                 found.append(Drawn(embedding=_unit(output.hidden[end - 1])))
             else:
@@ -39,17 +42,20 @@ class Drawer:
     def forget(self, sequence: Sequence) -> None:
         """Drop what is kept of a sequence that has ended."""
         self._sampler.forget(sequence.id)
+        self._prompts.forget(sequence)
 
 
-def _drawn(share: Share, draws: Draws, rows: Iterator[int]) -> Drawn:
-    own = [next(rows) for _ in range(1 + len(share.drafts))]
+def _drawn(
+    share: Share, draws: Draws, rows: Iterator[int], prompt_logprobs: tuple[TokenLogprob | None, ...] | None
+) -> Drawn:
+    own = [next(rows) for _ in range(share.num_rows)]
     if own[0] in draws.failed:
         return Drawn(error=draws.failed[own[0]])
     tokens = kept(share.drafts, [draws.tokens[row] for row in own])
     sound = next((n for n, row in enumerate(own[: len(tokens)]) if row in draws.failed), len(tokens))
     tokens = tokens[:sound]  # a row behind drafts that stood fails again when it is the first
     logprobs = [draws.logprobs[row] for row in own[: len(tokens)] if row in draws.logprobs]
-    return Drawn(tokens=tuple(tokens), logprobs=tuple(logprobs))
+    return Drawn(tokens=tuple(tokens), logprobs=tuple(logprobs), prompt_logprobs=prompt_logprobs)
 
 
 def _embeds(share: Share) -> bool:

@@ -23,6 +23,19 @@ class Share:
         reaches_end = self.start + self.num_tokens >= len(self.sequence.tokens)
         return reaches_end and self.sequence.request.task == "generate"
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits from which tokens are drawn: after the last known token, and after each draft."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def scored(self) -> range:
+        """Positions whose logits are wanted besides, to say how likely the prompt's tokens were."""
+        sequence = self.sequence
+        if sequence.request.num_prompt_logprobs is None or sequence.num_drawn:
+            return range(0)
+        return range(self.start, min(self.start + self.num_tokens, sequence.num_prompt - 1))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:

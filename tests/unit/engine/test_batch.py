@@ -53,6 +53,17 @@ def test_dtypes_are_those_the_kernels_read():
         assert array.flags.c_contiguous, name
 
 
+def test_rows_that_score_a_prompt_come_before_those_that_draw():
+    def part(start, num_tokens, **more):
+        return share_of([1, 2, 3, 4, 5], start, num_tokens, blocks=[1, 2], num_prompt_logprobs=0, **more)
+
+    plan = StepPlan(shares=(DECODE, part(0, 3), part(2, 3)))
+    assert [list(share.scored) for share in plan.shares] == [[], [0, 1, 2], [2, 3]]
+    assert batch_of(plan, 4).logit_rows.tolist() == [0, 1, 2, 3, 4, 5, 6]
+    pre_empted = part(0, 5, num_prompt=4)  # after its first token: the prompt was told
+    assert batch_of(StepPlan(shares=(pre_empted,)), 4).logit_rows.tolist() == [4]
+
+
 def test_a_step_in_which_nothing_is_drawn():
     batch = batch_of(StepPlan(shares=(CHUNK,)), 4)
     assert batch.logit_rows.tolist() == []
