@@ -66,7 +66,7 @@ def finished(page, count):
 
 def test_an_answer_streams_and_says_how_fast(page):
     page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Most tokens of an answer").fill("30")
+    page.get_by_label("Longest answer, in tokens").fill("30")
     page.get_by_label("System prompt").fill("Be brief.")
     ask(page, "the <b>penstock</b>")
     turn = finished(page, 1)
@@ -114,7 +114,7 @@ def test_without_a_key_the_page_asks_for_one(browser, server):
 
 def test_a_mistake_is_shown_and_the_question_kept(page):
     page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Most tokens of an answer").fill("99999")
+    page.get_by_label("Longest answer, in tokens").fill("99999")
     ask(page, "the penstock")
     turn = finished(page, 1)
     expect(turn.locator(".wrong")).to_contain_text("do not fit the context of 16,384")

@@ -80,7 +80,7 @@ def _serve(
     finally:
         service.templates.close()
     if failure is not None:
-        print(f"penstock: the engine failed: {failure}", file=sys.stderr)
+        print(f"penstock: {failure}", file=sys.stderr)
     return 0 if failure is None else 1
 
 

@@ -37,10 +37,12 @@ def open_socket(host: str, port: int) -> socket.socket:
         UsageError: the address is taken, or not of this machine.
     """
     try:
+        if not 0 <= port < 1 << 16:
+            raise OSError("a port is from 0 to 65,535")
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(f"No address {host}:{port}: {error}", fix="See --host and --port.") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -61,7 +63,7 @@ def run(
     drain_s: float,
     on_started: Callable[[], None],
 ) -> str | None:
-    """Serve until told to end; return why it ended if nobody asked it to.
+    """Serve until told to end; return what was wrong with that end, if anything.
 
     Args:
         drain_s: for answers in the making to end once a signal came.
@@ -82,6 +84,8 @@ def run(
     )
     server = _Server(config, service, drain_s=drain_s, on_started=on_started)
     server.run(sockets=[sock])
+    if server.force_exit:
+        return "a second signal came before all answers had ended"
     return service.bridge.engine.failure
 
 

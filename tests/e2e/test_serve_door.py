@@ -1,0 +1,166 @@
+"""Who may ask a server, how much, and how it ends."""
+
+import contextlib
+import json
+import signal
+import socket
+
+import openai
+import pytest
+
+from penstock.cli import main as command_line
+from tests.serving import PATIENCE_S, end, make_model, serving
+
+ENDLESS = {"prompt": "the", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("door") / "tiny")
+
+
+@contextlib.contextmanager
+def streaming(http, **more):
+    """A stream under way; yields its lines."""
+    with http.stream("POST", "/v1/completions", json=ENDLESS | more) as reply:
+        assert reply.status_code == 200
+        lines = reply.iter_lines()
+        next(lines)
+        yield lines
+
+
+def test_keys_limits_and_deadlines_hold(folder, tmp_path):
+    keys = tmp_path / "keys.txt"
+    keys.write_text("alice alices-secret-key\nbob bobs-secret-key-too\n")
+    words = ("--api-keys", keys, "--max-open", 8, "--max-body-bytes", 2000, "--cache-gib", "0.05")
+    with serving(folder, *words, "--max-output-tokens", 5000, "--cors", "https://chat.example") as server:
+        with server.http() as http:
+            assert http.get("/health").status_code == http.get("/ready").status_code == 200
+            assert http.get("/metrics").status_code == http.get("/v1/models").status_code == 401
+            denied = http.post("/v1/completions", json={"prompt": "a"}, headers={"Authorization": "Bearer x"})
+            assert denied.json()["error"]["code"] == "invalid_api_key"
+            assert denied.headers["www-authenticate"] == "Bearer"
+        with pytest.raises(openai.AuthenticationError), server.openai("wrong") as client:
+            client.models.list()
+        with server.http() as http:
+            http.headers["Authorization"] = "Bearer alices-secret-key"
+            assert http.get("/v1/models").status_code == 200
+            large = http.post("/v1/completions", json={"prompt": "a" * 3000})
+            assert (large.status_code, "2,000 bytes" in large.text) == (413, True)
+            page = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}
+            allowed = http.options("/v1/completions", headers=page).headers["access-control-allow-origin"]
+            assert allowed == "https://chat.example"
+            evil = http.get("/v1/models", headers={"Origin": "https://evil.example"})
+            assert evil.status_code == 403
+            overload(http)
+        assert end(server) == 0
+        assert "secret" not in server.errors.read_text()
+
+
+def overload(http):
+    with streaming(http, n=8):
+        refused = http.post("/v1/completions", json={"prompt": "a"})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "overloaded")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert http.get("/health").status_code == 200
+    for _ in range(10_000):  # its blocks are free, so there is room
+        if http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1}).status_code == 200:
+            return
+    raise AssertionError("there never was room again")
+
+
+def test_sigterm_lets_answers_end_and_takes_no_more(folder):
+    with serving(folder, "--cache-gib", "0.05", "--drain-s", PATIENCE_S) as server, server.http() as http:
+        with streaming(http, max_tokens=1500) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            while http.get("/ready").status_code == 200:
+                continue
+            assert http.get("/ready").json() == {"status": "draining", "reason": None}
+            assert http.get("/health").status_code == 200
+            refused = http.post("/v1/completions", json={"prompt": "a"})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            events = [line for line in lines if line]
+        assert json.loads(events[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_what_does_not_end_in_time_is_cancelled(folder):
+    with serving(folder, "--cache-gib", "0.05", "--drain-s", "0.2") as server, server.http() as http:
+        with streaming(http, n=8) as lines:
+            server.process.send_signal(signal.SIGTERM)
+            events = [line for line in lines if line]
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "cancelled"
+        assert server.process.wait(PATIENCE_S) == 0
+
+
+def test_a_second_signal_ends_at_once(folder):
+    with serving(folder, "--cache-gib", "0.05", "--drain-s", "600") as server, server.http() as http:
+        with streaming(http, n=8):
+            server.process.send_signal(signal.SIGTERM)
+            while http.get("/ready").status_code == 200:
+                continue
+            server.process.send_signal(signal.SIGTERM)
+            assert server.process.wait(PATIENCE_S) == 1
+        assert "a second signal came" in server.errors.read_text()
+
+
+@pytest.fixture(scope="module")
+def hasty(folder):
+    """A server with little patience."""
+    with serving(folder, "--deadline-s", "0.5", "--cache-gib", "0.05") as server:
+        yield server
+
+
+def test_an_answer_that_takes_too_long_is_ended(hasty):
+    with hasty.http() as http:
+        late = http.post("/v1/completions", json=ENDLESS | {"stream": False, "n": 8})
+        assert (late.status_code, late.json()["error"]["code"]) == (504, "deadline")
+        with streaming(http, n=8) as lines:
+            events = [line for line in lines if line]
+        assert json.loads(events[-2].removeprefix("data: "))["error"]["code"] == "deadline"
+        assert events[-1] == "data: [DONE]"
+        assert hasty.metric("penstock_cache_blocks_used") == 0
+
+
+def test_clients_that_send_half_a_request_keep_nobody_waiting(hasty):
+    address = ("127.0.0.1", hasty.started["port"])
+    with contextlib.ExitStack() as stack, hasty.http() as http:
+        for _ in range(50):
+            slow = stack.enter_context(socket.create_connection(address))
+            slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n")
+        assert http.get("/health").status_code == 200
+
+
+def test_headers_without_end_are_not_kept(hasty):
+    with socket.create_connection(("127.0.0.1", hasty.started["port"]), timeout=PATIENCE_S) as endless:
+        endless.sendall(b"GET / HTTP/1.1\r\nX: ")
+        with contextlib.suppress(ConnectionError):  # the server closes while this still sends
+            for _ in range(64):
+                endless.sendall(b"x" * 65_536)
+            assert endless.recv(1) == b""
+
+
+def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert command_line.main(["serve", str(folder), "--port", str(port)]) == 2
+    assert f"127.0.0.1:{port} cannot be listened at" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--host", "0.0.0.0"], 2, "there is no API key"),
+        (["--api-keys", "absent"], 2, "file of keys absent cannot be read"),
+        (["--adapter", "x"], 2, "--adapter is NAME=FOLDER"),
+        (["--max-open", "0"], 2, "max_open must be positive"),
+        (["--host", "no.such.host.invalid", "--insecure"], 2, "No address no.such.host.invalid"),
+        (["--port", "99999"], 2, "a port is from 0 to 65,535"),
+    ],
+)
+def test_wrong_words_are_one_paragraph_before_a_model_is_loaded(words, code, message, capsys, monkeypatch):
+    monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
+    assert command_line.main(["serve", "nowhere", *words]) == code
+    shown = " ".join(capsys.readouterr().err.split())
+    assert message in shown
+    assert shown.startswith("penstock: ")
