@@ -191,6 +191,20 @@ def test_tokens_that_are_forbidden_do_not_come(client):
     assert biased.choices[0].text != first
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
+def test_a_tool_that_must_be_called_is_called(client, choice):
+    asked = {"model": "tiny", "messages": HELLO, "tools": [ADD], "tool_choice": choice, "seed": 5}
+    reply = client.chat.completions.create(**asked, max_tokens=200)
+    strict(ChatCompletion, reply)
+    [call] = reply.choices[0].message.tool_calls
+    assert (call.function.name, reply.choices[0].finish_reason) == ("add", "tool_calls")
+    assert set(json.loads(call.function.arguments)) == {"a", "big"}
+    chunks = list(client.chat.completions.create(**asked, max_tokens=200, stream=True))
+    deltas = [d for c in chunks for choice in c.choices for d in choice.delta.tool_calls or ()]
+    assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
+    assert [delta.function.name for delta in deltas if delta.function.name] == ["add"]
+
+
 def test_a_conversation_with_calls_reaches_the_template(http):
     called = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
     messages = [

@@ -108,7 +108,7 @@ class Gate:
             elif not is_whole:  # the connection must close: an answer that is cut short must not look whole
                 raise
         finally:
-            self._on_done(_route_of(scope), status, clock.monotonic() - began_s)
+            self._done(scope, status, clock.monotonic() - began_s)
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
@@ -125,6 +125,12 @@ class Gate:
         finally:
             visit.end()
             watch.cancel()
+
+    def _done(self, scope: Scope, status: int, seconds: float) -> None:
+        route, visit = _route_of(scope), scope.get("state", {}).get("visit")
+        client = "" if visit is None else visit.client
+        log.debug("request route=%s status=%d seconds=%.3f client=%s", route, status, seconds, client)
+        self._on_done(route, status, seconds)
 
     def _client_of(self, scope: Scope, headers: Headers) -> str:
         address = scope.get("client") or ("",)

@@ -36,7 +36,7 @@ class Tally:
         async for index, piece in self._answers:
             if piece.finish in _FAULTS:
                 self._answers.cancel()
-                raise _fault(piece.finish)
+                raise _fault(piece.finish, piece.error)
             self._num_drawn += len(piece.token_ids)
             if piece.finish is not None:
                 num_open -= 1
@@ -56,6 +56,6 @@ class Tally:
         )
 
 
-def _fault(finish: str) -> ApiError:
+def _fault(finish: str, reason: str | None = None) -> ApiError:
     status, message, code = _FAULTS[finish]
-    return ApiError(status, message, code=code)
+    return ApiError(status, reason or message, code=code)
