@@ -11,6 +11,7 @@ entry for each, and `has_work`; or, if it takes all requests at once, `serve(req
 stamps.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -43,10 +44,10 @@ def _used(pid):
 
 
 def _family(pid):
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except OSError:
-        children = []
+    children = []
+    for thread in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            children += thread.read_text().split()
     return [pid, *(one for child in children for one in _family(int(child)))]
 
 

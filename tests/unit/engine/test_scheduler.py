@@ -5,6 +5,7 @@ from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, 
 
 from penstock.core.errors import UsageError
 from penstock.engine.blocks import BlockPool
+from penstock.engine.fairness import Turns, WaitingLine
 from penstock.engine.request import Request
 from penstock.engine.scheduler import Limits, Scheduler
 
@@ -122,6 +123,34 @@ def test_who_drives_out_a_twin_does_not_count_on_its_blocks():
     assert engine.step() == {urgent: 13}
     engine.run()
     assert urgent.tokens == slow.tokens
+
+
+def test_clients_who_always_wait_are_served_alike():
+    engine = Engine(max_sequences=4, num_blocks=256)
+    largest = 0
+    for token in range(60):
+        for client, length, max_tokens in (("long", 30, 9), ("short", 3, 2), ("short", 5, 4)):
+            engine.add(length, max_tokens, token=token + 7 * length, client=client)
+            largest = max(largest, length + 2 * max_tokens)
+    turns = engine.scheduler.waiting._classes[0]
+    while {sequence.request.client for sequence in turns} == {"long", "short"}:
+        engine.step()
+        served = turns.served
+        # the bound of the paper: what all that run may be served before it is the other's turn
+        assert abs(served["long"] - served["short"]) <= 4 * largest
+    assert served["short"] > 500
+
+
+def test_a_step_does_not_look_at_all_that_wait(monkeypatch):
+    engine = Engine()
+    for token in range(40):
+        engine.add(8, token=token, client=f"client {token % 7}", priority=token % 3)
+    monkeypatch.setattr(WaitingLine, "__iter__", None)
+    monkeypatch.setattr(Turns, "__iter__", None)
+    while engine.scheduler.has_work:
+        plan = engine.scheduler.schedule(0.0)
+        engine.scheduler.commit(plan, run_plan(engine.model, plan, 4))
+        finish_full(engine.scheduler, plan)
 
 
 def test_an_equal_priority_waits_for_a_seat():
