@@ -119,6 +119,8 @@ class Adapters:
 
     def begin(self, batch: Batch) -> None:
         """Tell the layers whose tokens come next."""
+        if not self._loras:
+            return
         used = np.isin(self._owners, batch.adapters)
         self._step.mine = None
         if not used.any():

@@ -1,14 +1,13 @@
 """One answer being written: drawn tokens to text, until something ends it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from penstock.engine.request import Finish, Piece, TokenLogprob
 from penstock.engine.sequence import Sequence
 from penstock.engine.text_stream import TextStream
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made per token, and freezing doubles its price
 class Drawn:
     """What was drawn for one share."""
 
@@ -40,23 +39,36 @@ class OpenAnswer:
     def take(self, drawn: Drawn) -> Piece | None:
         """Return what a step added, with `finish` set if that was the end; None: nothing to tell yet."""
         if drawn.error is not None:
-            return self.end("error", drawn.error)
+            return self.end("error", error=drawn.error)
         if drawn.embedding is not None:
-            return self._piece(embedding=drawn.embedding, finish="stop")
+            return self.end("stop", embedding=drawn.embedding)
         if not drawn.tokens:
             return None
         texts, num_kept, finish = self._written(drawn.tokens)
-        return self._piece(
-            text="".join(texts),
+        return Piece(
+            request_id=self.sequence.request_id,
+            answer=self.sequence.answer,
+            text=texts[0] if len(texts) == 1 else "".join(texts),
             token_ids=drawn.tokens[:num_kept],
             logprobs=drawn.logprobs[:num_kept],
             prompt_logprobs=drawn.prompt_logprobs,
             finish=finish,
+            num_cached=self.sequence.num_cached if finish else 0,
         )
 
-    def end(self, finish: Finish, error: str | None = None) -> Piece:
-        """Return the last piece of an answer that something else than its text ended."""
-        return self._piece(text=self._rest(), finish=finish, error=error)
+    def end(
+        self, finish: Finish, *, error: str | None = None, embedding: tuple[float, ...] | None = None
+    ) -> Piece:
+        """Return the last piece of an answer that something else than its tokens ended."""
+        return Piece(
+            request_id=self.sequence.request_id,
+            answer=self.sequence.answer,
+            text=self._rest(),
+            embedding=embedding,
+            finish=finish,
+            error=error,
+            num_cached=self.sequence.num_cached,
+        )
 
     def _written(self, tokens: tuple[int, ...]) -> tuple[list[str], int, Finish | None]:
         """Write tokens until the answer ends; return texts, how many of them are part of it, and the end."""
@@ -76,13 +88,3 @@ class OpenAnswer:
 
     def _rest(self) -> str:
         return "" if self._stream is None else self._stream.close()
-
-    def _piece(self, *, finish: Finish | None, **added: Any) -> Piece:  # Any: the fields of a Piece
-        sequence = self.sequence
-        return Piece(
-            request_id=sequence.request_id,
-            answer=sequence.answer,
-            finish=finish,
-            num_cached=sequence.num_cached if finish else 0,
-            **added,
-        )

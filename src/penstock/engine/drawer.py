@@ -1,12 +1,9 @@
 """From what a step computed to what each of its sequences gets: tokens, or the vector of a text."""
 
-from collections.abc import Iterator
-
 from torch import Tensor
 
 from penstock.engine.answers import Drawn
 from penstock.engine.prompt_logprobs import PromptLogprobs
-from penstock.engine.request import TokenLogprob
 from penstock.engine.runner import Output
 from penstock.engine.sampler import Draws, Sampler, rows_of
 from penstock.engine.sequence import Sequence
@@ -28,11 +25,19 @@ class Drawer:
     def draw(self, plan: StepPlan, output: Output) -> list[Drawn]:
         """Return what each share of a plan gets."""
         draws = self._sampler.draw(self._prompts.take(plan, output.logits), rows_of(plan))
-        rows, end, found = iter(range(len(draws.tokens))), 0, []
+        is_plain = not (draws.failed or draws.logprobs)
+        row = end = 0
+        found: list[Drawn] = []
         for share in plan.shares:
             end += share.num_tokens
             if share.samples:
-                found.append(_drawn(share, draws, rows, self._prompts.told(share)))
+                rows = range(row, row + 1 + len(share.drafts))
+                row = rows.stop
+                if is_plain and not share.drafts:  # nearly always, so at once
+                    found.append(Drawn(tokens=(draws.tokens[rows.start],)))
+                else:
+                    found.append(_drawn(share, draws, rows))
+                found[-1].prompt_logprobs = self._prompts.told(share)
             elif _embeds(share):
                 found.append(Drawn(embedding=_unit(output.hidden[end - 1])))
             else:
@@ -45,17 +50,14 @@ class Drawer:
         self._prompts.forget(sequence)
 
 
-def _drawn(
-    share: Share, draws: Draws, rows: Iterator[int], prompt_logprobs: tuple[TokenLogprob | None, ...] | None
-) -> Drawn:
-    own = [next(rows) for _ in range(share.num_rows)]
+def _drawn(share: Share, draws: Draws, own: range) -> Drawn:
     if own[0] in draws.failed:
         return Drawn(error=draws.failed[own[0]])
     tokens = kept(share.drafts, [draws.tokens[row] for row in own])
     sound = next((n for n, row in enumerate(own[: len(tokens)]) if row in draws.failed), len(tokens))
     tokens = tokens[:sound]  # a row behind drafts that stood fails again when it is the first
     logprobs = [draws.logprobs[row] for row in own[: len(tokens)] if row in draws.logprobs]
-    return Drawn(tokens=tuple(tokens), logprobs=tuple(logprobs), prompt_logprobs=prompt_logprobs)
+    return Drawn(tokens=tuple(tokens), logprobs=tuple(logprobs))
 
 
 def _embeds(share: Share) -> bool:

@@ -259,7 +259,7 @@ class Engine:
         return [piece for piece in pieces if piece is not None]
 
     def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Piece:
-        piece = self._open[sequence.id].end(finish, error)
+        piece = self._open[sequence.id].end(finish, error=error)
         self._forget(sequence)
         return piece
 

@@ -127,7 +127,10 @@ class WaitingLine:
         self._turns(sequence).charge(sequence.request.client, amount)
 
     def _turns(self, sequence: Sequence) -> Turns:
-        return self._classes.setdefault(sequence.request.priority, Turns())
+        turns = self._classes.get(sequence.request.priority)
+        if turns is None:
+            turns = self._classes[sequence.request.priority] = Turns()
+        return turns
 
 
 def _youngest_first(sequence: Sequence) -> int:

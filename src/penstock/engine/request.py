@@ -57,7 +57,7 @@ class TokenLogprob:
     """The likeliest tokens and their log-probabilities, as many as were asked for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: one is made per token, and freezing doubles its price
 class Piece:
     """What one step added to one answer."""
 

@@ -21,6 +21,7 @@ class TextStream:
         self._decode = decode
         self._stop_texts = stop_texts
         self._context: list[int] = []
+        self._before = ""  # the text of the context
         self._pending: list[int] = []
         self._held = ""
         self.stopped = False
@@ -37,7 +38,8 @@ class TextStream:
         if text.endswith("\ufffd"):
             return ""
         self._context, self._pending = self._pending, []
-        if not may_stop:
+        self._before = self._decode(self._context)
+        if not may_stop or not self._stop_texts:
             return text
         return self._until_stop(text, is_last=False)
 
@@ -47,8 +49,7 @@ class TextStream:
         return self._until_stop(text, is_last=True)
 
     def _new_text(self) -> str:
-        before = self._decode(self._context)
-        return self._decode([*self._context, *self._pending])[len(before) :]
+        return self._decode([*self._context, *self._pending])[len(self._before) :]
 
     def _until_stop(self, text: str, *, is_last: bool) -> str:
         if self.stopped:

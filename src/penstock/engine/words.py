@@ -24,6 +24,8 @@ class Words:
     """Tokens before every prompt but a chat's, whose template writes them."""
     template: ChatTemplate = field(default_factory=ChatTemplate)
     """How conversations are written."""
+    _singles: dict[int, str] = field(default_factory=dict)
+    """Texts of single tokens."""
 
     @classmethod
     def load(cls, tokenizer_path: Path) -> Self:
@@ -62,7 +64,16 @@ class Words:
 
     def stream(self, stop_texts: Sequence[str] = ()) -> TextStream:
         """Return a decoder of one answer."""
-        return TextStream(self.tokenizer.decode, stop_texts=stop_texts)
+        return TextStream(self._decode, stop_texts=stop_texts)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids; that of single ones is kept, as streams ask for it with every token."""
+        if len(ids) != 1:
+            return self.tokenizer.decode(ids)
+        text = self._singles.get(ids[0])
+        if text is None:
+            text = self._singles[ids[0]] = self.tokenizer.decode(ids)
+        return text
 
 
 def _stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
