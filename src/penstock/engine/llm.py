@@ -89,11 +89,11 @@ class LLM:
             AnswerFailed: the engine failed; the other answers are cancelled.
         """
         many = [prompts] if isinstance(prompts, str) else prompts
-        return self._collect([self.request(prompt, params) for prompt in many], on_progress)
+        return self.collect([self.request(prompt, params) for prompt in many], on_progress)
 
     def chat(self, messages: Sequence[Message], params: Params = _DEFAULT) -> Answers:
         """Return the answers to a conversation; errors as in `generate`."""
-        return self._collect([self.chat_request(messages, params)], None)[0]
+        return self.collect([self.chat_request(messages, params)])[0]
 
     def stream(self, prompt: Prompt | Request, params: Params = _DEFAULT) -> Iterator[Piece]:
         """Yield what is added to the answers, as it is drawn; leaving the iterator cancels the rest.
@@ -136,7 +136,7 @@ class LLM:
         texts = [texts] if isinstance(texts, str) else texts
         params = Params(max_tokens=1, adapter=adapter)
         requests = [replace(self.request(text, params), task="embed") for text in texts]
-        found = self._collect(requests, None)
+        found = self.collect(requests)
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
 
     def request(self, prompt: Prompt, params: Params = _DEFAULT) -> Request:
@@ -187,9 +187,10 @@ class LLM:
         finally:
             self.thread.cancel(request_id)
 
-    def _collect(
-        self, requests: Sequence[Request], on_progress: Callable[[int, int], None] | None
+    def collect(
+        self, requests: Sequence[Request], on_progress: Callable[[int, int], None] | None = None
     ) -> list[Answers]:
+        """Return the answers to requests, which may differ in all they ask; errors as in `generate`."""
         for request in requests:
             self.thread.engine.check(request)
         pieces = queue.SimpleQueue[Piece]()
