@@ -60,6 +60,14 @@ def test_answers_are_those_without_drafts(folders, drafts):
     assert plain.drafts == 0
 
 
+def test_heads_guess_for_a_model_on_two_ranks(folders):
+    expected, _ = answers(folders, "off", requests=REQUESTS[:2])
+    heads, ranks = str(folders / "heads"), {"tensor_parallel": 2, "adapt_drafts": False}
+    told, counts = answers(folders, heads, requests=REQUESTS[:2], **ranks)
+    assert told == expected
+    assert counts.drafts > 0
+
+
 def test_a_model_that_guesses_for_itself_is_always_right(folders):
     greedy = [request for request in REQUESTS if request.sampling == GREEDY]
     _, plain = answers(folders, "off", requests=greedy)

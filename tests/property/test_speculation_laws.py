@@ -4,6 +4,7 @@ import itertools
 import random
 from typing import ClassVar
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,6 +64,23 @@ class Hostile:
         self.known.discard(sequence.id)
 
 
+class NoTokenTwice:
+    """A grammar: no token follows itself. Drafts that break it lead nowhere, as in a real matcher."""
+
+    def check(self, request):
+        pass
+
+    def matcher(self, grammar):
+        assert grammar == "no token twice"
+        return self
+
+    def allowed(self, tokens, drafts):
+        text = [*tokens, *drafts]
+        if any(text[i] == text[i + 1] for i in range(len(text) - 1)):
+            return "a token follows itself"
+        return np.array([token != (text[-1:] or [None])[0] for token in range(VOCAB)])
+
+
 def engine(drafter=None, *, num_blocks=64, adapt=False, most=4, tokens_per_step=24):
     limits = Limits(max_sequences=6, tokens_per_step=tokens_per_step, block_size=4)
     capacity = Capacity(
@@ -72,9 +90,10 @@ def engine(drafter=None, *, num_blocks=64, adapt=False, most=4, tokens_per_step=
     return Engine(
         Runner(num_blocks=num_blocks),
         Scheduler(limits, BlockPool(num_blocks)),
-        drawer=Drawer(Sampler()),
+        drawer=Drawer(Sampler(NoTokenTwice())),
         capacity=capacity,
         words=None,
+        grammars=NoTokenTwice(),
         drafting=None if drafter is None else Drafting(drafter, Pace(most=most, adapt=adapt)),
     )
 
@@ -119,7 +138,7 @@ REQUESTS = st.builds(
     sampling=SAMPLINGS,
     stop_ids=st.sampled_from([frozenset(), frozenset({3}), frozenset({0, 3})]),
     num_answers=st.integers(min_value=1, max_value=2),
-    num_prompt_logprobs=st.none(),
+    grammar=st.sampled_from([None, "no token twice"]),
 )
 
 
