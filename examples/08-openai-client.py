@@ -38,6 +38,7 @@ def talk(client: OpenAI) -> None:
         "type": "object",
         "properties": {"size": {"type": "integer", "maximum": 99, "minimum": 0}},
         "required": ["size"],
+        "additionalProperties": False,
     }
     wanted = {"type": "json_schema", "json_schema": {"name": "pipe", "schema": schema}}
     reply = client.chat.completions.create(model="toy", messages=question, response_format=wanted)
