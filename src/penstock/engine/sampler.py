@@ -186,7 +186,7 @@ class Sampler:
         ]
         if penalised:
             penalise(scores, penalised)
-        for i in (scores.amax(-1) == -torch.inf).nonzero()[:, 0].tolist():
+        for i in (~scores.amax(-1).isfinite()).nonzero()[:, 0].tolist():
             failed[i] = NOTHING_LEFT
             scores[i] = 0  # anything that can be drawn
         return failed

@@ -17,7 +17,7 @@ class Sampling:
     """Token -> what is added to its logit, from -100 (as good as never) to 100 (as good as always)."""
     repetition_penalty: float = 1.0
     """Divides the positive and multiplies the negative logits of all tokens in prompt and answer
-    (Keskar et al., arXiv:1909.05858); 1: off, above: new tokens are likelier."""
+    (Keskar et al., arXiv:1909.05858); 1: off, above: new tokens are likelier; 0.01 to 100."""
     presence_penalty: float = 0.0
     """Taken from the logit of each token in the answer so far; -2 to 2."""
     frequency_penalty: float = 0.0
@@ -47,10 +47,7 @@ class Sampling:
         if not 0 < self.top_p <= 1:
             raise UsageError("top_p must be in (0, 1]", got=self.top_p, fix="1 draws among all tokens.")
         _check("min_p", self.min_p, 0, 1, fix="0 draws among all tokens.")
-        if not 0 < self.repetition_penalty < float("inf"):
-            raise UsageError(
-                "repetition_penalty must be above 0", got=self.repetition_penalty, fix="1 turns it off."
-            )
+        _check("repetition_penalty", self.repetition_penalty, 0.01, 100, fix="1 turns it off.")
         _check("presence_penalty", self.presence_penalty, -2, 2, fix="0 turns it off.")
         _check("frequency_penalty", self.frequency_penalty, -2, 2, fix="0 turns it off.")
         _check_bias(self.logit_bias)

@@ -15,7 +15,7 @@ NAN, INFINITE = float("nan"), float("inf")
         ("top_k", 0),
         *(("top_p", value) for value in (0.0, 1.5, NAN)),
         *(("min_p", value) for value in (-0.1, 1.1, NAN)),
-        *(("repetition_penalty", value) for value in (0.0, -1.0, NAN, INFINITE)),
+        *(("repetition_penalty", value) for value in (5e-324, 101.0, -1.0, NAN, INFINITE)),
         *(("presence_penalty", value) for value in (-2.1, 2.1, NAN)),
         *(("frequency_penalty", value) for value in (-2.1, 2.1, NAN)),
         *(("logit_bias", value) for value in ({-1: 0.0}, {3: 101.0}, {3: NAN})),

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.engine import request as engine
 from penstock.serve.errors import ApiError
+from penstock.serve.limits import Limits
 from penstock.serve.prompts import prompts_of
 from penstock.serve.requests import Asked, engine_request
 from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
@@ -105,11 +106,17 @@ def _check(body: CompletionRequest) -> None:
         )
 
 
+def _max_tokens(body: CompletionRequest, limits: Limits) -> int:
+    if body.max_tokens is None:
+        return min(16, limits.max_output_tokens or 16)  # the API's default
+    return body.max_tokens or 1
+
+
 def _requests(body: CompletionRequest, service: Service, *, client: str) -> list[engine.Request]:
     served, limits = service.served, service.limits
     prompts = prompts_of(body.prompt, served, max_prompts=limits.max_prompts, param="prompt")
     asked = Asked(
-        max_tokens=1 if body.max_tokens == 0 else 16 if body.max_tokens is None else body.max_tokens,
+        max_tokens=_max_tokens(body, limits),
         num_logprobs=body.logprobs,
         num_prompt_logprobs=body.logprobs if body.echo else None,
         grammar=grammar_of(body.response_format),

@@ -64,7 +64,7 @@ class Generation(Body):
     top_k: Annotated[int, Field(ge=-1)] | None = None
     """-1 or 0: among all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
