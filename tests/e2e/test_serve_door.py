@@ -140,6 +140,12 @@ def test_headers_without_end_are_not_kept(hasty):
             assert endless.recv(1) == b""
 
 
+def test_without_its_packages_serving_says_which(monkeypatch, capsys):
+    monkeypatch.setattr("penstock.cli.serve.find_spec", lambda name: None if name == "uvicorn" else name)
+    assert command_line.main(["serve", "nowhere"]) == 2
+    assert "not installed: uvicorn. Install them with" in " ".join(capsys.readouterr().err.split())
+
+
 def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

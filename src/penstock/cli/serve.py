@@ -14,23 +14,22 @@ import json
 import os
 import socket
 import sys
-from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
+from penstock.cli.serve_options import add_options, engine_config_of, limits_of, rules_of
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.core.log import set_up
-from penstock.engine.config import EngineConfig, Weights
 
 if TYPE_CHECKING:
+    from penstock.engine.config import EngineConfig
     from penstock.engine.llm import LLM
     from penstock.serve.gate import Rules
-    from penstock.serve.limits import Limits
     from penstock.serve.served import Service
 
-_ENGINE = EngineConfig()
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,13 +38,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", metavar="TEXT", help="what requests call the model; default: PATH's name")
     parser.add_argument("--json", action="store_true", help="print one JSON line when ready; no other output")
     parser.add_argument("--verbose", action="store_true", help="log each request (never its text)")
-    _add_door_arguments(parser.add_argument_group("who may ask"))
-    _add_engine_arguments(parser.add_argument_group("engine"))
-    _add_limit_arguments(parser.add_argument_group("limits"))
+    add_options(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal; return the exit code."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise UsageError(
+            f"Serving needs packages that are not installed: {', '.join(missing)}",
+            fix="Install them with `pip install 'penstock[serve]'`.",
+        )
     rules, config, limits = rules_of(arguments), engine_config_of(arguments), limits_of(arguments)
     set_up(verbose=arguments.verbose)
     env.raise_descriptor_limit()
@@ -58,24 +60,28 @@ def run(arguments: argparse.Namespace) -> int:
         service = build_service(
             llm, name=name, adapters=config.adapters, limits=limits, created=int(clock.unix_seconds())
         )
-        return _serve(llm, service, rules, arguments=arguments, sock=sock)
+        started = _started(llm, service, config, host=arguments.host, port=sock.getsockname()[1])
+        return _serve(service, rules, started, arguments=arguments, sock=sock)
 
 
 def _serve(
-    llm: "LLM", service: "Service", rules: "Rules", *, arguments: argparse.Namespace, sock: socket.socket
+    service: "Service",
+    rules: "Rules",
+    started: dict[str, object],
+    *,
+    arguments: argparse.Namespace,
+    sock: socket.socket,
 ) -> int:
     from penstock.serve.app import build_app
     from penstock.serve.run import run as run_server
 
-    port = sock.getsockname()[1]
-    host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
-
-    def on_started() -> None:
-        _say_started(f"http://{host}:{port}", service, llm, as_json=arguments.json)
-
     try:
         failure = run_server(
-            build_app(service, rules), service, sock=sock, drain_s=arguments.drain_s, on_started=on_started
+            build_app(service, rules),
+            service,
+            sock=sock,
+            drain_s=arguments.drain_s,
+            on_started=lambda: _say_started(started, as_json=arguments.json),
         )
     finally:
         service.templates.close()
@@ -84,168 +90,39 @@ def _serve(
     return 0 if failure is None else 1
 
 
-def _say_started(url: str, service: "Service", llm: "LLM", *, as_json: bool) -> None:
+def _started(
+    llm: "LLM", service: "Service", config: "EngineConfig", *, host: str, port: int
+) -> dict[str, object]:
+    """Return what was chosen and computed, for people and scripts."""
     capacity, served = llm.capacity, service.served
+    return {
+        "url": f"http://{f'[{host}]' if ':' in host else host}:{port}",
+        "port": port,
+        "pid": os.getpid(),
+        "model": served.name,
+        "adapters": list(served.adapters),
+        "weights": config.weights,
+        "tensor_parallel": config.tensor_parallel,
+        "drafts": config.drafts,
+        "context": capacity.context,
+        "cache_blocks": capacity.num_blocks,
+        "block_size": capacity.block_size,
+        "cache_tokens": capacity.num_blocks * capacity.block_size,
+        "tokens_per_step": capacity.tokens_per_step,
+        "max_sequences": capacity.max_sequences,
+    }
+
+
+def _say_started(started: dict[str, object], *, as_json: bool) -> None:
     if as_json:
-        record = {
-            "url": url,
-            "port": int(url.rpartition(":")[2]),
-            "pid": os.getpid(),
-            "model": served.name,
-            "adapters": list(served.adapters),
-            "context": capacity.context,
-            "cache_blocks": capacity.num_blocks,
-            "block_size": capacity.block_size,
-            "tokens_per_step": capacity.tokens_per_step,
-        }
-        print(json.dumps(record), flush=True)
+        print(json.dumps(started), flush=True)
         return
-    num_tokens = capacity.num_blocks * capacity.block_size
-    print(f"model     {' '.join((served.name, *served.adapters))}")
-    print(f"context   {capacity.context:,} tokens")
-    print(f"cache     {num_tokens:,} tokens in {capacity.num_blocks:,} blocks")
-    print(
-        f"step      at most {capacity.tokens_per_step:,} tokens, {capacity.max_sequences:,} answers at once"
-    )
-    print(f"chat page {url}/   API {url}/v1   (Ctrl-C ends)", flush=True)
-
-
-def rules_of(arguments: argparse.Namespace) -> "Rules":
-    """Return who may ask.
-
-    Raises:
-        UsageError: everyone of a network could.
-    """
-    from penstock.serve.gate import Rules
-    from penstock.serve.keys import read_keys, single_key
-
-    keys = None if arguments.api_keys is None else read_keys(arguments.api_keys)
-    if keys is None and (key := env.api_key()) is not None:
-        keys = single_key(key)
-    if keys is None and arguments.host not in _LOOPBACK and not arguments.insecure:
-        raise UsageError(
-            f"--host {arguments.host} opens the server to other machines, and there is no API key",
-            fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if something in front of the "
-            "server decides who may ask.",
-        )
-    return Rules(keys=keys, origins=frozenset(origin.rstrip("/") for origin in arguments.cors))
-
-
-def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
-    """Return how the engine is built."""
-    adapters: dict[str, Path] = {}
-    for given in arguments.adapter:
-        name, mark, folder = given.partition("=")
-        if not name or not mark or name in adapters:
-            raise UsageError("--adapter is NAME=FOLDER, with a name of its own", got=given)
-        adapters[name] = Path(folder)
-    return replace(
-        _ENGINE,
-        device=arguments.device,
-        weights=arguments.weights,
-        compile=arguments.compile,
-        tensor_parallel=arguments.tensor_parallel,
-        max_sequences=arguments.max_sequences,
-        tokens_per_step=arguments.tokens_per_step,
-        cache_gib=arguments.cache_gib,
-        max_context=arguments.max_context,
-        drafts=arguments.drafts,
-        num_drafts=arguments.num_drafts,
-        prefix_caching=not arguments.no_prefix_caching,
-        adapters=adapters,
-    )
-
-
-def limits_of(arguments: argparse.Namespace) -> "Limits":
-    """Return what requests may take."""
-    from penstock.serve.limits import Limits
-
-    return Limits(
-        max_body_bytes=arguments.max_body_bytes,
-        max_output_tokens=arguments.max_output_tokens,
-        max_open=arguments.max_open,
-        deadline_s=arguments.deadline_s or None,
-    )
-
-
-def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
-    group.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="0: a free one; default: %(default)s"
-    )
-    group.add_argument(
-        "--api-keys", type=Path, metavar="FILE", help="one `name key` a line; or PENSTOCK_API_KEY is the key"
-    )
-    group.add_argument("--insecure", action="store_true", help="other machines may ask without a key")
-    group.add_argument(
-        "--cors",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="web pages of this origin may ask, such as https://chat.example.com; may be repeated",
-    )
-
-
-def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--device", help="default: the first GPU if there is one, else the CPU")
-    group.add_argument(
-        "--weights",
-        choices=get_args(Weights),
-        default=_ENGINE.weights,
-        help="what matrices are computed in; default: %(default)s",
-    )
-    group.add_argument("--compile", choices=("auto", "on", "off"), default=_ENGINE.compile)
-    group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="processes per layer")
-    group.add_argument(
-        "--adapter",
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="a LoRA adapter, which requests name as their model; may be repeated",
-    )
-    group.add_argument(
-        "--drafts",
-        default=_ENGINE.drafts,
-        metavar="WHAT",
-        help="guess tokens ahead: off, ngram, or a folder with a draft model or speculator",
-    )
-    group.add_argument("--num-drafts", type=int, default=_ENGINE.num_drafts, metavar="N")
-    group.add_argument(
-        "--max-sequences",
-        type=int,
-        default=_ENGINE.max_sequences,
-        metavar="N",
-        help="answers in the making at once; default: %(default)s",
-    )
-    group.add_argument("--max-context", type=int, metavar="N", help="default: the model's context")
-    group.add_argument("--tokens-per-step", type=int, metavar="N", help="default: computed")
-    group.add_argument("--cache-gib", type=float, metavar="X", help="default: computed from free memory")
-    group.add_argument(
-        "--no-prefix-caching", action="store_true", help="forget prompts when they are answered"
-    )
-
-
-def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--max-open", type=int, default=1024, metavar="N", help="answers made or waiting; then 429"
-    )
-    group.add_argument(
-        "--max-output-tokens", type=int, metavar="N", help="default: what the context has room for"
-    )
-    group.add_argument(
-        "--max-body-bytes", type=int, default=4 << 20, metavar="N", help="default: %(default)s"
-    )
-    group.add_argument(
-        "--deadline-s",
-        type=float,
-        default=600.0,
-        metavar="S",
-        help="for a request, waiting included; 0: none; default: %(default)g",
-    )
-    group.add_argument(
-        "--drain-s",
-        type=float,
-        default=30.0,
-        metavar="S",
-        help="for answers to end after SIGTERM; default: %(default)g",
-    )
+    for name in ("model", "adapters", "weights", "tensor_parallel", "drafts"):
+        if started[name] not in ([], 1, "off"):
+            value = started[name]
+            print(f"{name:<16}{', '.join(value) if isinstance(value, list) else value}")
+    print(f"{'context':<16}{started['context']:,} tokens")
+    print(f"{'cache':<16}{started['cache_tokens']:,} tokens in {started['cache_blocks']:,} blocks")
+    print(f"{'step':<16}{started['tokens_per_step']:,} tokens, {started['max_sequences']:,} answers, at most")
+    print(f"{'chat page':<16}{started['url']}/")
+    print(f"{'API':<16}{started['url']}/v1    (Ctrl-C ends)", flush=True)

@@ -8,6 +8,7 @@ it by then: about once a step. Handing out happens in the loop, so nothing here 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from penstock.core import clock
@@ -164,7 +165,7 @@ class Bridge:
         if not self._is_woken:
             self._is_woken = True
             assert self._loop is not None, "submit has set it"
-            if not self._loop.is_closed():
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 self._loop.call_soon_threadsafe(self._hand_out)
 
     def _hand_out(self) -> None:

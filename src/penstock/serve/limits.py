@@ -58,8 +58,14 @@ class Admission:
         """Count answers in; each must `leave` again.
 
         Raises:
-            ApiError: 429, saying when to come back.
+            ApiError: 429, saying when to come back; 400 where that would never help.
         """
+        if num_answers > self._max_open:
+            raise ApiError(
+                400,
+                f"The request asks for {num_answers:,} answers, and the server makes at most "
+                f"{self._max_open:,} at once. Ask in several requests.",
+            )
         if self.num_open + num_answers > self._max_open:
             raise ApiError(
                 429,

@@ -17,6 +17,12 @@ def test_more_than_may_be_open_are_told_when_to_come_back():
     admission.enter(1, now_s=0.0)
 
 
+def test_what_never_fits_is_a_mistake_and_not_overload():
+    with pytest.raises(ApiError, match="asks for 4 answers, and the server makes at most 3") as refused:
+        Admission(max_open=3).enter(4, now_s=0.0)
+    assert refused.value.status == 400
+
+
 def test_answers_that_left_make_room():
     admission = Admission(max_open=1)
     for now_s in range(5):

@@ -1,0 +1,165 @@
+"""The options of `penstock serve`, and what they ask for."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
+
+from penstock.core import env
+from penstock.core.errors import UsageError
+from penstock.engine.config import EngineConfig, Weights
+
+if TYPE_CHECKING:
+    from penstock.serve.gate import Rules
+    from penstock.serve.limits import Limits
+
+_ENGINE = EngineConfig()
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare them, by what they are about."""
+    _add_door_arguments(parser.add_argument_group("who may ask"))
+    _add_engine_arguments(parser.add_argument_group("engine"))
+    _add_limit_arguments(parser.add_argument_group("limits"))
+
+
+def rules_of(arguments: argparse.Namespace) -> "Rules":
+    """Return who may ask.
+
+    Raises:
+        UsageError: everyone of a network could.
+    """
+    from penstock.serve.gate import Rules
+    from penstock.serve.keys import read_keys, single_key
+
+    keys = None if arguments.api_keys is None else read_keys(arguments.api_keys)
+    if keys is None and (key := env.api_key()) is not None:
+        keys = single_key(key)
+    if keys is None and arguments.host not in _LOOPBACK and not arguments.insecure:
+        raise UsageError(
+            f"--host {arguments.host} opens the server to other machines, and there is no API key",
+            fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if something in front of the "
+            "server decides who may ask.",
+        )
+    return Rules(keys=keys, origins=frozenset(origin.rstrip("/") for origin in arguments.cors))
+
+
+def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
+    """Return how the engine is built."""
+    adapters: dict[str, Path] = {}
+    for given in arguments.adapter:
+        name, mark, folder = given.partition("=")
+        if not name or not mark or name in adapters:
+            raise UsageError("--adapter is NAME=FOLDER, with a name of its own", got=given)
+        adapters[name] = Path(folder)
+    return replace(
+        _ENGINE,
+        device=arguments.device,
+        weights=arguments.weights,
+        compile=arguments.compile,
+        tensor_parallel=arguments.tensor_parallel,
+        max_sequences=arguments.max_sequences,
+        tokens_per_step=arguments.tokens_per_step,
+        cache_gib=arguments.cache_gib,
+        max_context=arguments.max_context,
+        drafts=arguments.drafts,
+        num_drafts=arguments.num_drafts,
+        prefix_caching=not arguments.no_prefix_caching,
+        adapters=adapters,
+    )
+
+
+def limits_of(arguments: argparse.Namespace) -> "Limits":
+    """Return what requests may take."""
+    from penstock.serve.limits import Limits
+
+    return Limits(
+        max_body_bytes=arguments.max_body_bytes,
+        max_output_tokens=arguments.max_output_tokens,
+        max_open=arguments.max_open,
+        deadline_s=arguments.deadline_s or None,
+    )
+
+
+def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
+    group.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0: a free one; default: %(default)s"
+    )
+    group.add_argument(
+        "--api-keys", type=Path, metavar="FILE", help="one `name key` a line; or PENSTOCK_API_KEY is the key"
+    )
+    group.add_argument("--insecure", action="store_true", help="other machines may ask without a key")
+    group.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages of this origin may ask, such as https://chat.example.com; may be repeated",
+    )
+
+
+def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--device", help="default: the first GPU if there is one, else the CPU")
+    group.add_argument(
+        "--weights",
+        choices=get_args(Weights),
+        default=_ENGINE.weights,
+        help="what matrices are computed in; default: %(default)s",
+    )
+    group.add_argument("--compile", choices=("auto", "on", "off"), default=_ENGINE.compile)
+    group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="processes per layer")
+    group.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a LoRA adapter, which requests name as their model; may be repeated",
+    )
+    group.add_argument(
+        "--drafts",
+        default=_ENGINE.drafts,
+        metavar="WHAT",
+        help="guess tokens ahead: off, ngram, or a folder with a draft model or speculator",
+    )
+    group.add_argument("--num-drafts", type=int, default=_ENGINE.num_drafts, metavar="N")
+    group.add_argument(
+        "--max-sequences",
+        type=int,
+        default=_ENGINE.max_sequences,
+        metavar="N",
+        help="answers in the making at once; default: %(default)s",
+    )
+    group.add_argument("--max-context", type=int, metavar="N", help="default: the model's context")
+    group.add_argument("--tokens-per-step", type=int, metavar="N", help="default: computed")
+    group.add_argument("--cache-gib", type=float, metavar="X", help="default: computed from free memory")
+    group.add_argument(
+        "--no-prefix-caching", action="store_true", help="forget prompts when they are answered"
+    )
+
+
+def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-open", type=int, default=1024, metavar="N", help="answers made or waiting; then 429"
+    )
+    group.add_argument(
+        "--max-output-tokens", type=int, metavar="N", help="default: what the context has room for"
+    )
+    group.add_argument(
+        "--max-body-bytes", type=int, default=4 << 20, metavar="N", help="default: %(default)s"
+    )
+    group.add_argument(
+        "--deadline-s",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="for a request, waiting included; 0: none; default: %(default)g",
+    )
+    group.add_argument(
+        "--drain-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="for answers to end after SIGTERM; default: %(default)g",
+    )
