@@ -16,7 +16,6 @@ using namespace tile;
 
 constexpr int64_t PART = 256;     // keys
 constexpr int64_t TILE_ROWS = 48;  // a multiple of the product's 6
-constexpr int64_t FEW_ROWS = 4;
 constexpr int64_t AHEAD = 16;     // keys
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -57,39 +56,49 @@ inline float* room(std::vector<float>& buffer, int64_t size) {
 
 // ---- few rows: straight from the pages
 
-template <class T>
+// The product of two rows. SIZE is that of a usual head, and its loop is unrolled; or 0, and `size` counts.
+template <int64_t SIZE, class T>
 inline float dot(const T* a, const T* b, int64_t size) {
   Vec sum;
-  each_lane(size, [&](int64_t i, auto at) { sum = Vec::fma(at.load(a + i), at.load(b + i), sum); });
-  return sum.sum();
-}
-
 #ifdef __AVX512BF16__
-template <>
-inline float dot(const bf16* a, const bf16* b, int64_t size) {
-  Vec sum;
-  int64_t i = 0;
-  for (; i + 32 <= size; i += 32)
-    sum = Product<Pair>::add(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i), sum);
-  each_lane(size - i, [&](int64_t j, auto at) { sum = Vec::fma(at.load(a + i + j), at.load(b + i + j), sum); });
+  if constexpr (SIZE > 0 && sizeof(T) == 2) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < SIZE; i += 32)
+      sum = Product<Pair>::add(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i), sum);
+    return sum.sum();
+  }
+#endif
+  if constexpr (SIZE > 0) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < SIZE; i += LANES) sum = Vec::fma(Vec::load(a + i), Vec::load(b + i), sum);
+  } else {
+    each_lane(size, [&](int64_t i, auto at) { sum = Vec::fma(at.load(a + i), at.load(b + i), sum); });
+  }
   return sum.sum();
 }
-#endif
 
 // Ask memory for a row that is needed soon. Pages lie anywhere, so the CPU cannot guess the next one.
 inline void fetch(const void* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
 }
 
-template <class T>
-void few_scores(const Task<T>& task, const T* const* q_rows, int64_t rows, Scratch& own, int64_t num_keys) {
-  const int64_t bytes = task.dim * sizeof(T);
+// SIZE is that of a usual head, known to the compiler, or 0.
+template <int ROWS, int64_t SIZE, class T>
+void few_scores_of(const Task<T>& task, const T* const* q_rows, Scratch& own, int64_t num_keys) {
+  const int64_t size = SIZE ? SIZE : task.dim;
   for (int64_t key = 0; key < num_keys; ++key) {
-    fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], bytes);
-    fetch(own.value_rows[key], bytes);
-    for (int64_t row = 0; row < rows; ++row)
-      own.scores[row * PART + key] = dot(q_rows[row], static_cast<const T*>(own.key_rows[key]), task.dim);
+    fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], size * sizeof(T));
+    fetch(own.value_rows[key], size * sizeof(T));
+    for (int row = 0; row < ROWS; ++row)
+      own.scores[row * PART + key] = dot<SIZE>(q_rows[row], static_cast<const T*>(own.key_rows[key]), size);
   }
+}
+
+template <int ROWS, class T>
+void few_scores(const Task<T>& task, const T* const* q_rows, Scratch& own, int64_t num_keys) {
+  if (task.dim == 64) return few_scores_of<ROWS, 64>(task, q_rows, own, num_keys);
+  if (task.dim == 128) return few_scores_of<ROWS, 128>(task, q_rows, own, num_keys);
+  few_scores_of<ROWS, 0>(task, q_rows, own, num_keys);
 }
 
 // ROWS rows of sums at once, so that a value is read and widened once for all of them.
@@ -109,35 +118,24 @@ void few_sums_block(const Scratch& own, const float* weights, int64_t num_keys, 
     for (int j = 0; j < WIDE; ++j) sums[row][j].store(out + row * out_stride + column + j * LANES);
 }
 
-template <class T, int ROWS>
-void few_sums_rows(const Scratch& own, const float* weights, int64_t num_keys, int64_t dim, float* out,
-                   int64_t out_stride) {
+template <int ROWS, class T>
+void few_sums(const Task<T>& task, Scratch& own, int64_t num_keys) {
+  const int64_t wide = up(task.dim, LANES);
+  const float* weights = own.scores.data();
+  float* out = own.sums.data();
   int64_t column = 0;
-  for (; column + 4 * LANES <= dim; column += 4 * LANES)
-    few_sums_block<T, ROWS, 4>(own, weights, num_keys, column, out, out_stride);
-  for (; column + LANES <= dim; column += LANES)
-    few_sums_block<T, ROWS, 1>(own, weights, num_keys, column, out, out_stride);
-  for (; column < dim; ++column)
+  for (; column + 4 * LANES <= task.dim; column += 4 * LANES)
+    few_sums_block<T, ROWS, 4>(own, weights, num_keys, column, out, wide);
+  for (; column + LANES <= task.dim; column += LANES)
+    few_sums_block<T, ROWS, 1>(own, weights, num_keys, column, out, wide);
+  for (; column < task.dim; ++column)
     for (int row = 0; row < ROWS; ++row) {
       float sum = 0;
       for (int64_t key = 0; key < num_keys; ++key)
         sum = std::fma(weights[row * PART + key],
                        static_cast<float>(static_cast<const T*>(own.value_rows[key])[column]), sum);
-      out[row * out_stride + column] = sum;
+      out[row * wide + column] = sum;
     }
-}
-
-template <class T>
-void few_sums(const Task<T>& task, int64_t rows, Scratch& own, int64_t num_keys) {
-  const int64_t wide = up(task.dim, LANES);
-  const float* weights = own.scores.data();
-  float* out = own.sums.data();
-  switch (rows) {
-    case 1: return few_sums_rows<T, 1>(own, weights, num_keys, task.dim, out, wide);
-    case 2: return few_sums_rows<T, 2>(own, weights, num_keys, task.dim, out, wide);
-    case 3: return few_sums_rows<T, 3>(own, weights, num_keys, task.dim, out, wide);
-    default: return few_sums_rows<T, FEW_ROWS>(own, weights, num_keys, task.dim, out, wide);
-  }
 }
 
 // ---- many rows: two matrix products
@@ -218,11 +216,11 @@ template <class T>
 void find_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
   const int32_t* table = task.tables + tile.share * task.table_width;
   int64_t offset = first_key % task.block_size, page = first_key / task.block_size;
-  for (int64_t i = 0; i < num_keys; ++i) {
+  for (int64_t i = 0; i < num_keys; offset = 0, ++page) {
     const int64_t row = (table[page] * task.kv_heads + tile.kv_head) * task.block_size + offset;
-    own.key_rows[i] = task.keys + row * task.dim;
-    own.value_rows[i] = task.values + row * task.dim;
-    if (++offset == task.block_size) offset = 0, ++page;
+    const int64_t past = std::min(i + task.block_size - offset, num_keys);
+    const T *key = task.keys + row * task.dim, *value = task.values + row * task.dim;
+    for (; i < past; ++i, key += task.dim, value += task.dim) own.key_rows[i] = key, own.value_rows[i] = value;
   }
   for (int64_t i = num_keys; i < up(num_keys, LANES); ++i) own.key_rows[i] = own.key_rows[num_keys - 1];
 }
@@ -246,37 +244,50 @@ void soften_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64
   }
 }
 
+// Scores, weights and sums of a part whose rows are found already. ROWS is a constant: with a number known
+// only at run time the compiler's loops are twice as slow.
+template <int ROWS, class T>
+void attend_few(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
+  few_scores<ROWS>(task, q_rows, own, num_keys);
+  soften_rows(task, tile, first_key, num_keys, own);
+  few_sums<ROWS>(task, own, num_keys);
+}
+
+template <class T>
+void attend_many(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
+  using Cell = typename CellOf<T>::type;
+  constexpr int64_t D = Product<Cell>::DEPTH;
+  const int64_t rows = tile.tokens * task.group(), wide = up(task.dim, LANES), width = up(num_keys, LANES);
+  const int64_t depth = up(task.dim, D) / D, key_cells = up(num_keys, D) / D;
+  Cell *q = cells<Cell>(own.cells_q, rows * depth), *k = cells<Cell>(own.cells_k, depth * PART);
+  lay_rows(q_rows, rows, task.dim, q, depth);
+  lay_keys<Cell>(task, own, num_keys, k, depth);
+  multiply(q, depth, k, PART, own.scores.data(), PART, rows, width, depth);
+  soften_rows(task, tile, first_key, num_keys, own);
+  Cell* v = cells<Cell>(own.cells_v, key_cells * wide);
+  lay_below<Cell, T>(own.value_rows, num_keys, task.dim, v, wide);
+  const Cell* weights = lay_weights<Cell>(own.scores.data(), rows, width, own);
+  multiply(weights, PART / D, v, wide, own.sums.data(), wide, rows, wide, key_cells);
+}
+
 // Attend the rows of a tile to the keys [first_key, past_key) of one part; join what comes out.
 template <class T>
 void attend_part(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t past_key, Scratch& own, Joined joined) {
-  using Cell = typename CellOf<T>::type;
-  constexpr int64_t D = Product<Cell>::DEPTH;
   const int64_t group = task.group(), rows = tile.tokens * group, num_keys = past_key - first_key;
-  const int64_t wide = up(task.dim, LANES), width = up(num_keys, LANES), depth = up(task.dim, D) / D;
+  const int64_t wide = up(task.dim, LANES);
   const T* q_rows[TILE_ROWS];
   for (int64_t row = 0; row < rows; ++row)
     q_rows[row] = task.q + (tile.first_token + row / group) * task.q_stride + (tile.kv_head * group + row % group) * task.dim;
   find_rows(task, tile, first_key, num_keys, own);
-  float *scores = room(own.scores, rows * PART), *sums = room(own.sums, rows * wide);
-  const bool few = rows <= FEW_ROWS;
-  if (few) {
-    few_scores(task, q_rows, rows, own, num_keys);
-  } else {
-    Cell *q = cells<Cell>(own.cells_q, rows * depth), *k = cells<Cell>(own.cells_k, depth * PART);
-    lay_rows(q_rows, rows, task.dim, q, depth);
-    lay_keys<Cell>(task, own, num_keys, k, depth);
-    multiply(q, depth, k, PART, scores, PART, rows, width, depth);
+  room(own.scores, rows * PART), room(own.sums, rows * wide);
+  switch (rows) {
+    case 1: attend_few<1>(task, tile, first_key, num_keys, q_rows, own); break;
+    case 2: attend_few<2>(task, tile, first_key, num_keys, q_rows, own); break;
+    case 3: attend_few<3>(task, tile, first_key, num_keys, q_rows, own); break;
+    case 4: attend_few<4>(task, tile, first_key, num_keys, q_rows, own); break;
+    default: attend_many(task, tile, first_key, num_keys, q_rows, own);
   }
-  soften_rows(task, tile, first_key, num_keys, own);
-  if (few) {
-    few_sums(task, rows, own, num_keys);
-  } else {
-    const int64_t key_cells = up(num_keys, D) / D;
-    Cell* v = cells<Cell>(own.cells_v, key_cells * wide);
-    lay_below<Cell, T>(own.value_rows, num_keys, task.dim, v, wide);
-    multiply(lay_weights<Cell>(scores, rows, width, own), PART / D, v, wide, sums, wide, rows, wide, key_cells);
-  }
-  join(joined, sums, own.most, own.total, rows, wide);
+  join(joined, own.sums.data(), own.most, own.total, rows, wide);
 }
 
 }  // namespace penstock::attention
