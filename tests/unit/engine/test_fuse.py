@@ -13,7 +13,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import fused
 from penstock.nn.kernels.paged import LayerPages, PagedStep
-from penstock.nn.packed import can_multiply
+from penstock.nn.packed import can_multiply, has_tiles
 
 SMALL = {
     "vocab_size": 100,
@@ -138,8 +138,10 @@ def one_by_one(monkeypatch, model, ids):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_a_block_in_one_call_computes_what_its_modules_do_one_by_one(name, weights, dtype, monkeypatch):
-    if not can_multiply(4, torch.device("cpu")):
+    if not can_multiply(4, torch.zeros(1)):
         pytest.skip("this CPU has no such instructions, or no compiler")
+    if has_tiles() and weights == "stored" and dtype == torch.bfloat16:
+        pytest.skip("oneDNN multiplies here")
     model = a_model(name, dtype=dtype, hidden_size=96, intermediate_size=64)
     ids = torch.randint(100, (1, TOKENS), generator=torch.Generator().manual_seed(1))
     fuse(model)
