@@ -1,0 +1,171 @@
+"""The Python API: lists, streams, conversations, vectors; from tasks and threads; cancelled and closed."""
+
+import asyncio
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig
+
+import penstock
+from penstock import LLM, EngineConfig, Params, Sampling
+from penstock.core.errors import ConfigError, EngineClosed, UsageError
+from penstock.engine.sampling import GREEDY
+from penstock.text.tokenizer import train_tokenizer
+
+CONTEXT = 4096
+TEN = Params(sampling=GREEDY, max_tokens=10, stop_ids=frozenset())
+LONG = replace(TEN, max_tokens=4000)
+CONFIG = EngineConfig(device="cpu", max_sequences=8, tokens_per_step=64, cache_gib=0.01)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("model")
+    config = LlamaConfig(
+        vocab_size=300,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=CONTEXT,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    train_tokenizer(["the penstock feeds the turbine"] * 9, vocab_size=300).save(path / "tokenizer.json")
+    return path
+
+
+@pytest.fixture(scope="module")
+def llm(folder):
+    with LLM(folder, CONFIG) as opened:
+        yield opened
+
+
+def leaves_no_block(llm):
+    """Wait for cancelled answers to end: a request that comes after them is answered after them."""
+    llm.generate("x", replace(TEN, max_tokens=1))
+    return llm.thread.stats().used_blocks == 0
+
+
+def test_a_list_of_prompts_is_answered_in_its_order(llm):
+    prompts = [f"the {word}" for word in ("penstock", "turbine", "feeds")] * 4
+    seen = []
+    found = llm.generate(prompts, TEN, on_progress=lambda done, total: seen.append((done, total)))
+    assert [answers.text for answers in found] == [llm.generate(prompt, TEN)[0].text for prompt in prompts]
+    assert seen == [(done, 12) for done in range(1, 13)]
+    assert all(answers.answers[0].finish == "length" for answers in found)
+
+
+def test_a_stream_joins_to_the_answer_and_leaving_it_frees_its_blocks(llm):
+    whole = llm.generate("the turbine", TEN)[0]
+    pieces = list(llm.stream("the turbine", TEN))
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert tuple(t for piece in pieces for t in piece.token_ids) == whole.token_ids
+    stream = llm.stream("the turbine", LONG)
+    next(stream)
+    stream.close()
+    assert leaves_no_block(llm)
+
+
+def test_tasks_stream_side_by_side_and_one_that_leaves_frees_its_blocks(llm):
+    async def text(prompt):
+        return "".join([piece.text async for piece in llm.stream_async(prompt, TEN)])
+
+    async def leave():
+        pieces = llm.stream_async("the", LONG)
+        await anext(pieces)
+        await pieces.aclose()
+
+    async def together():
+        return await asyncio.gather(*(text(f"the {n}") for n in range(20)), *(leave() for _ in range(5)))
+
+    texts = asyncio.run(together())[:20]
+    assert texts == [llm.generate(f"the {n}", TEN)[0].text for n in range(20)]
+    assert leaves_no_block(llm)
+
+
+def test_threads_share_one_model(llm):
+    found = {}
+
+    def ask(n):
+        found[n] = llm.generate(f"the {n}", TEN)[0].text
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {n: llm.generate(f"the {n}", TEN)[0].text for n in range(20)}
+
+
+def test_a_conversation_is_answered_where_the_transcript_goes_on(llm):
+    answer = llm.chat([{"role": "user", "content": "Hi"}], TEN)
+    assert answer.prompt == tuple(llm.words.encode("User: Hi\n\nAssistant:"))
+    assert answer.token_ids == llm.generate([answer.prompt], TEN)[0].token_ids
+
+
+@torch.inference_mode()
+def test_a_vector_is_the_last_state_of_transformers_of_length_one(llm, folder):
+    texts = ["the turbine", "the penstock feeds the turbine " * 20]  # the second takes several steps
+    found = llm.embed(texts)
+    theirs = AutoModel.from_pretrained(folder).eval()
+    for text, vector in zip(texts, found, strict=True):
+        expected = theirs(torch.tensor([llm.words.encode(text)])).last_hidden_state[0, -1]
+        np.testing.assert_allclose(vector, expected / expected.norm(), atol=1e-5)
+    assert llm.embed("the turbine").shape == (1, 32)
+
+
+def test_a_prompt_that_begins_like_another_is_found_computed(llm):
+    prompt = list(range(1, 60))
+    llm.generate([prompt], TEN)
+    again = llm.generate([[*prompt, 7]], TEN)[0]
+    assert again.num_cached == 48  # whole blocks of 16
+
+
+def test_an_answer_whose_time_is_over_ends_with_what_it_has(llm):
+    answer = llm.generate("the", replace(LONG, timeout_s=0.0))[0].answers[0]
+    assert answer.finish == "deadline"
+    assert leaves_no_block(llm)
+
+
+def test_a_closed_model_cancels_what_runs_and_refuses_what_comes(folder):
+    llm = LLM(folder, CONFIG)
+    stream = llm.stream("the", LONG)
+    next(stream)
+    llm.close()
+    llm.close()
+    assert [piece.finish for piece in stream][-1] == "cancelled"
+    with pytest.raises(EngineClosed):
+        llm.generate("the", TEN)
+
+
+def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):
+    steps = llm.thread.stats().counts.steps
+    with pytest.raises(UsageError, match="max_tokens"):
+        llm.generate(["the", "the " * 20], replace(TEN, max_tokens=CONTEXT - 1))
+    with pytest.raises(UsageError, match="A stop text is empty"):
+        Params(stop_texts=("",))
+    with pytest.raises(UsageError, match="num_answers must be at least 1"):
+        Params(num_answers=0)
+    assert llm.thread.stats().counts.steps == steps
+
+
+def test_a_cache_without_room_for_one_context_is_refused_with_the_arithmetic(folder):
+    with pytest.raises(ConfigError, match=r"4,096 tokens are 256 blocks of 8.0 KiB, 2.0 MiB in sum \(got "):
+        LLM(folder, replace(CONFIG, cache_gib=0.001))
+    with pytest.raises(ConfigError, match="beyond the model's context of 4,096"):
+        LLM(folder, replace(CONFIG, max_context=5000))
+    with LLM(folder, replace(CONFIG, cache_gib=0.001, max_context=1024)) as small:
+        assert small.capacity.context == 1024
+
+
+def test_the_package_has_the_names_of_the_api():
+    assert (penstock.LLM, penstock.Sampling) == (LLM, Sampling)
+    with pytest.raises(AttributeError, match="no attribute 'Lllm'"):
+        _ = penstock.Lllm
