@@ -79,6 +79,17 @@ def test_generate_reads_standard_input_and_prints_json(folder):
     assert record["token_ids"] == expected[0, ids.shape[1] :].tolist()
 
 
+def test_settings_of_sampling_are_options(folder):
+    words = ("generate", folder, "--prompt", "the turbine", "--max-tokens", "20", "--greedy")
+    plain = penstock(*words).stdout.removesuffix("\n")
+    stopped = penstock(*words, "--stop", plain[5:8])
+    assert stopped.stdout == plain[: plain.index(plain[5:8])] + "\n", stopped.stderr
+    varied = json.loads(
+        penstock(*words, "--frequency-penalty", "2", "--repetition-penalty", "9", "--json").stdout
+    )
+    assert len(set(varied["token_ids"])) == 20
+
+
 @pytest.mark.parametrize("variables", [{}, {"LC_ALL": "C"}, ASCII], ids=["own", "C", "ascii"])
 @pytest.mark.parametrize(
     ("words", "stdin", "message"),

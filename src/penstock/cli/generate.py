@@ -24,6 +24,15 @@ from penstock.engine.sampling import Sampling
 
 _DEFAULT = Sampling()
 
+_SHAPING = (
+    ("min_p", "P", "draw among tokens at least P times as probable as the likeliest"),
+    ("repetition_penalty", "R", "above 1: tokens of prompt and answer become less likely"),
+    ("presence_penalty", "X", "taken from the logit of each token in the answer"),
+    ("frequency_penalty", "X", "taken from it for every time the token is there"),
+    ("min_tokens", "N", "do not end before N tokens"),
+)
+"""Settings of `Sampling` that are options: name, what to give, and what it does."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -49,6 +58,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="draw among the fewest tokens whose probabilities reach P; default: %(default)s",
     )
+    for name, metavar, effect in _SHAPING:
+        default = getattr(_DEFAULT, name)
+        option = f"--{name.replace('_', '-')}"
+        text = f"{effect}; default: %(default)s"
+        parser.add_argument(option, type=type(default), default=default, metavar=metavar, help=text)
+    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
     parser.add_argument("--seed", type=int, default=_DEFAULT.seed, metavar="N", help="default: %(default)s")
     parser.add_argument("--greedy", action="store_true", help="always the likeliest token")
     parser.add_argument(
@@ -67,8 +82,10 @@ def params_of(arguments: argparse.Namespace) -> Params:
         top_k=arguments.top_k,
         top_p=arguments.top_p,
         seed=arguments.seed,
+        **{name: getattr(arguments, name) for name, _, _ in _SHAPING},
     )
-    return Params(sampling=sampling, max_tokens=arguments.max_tokens)
+    stops = tuple(utf8_text(text, name="--stop") for text in arguments.stop)
+    return Params(sampling=sampling, max_tokens=arguments.max_tokens, stop_texts=stops)
 
 
 def alone(arguments: argparse.Namespace) -> EngineConfig:
