@@ -65,6 +65,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=type(default), default=default, metavar=metavar, help=text)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
     parser.add_argument("--seed", type=int, default=_DEFAULT.seed, metavar="N", help="default: %(default)s")
+    parser.add_argument(
+        "--max-context",
+        type=int,
+        metavar="N",
+        help="keep room for so many tokens of prompt and answer; default: the model's context",
+    )
     parser.add_argument("--greedy", action="store_true", help="always the likeliest token")
     parser.add_argument(
         "--drafts",
@@ -90,7 +96,7 @@ def params_of(arguments: argparse.Namespace) -> Params:
 
 def alone(arguments: argparse.Namespace) -> EngineConfig:
     """Return an engine for one person: room for one answer."""
-    return EngineConfig(max_sequences=1, drafts=arguments.drafts)
+    return EngineConfig(max_sequences=1, drafts=arguments.drafts, max_context=arguments.max_context)
 
 
 def run(arguments: argparse.Namespace) -> int:

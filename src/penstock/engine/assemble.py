@@ -20,6 +20,7 @@ from penstock.engine.ranked_runner import RankedRunner, start_others
 from penstock.engine.runner import Runs
 from penstock.engine.sampler import Sampler
 from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.trial import activation_bytes
 from penstock.engine.words import Words
 from penstock.models.llama.slices import Place
 
@@ -94,31 +95,41 @@ def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
         head_dim=model.size_of_head,
         dtype=part.dtype,
     )
+    tokens_per_step = step_tokens(
+        device.type,
+        asked=config.tokens_per_step,
+        max_sequences=config.max_sequences,
+        num_drafts=0 if config.drafts == "off" else config.num_drafts,
+    )
     if config.cache_gib is not None or device.type == "cpu":
         block_bytes *= config.tensor_parallel  # all ranks' pages are in the memory that is counted
     return Capacity(
         context=context,
         vocab_size=model.vocab_size,
         num_blocks=num_blocks_for(
-            _cache_bytes(config, device),
+            _cache_bytes(part, config, tokens_per_step=tokens_per_step),
             block_bytes=block_bytes + bytes_of_block(source, block_size=config.block_size),
             block_size=config.block_size,
             context=context,
             max_sequences=config.max_sequences,
         ),
         block_size=config.block_size,
-        tokens_per_step=step_tokens(
-            device.type,
-            asked=config.tokens_per_step,
-            max_sequences=config.max_sequences,
-            num_drafts=0 if config.drafts == "off" else config.num_drafts,
-        ),
+        tokens_per_step=tokens_per_step,
         max_sequences=config.max_sequences,
     )
 
 
-def _cache_bytes(config: EngineConfig, device: torch.device) -> int:
+def _cache_bytes(part: Part, config: EngineConfig, *, tokens_per_step: int) -> int:
     if config.cache_gib is not None:
         return int(config.cache_gib * 2**30)
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else env.available_bytes()
-    return int(free * SHARE_OF_FREE[device.type])
+    if part.device.type == "cpu":
+        return int(env.available_bytes() * SHARE_OF_FREE["cpu"])
+    taken = 0
+    if config.tensor_parallel == 1:
+        taken = activation_bytes(
+            part,
+            tokens_per_step=tokens_per_step,
+            max_sequences=config.max_sequences,
+            block_size=config.block_size,
+        )
+    return int(torch.cuda.mem_get_info(part.device)[0] * SHARE_OF_FREE["cuda"]) - taken

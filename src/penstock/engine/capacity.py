@@ -66,6 +66,6 @@ def num_blocks_for(
             f"The cache has no room for one context: {context:,} tokens are {per_context:,} blocks of "
             f"{mib(block_bytes)}, {mib(per_context * block_bytes)} in sum",
             got=mib(free_bytes),
-            fix=f"Set max_context to at most {tokens:,}, give it more with cache_gib, or free memory.",
+            fix=f"Set max_context (--max-context) to at most {tokens:,}, or give the cache more memory.",
         )
     return min(fitting, per_context * max_sequences)

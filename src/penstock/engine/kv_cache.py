@@ -5,10 +5,13 @@ the scheduler's decision (a number of blocks) and no accident of an allocator. W
 known to `blocks.py` alone.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from mmap import mmap
 
 import torch
+from torch import Tensor
 
 from penstock.engine.batch import Batch
 from penstock.nn.attention import Attend
@@ -36,7 +39,7 @@ class PagedCache:
         device: torch.device,
     ) -> None:
         shape = (num_layers, 2, num_blocks, kv_heads, block_size, head_dim)
-        self.pages = torch.zeros(shape, dtype=dtype, device=device)
+        self.pages = _zeros(shape, dtype=dtype, device=device)
         """[layers, keys and values, blocks, kv_heads, block_size, head_dim]."""
         self._layers = [
             (layer[0], layer[1]) for layer in self.pages
@@ -80,3 +83,11 @@ def bytes_per_block(
     2097152
     """
     return 2 * num_layers * block_size * kv_heads * head_dim * dtype.itemsize
+
+
+def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros; a CPU's memory is taken when it is first written, not now."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    memory = mmap(-1, math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)  # holds the map open

@@ -1,0 +1,41 @@
+"""One step of the full size on a GPU, to see what it needs beside weights and pages."""
+
+import numpy as np
+import torch
+
+from penstock.engine.batch import Batch
+from penstock.engine.part import Part
+
+
+def activation_bytes(part: Part, *, tokens_per_step: int, max_sequences: int, block_size: int) -> int:
+    """Return the most memory that a step took at once; the GPU's cache of freed memory is empty afterwards.
+
+    One rank only: a step of several needs all of them.
+    """
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(part.device)
+    before = torch.cuda.memory_allocated(part.device)
+    try_step(part, tokens_per_step=tokens_per_step, max_sequences=max_sequences, block_size=block_size)
+    peak = torch.cuda.max_memory_allocated(part.device)
+    torch.cuda.empty_cache()
+    return peak - before
+
+
+def try_step(part: Part, *, tokens_per_step: int, max_sequences: int, block_size: int) -> None:
+    """Compute a prompt as long as a step, and draw as many tokens from it as answers can be in the making."""
+    num_tokens = min(tokens_per_step, part.model.config.max_position_embeddings)
+    num_blocks = -(-num_tokens // block_size)
+    positions = np.arange(num_tokens)
+    output = part.runner(num_blocks=num_blocks, block_size=block_size).run(
+        Batch(
+            token_ids=np.zeros(num_tokens, np.int64),
+            positions=positions,
+            slots=positions,
+            query_starts=np.array([0, num_tokens], np.int32),
+            lengths=np.array([num_tokens], np.int32),
+            block_tables=np.arange(num_blocks, dtype=np.int32)[None],
+            logit_rows=positions[: min(num_tokens, max_sequences)],
+            adapters=np.array([-1], np.int32),
+        )
+    )
+    output.logits.float().sort()  # the dearest that a sampler does with them

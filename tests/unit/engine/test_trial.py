@@ -1,0 +1,35 @@
+"""The step that is tried on a GPU can be computed, whatever the sizes; what it takes is not measured here."""
+
+import pytest
+import torch
+
+from penstock.engine.adapters import Adapters
+from penstock.engine.part import Part
+from penstock.engine.trial import try_step
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+
+CONFIG = LlamaConfig(
+    vocab_size=50,
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    max_position_embeddings=64,
+)
+
+
+@pytest.mark.parametrize(("tokens", "sequences"), [(7, 3), (16, 16), (1000, 256)])
+def test_a_step_as_large_as_steps_may_be_is_computed(tokens, sequences):
+    model = Llama(CONFIG).eval()
+    part = Part(
+        model=model,
+        adapters=Adapters(model, CONFIG),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        group=None,
+    )
+    seen = []
+    model.norm.register_forward_hook(lambda _, __, out: seen.append(tuple(out.shape)))
+    try_step(part, tokens_per_step=tokens, max_sequences=sequences, block_size=4)
+    assert seen == [(1, min(tokens, 64), 16)]
