@@ -57,7 +57,8 @@ class Worker:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
             env=environment(arguments, own=own),
         )  # fmt: skip
-        self.opened_s = self._reply()["opened_s"]
+        opened = self._reply()
+        self.opened_s, self.versions = opened["opened_s"], opened["versions"]
         self.ask(serve_load.one(16, 1, vocabulary=64, seed=0))
         self.start_s = clock.monotonic() - begin
 
@@ -188,10 +189,12 @@ def run(arguments, folder):
             print(f"scheduler: {scheduler_share:.2%} of Penstock's steps")
         loads = under_load(workers, results, arguments) if arguments.load else {}
         starts = {name: worker.start_s for name, worker in workers.items()}
+        versions = {name: worker.versions for name, worker in workers.items()}
     settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "out"}
     return {
         "settings": settings, "roofline_ms": roofline_ms, "bandwidth_gb_s": bytes_per_s / 1e9,
-        "scheduler_share": scheduler_share, "start_s": starts, "results": results, "under_load": loads,
+        "scheduler_share": scheduler_share, "start_s": starts, "engines": versions,
+        "results": results, "under_load": loads,
     }  # fmt: skip
 
 
@@ -228,7 +231,7 @@ def parse(words=None):
     parser.add_argument("--concurrent", type=int, nargs="+", default=[16, 64])
     parser.add_argument("--scale", type=float, default=1.0, help="factor on all lengths")
     parser.add_argument(
-        "--load", type=float, nargs="*", help="shares; default: 0.3 0.5 0.7 0.85 1, or none if --quick"
+        "--load", type=float, nargs="*", help="shares; default: 0.3 0.6 0.8 1 1.2, or none if --quick"
     )
     parser.add_argument("--requests", type=int, default=96, help="of each rate of arrivals")
     parser.add_argument("--quick", action="store_true", help="one round, a third of the lengths, no arrivals")
@@ -236,7 +239,7 @@ def parse(words=None):
     if arguments.quick:
         arguments.rounds, arguments.scale = 1, arguments.scale / 3
     if arguments.load is None:
-        arguments.load = [] if arguments.quick else [0.3, 0.5, 0.7, 0.85, 1.0]
+        arguments.load = [] if arguments.quick else [0.3, 0.6, 0.8, 1.0, 1.2]
     return arguments
 
 

