@@ -44,13 +44,14 @@ class Drafting:
             share.sequence.drafts = drafts
         drafting_s = clock.monotonic() - begin
         counts.draft_s += drafting_s
-        self._pace.step_took(
-            done.model_s,
-            num_tokens=done.plan.num_tokens,
-            num_kept=sum(map(len, done.drawn)),
-            drafting_s=drafting_s,
-            num_drafts=sum(map(len, found)),
-        )
+        if all(share.num_tokens == 1 + len(share.drafts) for share in done.plan.shares):
+            self._pace.step_took(
+                done.model_s,
+                num_tokens=done.plan.num_tokens,
+                num_kept=sum(map(len, done.drawn)),
+                drafting_s=drafting_s,
+                num_drafts=sum(map(len, found)),
+            )
 
     def forget(self, sequence: Sequence) -> None:
         """Let go of a sequence that ended."""

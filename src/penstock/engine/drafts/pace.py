@@ -8,23 +8,32 @@ guessing while
 
 The right side is small where a step reads all weights for a few tokens and near or above 1 where
 many sequences fill the processor: drafts end by themselves as the batch grows. Seconds per position
-come from a line through the steps measured lately, which needs steps with and without drafts. Nothing here
-changes an answer, only when it comes.
+come from a line through the steps measured lately, which needs steps with and without drafts. Steps that
+compute prompts are not measured, and what other work adds to a step is filtered. Nothing here changes an
+answer, only when it comes.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from penstock.engine.sequence import Sequence
 
 _FORGET = 0.98
 """Weight of a measurement after one more: the last fifty steps count."""
+_GONE = 0.01
+"""Weight below which a measurement is forgotten."""
 _PRIOR = 4.0
 """A new sequence's share of drafts that stand is that of all, until it has made about so many."""
-_PROBE_EVERY = 24
-"""Steps after which one does the opposite: no drafts where there were some, one where there were none. It
-shows what drafts cost, and whether they have come to stand."""
+_PROBE_EVERY, _PROBE_AT = 40, (2, 3)
+"""Two of so many steps do the opposite: no drafts where there were some, one where there were none. They
+show what drafts cost, and whether they have come to stand; two, since one may have been disturbed."""
 _PROBES = 8
 """Sequences that make a draft in such a step, at most."""
+_WARM_UP = 3
+"""Steps that are not measured: first calls allocate, and compile."""
+_RISE = 0.1
+"""Share of a difference that a measured time grows by when a step was slower than those before; when it
+was faster, it is that at once: other work on a machine only ever adds."""
 
 
 class Acceptance:
@@ -57,15 +66,14 @@ class Pace:
         self._adapt = adapt
         self._all = Acceptance()
         self._each: dict[int, Acceptance] = {}
-        self._steps = _Line()
-        self._rate = _Line()  # of this one and the next only the means are used
-        self._draft_s = _Line()
+        self._model, self._drafting = _Times(), _Times()
+        self._kept = self._seconds = 0.0
         self._num_steps = 0
 
     def wanted(self, sequences: Iterable[Sequence]) -> list[int]:
         """Return how many tokens to guess for each sequence; called once a step."""
         self._num_steps += 1
-        dearness, probes = self._dearness(), self._num_steps % _PROBE_EVERY == 2
+        dearness, probes = self._dearness(), self._num_steps % _PROBE_EVERY in _PROBE_AT
         found: list[int] = []
         for sequence in sequences:
             num = self._paying(sequence, dearness) if self._adapt else self._most
@@ -77,17 +85,20 @@ class Pace:
     def step_took(
         self, model_s: float, *, num_tokens: int, num_kept: int, drafting_s: float = 0.0, num_drafts: int = 0
     ) -> None:
-        """Count a step.
+        """Count a step that computed no prompt, after `wanted` of that step.
 
         Args:
             model_s: seconds of the model, over `num_tokens` positions.
             num_kept: tokens that it added to answers.
             drafting_s: seconds of making `num_drafts` drafts after it.
         """
-        self._steps.add(num_tokens, model_s)
-        self._rate.add(model_s + drafting_s, num_kept)
+        if self._num_steps <= _WARM_UP:
+            return
+        seconds = self._model.add(num_tokens, model_s)
         if num_drafts:
-            self._draft_s.add(num_drafts, drafting_s)
+            seconds += self._drafting.add(num_drafts, drafting_s)
+        self._seconds = self._seconds * _FORGET + seconds
+        self._kept = self._kept * _FORGET + num_kept
 
     def stood(self, sequence: Sequence, *, num_drafts: int, num_kept: int) -> None:
         """Count a sequence's drafts, and how many of them stood."""
@@ -108,7 +119,8 @@ class Pace:
 
     def _dearness(self) -> float:
         """Return what a draft costs, in tokens that its time would bring otherwise."""
-        return (self._steps.slope() + self._draft_s.ratio()) * self._rate.ratio()
+        tokens_per_s = self._kept / self._seconds if self._seconds else 0.0
+        return (self._model.slope() + self._drafting.each()) * tokens_per_s
 
 
 def _room(sequence: Sequence) -> int:
@@ -116,31 +128,63 @@ def _room(sequence: Sequence) -> int:
     return max(0, sequence.request.max_tokens - sequence.num_drawn - 1)
 
 
-class _Line:
-    """A line through the points seen lately."""
+@dataclass(slots=True)
+class _Measured:
+    """One size of work."""
+
+    weight: float
+    """Measurements, each worth less with every later one of any size."""
+    seconds: float
+    times: int
+
+
+class _Times:
+    """How long work of each size took lately, without what disturbed it; known once it was seen twice."""
 
     def __init__(self) -> None:
-        self._n = self._x = self._y = self._xx = self._xy = 0.0
+        self._sizes: dict[int, _Measured] = {}
 
-    def add(self, x: float, y: float) -> None:
-        """Count a point."""
-        self._n, self._x, self._y, self._xx, self._xy = (
-            total * _FORGET + new
-            for total, new in zip(
-                (self._n, self._x, self._y, self._xx, self._xy), (1.0, x, y, x * x, x * y), strict=True
-            )
-        )
+    def add(self, size: int, seconds: float) -> float:
+        """Count a measurement; return what is believed now."""
+        size = _rounded(size)
+        for other in self._sizes.values():
+            other.weight *= _FORGET
+        one = self._sizes.setdefault(size, _Measured(0.0, seconds, 0))
+        one.weight += 1
+        one.times += 1
+        one.seconds = min(seconds, one.seconds + _RISE * (seconds - one.seconds))
+        self._sizes = {each: known for each, known in self._sizes.items() if known.weight > _GONE}
+        return one.seconds
 
-    def ratio(self) -> float:
-        """Return y per x; 0 before there is any."""
-        return self._y / self._x if self._x else 0.0
+    def each(self) -> float:
+        """Return seconds per unit of size; 0 before anything is known."""
+        units = sum(weight * size for weight, size, _ in self._points())
+        return sum(weight * seconds for weight, _, seconds in self._points()) / units if units else 0.0
 
     def slope(self) -> float:
-        """Return what one more x adds to y: from 0, if that is not known, to y per x.
+        """Return what one more unit adds to a time: from 0, if that is not known, to seconds per unit.
 
         Measured times scatter: a line that falls or that starts below nothing is not believed.
         """
-        spread = self._n * self._xx - self._x * self._x
-        if spread <= 1e-9 * self._xx * self._n:
+        points = self._points()
+        if len(points) < 2:
             return 0.0
-        return min(max(0.0, (self._n * self._xy - self._x * self._y) / spread), self.ratio())
+        total = sum(weight for weight, _, _ in points)
+        mean_size = sum(weight * size for weight, size, _ in points) / total
+        mean_s = sum(weight * seconds for weight, _, seconds in points) / total
+        spread = sum(weight * (size - mean_size) ** 2 for weight, size, _ in points)
+        rise = sum(weight * (size - mean_size) * (seconds - mean_s) for weight, size, seconds in points)
+        return min(max(0.0, rise / spread), self.each())
+
+    def _points(self) -> list[tuple[float, int, float]]:
+        return [(one.weight, size, one.seconds) for size, one in self._sizes.items() if one.times > 1]
+
+
+def _rounded(size: int) -> int:
+    """Return a size to three binary digits, so that sizes come again.
+
+    >>> [_rounded(size) for size in (5, 8, 9, 100)]
+    [5, 8, 8, 96]
+    """
+    shift = max(0, size.bit_length() - 3)
+    return size >> shift << shift

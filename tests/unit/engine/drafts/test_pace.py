@@ -13,9 +13,12 @@ def sequence(number=0, *, drawn=1, max_tokens=1000):
     return Sequence(id=number, request_id=number, answer=0, request=request, tokens=[1, 2, *range(drawn)])
 
 
-def lived(pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.0, steps=160):
-    """Run a made-up machine by what the pace says; return tokens kept per second of its second half."""
-    rng = np.random.default_rng(0)
+def lived(pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.0, steps=200, busy=0.0):
+    """Run a made-up machine by what the pace says; return tokens kept per second of its second half.
+
+    Its first step takes 20 times as long, and others, with the chance of `busy`, five times.
+    """
+    rng, disturbed = np.random.default_rng(0), np.random.default_rng(1)
     sequences = [sequence(number) for number in range(batch)]
     seconds = kept = 0.0
     wanted = pace.wanted(sequences)
@@ -23,8 +26,13 @@ def lived(pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.
         stood = [int(np.cumprod(rng.random(num) < chance).sum()) for num in wanted]
         positions, tokens = batch + sum(wanted), batch + sum(stood)
         took, drafting = fixed_s + per_token_s * positions, draft_s * sum(wanted)
+        slow = 20.0 if step == 0 else 5.0 if disturbed.random() < busy else 1.0
         pace.step_took(
-            took, num_tokens=positions, num_kept=tokens, drafting_s=drafting, num_drafts=sum(wanted)
+            slow * took,
+            num_tokens=positions,
+            num_kept=tokens,
+            drafting_s=slow * drafting,
+            num_drafts=sum(wanted),
         )
         for one, num, good in zip(sequences, wanted, stood, strict=True):
             one.tokens.extend([0] * (good + 1))
@@ -36,21 +44,23 @@ def lived(pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.
     return kept / seconds
 
 
+@pytest.mark.parametrize("busy", [0.0, 0.2])
 @pytest.mark.parametrize("draft_s", [0.0, 0.0003])
 @pytest.mark.parametrize("chance", [0.0, 0.6, 1.0])
 @pytest.mark.parametrize("batch", [1, 8, 48])
-def test_the_pace_is_close_to_the_best_number_for_all_steps(batch, chance, draft_s):
-    machine = {"chance": chance, "batch": batch, "draft_s": draft_s}
+def test_the_pace_is_close_to_the_best_number_for_all_steps(batch, chance, draft_s, busy):
+    machine = {"chance": chance, "batch": batch, "draft_s": draft_s, "busy": busy}
     fixed = [lived(Pace(most=most, adapt=False), **machine) for most in range(5)]
     adapted = lived(Pace(most=4), **machine)
-    assert adapted > 0.93 * max(fixed)  # a first draft now and then is what knowing it costs
-    assert adapted > 0.93 * fixed[0]  # never much slower than without drafts
+    least = 0.75 if busy else 0.92  # what knowing the costs costs
+    assert adapted > least * max(fixed)
+    assert adapted > 0.92 * fixed[0]  # never much slower than without drafts
 
 
 def told(pace, *, num_kept, steps=100, **machine):
     """Return how many drafts a sequence makes after a life in which so many of four stood."""
     lived(pace, chance=num_kept / 4, steps=steps, **machine)
-    return max(pace.wanted([sequence()])[0] for _ in range(2))
+    return max(pace.wanted([sequence()])[0] for _ in range(3))
 
 
 def test_drafts_that_stand_are_made():
@@ -62,7 +72,7 @@ def test_drafts_that_fall_are_not():
 
 
 def test_a_large_batch_makes_none_where_a_small_one_does():
-    few, many = (told(Pace(most=4), num_kept=3, batch=batch) for batch in (1, 256))
+    few, many = (told(Pace(most=4), num_kept=2, batch=batch) for batch in (1, 256))
     assert few > many == 0
 
 
@@ -72,7 +82,7 @@ def test_a_slow_drafter_guesses_less():
 
 def test_sequences_are_judged_one_by_one():
     pace = Pace(most=4)
-    lived(pace, chance=0.5, per_token_s=0.001)
+    lived(pace, chance=0.5, per_token_s=0.001, steps=170)
     for _ in range(40):
         pace.stood(sequence(1), num_drafts=4, num_kept=4)
         pace.stood(sequence(2), num_drafts=4, num_kept=0)
@@ -83,8 +93,8 @@ def test_now_and_then_a_step_does_the_opposite():
     for chance in (0.0, 1.0):
         pace = Pace(most=4)
         lived(pace, chance=chance, batch=8)
-        wanted = [pace.wanted([sequence()])[0] for _ in range(48)]
-        assert sorted(wanted) == sorted([0] * 46 + [1] * 2 if chance == 0 else [4] * 46 + [0] * 2)
+        wanted = [pace.wanted([sequence()])[0] for _ in range(80)]
+        assert sorted(wanted) == sorted([0] * 76 + [1] * 4 if chance == 0 else [4] * 76 + [0] * 4)
 
 
 @pytest.mark.parametrize(("drawn", "expected"), [(0, 4), (7, 2), (8, 1), (9, 0)])
