@@ -59,6 +59,10 @@ class PagedCache:
             block_tables=batch.block_tables,
             device=self.device,
         )
+        return self.bound(step)
+
+    def bound(self, step: PagedStep) -> "BoundCache":
+        """Return the cache as the network sees it in a step whose integers are tensors already."""
         return BoundCache([LayerPages(keys, values, step) for keys, values in self._layers], step)
 
 
