@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.core.errors import ConfigError
 from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
-from penstock.engine.compiled import CompiledDecode
+from penstock.engine.compiled import CompiledDecode, is_wanted
 from penstock.engine.fuse import fuse
 from penstock.engine.kv_cache import PagedCache
 from penstock.engine.runner import Runner
@@ -114,6 +115,34 @@ def test_steps_are_plain_until_their_program_is_ready():
         compiled.close()
     for ours, theirs in zip(during, logits_of(*engine_parts()), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_a_network_that_was_changed_since_is_computed_plainly():
+    compiled, parts = decode("aot_eager")
+    compiled._is_plain = lambda: False
+    compiled.start()
+    compiled.wait()
+    for ours, theirs in zip(logits_of(*parts, compiled), logits_of(*engine_parts()), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("asked", "device", "ranks", "wanted"),
+    [
+        ("off", "cuda", 1, False),
+        ("auto", "cpu", 1, False),
+        ("auto", "cuda", 1, True),
+        ("auto", "cuda", 2, False),
+        ("on", "cpu", 1, True),
+    ],
+)
+def test_compiling_is_for_gpus_unless_asked_for(asked, device, ranks, wanted):
+    assert is_wanted(asked, device=torch.device(device), ranks=ranks) is wanted
+
+
+def test_ranks_are_not_compiled():
+    with pytest.raises(ConfigError, match=r"compile=on is for one process \(got 'tensor_parallel=2'\)"):
+        is_wanted("on", device=torch.device("cpu"), ranks=2)
 
 
 def test_a_compiler_that_fails_leaves_plain_code(caplog):

@@ -8,6 +8,7 @@ from penstock.core import env
 from penstock.core.errors import ConfigError
 from penstock.engine.blocks import BlockPool
 from penstock.engine.capacity import SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
+from penstock.engine.compiled import is_wanted
 from penstock.engine.config import EngineConfig
 from penstock.engine.drafts.opening import Source, build_drafting, bytes_of_block, open_source
 from penstock.engine.drawer import Drawer
@@ -48,7 +49,7 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
     if others is not None:
         others.answered()  # before free memory is measured, which they share
     capacity = _capacity(part, config, source)
-    runner = _runner(part, capacity, others)
+    runner = _runner(part, capacity, config, others)
     scheduler = Scheduler(
         Limits(
             max_sequences=capacity.max_sequences,
@@ -69,9 +70,16 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
     )
 
 
-def _runner(part: Part, capacity: Capacity, others: RankProcesses | None) -> Runs:
+def _runner(part: Part, capacity: Capacity, config: EngineConfig, others: RankProcesses | None) -> Runs:
     pages = {"num_blocks": capacity.num_blocks, "block_size": capacity.block_size}
-    return part.runner(**pages) if others is None else RankedRunner.join(part, others, **pages)
+    compiles = is_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
+    if others is not None:
+        return RankedRunner.join(part, others, **pages)
+    runner = part.runner(**pages)
+    if compiles:
+        width = -(-capacity.context // capacity.block_size)
+        runner.compile(max_sequences=capacity.max_sequences, max_blocks=width)
+    return runner
 
 
 def _grammars(words: Words | None, capacity: Capacity) -> Grammars | None:

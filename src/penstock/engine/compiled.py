@@ -20,16 +20,37 @@ from torch.nn import functional
 
 from penstock.core.clock import monotonic
 from penstock.core.env import cache_folder, set_compiled_programs
+from penstock.core.errors import ConfigError
+from penstock.engine.config import Compile
 from penstock.engine.kv_cache import BoundCache, PagedCache
 from penstock.models.llama.model import Llama
+from penstock.nn import native
 from penstock.nn.kernels.paged import PagedStep
 
 log = logging.getLogger(__name__)
 
-Forward = Callable[[Tensor, Tensor, BoundCache], Tensor]
-"""(ids [1, t], positions [1, t], cache) -> normalised residual stream [1, t, hidden]."""
-
 _MOST_PROGRAMS = 64
+
+
+def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
+    """Decide whether decoding is compiled: where it was asked for, or on a GPU.
+
+    Raises:
+        ConfigError: it was asked for and cannot be.
+    """
+    if asked == "off" or (asked == "auto" and (device.type == "cpu" or ranks > 1)):
+        return False
+    if ranks > 1:
+        raise ConfigError(
+            "compile=on is for one process", got=f"tensor_parallel={ranks}", fix="Leave compile out."
+        )
+    if device.type == "cpu" and not native.is_available():
+        raise ConfigError(
+            "compile=on needs the C++ operators on a CPU",
+            got="no compiler",
+            fix="Install g++, or leave it out.",
+        )
+    return True
 
 
 def sizes_up_to(most: int) -> list[int]:
@@ -49,6 +70,7 @@ class CompiledDecode:
         cache: its last block belongs to no sequence.
         max_sequences: tokens of the largest program.
         max_blocks: of a sequence's table.
+        is_plain: asked in each step: whether the network is as it was compiled, with no adapter added since.
         backend: torch's name of what turns graphs into programs.
     """
 
@@ -59,11 +81,13 @@ class CompiledDecode:
         *,
         max_sequences: int,
         max_blocks: int,
+        is_plain: Callable[[], bool] = lambda: True,
         backend: str = "inductor",
     ) -> None:
         self._model = model
         self._cache = cache
         self._max_blocks = max_blocks
+        self._is_plain = is_plain
         self._sizes = sizes_up_to(max_sequences)
         self._ready: set[int] = set()
         self._stop = threading.Event()
@@ -98,7 +122,7 @@ class CompiledDecode:
         """Compute one step."""
         step, count = cache.step, ids.shape[1]
         size = next((size for size in self._sizes if size >= count), 0)
-        if step.num_singles != count or size not in self._ready:
+        if step.num_singles != count or size not in self._ready or not self._is_plain():
             return self._model.hidden(ids, position_ids=positions, cache=cache)
         more = size - count
         hidden: Tensor = self._program(

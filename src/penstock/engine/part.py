@@ -42,7 +42,7 @@ class Part:
         config = self.model.config
         cache = PagedCache(
             config.num_hidden_layers,
-            num_blocks=num_blocks,
+            num_blocks=num_blocks + 1,  # one that no sequence has, for what a compiler runs
             block_size=block_size,
             kv_heads=config.key_value_heads,
             head_dim=config.size_of_head,

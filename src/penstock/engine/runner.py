@@ -11,6 +11,7 @@ from torch import Tensor
 
 from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
+from penstock.engine.compiled import CompiledDecode
 from penstock.engine.kv_cache import BoundCache, PagedCache
 from penstock.models.llama.model import Llama
 
@@ -88,6 +89,7 @@ class Runner:
         self._adapters = adapters
         self.project = project or model.logits
         self.forward: Forward = forward or self._plain
+        self._compiled: CompiledDecode | None = None
 
     @property
     def adapters(self) -> Mapping[str, int]:
@@ -119,8 +121,22 @@ class Runner:
     def check(self) -> None:
         """The next step can be computed."""
 
+    def compile(self, *, max_sequences: int, max_blocks: int) -> None:
+        """Begin to compile the steps of decoding beside the plain ones; sizes as in `CompiledDecode`."""
+        self._compiled = CompiledDecode(
+            self.model,
+            self.cache,
+            max_sequences=max_sequences,
+            max_blocks=max_blocks,
+            is_plain=lambda: not self._adapters.indexes,
+        )
+        self.forward = self._compiled
+        self._compiled.start()
+
     def close(self) -> None:
-        """Nothing to end; the memory goes with the object."""
+        """End the compiler, after the program it is at; the memory goes with the object."""
+        if self._compiled is not None:
+            self._compiled.close()
 
     def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
         return self.model.hidden(ids, position_ids=positions, cache=cache)
