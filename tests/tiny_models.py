@@ -33,6 +33,9 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     "granite": GraniteConfig(**SHAPE, residual_multiplier=0.5, logits_scaling=4.0, embedding_multiplier=3.0),
     "mistral": MistralConfig(**SHAPE, sliding_window=7),
     "qwen2": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    "qwen2-one-head": Qwen2Config(
+        **{**SHAPE, "num_key_value_heads": 1}, use_sliding_window=True, sliding_window=9, max_window_layers=0
+    ),
     "qwen3": Qwen3Config(**SHAPE, head_dim=16),
 }
 

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from penstock.checkpoint.find import find, saved_of
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.load import load_into, open_model
+from penstock.models.llama.slices import Place, slice_of
 from penstock.checkpoint.place import place_in
 from penstock.checkpoint.resume import agreed
 from penstock.checkpoint.saver import Keeping, Saver
@@ -135,6 +136,21 @@ def test_one_process_opens_the_model_without_a_process_group(
     assert not model.training
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, expected[f"model.{name}"]), name
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_an_engine_rank_reads_its_part_of_each_matrix(
+    saved: tuple[Path, dict[str, Tensor]], ranks: int
+) -> None:
+    run, expected = saved
+    config = find(run).index().meta.model
+    for place in (Place(rank, ranks) for rank in range(ranks)):
+        model, _ = open_model(run, place=place)
+        for name, tensor in model.state_dict().items():
+            part = expected[f"model.{name}"]
+            if (found := slice_of(name, config, place)) is not None:
+                part = part.narrow(found[0], found[1].start, len(found[1]))
+            assert torch.equal(tensor, part), name
 
 
 def test_a_checkpoint_says_what_it_is(saved: tuple[Path, dict[str, Tensor]]) -> None:

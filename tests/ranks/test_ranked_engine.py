@@ -18,12 +18,14 @@ from penstock.engine.rank_processes import RankProcesses
 from penstock.engine.request import Request
 
 PROMPTS = [(3,), (3, 4, 5, 9), tuple(range(100, 145)), (7, 7, 1) * 9, (210, 0, 105, 106)]
-SMALL = {"cache_gib": 2**-8, "tokens_per_step": 24, "max_context": 96, "device": "cpu"}
+SMALL = {"tokens_per_step": 24, "max_context": 96, "device": "cpu"}
+BLOCK_GIB = 4096 / 2**30  # of the tiny models, all ranks together
 
 
 def answers(folder, ranks, *, requests, **settings):
-    """Return the tokens of each request's answer, arriving a few steps after one another."""
-    engine = build_engine(folder, EngineConfig(tensor_parallel=ranks, **{**SMALL, **settings}))
+    """Return the tokens of each request's answer, arriving a step after one another, and times of pre-emption."""
+    config = EngineConfig(tensor_parallel=ranks, cache_gib=12 * BLOCK_GIB, **SMALL, **settings)
+    engine = build_engine(folder, config)
     try:
         found, waiting = {}, list(requests)
         while waiting or engine.has_work:
@@ -33,21 +35,31 @@ def answers(folder, ranks, *, requests, **settings):
                 found[piece.request_id] += piece.token_ids
                 assert piece.finish in (None, "length")
         assert engine.stats().used_blocks == 0
-        return list(found.values())
+        return list(found.values()), engine.stats().preemptions
     finally:
         engine.close()
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks"),
-    [("llama-tied", 2), ("qwen2", 4)],  # every family: test_sliced_models.py
+    ("family", "settings"),
+    # every family, and more ranks: test_sliced_models.py
+    [("llama-tied", {"drafts": "ngram"}), ("qwen2-one-head", {})],
 )
-def test_ranks_give_the_tokens_of_one(family, ranks, tmp_path):
+def test_ranks_give_the_tokens_of_one(family, settings, tmp_path):
     save_tiny_model(family, tmp_path)
-    requests = [Request(prompt=prompt, max_tokens=24) for prompt in PROMPTS]
-    expected = answers(tmp_path, 1, requests=requests)
+    requests = [Request(prompt=prompt, max_tokens=32) for prompt in PROMPTS]
+    expected, _ = answers(tmp_path, 1, requests=requests)
     assert len({token for tokens in expected for token in tokens}) > 20
-    assert answers(tmp_path, ranks, requests=requests) == expected
+    found, preemptions = answers(tmp_path, 2, requests=requests, **settings)
+    assert found == expected
+    assert preemptions
+
+
+def test_ranks_round_their_parts_of_the_matrices(tmp_path):
+    save_tiny_model("llama", tmp_path)
+    requests = [Request(prompt=prompt, max_tokens=8) for prompt in PROMPTS]
+    found, _ = answers(tmp_path, 2, requests=requests, weights="int8")
+    assert [len(tokens) for tokens in found] == [8] * len(PROMPTS)
 
 
 PATIENCE_S = 120
@@ -88,7 +100,7 @@ def folder(tmp_path):
 @pytest.fixture
 def ranked(folder):
     """Two ranks in an engine's thread."""
-    with EngineThread(build_engine(folder, EngineConfig(tensor_parallel=2, **SMALL))) as thread:
+    with EngineThread(build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))) as thread:
         yield thread
 
 
@@ -121,7 +133,7 @@ def test_a_rank_killed_while_nobody_asks_is_noticed_at_once(ranked):
 def test_a_rank_that_hangs_is_given_up_and_named(folder, monkeypatch):
     monkeypatch.setattr(rank_group, "TIMEOUT_S", 3.0)
     monkeypatch.setattr(rank_processes, "_PATIENCE_S", 1.0)
-    with EngineThread(build_engine(folder, EngineConfig(tensor_parallel=2, **SMALL))) as thread:
+    with EngineThread(build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))) as thread:
         heard = Heard(1)
         os.kill(*workers(), signal.SIGSTOP)
         thread.submit(LONG, heard)
@@ -155,11 +167,11 @@ def test_a_rank_that_cannot_open_its_part_says_why(tmp_path):
 def test_a_model_that_cannot_be_opened_leaves_no_rank(folder):
     (folder / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ModelError, match="is damaged"):
-        build_engine(folder, EngineConfig(tensor_parallel=2, **SMALL))
+        build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))
     assert not workers()
 
 
 def test_a_number_of_ranks_that_cannot_share_the_model_starts_none(folder):
     with pytest.raises(UsageError, match=r"4 query heads and 2 key-value heads .*got 3"):
-        build_engine(folder, EngineConfig(tensor_parallel=3, **SMALL))
+        build_engine(folder, EngineConfig(tensor_parallel=3, cache_gib=2**-8, **SMALL))
     assert not workers()

@@ -139,6 +139,23 @@ class LLM:
         found = self.collect(requests)
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
 
+    def add_adapter(self, name: str, folder: Path | str) -> None:
+        """Open a LoRA adapter that PEFT saved, for calls that name it from now on.
+
+        Raises:
+            UsageError: there is one of that name.
+            ModelError: it is no LoRA adapter of this model.
+        """
+        self.thread.call(lambda engine: engine.add_adapter(name, Path(folder)))
+
+    def remove_adapter(self, name: str) -> None:
+        """Forget an adapter.
+
+        Raises:
+            UsageError: there is none of that name, or answers that use it are in the making.
+        """
+        self.thread.call(lambda engine: engine.remove_adapter(name))
+
     def request(self, prompt: Prompt, params: Params = _DEFAULT) -> Request:
         """Return what the engine is asked for a prompt.
 

@@ -1,0 +1,36 @@
+"""A batch that is sent as bytes arrives as it was."""
+
+from dataclasses import fields
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from penstock.engine.batch import Batch
+from penstock.engine.batch_bytes import decode, encode
+
+INT64 = {"token_ids", "positions", "slots", "logit_rows"}
+NAMES = [field.name for field in fields(Batch)]
+
+
+@st.composite
+def batches(draw):
+    def array(name):
+        shape = (draw(SIZES), draw(SIZES)) if name == "block_tables" else draw(SIZES)
+        return draw(arrays(np.int64 if name in INT64 else np.int32, shape))
+
+    return Batch(**{name: array(name) for name in NAMES})
+
+
+SIZES = st.integers(0, 5)
+
+
+@given(batches())
+def test_decoding_returns_what_was_encoded(batch):
+    received = decode(bytearray(encode(batch)))
+    for name in NAMES:
+        sent, got = getattr(batch, name), getattr(received, name)
+        assert (sent.dtype, sent.shape) == (got.dtype, got.shape)
+        np.testing.assert_array_equal(sent, got)
+        assert got.flags.writeable  # torch warns of others
