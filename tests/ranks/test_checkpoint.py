@@ -13,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from penstock.checkpoint.find import find, saved_of
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.load import load_into, open_model
-from penstock.models.llama.slices import Place, slice_of
 from penstock.checkpoint.place import place_in
 from penstock.checkpoint.resume import agreed
 from penstock.checkpoint.saver import Keeping, Saver
@@ -21,6 +20,7 @@ from penstock.checkpoint.tensors import training_tensors
 from penstock.core.errors import CheckpointError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
+from penstock.models.llama.slices import Place, slice_of
 from penstock.nn.init import init_weights
 from penstock.parallel.fsdp import shard
 from penstock.parallel.layout import Layout

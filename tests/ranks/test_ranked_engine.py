@@ -23,7 +23,7 @@ BLOCK_GIB = 4096 / 2**30  # of the tiny models, all ranks together
 
 
 def answers(folder, ranks, *, requests, **settings):
-    """Return the tokens of each request's answer, arriving a step after one another, and times of pre-emption."""
+    """Return the tokens of each request's answer, a step after one another, and how many were pre-empted."""
     config = EngineConfig(tensor_parallel=ranks, cache_gib=12 * BLOCK_GIB, **SMALL, **settings)
     engine = build_engine(folder, config)
     try:
@@ -100,7 +100,9 @@ def folder(tmp_path):
 @pytest.fixture
 def ranked(folder):
     """Two ranks in an engine's thread."""
-    with EngineThread(build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))) as thread:
+    with EngineThread(
+        build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))
+    ) as thread:
         yield thread
 
 
@@ -133,7 +135,9 @@ def test_a_rank_killed_while_nobody_asks_is_noticed_at_once(ranked):
 def test_a_rank_that_hangs_is_given_up_and_named(folder, monkeypatch):
     monkeypatch.setattr(rank_group, "TIMEOUT_S", 3.0)
     monkeypatch.setattr(rank_processes, "_PATIENCE_S", 1.0)
-    with EngineThread(build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))) as thread:
+    with EngineThread(
+        build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))
+    ) as thread:
         heard = Heard(1)
         os.kill(*workers(), signal.SIGSTOP)
         thread.submit(LONG, heard)
