@@ -6,14 +6,19 @@ from dataclasses import replace
 import pytest
 import torch
 
+from penstock.checkpoint.hf import save_pretrained
 from penstock.checkpoint.speculator import load_speculator
 from penstock.core.errors import CorpusError, StateMismatch, UsageError
 from penstock.core.rng import key_of, shuffled
+from penstock.engine.assemble import build_engine
+from penstock.engine.config import EngineConfig
+from penstock.engine.request import Request
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.testing.corpora import write_corpus
 from penstock.train.speculator.config import SpeculatorTraining
 from penstock.train.speculator.run import measured, new_speculator, train_speculator
+from penstock.train.speculator.writer import writer
 
 VOCAB = 48
 TRAINING = SpeculatorTraining(
@@ -72,7 +77,7 @@ def base():
     return model.eval().requires_grad_(False)
 
 
-def writer(base, *, num_tokens=TRAINING.own_tokens):
+def plain_writer(base, *, num_tokens=TRAINING.own_tokens):
     """Continue prompts a token at a time, over all tokens each time."""
 
     @torch.no_grad()
@@ -92,7 +97,7 @@ def writer(base, *, num_tokens=TRAINING.own_tokens):
 
 
 def test_trained_heads_guess_what_new_ones_do_not(base, corpus, tmp_path):
-    write = writer(base)
+    write = plain_writer(base)
     before = measured(base, new_speculator(base, TRAINING), corpus, TRAINING, write=write)
     weights = {name: tensor.clone() for name, tensor in base.state_dict().items()}
     seen = []
@@ -118,9 +123,39 @@ def test_trained_heads_guess_what_new_ones_do_not(base, corpus, tmp_path):
     assert not (tmp_path / "heads.partial").exists()
 
 
+def test_trained_heads_save_the_steps_that_were_measured(base, corpus, tmp_path):
+    save_pretrained(base.state_dict(), base.config, tmp_path / "model")
+    engine = built(tmp_path / "model", "off")
+    write = writer(engine, num_tokens=TRAINING.own_tokens)
+    accepted = train_speculator(base, corpus, tmp_path / "heads", TRAINING, write=write)
+    requests = [Request(prompt=(first,), max_tokens=40) for first in range(0, VOCAB, 4)]
+    expected, _ = answered(engine, requests)
+    told, counts = answered(built(tmp_path / "model", str(tmp_path / "heads")), requests)
+    assert told == expected
+    # one at a time: a step for the prompt, whose token is the first of the answer, then steps with drafts
+    per_step = (counts.drawn - len(requests)) / (counts.steps - len(requests))
+    assert per_step > 3
+    assert abs(per_step - accepted.tokens_per_step) < 0.5  # other prompts, and answers that end within a step
+
+
+def built(folder, drafts):
+    config = EngineConfig(
+        device="cpu", cache_gib=0.001, max_sequences=1, drafts=drafts, num_drafts=3, adapt_drafts=False
+    )
+    return build_engine(folder, config)
+
+
+def answered(engine, requests):
+    told = {engine.add(request): [] for request in requests}
+    while engine.has_work:
+        for piece in engine.step():
+            told[piece.request_id] += piece.token_ids
+    return list(told.values()), engine.stats().counts
+
+
 def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(base, corpus, tmp_path):
     training = replace(TRAINING, steps=8)
-    write = writer(base)
+    write = plain_writer(base)
     train_speculator(base, corpus, tmp_path / "whole", training, write=write)
     stops = iter([False] * 5 + [True])
     assert (
@@ -142,7 +177,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(base, corpus, tmp_
 
 
 def test_what_does_not_fit_the_model_is_refused(base, corpus, tmp_path):
-    write = writer(base)
+    write = plain_writer(base)
     with pytest.raises(UsageError, match=r"sequence_length are beyond the model's context of 64 tokens"):
         train_speculator(base, corpus, tmp_path / "x", replace(TRAINING, sequence_length=65), write=write)
     (tmp_path / "full").mkdir()
