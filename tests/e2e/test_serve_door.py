@@ -44,7 +44,8 @@ def test_keys_limits_and_deadlines_hold(folder, tmp_path):
             client.models.list()
         with server.http() as http:
             http.headers["Authorization"] = "Bearer alices-secret-key"
-            assert http.get("/v1/models").status_code == 200
+            listed = http.get("/v1/models", headers={"X-Request-Id": "gw-7"})
+            assert (listed.status_code, listed.headers["x-request-id"]) == (200, "gw-7")
             large = http.post("/v1/completions", json={"prompt": "a" * 3000})
             assert (large.status_code, "2,000 bytes" in large.text) == (413, True)
             page = {"Origin": "https://chat.example", "Access-Control-Request-Method": "POST"}

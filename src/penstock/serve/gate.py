@@ -7,7 +7,9 @@ request is over, however it ended, none of its answers goes on.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import re
+import secrets
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -15,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import clock
+from penstock.serve.body import read_body, replay
 from penstock.serve.bridge import Answers
 from penstock.serve.errors import ApiError, unexpected
 from penstock.serve.keys import Keys
@@ -24,7 +27,10 @@ log = logging.getLogger(__name__)
 
 OPEN_TO_ALL = frozenset({"/", "/health", "/ready", "/page.css", "/page.js"})
 """Routes that need no key: what probes ask, and the page with which a user types one in."""
+REQUEST_ID = "x-request-id"
+"""Taken over from a gateway, sent back, and logged."""
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _CLIENT_LEFT = 499
 """As nginx counts a request whose client has gone."""
 
@@ -63,6 +69,26 @@ class Visit:
             answers.cancel()
 
 
+class _Reply:
+    """Sends an answer, and knows how far it has come."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.request_id = request_id
+        self.status = _CLIENT_LEFT
+        self.is_whole = False
+        self._send = send
+
+    async def __call__(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            named = (REQUEST_ID.encode(), self.request_id.encode())
+            message = {**message, "headers": [*message.get("headers", ()), named]}
+        elif message["type"] == "http.response.body":
+            self.is_whole = not message.get("more_body", False)
+        await self._send(message)
+
+
 class Gate:
     """Wraps the application.
 
@@ -88,30 +114,21 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began_s, status, is_whole = clock.monotonic(), _CLIENT_LEFT, False
-
-        async def noting_send(message: Message) -> None:
-            nonlocal status, is_whole
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            elif message["type"] == "http.response.body":
-                is_whole = not message.get("more_body", False)
-            await send(message)
-
+        began_s, headers = clock.monotonic(), Headers(scope=scope)
+        reply = _Reply(send, request_id_of(headers.get(REQUEST_ID)))
         try:
-            await self._pass(scope, receive, noting_send)
+            await self._pass(scope, headers, receive, reply)
         except ApiError as error:
-            await error.response()(scope, receive, noting_send)
+            await error.response()(scope, receive, reply)
         except Exception as error:  # from a route, it has been answered and logged already
-            if status == _CLIENT_LEFT:
-                await unexpected(error).response()(scope, receive, noting_send)
-            elif not is_whole:  # the connection must close: an answer that is cut short must not look whole
+            if reply.status == _CLIENT_LEFT:
+                await unexpected(error).response()(scope, receive, reply)
+            elif not reply.is_whole:  # the connection must close: what is cut short must not look whole
                 raise
         finally:
-            self._done(scope, status, clock.monotonic() - began_s)
+            self._done(scope, reply, clock.monotonic() - began_s)
 
-    async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+    async def _pass(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         check_origin(headers, self._rules)
         visit = Visit(client=self._client_of(scope, headers))
         scope.setdefault("state", {})["visit"] = visit
@@ -121,16 +138,22 @@ class Gate:
         left = asyncio.Event()
         watch = asyncio.create_task(_watch(receive, visit, left))
         try:
-            await self._app(scope, _replay(body, left), send)
+            await self._app(scope, replay(body, left), send)
         finally:
             visit.end()
             watch.cancel()
 
-    def _done(self, scope: Scope, status: int, seconds: float) -> None:
+    def _done(self, scope: Scope, reply: "_Reply", seconds: float) -> None:
         route, visit = _route_of(scope), scope.get("state", {}).get("visit")
-        client = "" if visit is None else visit.client
-        log.debug("request route=%s status=%d seconds=%.3f client=%s", route, status, seconds, client)
-        self._on_done(route, status, seconds)
+        log.debug(
+            "request id=%s route=%s status=%d seconds=%.3f client=%s",
+            reply.request_id,
+            route,
+            reply.status,
+            seconds,
+            "" if visit is None else visit.client,
+        )
+        self._on_done(route, reply.status, seconds)
 
     def _client_of(self, scope: Scope, headers: Headers) -> str:
         address = scope.get("client") or ("",)
@@ -144,6 +167,15 @@ class Gate:
                 code="invalid_api_key",
             )
         return client
+
+
+def request_id_of(given: str | None) -> str:
+    """Return the id under which a gateway knows a request, or a new one.
+
+    >>> request_id_of("gw-17"), len(request_id_of("two words"))
+    ('gw-17', 20)
+    """
+    return given if given and _SAFE_ID.fullmatch(given) else f"req_{secrets.token_hex(8)}"
 
 
 def check_origin(headers: Mapping[str, str], rules: Rules) -> None:
@@ -167,49 +199,6 @@ def check_origin(headers: Mapping[str, str], rules: Rules) -> None:
         f"Web pages of {origin[:200]!r} may not ask this server. Start it with --cors and that origin.",
         code="origin_not_allowed",
     )
-
-
-async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits) -> bytes | None:
-    """Return the whole body; None if the client left before its end.
-
-    Raises:
-        ApiError: it is too large (413) or too slow (408).
-    """
-    declared = headers.get("content-length", "0")
-    if not declared.isdecimal() or int(declared) > limits.max_body_bytes:
-        raise _too_large(limits)
-    chunks, size = [], 0
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                chunks.append(message.get("body", b""))
-                size += len(chunks[-1])
-                if size > limits.max_body_bytes:
-                    raise _too_large(limits)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
-    except TimeoutError:
-        raise ApiError(408, f"The body did not arrive within {limits.body_timeout_s:g} seconds.") from None
-
-
-def _too_large(limits: Limits) -> ApiError:
-    return ApiError(413, f"The body is larger than the {limits.max_body_bytes:,} bytes the server reads.")
-
-
-def _replay(body: bytes, left: asyncio.Event) -> Callable[[], Awaitable[Message]]:
-    """Return a `receive` that has the body once, then waits for the client to leave."""
-    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def receive() -> Message:
-        if messages:
-            return messages.pop()
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    return receive
 
 
 async def _watch(receive: Receive, visit: Visit, left: asyncio.Event) -> None:

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from penstock.serve.body import read_body
 from penstock.serve.errors import ApiError
-from penstock.serve.gate import Gate, Rules, check_origin, read_body
+from penstock.serve.gate import Gate, Rules, check_origin
 from penstock.serve.keys import single_key
 from penstock.serve.limits import Limits
 
@@ -126,6 +127,14 @@ def test_a_fault_before_an_answer_is_500_and_counted(caplog):
     status, [(_, counted, _)] = visit(broken)
     assert (status, counted) == (500, 500)
     assert "request_failed error=RuntimeError" in caplog.text
+
+
+@pytest.mark.parametrize(("given", "is_kept"), [(b"gw-1:7/x", True), (b"a b", False), (b"x" * 200, False)])
+def test_the_id_of_a_gateway_comes_back_and_is_logged(given, is_kept, caplog):
+    caplog.set_level("DEBUG", "penstock")
+    visit(fine, headers=[(b"x-request-id", given)])
+    assert (f"request id={given.decode()} " in caplog.text) == is_kept
+    assert "status=200" in caplog.text
 
 
 def test_answers_end_when_the_client_leaves_and_when_the_request_is_over():

@@ -1,0 +1,94 @@
+"""What the engine is asked for what a client sent."""
+
+import pytest
+
+from penstock.engine.words import Words
+from penstock.serve.errors import ApiError
+from penstock.serve.limits import Limits
+from penstock.serve.requests import Asked, engine_request
+from penstock.serve.schema.generation import Generation
+from penstock.serve.served import Served
+from penstock.text.tokenizer import train_tokenizer
+
+WORDS = Words(tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), stop_ids=frozenset({0}))
+SERVED = Served(name="m", words=WORDS, context=100, vocab_size=260, adapters=("legal",))
+
+
+def asked(*, max_tokens=None, limits=None, prompt=(1, 2, 3), stop_texts=(), **body):
+    return engine_request(
+        Generation.model_validate(body),
+        prompt,
+        Asked(max_tokens=max_tokens, stop_texts=stop_texts),
+        served=SERVED,
+        limits=limits or Limits(deadline_s=5),
+        client="alice",
+        now_s=10.0,
+    )
+
+
+def test_what_is_left_out_is_as_the_api_has_it():
+    request, other = asked(), asked()
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (1.0, 1.0, None, 0.0)
+    assert (request.max_tokens, request.num_answers, request.stop_ids) == (97, 1, {0})
+    assert (request.client, request.deadline_s, request.adapter) == ("alice", 15.0, None)
+    assert sampling.seed != other.sampling.seed
+
+
+def test_every_setting_arrives():
+    request = asked(
+        max_tokens=7,
+        model="legal",
+        n=3,
+        seed=-5,
+        temperature=0,
+        top_p=0.5,
+        top_k=9,
+        min_p=0.1,
+        presence_penalty=1.5,
+        frequency_penalty=-1.5,
+        repetition_penalty=1.2,
+        min_tokens=2,
+        logit_bias={"17": -3.5},
+        stop=["a", "b"],
+        stop_token_ids=[5],
+        ignore_eos=True,
+        priority=4,
+        stop_texts=("\nUser:",),
+    )
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, 9, 0.1)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (1.5, -1.5)
+    assert (sampling.repetition_penalty, sampling.min_tokens, sampling.seed) == (1.2, 2, -5)
+    assert sampling.logit_bias == {17: -3.5}
+    assert (request.stop_texts, request.stop_ids) == (("a", "b", "\nUser:"), {5})
+    assert (request.adapter, request.num_answers, request.priority, request.max_tokens) == ("legal", 3, 4, 7)
+
+
+@pytest.mark.parametrize("top_k", [-1, 0])
+def test_no_top_k_is_written_in_two_ways(top_k):
+    assert asked(top_k=top_k).sampling.top_k is None
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "message"),
+    [
+        ({"prompt": ()}, "prompt", "The prompt is empty"),
+        ({"prompt": (1,) * 100}, "prompt", "fills the model's context of 100"),
+        ({"prompt": (999,)}, "prompt", "a token the model does not know"),
+        ({"max_tokens": 98}, "max_tokens", "do not fit the context of 100"),
+        ({"max_tokens": 30, "limits": Limits(max_output_tokens=20)}, "max_tokens", "at most 20 here"),
+        ({"logit_bias": {"260": 1.0}}, "logit_bias", "no token id below 260"),
+        ({"logit_bias": {"\u0663": 1.0}}, "logit_bias", "no token id below 260"),
+        ({"stop": "x" * 257}, "stop", "1 to 256 characters"),
+        ({"model": "other"}, "model", "there is m, legal"),
+    ],
+)
+def test_a_mistake_names_its_key(more, param, message):
+    with pytest.raises(ApiError, match=message) as refused:
+        asked(**more)
+    assert refused.value.param == param
+
+
+def test_answers_are_no_longer_than_the_server_allows():
+    assert asked(limits=Limits(max_output_tokens=20)).max_tokens == 20
