@@ -1,17 +1,21 @@
 """`penstock tune` as a user runs it: stopped, gone on with, used."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from penstock.cli.main import main
+from penstock.data.manifest import load_manifest, save_manifest
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
 from penstock.testing.corpora import write_corpus
+from penstock.text.tokenizer import train_tokenizer
 from tests.tiny_models import save_tiny_model
 
 
@@ -68,6 +72,17 @@ def answers(model, drafts):
         tokens += [token for piece in engine.step() for token in piece.token_ids]
     engine.close()
     return tokens
+
+
+@pytest.mark.usefixtures("signals_as_before")
+def test_text_of_another_tokenizer_is_named(model, corpus, tmp_path, capsys):
+    shutil.copytree(model, tmp_path / "model")
+    train_tokenizer(["some text"] * 9, vocab_size=280).save(tmp_path / "model" / "tokenizer.json")
+    shutil.copytree(corpus, tmp_path / "corpus")
+    save_manifest(tmp_path / "corpus", replace(load_manifest(tmp_path / "corpus"), tokenizer="0" * 64))
+    words = ["--data", tmp_path / "corpus", "--out", tmp_path / "x", "--steps", 0]
+    assert main(["tune", str(tmp_path / "model"), "--speculator", *map(str, words)]) == 2
+    assert "made with another tokenizer file" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

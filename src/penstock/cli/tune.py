@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.cli.data_progress import Display
+from penstock.cli.main import complain
 from penstock.core.errors import UsageError
 from penstock.core.signals import StopFlag
 from penstock.engine.config import EngineConfig
@@ -82,12 +83,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace, flag: StopFlag) -> "Acceptance | None":
+    from penstock.data.opening import open_corpus
     from penstock.engine.assemble import build_engine
     from penstock.train.offline import open_for_scoring
     from penstock.train.speculator.run import check, train_speculator
     from penstock.train.speculator.writer import writer
 
-    base = open_for_scoring(arguments.path, compute="float32").model.requires_grad_(False)
+    opened = open_for_scoring(arguments.path, compute="float32")
+    base = opened.model.requires_grad_(False)
+    made_with = open_corpus(arguments.data).manifest.tokenizer
+    if opened.tokenizer is not None and made_with not in (None, opened.tokenizer.fingerprint):
+        complain(
+            f"{arguments.data}: its tokens were made with another tokenizer file than the model's; unless "
+            "both cut text alike, the heads learn nothing."
+        )
     training = _training(arguments, context=base.config.max_position_embeddings)
     check(base, arguments.out, training)
     engine = build_engine(arguments.path, _engine_config(training))
