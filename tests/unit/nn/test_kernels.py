@@ -5,7 +5,7 @@ import torch
 
 from penstock.nn.kernels import by_document, pieces
 from penstock.nn.kernels.choose import choose_kernel
-from penstock.nn.kernels.dense import Causal, Latest, Masked
+from penstock.nn.kernels.dense import Causal, Masked
 from penstock.nn.kernels.documents import PerDocument, per_document
 from penstock.nn.kernels.layout import Layout, starts_of, visibility_mask
 
@@ -18,9 +18,9 @@ def choose(layout):
     return choose_kernel(layout, device=CPU, dtype=torch.float64, head_dim=DIM)
 
 
-def tensors(*, seq_len=SEQ, keys=SEQ):
+def tensors():
     generator = torch.Generator().manual_seed(0)
-    shapes = [(BATCH, HEADS, seq_len, DIM), (BATCH, KV, keys, DIM), (BATCH, KV, keys, DIM)]
+    shapes = [(BATCH, HEADS, SEQ, DIM), (BATCH, KV, SEQ, DIM), (BATCH, KV, SEQ, DIM)]
     made = [torch.randn(s, dtype=torch.float64, generator=generator) for s in shapes]
     return [t.requires_grad_() for t in made]
 
@@ -28,10 +28,9 @@ def tensors(*, seq_len=SEQ, keys=SEQ):
 def written_out(q, k, v, *, scale, sees):
     """Attend one query at a time; `sees(batch, query, key)` says what is visible."""
     out = torch.zeros_like(q)
-    num_cached = k.shape[2] - q.shape[2]
     for b in range(q.shape[0]):
         for i in range(q.shape[2]):
-            keys = [j for j in range(k.shape[2]) if sees(b, num_cached + i, j)]
+            keys = [j for j in range(k.shape[2]) if sees(b, i, j)]
             for h in range(q.shape[1]):
                 group = h * k.shape[1] // q.shape[1]
                 weights = torch.softmax(scale * (k[b, group, keys] @ q[b, h, i]), dim=0)
@@ -57,25 +56,13 @@ CASES = {
         PerDocument,
         lambda b, i, j: i - 4 < j <= i and document_of(b, i) == document_of(b, j),
     ),
-    "one new token": (Layout(batch=BATCH, seq_len=1, num_cached=11), Latest, lambda _, i, j: j <= i),
-    "one new token and window": (
-        Layout(batch=BATCH, seq_len=1, num_cached=11, window=5),
-        Latest,
-        lambda _, i, j: i - 5 < j <= i,
-    ),
-    "several new tokens": (Layout(batch=BATCH, seq_len=4, num_cached=8), Masked, lambda _, i, j: j <= i),
-    "several new tokens and window": (
-        Layout(batch=BATCH, seq_len=4, num_cached=8, window=5),
-        Masked,
-        lambda _, i, j: i - 5 < j <= i,
-    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_chosen_kernel_equals_attention_written_out(case):
     layout, kind, sees = CASES[case]
-    q, k, v = tensors(seq_len=layout.seq_len, keys=layout.num_cached + layout.seq_len)
+    q, k, v = tensors()
     attend = choose(layout)
     assert isinstance(attend, kind)
     found, expected = attend(q, k, v, scale=0.3), written_out(q, k, v, scale=0.3, sees=sees)
@@ -144,7 +131,15 @@ def test_the_dense_mask_shows_exactly_what_is_visible(case):
     layout, _, sees = CASES[case]
     mask = visibility_mask(layout, device=CPU).expand(BATCH, 1, -1, -1)
     for b, _, i, j in torch.cartesian_prod(*(torch.arange(n) for n in mask.shape)).tolist():
-        assert mask[b, 0, i, j] == sees(b, layout.num_cached + i, j), (b, i, j)
+        assert mask[b, 0, i, j] == sees(b, i, j), (b, i, j)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_last_resort_equals_attention_written_out(case):
+    layout, _, sees = CASES[case]
+    q, k, v = tensors()
+    found = Masked(visibility_mask(layout, device=CPU))(q, k, v, scale=0.3)
+    torch.testing.assert_close(found, written_out(q, k, v, scale=0.3, sees=sees), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("window", [None, 4])
@@ -215,11 +210,6 @@ def test_document_ends_that_do_not_cover_the_batch_are_refused():
     ends = torch.tensor([0, 5], dtype=torch.int32)
     with pytest.raises(ValueError, match="ends at 5, not at 2 x 12"):
         choose(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends))
-
-
-def test_documents_after_cached_positions_are_refused():
-    with pytest.raises(ValueError, match="after 4 cached"):
-        Layout(batch=1, seq_len=2, num_cached=4, cu_seqlens=torch.tensor([0, 2], dtype=torch.int32))
 
 
 def test_starts_of_gives_the_first_token_of_each_document():

@@ -51,7 +51,7 @@ def by_document(layout: Layout, *, like: Tensor, compiled: Callable[[], Attend])
     """Prepare the kernel; None where pieces are too short for it. Waits for the device once.
 
     Args:
-        layout: nothing cached; rows are documents when it has none.
+        layout: rows are documents when it has none.
         like: has the type and the device of queries and keys.
         compiled: returns what serves in compiled blocks.
     """

@@ -4,7 +4,7 @@ import torch
 
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.by_document import by_document
-from penstock.nn.kernels.dense import Causal, Latest, Masked
+from penstock.nn.kernels.dense import Causal, Masked
 from penstock.nn.kernels.documents import per_document
 from penstock.nn.kernels.layout import Layout, visibility_mask
 from penstock.nn.kernels.varlen import is_available, var_len
@@ -17,19 +17,15 @@ def choose_kernel(layout: Layout, *, device: torch.device, dtype: torch.dtype, h
         device: where queries and keys are.
         dtype: of queries and keys.
     """
-    if layout.cu_seqlens is None and not layout.num_cached and not layout.is_windowed:
+    if layout.cu_seqlens is None and not layout.is_windowed:
         return Causal()
-    if layout.seq_len == 1 and layout.cu_seqlens is None:
-        return Latest(layout.window if layout.is_windowed else None)
-    if not layout.num_cached and is_available(device=device, dtype=dtype, head_dim=head_dim):
+    if is_available(device=device, dtype=dtype, head_dim=head_dim):
         return var_len(layout, device=device)
-    if not layout.num_cached and device.type == "cpu":
+    if device.type == "cpu":
         return per_document(layout)
 
     def masked() -> Masked:
         return Masked(visibility_mask(layout, device=device))
 
-    if not layout.num_cached:
-        like = torch.empty(0, dtype=dtype, device=device)
-        return by_document(layout, like=like, compiled=masked) or masked()
-    return masked()
+    like = torch.empty(0, dtype=dtype, device=device)
+    return by_document(layout, like=like, compiled=masked) or masked()

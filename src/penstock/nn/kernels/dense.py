@@ -22,21 +22,6 @@ class Causal:
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
-    """One query per row, at the end of the keys: it sees the last `window` of them."""
-
-    window: int | None
-
-    def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
-        """Attend."""
-        if self.window is not None:
-            k_bksd, v_bksd = k_bksd[:, :, -self.window :], v_bksd[:, :, -self.window :]
-        return scaled_dot_product_attention(
-            q_bhld, k_bksd, v_bksd, scale=scale, enable_gqa=_grouped(q_bhld, k_bksd)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Masked:
     """Queries see the keys where the mask is True."""
 

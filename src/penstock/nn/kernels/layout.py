@@ -12,27 +12,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Shape and visibility of the queries; the keys are the cached positions, then the queries'."""
+    """Shape and visibility of the queries; as many keys."""
 
     batch: int
     """Rows."""
     seq_len: int
     """Queries per row."""
-    num_cached: int = 0
-    """Positions before the queries, the same in every row."""
     window: int | None = None
     """A query sees itself and the `window - 1` positions before it; None: all."""
     cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None
     """Ends of documents over the flattened batch, from 0; a row's end is always among them."""
 
-    def __post_init__(self) -> None:
-        if self.cu_seqlens is not None and self.num_cached:
-            raise ValueError(f"documents cannot be packed after {self.num_cached} cached positions")
-
     @property
     def is_windowed(self) -> bool:
         """Whether the window hides anything."""
-        return self.window is not None and self.window < self.num_cached + self.seq_len
+        return self.window is not None and self.window < self.seq_len
 
 
 def starts_of(cu_seqlens: Int32[Tensor, "documents_plus_1"], num_tokens: int) -> Int[Tensor, "num_tokens"]:
@@ -48,8 +42,8 @@ def starts_of(cu_seqlens: Int32[Tensor, "documents_plus_1"], num_tokens: int) ->
 
 def visibility_mask(layout: Layout, *, device: torch.device) -> Bool[Tensor, "batch_or_1 1 seq keys"]:
     """Return the dense mask, True where a query may see a key; batch is 1 when rows are alike."""
-    keys = torch.arange(layout.num_cached + layout.seq_len, device=device)
-    queries = keys[layout.num_cached :, None]
+    keys = torch.arange(layout.seq_len, device=device)
+    queries = keys[:, None]
     mask = keys <= queries
     if layout.window is not None:
         mask = mask & (keys > queries - layout.window)
