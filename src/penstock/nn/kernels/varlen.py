@@ -5,7 +5,9 @@ length serves as the bound on a document's length.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from inspect import signature
+from typing import TYPE_CHECKING
 
 import torch
 from jaxtyping import Int32
@@ -13,10 +15,8 @@ from torch import Tensor
 
 from penstock.nn.kernels.layout import Layout
 
-try:
-    from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # before torch 2.10
-    varlen_attn = None  # type: ignore[assignment]
+if TYPE_CHECKING:
+    import torch.nn.attention.varlen
 
 _NEEDED = {"scale", "window_size", "enable_gqa"}  # the first releases of the function lack them
 
@@ -35,7 +35,7 @@ class VarLen:
         batch, _, seq_len, _ = q_bhld.shape
         q, k, v = (t.transpose(1, 2).flatten(0, 1) for t in (q_bhld, k_bksd, v_bksd))
         left = -1 if self.window is None else self.window - 1
-        out = varlen_attn(
+        out = torch.nn.attention.varlen.varlen_attn(
             q, k, v, self.cu_seqlens, self.cu_seqlens, self.longest, self.longest,
             scale=scale, window_size=(left, 0), enable_gqa=q.shape[1] != k.shape[1],
         )  # fmt: skip
@@ -47,13 +47,22 @@ def is_available(*, device: torch.device, dtype: torch.dtype, head_dim: int) -> 
     """Whether this torch, device and type have the kernel."""
     return (
         device.type == "cuda"
-        and varlen_attn is not None
-        and set(signature(varlen_attn).parameters) >= _NEEDED
+        and _is_here()
         and dtype in (torch.bfloat16, torch.float16)
         and head_dim % 8 == 0
         and head_dim <= 256
         and torch.cuda.get_device_capability(device) >= (8, 0)
     )
+
+
+@cache
+def _is_here() -> bool:
+    """Load the kernel: here, because that takes a second, and CPUs do without."""
+    try:
+        import torch.nn.attention.varlen as varlen
+    except ImportError:  # before torch 2.10
+        return False
+    return set(signature(varlen.varlen_attn).parameters) >= _NEEDED
 
 
 def var_len(layout: Layout, *, device: torch.device) -> VarLen:
