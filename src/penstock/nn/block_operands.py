@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from penstock.nn.fused import FusedAttention, FusedRMSNorm, FusedSwiGLU
 from penstock.nn.kernels.paged import MAX_GROUP, LayerPages, Paged
-from penstock.nn.packed import PackedLinear
+from penstock.nn.packed import PackedLinear, TiledLinear
 from penstock.nn.quantized import Int4Linear, Int8Linear
 
-KINDS = (PackedLinear, Int8Linear, Int4Linear)
+KINDS = (PackedLinear, TiledLinear, Int8Linear, Int4Linear)
 """The layers whose matrices the operator multiplies by."""
 
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Of a linear layer: panels, scales, offsets, bias."""
+"""Of a linear layer: panels or oneDNN's matrix, scales, offsets, bias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +88,8 @@ def block_operands(
 def _operands(layer: nn.Module | None) -> Operands | None:
     if isinstance(layer, PackedLinear):
         return layer.panels, None, None, layer.bias
+    if isinstance(layer, TiledLinear):
+        return layer._matrix, None, None, layer._bias
     if isinstance(layer, Int8Linear) and layer.is_native:
         return layer.codes, layer.scales, layer.offsets, layer.bias
     if isinstance(layer, Int4Linear) and layer.is_native:

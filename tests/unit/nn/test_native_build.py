@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -122,6 +123,12 @@ def test_the_command_says_where_the_library_is():
     command = [sys.executable, "-m", "penstock.nn.native"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=dict(os.environ))
     assert done.stdout.strip() == str(built_library())
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no compiler here")
+def test_what_is_here_compiles():  # or every test of an operator would be skipped
+    assert built_library().is_file()
+    assert native.is_available()
 
 
 def test_the_operators_compute_on_the_threads_of_torch():
