@@ -22,6 +22,7 @@ RUNS = {
     "loader_stress": "--tokens 12M --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2",
     "loader_throughput": "--tokens 600K --rounds 1 --lengths 4096 --no-peers",
     "loader_torture": "--tokens 60000 --only Penstock",
+    "matrices": "--steps 2 --rounds 1 --tokens 1 --rows 8",
     "optimizers": "--hidden 64 --layers 1 --rounds 1",
     "plan_accuracy": "",
     "plan_memory": "--only alone",
