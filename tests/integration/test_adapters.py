@@ -14,7 +14,7 @@ from tests.tiny_models import CONFIGS, save_tiny_model
 from penstock.checkpoint.hf import load_pretrained, read_config
 from penstock.core.errors import ModelError, UsageError
 from penstock.engine.adapter_file import read_adapter
-from penstock.engine.adapters import Adapters
+from penstock.engine.adapters import AdaptedLinear, Adapters
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.batch import Batch
@@ -131,6 +131,7 @@ def test_a_removed_adapter_is_gone_and_the_others_stay(one_base, tmp_path):
         adapters.remove(name)
     adapters.begin(of_tokens(0))
     assert torch.equal(logits_of(model), plain)
+    assert not [name for name, layer in model.named_modules() if isinstance(layer, AdaptedLinear)]
 
 
 def refused(base, tmp_path, *, settings=None, tensors=None):

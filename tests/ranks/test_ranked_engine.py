@@ -147,6 +147,17 @@ def test_a_rank_that_hangs_is_given_up_and_named(folder, monkeypatch):
         assert not workers()
 
 
+def test_a_rank_that_takes_nothing_from_its_pipe_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(rank_processes, "_SEND_LIMIT_S", 1)
+    monkeypatch.setattr(rank_processes, "_PATIENCE_S", 0.5)
+    others = RankProcesses.start({1: {"path": tmp_path, "config": {}}})
+    others.ranks[0].process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RunnerLost, match="rank 1 does not answer"):
+        others.step(bytes(50_000_000))
+    others.close()
+    assert not workers()
+
+
 def test_ranks_outlive_the_signals_of_a_terminal_and_end_with_the_engine(ranked):
     (pid,) = workers()
     for number in (signal.SIGINT, signal.SIGTERM):

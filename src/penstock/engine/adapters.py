@@ -141,6 +141,8 @@ class Adapters:
                 layer.added[name] = self._stacked(name, ranks, outputs)
             else:
                 layer.added.pop(name, None)
+        if not self._loras:  # plain layers again, which blocks compute in fewer calls
+            _unwrap(self._model)
 
     def _stacked(self, name: str, ranks: Mapping[int, int], outputs: slice) -> Added:
         """Put what all adapters add to one layer together; zeros for those that leave it alone."""
@@ -180,6 +182,13 @@ def _adapted(owner: nn.Module, step: Step) -> Iterator[tuple[str, AdaptedLinear,
             layer = _wrapped(child, step)
             setattr(owner, name, layer)
             yield name, layer, slice(None)
+
+
+def _unwrap(model: nn.Module) -> None:
+    for owner in list(model.modules()):
+        for name, child in list(owner.named_children()):
+            if isinstance(child, AdaptedLinear):
+                setattr(owner, name, child.linear)
 
 
 def _wrapped(layer: nn.Module, step: Step) -> AdaptedLinear:

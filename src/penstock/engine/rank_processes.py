@@ -11,8 +11,11 @@ rank decides when the answers under way are done.
 
 import json
 import logging
+import os
 import shutil
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -31,6 +34,9 @@ log = logging.getLogger(__name__)
 
 STEP, COMMAND = b"s", b"c"
 """What a message of the first rank is: a batch, or JSON."""
+
+_SEND_LIMIT_S = 60
+"""For a rank to take what is sent to it; it reads when it has nothing else to do."""
 
 _PATIENCE_S = 5.0
 """For a rank to end once it was told, or once another is gone."""
@@ -187,6 +193,8 @@ class RankProcesses:
 
 def _start(number: int, job: Mapping[str, Any]) -> _Rank:
     ours, theirs = Pipe()
+    with socket.socket(fileno=os.dup(ours.fileno())) as line:  # a rank that hangs reads nothing
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT_S, 0))
     with theirs:
         # -P: what lies in the current folder is not imported
         command = [sys.executable, "-P", "-m", "penstock.engine.rank_worker", str(theirs.fileno())]
