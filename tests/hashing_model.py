@@ -64,7 +64,13 @@ def run_plan(model: HashingModel, plan: StepPlan, block_size: int) -> list[list[
     if not plan.shares:
         return []
     rows = iter(model.run(batch_of(plan, block_size, adapters=ADAPTERS)))
-    return [_accepted(share.drafts, rows) for share in plan.shares if share.samples]
+    drawn = []
+    for share in plan.shares:
+        for _ in share.scored:  # rows that are wanted to score the prompt come first
+            next(rows)
+        if share.samples:
+            drawn.append(_accepted(share.drafts, rows))
+    return drawn
 
 
 def _accepted(drafts: Iterable[int], rows: Iterable[int]) -> list[int]:

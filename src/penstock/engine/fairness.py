@@ -99,10 +99,12 @@ class WaitingLine:
 
     def __init__(self) -> None:
         self._classes: dict[int, Turns] = {}
+        self._filled: list[int] = []  # priorities in which any waits, ascending
+        self._length = 0
 
     def __len__(self) -> int:
         """Sequences that wait."""
-        return sum(len(turns) for turns in self._classes.values())
+        return self._length
 
     def __iter__(self) -> Iterator[Sequence]:
         """All that wait, in no particular order."""
@@ -111,16 +113,23 @@ class WaitingLine:
 
     def put(self, sequence: Sequence) -> None:
         """Let a sequence wait."""
-        self._turns(sequence).put(sequence)
+        turns = self._turns(sequence)
+        if not len(turns):
+            insort(self._filled, sequence.request.priority)
+        turns.put(sequence)
+        self._length += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer."""
-        self._turns(sequence).remove(sequence)
+        turns = self._turns(sequence)
+        turns.remove(sequence)
+        if not len(turns):
+            self._filled.remove(sequence.request.priority)
+        self._length -= 1
 
     def peek(self) -> Sequence | None:
         """Return the one to be admitted next."""
-        filled = [priority for priority, turns in self._classes.items() if len(turns)]
-        return self._classes[min(filled)].peek() if filled else None
+        return self._classes[self._filled[0]].peek() if self._filled else None
 
     def charge(self, sequence: Sequence, amount: int) -> None:
         """Count what a sequence's client was served."""
