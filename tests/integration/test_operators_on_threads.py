@@ -1,0 +1,59 @@
+"""The C++ operators on several threads, in a process of their own: that of the tests has one."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.nn import native
+
+RUN = """
+import torch
+from penstock.nn import native
+from penstock.nn.kernels.paged import Paged
+from penstock.nn.packed import PackedLinear, can_multiply
+from tests.unit.nn.test_paged import LONG, a_layer, a_step
+
+assert native.is_available()
+step, num_blocks = a_step(LONG * 3, block_size=16)
+ops = torch.ops.penstock
+
+@torch.no_grad()
+def computed(dtype):
+    pages, q, k, v = a_layer(
+        step, num_blocks, heads=4, kv_heads=2, block_size=16, head_dim=64, dtype=dtype
+    )
+    t = q.shape[2]
+    qkv = torch.cat([x[0].transpose(0, 1).flatten(1) for x in (q, k, v)], dim=1)
+    angles = torch.linspace(0, 1, t * 64).view(t, 64).to(dtype)
+    rotated = ops.rotate_and_store(
+        qkv, angles, angles, step.slots, pages.keys, pages.values, None, None, 0.0
+    )
+    attended = Paged(step).attend(rotated, pages.keys, pages.values, scale=0.125)
+    rows = attended.flatten(1)
+    normed = ops.add_rms_norm(rows.clone(), rows, 0.5, torch.ones_like(rows[0]), 1e-5)
+    made = [pages.keys, pages.values, attended, normed, ops.silu_and_multiply(normed)]
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(256, 200).to(dtype)
+    if can_multiply(8 * dtype.itemsize, layer.weight):
+        made.append(PackedLinear(layer)(normed))
+    return made
+
+for dtype in (torch.float32, torch.bfloat16):
+    torch.set_num_threads(1)
+    alone = computed(dtype)
+    for threads in (2, 5):
+        torch.set_num_threads(threads)
+        assert all(map(torch.equal, alone, computed(dtype))), (dtype, threads)
+print("equal")
+"""
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
+def test_the_number_of_threads_changes_no_bit():
+    variables = os.environ | {"OMP_NUM_THREADS": "5"}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN], env=variables, capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "equal\n", done.stdout + done.stderr
