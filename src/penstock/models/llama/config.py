@@ -65,6 +65,10 @@ class LlamaConfig:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be positive", got=value)
+        if self.num_hidden_layers > _MAX_LAYERS:
+            raise ConfigError(
+                f"num_hidden_layers must be at most {_MAX_LAYERS:,}", got=self.num_hidden_layers
+            )
         self._check_heads()
         self._check_family()
 
@@ -237,6 +241,10 @@ def _read_windows(raw: Mapping[str, Any]) -> dict[str, int | None]:  # Any: JSON
         return {"sliding_window": None, "max_window_layers": 0}
     return {"sliding_window": raw.get("sliding_window", 4096), "max_window_layers": whole}
 
+
+_MAX_LAYERS = 2000
+"""The deepest models have some hundred. Layers are built before weights are looked for, and the config of
+a folder may come from anyone."""
 
 _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
