@@ -12,6 +12,7 @@ from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig
 import penstock
 from penstock import LLM, EngineConfig, Params, Sampling
 from penstock.core.errors import ConfigError, EngineClosed, UsageError
+from penstock.engine.request import Request
 from penstock.engine.sampling import GREEDY
 from penstock.text.tokenizer import train_tokenizer
 
@@ -143,6 +144,16 @@ def test_a_closed_model_cancels_what_runs_and_refuses_what_comes(folder):
     assert [piece.finish for piece in stream][-1] == "cancelled"
     with pytest.raises(EngineClosed):
         llm.generate("the", TEN)
+
+
+def test_a_model_that_nobody_holds_ends_its_thread(folder):
+    llm = LLM(folder, CONFIG)
+    thread = llm.thread
+    llm.generate("the", TEN)
+    del llm
+    assert thread.drain(60.0)
+    with pytest.raises(EngineClosed, match="The engine is closed"):
+        thread.submit(Request(prompt=(1,), max_tokens=1), lambda _: None)
 
 
 def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):

@@ -95,7 +95,7 @@ class EngineThread:
             self._refuse("The engine is closed")
             self._ending = True
             self._changed.notify_all()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and self._thread is not threading.current_thread():  # from a listener
             self._thread.join()
 
     def call(self, what: Callable[[Engine], T]) -> T:

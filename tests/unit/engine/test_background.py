@@ -127,6 +127,20 @@ def test_closing_cancels_what_runs_and_may_be_done_twice():
         engine.submit(request(6), lambda _: None)
 
 
+def test_a_listener_may_close_the_engine():
+    engine = EngineThread(hashing_engine()).start()
+    finishes = queue.SimpleQueue()
+
+    def close(piece):
+        engine.close()
+        if piece.finish:
+            finishes.put(piece.finish)
+
+    engine.submit(request(1, max_tokens=100), close)
+    assert finishes.get(timeout=PATIENCE_S) == "cancelled"
+    assert engine.drain(PATIENCE_S)
+
+
 def test_a_listener_that_fails_loses_its_request_only(caplog):
     def broken(_):
         raise ValueError("of a listener")
