@@ -115,10 +115,8 @@ def test_draining_refuses_what_comes_and_waits_for_what_is_there():
 
 
 def test_closing_cancels_what_runs_and_may_be_done_twice():
-    gate = Gate()
-    engine = EngineThread(hashing_engine(before=gate)).start()
-    heard = [Heard(engine, request(n, max_tokens=100, num_answers=2)) for n in range(3)]
-    gate.open.set()
+    engine = EngineThread(hashing_engine(num_blocks=200_000)).start()
+    heard = [Heard(engine, request(n, max_tokens=100_000, num_answers=2)) for n in range(3)]  # minutes
     engine.close()
     engine.close()
     assert [one.finishes() for one in heard] == [["cancelled"] * 2] * 3
