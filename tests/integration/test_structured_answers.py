@@ -173,7 +173,7 @@ def test_a_grammar_alone_says_where_an_answer_ends(llm):
         answers(llm, regex("ab"), number=1, min_tokens=50)
 
 
-def test_a_grammar_that_becomes_too_large_ends_its_own_answer_only(llm):
+def test_a_grammar_that_becomes_too_large_ends_its_own_answer_only(llm, caplog):
     grown = Params(
         grammar=regex("a*b*" * 400 + "c"),
         max_tokens=50,
@@ -181,6 +181,7 @@ def test_a_grammar_that_becomes_too_large_ends_its_own_answer_only(llm):
     )
     with pytest.raises(AnswerFailed, match="grammar could not be followed"):
         llm.generate("the penstock", grown)
+    assert "An answer failed request=" in caplog.text
     assert (
         llm.generate("the penstock", Params(max_tokens=3, sampling=GREEDY))[0].answers[0].finish == "length"
     )

@@ -1,5 +1,7 @@
 """From what a step computed to what each of its sequences gets: tokens, or the vector of a text."""
 
+import logging
+
 from torch import Tensor
 
 from penstock.engine.answers import Drawn
@@ -9,6 +11,8 @@ from penstock.engine.sampler import Draws, Sampler, rows_of
 from penstock.engine.sequence import Sequence
 from penstock.engine.step_plan import Share, StepPlan
 from penstock.engine.verify import kept
+
+log = logging.getLogger(__name__)
 
 
 class Drawer:
@@ -52,6 +56,7 @@ class Drawer:
 
 def _drawn(share: Share, draws: Draws, own: range) -> Drawn:
     if own[0] in draws.failed:
+        log.warning("An answer failed request=%d reason=%s", share.sequence.request_id, draws.failed[own[0]])
         return Drawn(error=draws.failed[own[0]])
     tokens = kept(share.drafts, [draws.tokens[row] for row in own])
     sound = next((n for n, row in enumerate(own[: len(tokens)]) if row in draws.failed), len(tokens))
