@@ -67,12 +67,14 @@ struct OfInt8 {  // tokens from 0 to 255, the matrix from -127 to 127
 template <class Of, int tokens>
 using Sums = typename Of::Sum[tokens][2];
 
-// sums = tokens x panel; x has `units` units per token.
+// sums = tokens x panel; x has `units` units per token. They are summed up in an array of our own: the
+// caller's loops over `sums` keep that one in memory, where the compiler then also adds, at half the speed.
 template <class Of, int tokens>
 [[gnu::always_inline]] inline void multiply(const int32_t* panel, const int32_t* x, int64_t units,
                                             Sums<Of, tokens>& sums) {
+  Sums<Of, tokens> own;
 #pragma GCC unroll 14
-  for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = Of::zero();
+  for (int t = 0; t < tokens; ++t) own[t][0] = own[t][1] = Of::zero();
   for (int64_t u = 0; u < units; ++u, panel += PANEL) {
     const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 16);
     _mm_prefetch(reinterpret_cast<const char*>(panel) + AHEAD, _MM_HINT_T0);
@@ -80,10 +82,12 @@ template <class Of, int tokens>
 #pragma GCC unroll 14
     for (int t = 0; t < tokens; ++t) {
       const __m512i unit = _mm512_set1_epi32(x[t * units + u]);
-      sums[t][0] = Of::add(sums[t][0], low, unit);
-      sums[t][1] = Of::add(sums[t][1], high, unit);
+      own[t][0] = Of::add(own[t][0], low, unit);
+      own[t][1] = Of::add(own[t][1], high, unit);
     }
   }
+#pragma GCC unroll 14
+  for (int t = 0; t < tokens; ++t) sums[t][0] = own[t][0], sums[t][1] = own[t][1];
 }
 
 // Call tile(panel, first token, number of tokens as a constant) for items [begin, end) of all tiles.
