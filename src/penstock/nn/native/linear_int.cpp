@@ -95,32 +95,48 @@ struct Int4Matrix {
   const bf16* scales;     // [panel, group, output]
 };
 
-// sums += one group of 32 inputs of one panel.
+// What a group's sums begin with, [tokens, groups]: 8 times the sum of the group's codes is taken off.
+inline at::Tensor beginnings(const Tokens& x) {
+  const int64_t groups = x.units / GROUP_UNITS;
+  at::Tensor out = at::empty({x.count, groups}, x.codes.options().dtype(at::kInt));
+  const auto* codes = static_cast<const int8_t*>(x.codes.const_data_ptr());
+  auto* begins = out.mutable_data_ptr<int32_t>();
+  parallel(x.count * groups, grain_of(GROUP), [&](int64_t begin, int64_t end) {
+    for (int64_t group = begin; group < end; ++group) {
+      int32_t sum = 0;
+      for (int64_t i = 0; i < GROUP; ++i) sum += codes[group * GROUP + i];
+      begins[group] = -8 * sum;
+    }
+  });
+  return out;
+}
+
+// sums += one group of 32 inputs of one panel; `begins` has `groups` numbers per token.
 template <int tokens>
 [[gnu::always_inline]] inline void add_group(const uint8_t* panel, const bf16* scales, const int32_t* x,
-                                             int64_t units, Vec (&sums)[tokens][2]) {
-  const __m512i low_half = _mm512_set1_epi8(15), eights = _mm512_set1_epi8(8);
-  __m512i whole[tokens][2], shift[tokens];
-  for (int t = 0; t < tokens; ++t) whole[t][0] = whole[t][1] = shift[t] = _mm512_setzero_si512();
+                                             const int32_t* begins, int64_t groups, Vec (&sums)[tokens][2]) {
+  const __m512i low_half = _mm512_set1_epi8(15);
+  __m512i whole[tokens][2];
+#pragma GCC unroll 6
+  for (int t = 0; t < tokens; ++t) whole[t][0] = whole[t][1] = _mm512_set1_epi32(begins[t * groups]);
 #pragma GCC unroll 8
   for (int u = 0; u < GROUP_UNITS; ++u, panel += 64) {
     const __m512i both = _mm512_loadu_si512(panel);
     _mm_prefetch(reinterpret_cast<const char*>(panel) + AHEAD, _MM_HINT_T0);
     const __m512i low = _mm512_and_si512(both, low_half);
     const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
+#pragma GCC unroll 6
     for (int t = 0; t < tokens; ++t) {
-      const __m512i unit = _mm512_set1_epi32(x[t * units + u]);
+      const __m512i unit = _mm512_set1_epi32(x[t * groups * GROUP_UNITS + u]);
       whole[t][0] = _mm512_dpbusd_epi32(whole[t][0], low, unit);
       whole[t][1] = _mm512_dpbusd_epi32(whole[t][1], high, unit);
-      shift[t] = _mm512_dpbusd_epi32(shift[t], eights, unit);
     }
   }
   for (int half = 0; half < 2; ++half) {
     const Vec scale = Vec::load(scales + half * LANES);
-    for (int t = 0; t < tokens; ++t) {
-      const Vec sum(_mm512_cvtepi32_ps(_mm512_sub_epi32(whole[t][half], shift[t])));
-      sums[t][half] = Vec::fma(sum, scale, sums[t][half]);
-    }
+#pragma GCC unroll 6
+    for (int t = 0; t < tokens; ++t)
+      sums[t][half] = Vec::fma(Vec(_mm512_cvtepi32_ps(whole[t][half])), scale, sums[t][half]);
   }
 }
 
@@ -128,12 +144,14 @@ template <class T>
 void multiply_int4(const Tokens& x, const Int4Matrix& w, const T* bias, at::Tensor& out) {
   const int64_t units = x.units, groups = units / GROUP_UNITS, outputs = out.size(-1);
   T* outs = out.mutable_data_ptr<T>();
+  const at::Tensor begins = beginnings(x);
+  const auto* all_begins = begins.const_data_ptr<int32_t>();
   auto tile = [&](int64_t panel, int64_t first, auto count) {
     Vec sums[count][2];
     for (int64_t g = 0; g < groups; ++g) {
       const int64_t at = panel * groups + g;
       add_group<count>(w.panels + at * GROUP_UNITS * 64, w.scales + at * PANEL, x.row(first) + g * GROUP_UNITS,
-                       units, sums);
+                       all_begins + first * groups + g, groups, sums);
     }
     store_tile<T, count>(sums, x, first, panel, bias, outs, outputs);
   };
