@@ -166,9 +166,54 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):
         llm.generate(["the", "the " * 20], replace(TEN, max_tokens=CONTEXT - 1))
     with pytest.raises(UsageError, match="A stop text is empty"):
         Params(stop_texts=("",))
-    with pytest.raises(UsageError, match="num_answers must be at least 1"):
-        Params(num_answers=0)
+    with pytest.raises(UsageError, match=r"a token the model does not know .*got -1"):
+        llm.generate([[5, -1]], TEN)
+    with pytest.raises(UsageError, match="grammar is none"):
+        llm.generate("the", Params(max_tokens=5, grammar=r"\d+"))
     assert llm.thread.stats().counts.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"num_answers": 0}, "num_answers must be at least 1"),
+        ({"stop_texts": "END"}, "stop_texts must be several texts"),
+        ({"num_prompt_logprobs": -1}, "num_prompt_logprobs must be from 0 to 20"),
+        ({"num_prompt_logprobs": 21}, "num_prompt_logprobs must be from 0 to 20"),
+        ({"timeout_s": float("nan")}, "timeout_s must be at least 0"),
+    ],
+)
+def test_settings_that_no_answer_could_follow_are_refused(settings, said):
+    with pytest.raises(UsageError, match=said):
+        Params(**settings)
+
+
+def test_a_prompt_may_be_an_array(llm):
+    assert (
+        llm.generate(np.array([[5, 9, 7]]), TEN)[0].token_ids == llm.generate([[5, 9, 7]], TEN)[0].token_ids
+    )
+
+
+def test_a_task_that_waits_for_a_check_leaves_the_loop_to_others(llm, monkeypatch):
+    checking, go_on = threading.Event(), threading.Event()
+    check = llm.thread.engine.check
+
+    def slow(request):
+        checking.set()
+        assert go_on.wait(60.0)
+        check(request)
+
+    async def together():
+        asked = asyncio.create_task(anext(llm.stream_async("the", TEN)))
+        while not checking.is_set():
+            await asyncio.sleep(0)
+        go_on.set()  # which a loop that is held up never does
+        await asked
+
+    monkeypatch.setattr(llm.thread.engine, "check", slow)
+    asyncio.run(together())
+    monkeypatch.undo()
+    assert leaves_no_block(llm)
 
 
 def test_a_cache_without_room_for_one_context_is_refused_with_the_arithmetic(folder):

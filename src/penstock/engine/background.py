@@ -42,6 +42,7 @@ class EngineThread:
         self._ids = count()
         self._refusing: str | None = None  # why
         self._ending = False
+        self._ended = False
         self._idle = True
         self._thread = threading.Thread(target=self._run, name="penstock-engine", daemon=True)
 
@@ -123,6 +124,8 @@ class EngineThread:
             self._ask(self.engine.runner.check)  # which raises, in the engine's thread
 
     def _ask(self, what: Callable[[], None]) -> None:
+        if self._ended:  # nobody would take it up; what could be cancelled has ended
+            return
         self._asked.append(what)
         self._idle = False
         self._changed.notify_all()
@@ -181,6 +184,7 @@ class EngineThread:
         """Refuse what comes, end what is there, and tell everyone who listens."""
         with self._changed:
             self._refuse(self.failure or "The engine is closed")
+            self._ended = True
             asked, self._asked = self._asked, []
         try:
             for what in asked:

@@ -143,11 +143,17 @@ class Grammars:
             "regex": lambda pattern: f"start: /{llguidance.regex_to_lark(pattern, 'd')}/",  # \\d: 0 to 9
             "lark": llguidance.LLMatcher.grammar_from_lark,
         }
-        form, content = json.loads(grammar)
+        try:
+            form, content = json.loads(grammar)
+            known = write[form]
+        except (ValueError, TypeError, KeyError):
+            raise UsageError(
+                "The grammar is none", got=grammar[:80], fix="Write it with a function of engine.structured."
+            ) from None
         limits = llguidance.LLParserLimits(
             initial_lexer_fuel=_COMPILE_FUEL, step_lexer_fuel=_STEP_FUEL, verbose_errors=False
         )
-        text = write[form](content)
+        text = known(content)
         compiled: LLMatcher = llguidance.LLMatcher(self._bridge(), text, log_level=0, limits=limits)
         # the first step is tried: of a grammar that nothing follows, only it tells
         first = compiled.deep_copy()

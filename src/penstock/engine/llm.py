@@ -111,6 +111,7 @@ class LLM:
     async def stream_async(self, prompt: Prompt | Request, params: Params = _DEFAULT) -> AsyncIterator[Piece]:
         """Yield as `stream` does, without holding up the event loop."""
         request = prompt if isinstance(prompt, Request) else self.request(prompt, params)
+        await asyncio.to_thread(self.thread.engine.check, request)  # a grammar may take long to compile
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
 
         def on_piece(piece: Piece) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from penstock.core.errors import UsageError
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling import MAX_LOGPROBS, Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +36,19 @@ class Params:
         """Refuse what no answer could follow."""
         if self.num_answers < 1:
             raise UsageError("num_answers must be at least 1", got=self.num_answers)
+        if isinstance(self.stop_texts, str):
+            fix = "Write (text,): each character of a text would be one."
+            raise UsageError("stop_texts must be several texts", got=self.stop_texts, fix=fix)
         if any(not stop for stop in self.stop_texts):
             raise UsageError("A stop text is empty", got=self.stop_texts, fix="Leave it out.")
+        if self.num_prompt_logprobs is not None and not 0 <= self.num_prompt_logprobs <= MAX_LOGPROBS:
+            raise UsageError(
+                f"num_prompt_logprobs must be from 0 to {MAX_LOGPROBS}",
+                got=self.num_prompt_logprobs,
+                fix="Leave it out for none.",
+            )
+        if self.timeout_s is not None and not self.timeout_s >= 0:  # nor nan, which no deadline comes after
+            raise UsageError("timeout_s must be at least 0", got=self.timeout_s, fix="Leave it out for none.")
 
 
 def room_after(prompt: Sequence[int], *, context: int, vocab_size: int, max_tokens: int | None) -> int:
@@ -49,12 +60,13 @@ def room_after(prompt: Sequence[int], *, context: int, vocab_size: int, max_toke
     >>> room_after([5, 6], context=8, vocab_size=10, max_tokens=None)
     6
     """
-    if not prompt:
+    if not len(prompt):  # which an array has too, that is neither true nor false
         raise UsageError("The prompt is empty", fix="Give at least one token of text.")
-    if max(prompt) >= vocab_size or min(prompt) < 0:
+    least, most = min(prompt), max(prompt)
+    if most >= vocab_size or least < 0:
         raise UsageError(
             f"The prompt has a token the model does not know (it has {vocab_size:,})",
-            got=max(prompt),
+            got=least if least < 0 else most,
             fix="Use the tokenizer the model was trained with.",
         )
     room = context - len(prompt)

@@ -2,11 +2,15 @@
 
 A character may span tokens, and some decoders treat the first token of a text differently. So the
 new text is what decoding adds to the text of the tokens before it, held back while it ends in
-U+FFFD, which is what half a character decodes to. Likewise the end of the text is held back while
+U+FFFD, which is what half a character decodes to; bytes that go on so are no text, and told as what they
+decode to. Likewise the end of the text is held back while
 it could be the beginning of a stop text.
 """
 
 from collections.abc import Callable, Sequence
+
+_MAX_PENDING = 8
+"""Half a character is at most three tokens, so of more than these only the last may be one."""
 
 
 class TextStream:
@@ -34,10 +38,13 @@ class TextStream:
             may_stop: whether a stop text that ends here counts; if not, it is text.
         """
         self._pending.append(token)
-        text = self._new_text()
+        text, num_certain = self._new_text(), len(self._pending)
         if text.endswith("\ufffd"):
-            return ""
-        self._context, self._pending = self._pending, []
+            if num_certain < _MAX_PENDING:
+                return ""
+            num_certain, text = self._certain()
+        self._context = self._pending[:num_certain]
+        del self._pending[:num_certain]
         self._before = self._decode(self._context)
         if not may_stop or not self._stop_texts:
             return text
@@ -50,6 +57,15 @@ class TextStream:
 
     def _new_text(self) -> str:
         return self._decode([*self._context, *self._pending])[len(self._before) :]
+
+    def _certain(self) -> tuple[int, str]:
+        """Return how many of the pending tokens are told now, up to between two characters, and their text."""
+        whole = self._decode([*self._context, *self._pending])
+        for num in range(len(self._pending) - 3, len(self._pending)):
+            known = self._decode([*self._context, *self._pending[:num]])
+            if known + self._decode(self._pending[num:]) == whole:
+                return num, known[len(self._before) :]
+        return len(self._pending), whole[len(self._before) :]
 
     def _until_stop(self, text: str, *, is_last: bool) -> str:
         if self.stopped:

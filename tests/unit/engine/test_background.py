@@ -174,3 +174,5 @@ def test_a_lost_runner_ends_all_answers_and_says_why():
         with pytest.raises(EngineClosed, match="Rank 1 has ended"):
             engine.submit(request(1), lambda _: None)
         assert engine.failure == "Rank 1 has ended."
+        engine.cancel(heard[0].id)  # a client that leaves late
+        assert engine.drain(PATIENCE_S)

@@ -10,6 +10,7 @@ from penstock.engine.text_stream import TextStream
 from penstock.text.tokenizer import train_tokenizer
 
 BYTES = train_tokenizer(["grün, naïve"] * 5, vocab_size=280)
+MARKS = BYTES.encode("😀") + BYTES.encode("€")  # half characters, where they come alone
 # as in Llama 2: spaces are underscores, and the first of a text is dropped when decoding
 PIECES = tokenizers.Tokenizer(models.WordLevel({"▁the": 0, "▁pen": 1, "stock": 2}, unk_token="▁the"))
 PIECES.decoder = decoders.Metaspace()
@@ -29,6 +30,25 @@ def test_pieces_join_to_the_text(text):
 @given(st.lists(st.integers(min_value=1, max_value=279), max_size=40))
 def test_pieces_of_bytes_that_are_no_text_join_to_what_decoding_gives(tokens):
     assert "".join(streamed(tokens, BYTES.decode)) == BYTES.decode(tokens)
+
+
+@given(st.lists(st.sampled_from([*MARKS, *BYTES.encode("日a")]), max_size=60))
+def test_pieces_of_many_bytes_that_are_no_text_join_likewise(tokens):
+    assert "".join(streamed(tokens, BYTES.decode)) == BYTES.decode(tokens)
+
+
+def test_bytes_that_never_become_text_are_told_meanwhile_and_decoded_in_short_runs():
+    longest = 0
+
+    def decode(ids):
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return BYTES.decode(ids)
+
+    pieces = streamed([MARKS[0]] * 500, decode)
+    assert "".join(pieces) == "\ufffd" * 500
+    assert len([piece for piece in pieces if piece]) > 50
+    assert longest < 40
 
 
 def test_no_piece_has_half_a_character():
