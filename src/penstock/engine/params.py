@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from penstock.core.errors import UsageError
 from penstock.engine.sampling import MAX_LOGPROBS, Sampling
@@ -36,7 +37,7 @@ class Params:
         """Refuse what no answer could follow."""
         if self.num_answers < 1:
             raise UsageError("num_answers must be at least 1", got=self.num_answers)
-        if isinstance(self.stop_texts, str):
+        if isinstance(cast(object, self.stop_texts), str):  # who has no type checker
             fix = "Write (text,): each character of a text would be one."
             raise UsageError("stop_texts must be several texts", got=self.stop_texts, fix=fix)
         if any(not stop for stop in self.stop_texts):

@@ -59,7 +59,7 @@ class TextStream:
         return self._decode([*self._context, *self._pending])[len(self._before) :]
 
     def _certain(self) -> tuple[int, str]:
-        """Return how many of the pending tokens are told now, up to between two characters, and their text."""
+        """Return how many pending tokens are told now, up to between two characters, and their text."""
         whole = self._decode([*self._context, *self._pending])
         for num in range(len(self._pending) - 3, len(self._pending)):
             known = self._decode([*self._context, *self._pending[:num]])
