@@ -194,6 +194,7 @@ def test_tokens_that_are_forbidden_do_not_come(client):
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_tool_that_must_be_called_is_called(client, choice):
     asked = {"model": "tiny", "messages": HELLO, "tools": [ADD], "tool_choice": choice, "seed": 5}
+    asked["parallel_tool_calls"] = False
     reply = client.chat.completions.create(**asked, max_tokens=200)
     strict(ChatCompletion, reply)
     [call] = reply.choices[0].message.tool_calls

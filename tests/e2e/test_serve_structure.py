@@ -82,18 +82,17 @@ def test_completions_follow_other_forms(client, form, pattern):
         assert re.fullmatch(pattern, choice.text)
 
 
-def test_a_call_that_is_required_is_made_with_valid_arguments(client):
-    names = set()
-    for choice in ask(client, tools=TOOLS, tool_choice="required", n=16).choices:
-        assert choice.finish_reason == "tool_calls"
-        (call,) = choice.message.tool_calls
-        names.add(call.function.name)
+@pytest.mark.parametrize("several", [True, False])
+def test_calls_that_are_required_are_made_with_valid_arguments(client, several):
+    asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": several}
+    choices = ask(client, **asked, n=16, seed=1, max_tokens=1000).choices
+    ended = [choice for choice in choices if choice.finish_reason == "tool_calls"]
+    calls = [call for choice in ended for call in choice.message.tool_calls]
+    assert several == (len(calls) > len(ended))
+    assert len(ended) == 16 or several  # a list may be cut, as any answer
+    for call in calls:
         arguments = json.loads(call.function.arguments)
-        if call.function.name == "measure":
-            jsonschema.validate(arguments, SCHEMA)
-        else:
-            assert arguments == {}
-    assert names <= {"measure", "now"}
+        jsonschema.validate(arguments, {"measure": SCHEMA, "now": {"const": {}}}[call.function.name])
 
 
 def test_a_named_function_is_called(client):

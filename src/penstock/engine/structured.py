@@ -86,7 +86,7 @@ def tool_calls(
     Args:
         parameters: name of each function that may be called -> JSON schema of its arguments.
         begin, end: text around each call, as the model's chat template writes it.
-        several: let one call follow another.
+        several: let one call follow another, on a line of its own; without `begin` and `end`, in a list.
     """
     if not parameters:
         raise UsageError("There is no function to call", got=dict(parameters), fix="Give at least one.")
@@ -99,9 +99,12 @@ def tool_calls(
         }
         for name, schema in parameters.items()
     ]
-    call = " ".join(filter(None, (_quoted(begin), "call", _quoted(end))))
-    schema = json.dumps(_spaced({"anyOf": calls}))
-    return lark(f"start: ({call}){'+' if several else ''}\ncall: %json {schema}")
+    start = " ".join(filter(None, (_quoted(begin), "call", _quoted(end))))
+    if several and start == "call":
+        start = 'call | "[" call (", " call)* "]"'
+    elif several:
+        start = f'{start} ("\\n" {start})*'
+    return lark(f"start: {start}\ncall: %json {json.dumps(_spaced({'anyOf': calls}))}")
 
 
 def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON

@@ -62,12 +62,14 @@ class Service:
     """Whether requests that begin now are refused, because the server is about to end."""
 
     def checked(self, request: Request) -> Request:
-        """Return a request that can be answered; not for the event loop: a new grammar takes its time.
+        """Return a request that can be answered; not for the event loop: new grammars and names take time.
 
         Raises:
             UsageError: it never could.
         """
         self.bridge.engine.check(request)
+        if request.sampling.num_logprobs is not None:
+            self.names.learn()
         return request
 
     def check_open(self) -> None:

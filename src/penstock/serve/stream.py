@@ -1,12 +1,22 @@
-"""Server-sent events: one `data:` line per chunk, `[DONE]` at the end, an error as a chunk of its own."""
+"""Server-sent events: one `data:` line per chunk, `[DONE]` at the end, an error as a chunk of its own.
 
+Where nothing is sent for a while, because an answer waits its turn, a comment is: proxies close streams that
+are silent, and clients pass comments over.
+"""
+
+import asyncio
 from collections.abc import AsyncIterator
 
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
+from starlette.types import Message, Send
 
 from penstock.core.errors import PenstockError
 from penstock.serve.errors import ApiError, api_error_of, unexpected
+
+QUIET_S = 10.0
+"""Without an event, after which a comment is sent; proxies wait for 30 to 60."""
+_COMMENT = b": still here\n\n"
 
 
 class EventStream(StreamingResponse):
@@ -16,13 +26,45 @@ class EventStream(StreamingResponse):
         chunks: may raise ApiError: the status is sent by then, so it becomes the last event.
     """
 
-    def __init__(self, chunks: AsyncIterator[BaseModel]) -> None:
+    def __init__(self, chunks: AsyncIterator[BaseModel], *, quiet_s: float = QUIET_S) -> None:
+        self._quiet_s = quiet_s
         super().__init__(
             _events(chunks),
             media_type="text/event-stream",
             # the second is nginx's: do not gather a stream into blocks
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
+
+    async def stream_response(self, send: Send) -> None:
+        """Send everything, and comments while there is nothing."""
+        line = _Line(send)
+        keeper = asyncio.create_task(line.keep_open(self._quiet_s))
+        try:
+            await super().stream_response(line.send)
+        finally:
+            keeper.cancel()
+
+
+class _Line:
+    """One connection, which two write to; never both at once."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._num_begun = self._num_sent = 0
+
+    async def send(self, message: Message) -> None:
+        """Pass a message on."""
+        self._num_begun += 1
+        await self._send(message)
+        self._num_sent += 1
+
+    async def keep_open(self, quiet_s: float) -> None:
+        """Send a comment whenever nothing has been sent for a while, and nothing waits for a slow reader."""
+        while True:
+            before = self._num_begun
+            await asyncio.sleep(quiet_s)
+            if before == self._num_begun == self._num_sent:
+                await self._send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
 
 
 async def _events(chunks: AsyncIterator[BaseModel]) -> AsyncIterator[str]:

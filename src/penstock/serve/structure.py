@@ -15,6 +15,7 @@ from penstock.serve.schema.generation import (
     ResponseFormat,
     TextFormat,
 )
+from penstock.serve.tools import CLOSE, OPEN
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -31,11 +32,17 @@ def grammar_of(wanted: ResponseFormat | None) -> str | None:
         raise api_error_of(error, param="response_format") from None
 
 
-def grammar_of_calls(choice: str | NamedTool | None, tools: Sequence[Tool]) -> str | None:
-    """Return the grammar of an answer that must be a call; None: it need not be one.
+def grammar_of_calls(
+    choice: str | NamedTool | None, tools: Sequence[Tool], *, marked: bool, several: bool
+) -> str | None:
+    """Return the grammar of an answer that must be calls; None: it need not be one.
 
     A call of a named tool is its arguments alone, one that the model chooses has its name too: this is how
     `ChatWriter` and `ToolReader` read them.
+
+    Args:
+        marked: the model writes `<tool_call>` around a call.
+        several: it may make more than one.
 
     Raises:
         ApiError: the tools' schemas are too long.
@@ -46,7 +53,8 @@ def grammar_of_calls(choice: str | NamedTool | None, tools: Sequence[Tool]) -> s
     try:
         if isinstance(choice, NamedTool):
             return structured.json_schema(parameters[choice.function.name])
-        return structured.tool_calls(parameters)
+        begin, end = (f"{OPEN}\n", f"\n{CLOSE}") if marked else ("", "")
+        return structured.tool_calls(parameters, begin=begin, end=end, several=several)
     except UsageError as error:
         raise api_error_of(error, param="tools") from None
 

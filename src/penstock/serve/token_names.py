@@ -1,10 +1,12 @@
 """How tokens are written in log-probabilities."""
 
 from collections.abc import Sequence
+from functools import cached_property
 
 from penstock.engine.request import TokenLogprob
 from penstock.serve.schema import chat
 from penstock.serve.schema.completions import CompletionLogprobs
+from penstock.text.token_bytes import spellings
 from penstock.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0
@@ -12,7 +14,7 @@ _LOWEST = -9999.0
 
 
 class TokenNames:
-    """The text of single tokens, remembered; a part of a character is U+FFFD.
+    """The text of single tokens; a part of a character is U+FFFD, and its bytes say which.
 
     Args:
         tokenizer: whose ids are named.
@@ -20,13 +22,30 @@ class TokenNames:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._known: dict[int, str] = {}
+        self._known: dict[int, tuple[str, list[int] | None]] = {}
 
     def name(self, token: int) -> str:
-        """Return the text of one token."""
+        """Return the text of one token, with the space before a word; of special tokens, their name."""
+        return self._named(token)[0]
+
+    def _named(self, token: int) -> tuple[str, list[int] | None]:
+        """Return name and bytes; None: not known, in a vocabulary of a rare kind."""
         if token not in self._known:
-            self._known[token] = self._tokenizer.decode([token], special=True)
+            spelled = (self._spelled or {}).get(token)
+            if spelled:
+                self._known[token] = spelled.decode(errors="replace"), list(spelled)
+            else:
+                name = self._tokenizer.decode([token], special=True)
+                self._known[token] = name, None if "\ufffd" in name else list(name.encode())
         return self._known[token]
+
+    def learn(self) -> None:
+        """Read the vocabulary, if it has not been: slow for large ones, so not for the event loop."""
+        _ = self._spelled
+
+    @cached_property
+    def _spelled(self) -> dict[int, bytes] | None:
+        return spellings(self._tokenizer)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of a prompt."""
@@ -68,6 +87,5 @@ class TokenNames:
         return chat.TokenLogprob(token=own.token, logprob=own.logprob, bytes=own.bytes, top_logprobs=others)
 
     def _top(self, token: int, logprob: float) -> chat.TopLogprob:
-        name = self.name(token)
-        exact = None if "\ufffd" in name else list(name.encode())
+        name, exact = self._named(token)
         return chat.TopLogprob(token=name, logprob=max(logprob, _LOWEST), bytes=exact)

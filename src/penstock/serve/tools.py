@@ -11,7 +11,7 @@ import json
 from collections.abc import Collection
 from dataclasses import dataclass
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +62,24 @@ class ToolReader:
             if self._after_call:  # a newline there parts calls and is no word
                 self._held = self._held.lstrip("\n")
                 self._after_call = not self._held
-            words, mark, rest = self._held.partition(_OPEN)
+            words, mark, rest = self._held.partition(OPEN)
             if not mark:
-                keep = _overlap(self._held, _OPEN)
+                keep = _overlap(self._held, OPEN)
                 self._held, words = self._held[len(self._held) - keep :], self._held[: len(self._held) - keep]
                 return Said(content + words, tuple(calls))
-            inner, mark, after = rest.partition(_CLOSE)
+            inner, mark, after = rest.partition(CLOSE)
             if not mark:
-                self._held = _OPEN + rest
+                self._held = OPEN + rest
                 return Said(content + words, tuple(calls))
             found = read_calls(inner, self._names)
-            content += words if found else words + _OPEN + inner + _CLOSE
+            content += words if found else words + OPEN + inner + CLOSE
             calls += found
             self._held, self._after_call = after, bool(found)
 
     def close(self) -> Said:
         """Return what was held back, read as well as it can be."""
         held, self._held = self._held, ""
-        calls = read_calls(held.strip().removeprefix(_OPEN), self._names)
+        calls = read_calls(held.strip().removeprefix(OPEN), self._names)
         return Said(calls=calls) if calls else Said(content=held)
 
 

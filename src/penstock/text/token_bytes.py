@@ -1,4 +1,4 @@
-"""How many bytes of text each token stands for, so that models with different tokenizers can be compared.
+"""Which bytes of text each token stands for; their number lets models with different tokenizers be compared.
 
 A loss per token falls when tokens get shorter; bits per byte do not care how a text was cut. The bytes are
 read from the tokenizer's vocabulary, not by decoding, because a token may hold a part of a character. Two
@@ -22,28 +22,46 @@ _LONE_BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 def token_bytes(tokenizer: Tokenizer) -> npt.NDArray[np.int64] | None:
     """Return the UTF-8 bytes that each id stands for, [vocabulary]; None for a vocabulary of another kind."""
-    content = json.loads(tokenizer.content)
-    parts = [content.get("pre_tokenizer"), content.get("decoder"), content.get("normalizer")]
-    if any(_uses(part, "ByteLevel") for part in parts):
-        in_vocabulary = _byte_level_bytes
-    elif any(_uses(part, "Metaspace") or _uses(part, "ByteFallback") for part in parts):
-        in_vocabulary = _sentencepiece_bytes
-    else:
+    spelled = spellings(tokenizer)
+    if spelled is None:
         return None
-    sizes = {index: in_vocabulary(text) for text, index in tokenizer.vocabulary().items()}
-    for added in content.get("added_tokens") or ():  # written as they are
-        sizes[added["id"]] = 0 if added.get("special") else len(added["content"].encode())
     table = np.zeros(tokenizer.vocab_size, np.int64)
-    table[list(sizes)] = list(sizes.values())
+    table[list(spelled)] = list(map(len, spelled.values()))
     return table
 
 
-def _byte_level_bytes(text: str) -> int:
-    return len(text)  # each letter stands for a byte
+def spellings(tokenizer: Tokenizer) -> dict[int, bytes] | None:
+    """Return the bytes of text that each id stands for; None for a vocabulary of another kind."""
+    content = json.loads(tokenizer.content)
+    parts = [content.get("pre_tokenizer"), content.get("decoder"), content.get("normalizer")]
+    if any(_uses(part, "ByteLevel") for part in parts):
+        spell = _byte_level
+    elif any(_uses(part, "Metaspace") or _uses(part, "ByteFallback") for part in parts):
+        spell = _sentencepiece
+    else:
+        return None
+    added = content.get("added_tokens") or ()  # written as they are
+    written = {one["id"]: b"" if one.get("special") else one["content"].encode() for one in added}
+    vocabulary = tokenizer.vocabulary().items()
+    return {index: written[index] if index in written else spell(text) for text, index in vocabulary}
 
 
-def _sentencepiece_bytes(text: str) -> int:
-    return 1 if _LONE_BYTE.fullmatch(text) else len(text.replace(_SPACE, " ").encode())
+def _byte_level(text: str) -> bytes:
+    return bytes(_BYTE_OF.get(letter, 0x3F) for letter in text)
+
+
+def _sentencepiece(text: str) -> bytes:
+    return bytes([int(text[3:5], 16)]) if _LONE_BYTE.fullmatch(text) else text.replace(_SPACE, " ").encode()
+
+
+def _letters() -> dict[str, int]:
+    """Return the byte of each letter of GPT-2's: visible ones are themselves, others from 256 on."""
+    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in visible]
+    return {chr(byte): byte for byte in visible} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _letters()
 
 
 def _uses(part: Any, kind: str) -> bool:  # Any: JSON

@@ -91,6 +91,20 @@ def test_calls_name_a_function_and_its_arguments(grammars):
     assert names == set(schemas)
 
 
+def test_calls_without_marks_are_one_or_a_list(grammars):
+    schemas = {"now": {"type": "object", "properties": {}, "additionalProperties": False}}
+    several, single = tool_calls(schemas, several=True), tool_calls(schemas)
+    found = [written(grammars, several, seed=seed, limit=2000) for seed in range(20)]
+    values = [json.loads(text) for text, ended in found if ended]
+    assert {type(value) for value in values} == {dict, list}
+    assert all(
+        value["name"] == "now"
+        for entry in values
+        for value in (entry if isinstance(entry, list) else [entry])
+    )
+    assert all(isinstance(json.loads(written(grammars, single, seed=seed)[0]), dict) for seed in range(5))
+
+
 def test_spaces_cannot_go_on_for_ever(grammars):
     schema = {
         "type": "object",

@@ -5,7 +5,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from penstock.text.token_bytes import token_bytes
+from penstock.text.token_bytes import spellings, token_bytes
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = ["the penstock feeds the turbine", "größer — 水 \U0001f30a\n\t", "  two  spaces ", "<|endoftext|>"]
@@ -23,6 +23,7 @@ def test_the_tokens_of_a_byte_level_vocabulary_add_up_to_the_bytes_of_the_text(t
     sizes = sizes_of(tokenizer, text)
     assert sizes.sum() == len(text.encode())
     assert (sizes > 0).all()
+    assert b"".join(spellings(tokenizer)[token] for token in tokenizer.encode(text)) == text.encode()
 
 
 def test_control_tokens_are_no_text():
@@ -49,6 +50,8 @@ def test_the_tokens_of_sentencepiece_add_up_to_the_bytes_of_the_text_and_its_lea
     tokenizer = Tokenizer(plain.to_str().encode())
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert sizes_of(tokenizer, text).sum() == len(f" {text}".encode())
+    spelled = spellings(tokenizer)
+    assert b"".join(spelled[token] for token in tokenizer.encode(text)) == f" {text}".encode()
 
 
 def test_an_added_word_counts_as_it_is_written():

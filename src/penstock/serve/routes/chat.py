@@ -25,6 +25,7 @@ from penstock.serve.served import Service
 from penstock.serve.stream import EventStream
 from penstock.serve.structure import grammar_of, grammar_of_calls
 from penstock.serve.tally import Tally
+from penstock.serve.tools import OPEN
 
 router = APIRouter()
 
@@ -76,12 +77,18 @@ def _check(body: ChatRequest, tools: Sequence[Tool]) -> None:
 
 def _request(body: ChatRequest, tools: list[Tool], service: Service, *, client: str) -> engine.Request:
     prompt = chat_prompt(body.messages, service, tools=tools, variables=body.chat_template_kwargs)
-    grammar = grammar_of_calls(body.tool_choice, tools)
+    template = service.served.words.template
+    grammar = grammar_of_calls(
+        body.tool_choice,
+        tools,
+        marked=OPEN in (template.source or ""),
+        several=body.parallel_tool_calls is not False,
+    )
     asked = Asked(
         max_tokens=body.max_tokens or body.max_completion_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar or grammar_of(body.response_format),
-        stop_texts=service.served.words.template.stop_texts,
+        stop_texts=template.stop_texts,
     )
     made = engine_request(
         body,

@@ -120,7 +120,7 @@ class ChatRequest(Generation):
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    """Without effect: a model may call several, and one that must call makes one call."""
+    """false: an answer that must be calls is one; a model that is free to call may still make several."""
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, bool | int | float | str] | None = None
     """Beyond the API: variables of the model's chat template, such as `enable_thinking`."""

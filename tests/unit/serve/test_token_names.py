@@ -1,0 +1,45 @@
+"""Names of tokens in log-probabilities."""
+
+import pytest
+import tokenizers
+from tokenizers import decoders, models, normalizers
+
+from penstock.engine.request import TokenLogprob
+from penstock.serve.token_names import TokenNames
+from penstock.text.tokenizer import Tokenizer, train_tokenizer
+
+
+@pytest.fixture
+def sentencepiece():
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "the", "\u2581the"]
+    vocabulary = {piece: index for index, piece in enumerate(pieces)}
+    plain = tokenizers.Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    plain.normalizer = normalizers.Replace(" ", "\u2581")
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    plain.add_special_tokens(["<unk>", "</s>"])
+    return Tokenizer(plain.to_str().encode())
+
+
+def entry(tokenizer, token):
+    logprob = TokenLogprob(token=token, logprob=-1.0, rank=1, top={})
+    [found] = TokenNames(tokenizer).for_chat([logprob]).content
+    return found.token, found.bytes
+
+
+def test_a_word_of_sentencepiece_keeps_the_space_before_it(sentencepiece):
+    token = sentencepiece.vocabulary()["\u2581the"]
+    assert entry(sentencepiece, token) == (" the", list(b" the"))
+
+
+def test_parts_of_a_character_have_their_bytes(sentencepiece):
+    assert entry(sentencepiece, sentencepiece.vocabulary()["<0xE6>"]) == ("\ufffd", [0xE6])
+    trained = train_tokenizer(["the"], vocab_size=257)
+    parts = [entry(trained, token) for token in trained.encode("\u6c34")]
+    assert bytes(byte for _, part in parts for byte in part).decode() == "\u6c34"
+    assert {name for name, _ in parts} == {"\ufffd"}
+
+
+def test_special_tokens_have_their_names(sentencepiece):
+    assert entry(sentencepiece, sentencepiece.vocabulary()["</s>"]) == ("</s>", list(b"</s>"))
