@@ -121,6 +121,9 @@ def test_a_vector_is_the_last_state_of_transformers_of_length_one(llm, folder):
         expected = theirs(torch.tensor([llm.words.encode(text)])).last_hidden_state[0, -1]
         np.testing.assert_allclose(vector, expected / expected.norm(), atol=1e-5)
     assert llm.embed("the turbine").shape == (1, 32)
+    found_before = llm.thread.stats().prefix_found
+    np.testing.assert_allclose(llm.embed(texts), found, atol=1e-5)  # from what is computed, but for the ends
+    assert llm.thread.stats().prefix_found > found_before
 
 
 def test_a_prompt_that_begins_like_another_is_found_computed(llm):

@@ -113,6 +113,8 @@ class Engine:
         self.check(request)
         request_id = next(self._request_ids) if request_id is None else request_id
         sequences = self._requests[request_id] = []
+        if self.grammars is not None:
+            self.grammars.hold(request)
         for answer in range(request.num_answers):
             sequence = Sequence(
                 id=next(self._sequence_ids),
@@ -245,7 +247,7 @@ class Engine:
         shares = plan.shares
         pieces = [self._open[share.sequence.id].take(new) for share, new in zip(shares, drawn, strict=True)]
         for share, new, piece in zip(shares, drawn, pieces, strict=True):
-            if piece is not None and piece.finish is not None and not new.tokens:
+            if piece is not None and piece.finish == "error" and not new.tokens:
                 self.scheduler.finish(share.sequence, piece.finish)  # before: there is nothing to commit
         self.scheduler.commit(
             plan, [new.tokens for share, new in zip(shares, drawn, strict=True) if share.samples]
@@ -272,3 +274,5 @@ class Engine:
         others.remove(sequence)
         if not others:
             del self._requests[sequence.request_id]
+            if self.grammars is not None:
+                self.grammars.release(sequence.request)

@@ -8,9 +8,10 @@ compiling and marking may cost is limited (docs/adr/0029).
 
 import json
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from itertools import islice
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_COMPILED = 128
-"""Grammars kept; the least recently used goes, and would be compiled again."""
+"""Grammars kept beside those of open requests; the least recently used goes, and would be compiled again."""
 
 _STACK_BYTES = 512 * 2**20
 """Of the thread that compiles: llguidance calls itself for each rule that names another, and 8 MiB, used up
@@ -84,6 +85,7 @@ class Grammars:
         self._end_ids = frozenset(end_ids)
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher | UsageError] = OrderedDict()
+        self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
@@ -109,6 +111,20 @@ class Grammars:
         assert request.grammar is not None
         self._prototype(request.grammar)
 
+    def hold(self, request: Request) -> None:
+        """Keep a request's grammar until it is released: none is compiled while a step waits."""
+        if request.grammar is not None:
+            with self._lock:
+                self._held[request.grammar] += 1
+
+    def release(self, request: Request) -> None:
+        """Keep a grammar no longer on behalf of a request that has ended."""
+        if request.grammar is not None:
+            with self._lock:
+                self._held[request.grammar] -= 1
+                self._held += Counter()  # without those that nobody holds
+                self._evict()
+
     def matcher(self, grammar: str) -> GrammarMatcher:
         """Return a new matcher at the beginning of a grammar; errors as in `check`."""
         copy = self._prototype(grammar).deep_copy()
@@ -133,8 +149,14 @@ class Grammars:
     def _keep(self, grammar: str, found: "LLMatcher | UsageError") -> None:
         with self._lock:
             self._compiled[grammar] = found
-            while len(self._compiled) > MAX_COMPILED:
-                self._compiled.popitem(last=False)
+            self._evict()
+
+    def _evict(self) -> None:
+        idle = len(self._compiled) - len(self._held)
+        if idle > MAX_COMPILED:
+            oldest = (text for text in self._compiled if text not in self._held)
+            for text in list(islice(oldest, idle - MAX_COMPILED)):
+                del self._compiled[text]
 
     def _compile(self, grammar: str) -> "LLMatcher":
         llguidance = _library()

@@ -27,11 +27,10 @@ def names_of(sequence: Sequence, *, block_size: int, num_blocks: int) -> list[Na
 def find_prefix(pool: BlockPool, sequence: Sequence, *, block_size: int) -> list[int]:
     """Return the blocks that hold the beginning of a sequence, never all of its tokens.
 
-    The last token is always computed: its logits give the next one. So is everything if the caller
-    wants to see more than that: the prompt's log-probabilities, or one vector of the whole prompt.
+    The last token is always computed: its logits give the next one, or its state is the vector asked for.
+    So is everything if the caller wants to see how likely the prompt's tokens were.
     """
-    request = sequence.request
-    if request.task == "embed" or (request.num_prompt_logprobs is not None and not sequence.num_drawn):
+    if sequence.request.num_prompt_logprobs is not None and not sequence.num_drawn:
         return []
     found: list[int] = []
     for index in range((len(sequence.tokens) - 1) // block_size):

@@ -207,6 +207,29 @@ def test_the_least_recently_used_grammar_goes_first():
     assert texts[-1] == choice(["1"])
 
 
+def test_the_grammar_of_an_open_request_is_kept_whatever_comes():
+    grammars, texts = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
+    inner = grammars._compile
+    grammars._compile = lambda grammar: texts.append(grammar) or inner(grammar)
+    asked = [Request(prompt=(1,), max_tokens=5, grammar=choice([name])) for name in ("a", "b", "b")]
+    for request in asked:
+        compiled(grammars, request.grammar)
+        grammars.hold(request)
+    for n in range(MAX_COMPILED + 2):
+        compiled(grammars, choice([str(n)]))
+    num_compiled = len(texts)
+    grammars.release(asked[1])  # one of two
+    for request in asked:
+        compiled(grammars, request.grammar)
+    assert len(texts) == num_compiled
+    for request in (asked[0], asked[2]):
+        grammars.release(request)
+    for n in range(MAX_COMPILED):
+        compiled(grammars, choice([f"later {n}"]))
+    compiled(grammars, asked[0].grammar)
+    assert texts[-1] == asked[0].grammar
+
+
 def test_threads_share_one_compilation():
     grammars, texts = Grammars(TOKENIZER, vocab_size=VOCAB, end_ids={END}), []
     inner = grammars._compile
