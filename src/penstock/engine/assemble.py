@@ -78,7 +78,9 @@ def _runner(part: Part, capacity: Capacity, config: EngineConfig, others: RankPr
     runner = part.runner(**pages)
     if compiles:
         width = -(-capacity.context // capacity.block_size)
-        runner.compile(max_sequences=capacity.max_sequences, max_blocks=width)
+        runner.compile(
+            max_sequences=capacity.max_sequences, max_tokens=capacity.tokens_per_step, max_blocks=width
+        )
     return runner
 
 

@@ -1,13 +1,14 @@
-"""The decode step compiled by torch.compile: a program for each size of batch, made while plain code serves.
+"""Steps compiled by torch.compile: a program for each size of step, made while plain code serves.
 
-A program has fixed shapes: 1, 2, 4, ... tokens, one of each sequence, and a table of blocks as wide as the
-context. A step between two sizes repeats its last token, which writes the same numbers to the same place. A
-thread compiles one size after the other, on numbers of its own in a block that no sequence has; as soon as a
-program has run, steps of its size use it, so no request waits for the compiler. Programs are kept on disk and
-found again by the next process. Steps with any longer share, that is with prompts, stay plain.
+A program has fixed shapes: 1, 2, 4, ... tokens, as many shares as fit into both these and the engine, and
+a table of blocks as wide as the context. A step between two sizes is filled up with tokens that write to
+a block of no sequence, and with shares of one of them each, or of none once they have run out. A thread
+compiles one size after the other, on filling alone; as soon as a program has run, steps of its size use
+it, so no request waits for the compiler. Programs are kept on disk and found again by the next process.
 
-On CPUs the operators do what the compiler would fuse, and little is gained; on GPUs a program is a CUDA graph
-(that has never run: see docs/limits.md).
+On CPUs prompts, drafts and answers in the making share programs, because the operators take shares of any
+length; they also do what the compiler would fuse, and little is gained. On GPUs a program is a CUDA graph of
+decoding alone, and a step with any longer share stays plain (that has never run: see docs/limits.md).
 """
 
 import logging
@@ -33,7 +34,7 @@ _MOST_PROGRAMS = 64
 
 
 def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
-    """Decide whether decoding is compiled: where it was asked for, or on a GPU.
+    """Decide whether steps are compiled: where it was asked for, or on a GPU.
 
     Raises:
         ConfigError: it was asked for and cannot be.
@@ -54,7 +55,7 @@ def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
 
 
 def sizes_up_to(most: int) -> list[int]:
-    """Return the batch sizes that have programs.
+    """Return the powers of two below `most`, and it.
 
     >>> sizes_up_to(48)
     [1, 2, 4, 8, 16, 32, 48]
@@ -62,13 +63,14 @@ def sizes_up_to(most: int) -> list[int]:
     return [*(1 << n for n in range((most - 1).bit_length())), most]
 
 
-class CompiledDecode:
+class CompiledSteps:
     """A `Forward` that is compiled where it can be and plain where it is not yet.
 
     Args:
         model: as it serves; without adapters and on one rank.
         cache: its last block belongs to no sequence.
-        max_sequences: tokens of the largest program.
+        max_sequences: shares of a step, at most.
+        max_tokens: of a step.
         max_blocks: of a sequence's table.
         is_plain: asked in each step: whether the network is as it was compiled, with no adapter added since.
         backend: torch's name of what turns graphs into programs.
@@ -80,6 +82,7 @@ class CompiledDecode:
         cache: PagedCache,
         *,
         max_sequences: int,
+        max_tokens: int,
         max_blocks: int,
         is_plain: Callable[[], bool] = lambda: True,
         backend: str = "inductor",
@@ -88,7 +91,11 @@ class CompiledDecode:
         self._cache = cache
         self._max_blocks = max_blocks
         self._is_plain = is_plain
+        self._max_sequences = max_sequences
+        self._takes_prompts = cache.device.type == "cpu"
         self._sizes = sizes_up_to(max_sequences)
+        if self._takes_prompts:
+            self._sizes = sorted({*self._sizes, *sizes_up_to(max_tokens)})
         self._ready: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._compile_all, name="penstock-compile", daemon=True)
@@ -96,12 +103,12 @@ class CompiledDecode:
         if graphs:  # the pages stay where they are: a graph may write to them
             torch._dynamo.mark_static_address(cache.pages)
         self._program = torch.compile(
-            self._decode, backend=backend, dynamic=False, mode="reduce-overhead" if graphs else None
+            self._compute, backend=backend, dynamic=False, mode="reduce-overhead" if graphs else None
         )
 
     @property
     def ready(self) -> frozenset[int]:
-        """Batch sizes whose programs are in use."""
+        """Numbers of tokens whose programs are in use."""
         return frozenset(self._ready)
 
     def start(self) -> None:
@@ -122,31 +129,41 @@ class CompiledDecode:
         """Compute one step."""
         step, count = cache.step, ids.shape[1]
         size = next((size for size in self._sizes if size >= count), 0)
-        if step.num_singles != count or size not in self._ready or not self._is_plain():
+        is_taken = self._takes_prompts or step.num_singles == count
+        if not is_taken or size not in self._ready or not self._is_plain():
             return self._model.hidden(ids, position_ids=positions, cache=cache)
-        more = size - count
-        hidden: Tensor = self._program(
-            _repeated(ids, more),
-            _repeated(positions, more),
-            _repeated(step.slots, more),
-            _repeated(step.lengths, more),
-            functional.pad(
-                _repeated(step.block_tables.t(), more),
-                (0, 0, 0, self._max_blocks - step.block_tables.shape[1]),
-            ).t(),
-        )
+        hidden: Tensor = self._program(*self._filled(size, ids, positions, step))
         return hidden[:, :count]
 
-    def _decode(
-        self, ids: Tensor, positions: Tensor, slots: Tensor, lengths: Tensor, tables: Tensor
-    ) -> Tensor:
+    def _filled(self, size: int, ids: Tensor, positions: Tensor, step: PagedStep) -> tuple[Tensor, ...]:
+        """Return a step's integers in a program's shapes, as tensors of their own."""
+        count, num_shares = ids.shape[1], len(step.lengths)
+        more = min(size, self._max_sequences) - num_shares
+        last_block, block_size = self._last_block()
+        ends = torch.arange(count + 1, count + more + 1, dtype=torch.int32, device=ids.device)
+        tables = functional.pad(step.block_tables, (0, self._max_blocks - step.block_tables.shape[1]))
+        return (
+            functional.pad(ids, (0, size - count)),
+            functional.pad(positions, (0, size - count)),
+            functional.pad(step.slots, (0, size - count), value=last_block * block_size),
+            torch.cat([step.query_starts, ends.clamp_(max=size)]),
+            functional.pad(step.lengths, (0, more), value=1),
+            functional.pad(tables, (0, 0, 0, more), value=last_block),
+        )
+
+    def _last_block(self) -> tuple[int, int]:
+        """Return its number, and the positions of a block."""
+        return self._cache.pages.shape[2] - 1, self._cache.pages.shape[4]
+
+    def _compute(self, ids: Tensor, positions: Tensor, *integers: Tensor) -> Tensor:
+        slots, query_starts, lengths, block_tables = integers
         step = PagedStep(
             slots=slots,
-            query_starts=torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device),
+            query_starts=query_starts,
             lengths=lengths,
-            block_tables=tables.contiguous(),
-            spans=(),  # of longer shares, of which there are none
-            num_singles=len(slots),
+            block_tables=block_tables,
+            spans=(),  # only plain code on CPUs asks for them, or for shares that are longer
+            num_singles=len(lengths),
         )
         return self._model.hidden(ids, position_ids=positions, cache=self._cache.bound(step))
 
@@ -167,20 +184,15 @@ class CompiledDecode:
 
     @torch.inference_mode()
     def _run_alone(self, size: int) -> None:
-        """Run one size's program on zeros, which compiles it; twice, as CUDA graphs are recorded."""
-        pages, device = self._cache.pages, self._cache.device
-        last_block, block_size = pages.shape[2] - 1, pages.shape[4]
+        """Run a size's program on filling alone, which compiles it; twice, as CUDA graphs are recorded."""
+        none = torch.zeros(0, dtype=torch.int32, device=self._cache.device)
+        step = PagedStep(
+            slots=none.long(),
+            query_starts=none.new_zeros(1),
+            lengths=none,
+            block_tables=none.view(0, 1),
+            spans=(),
+            num_singles=0,
+        )
         for _ in range(2):
-            zeros = torch.zeros(1, size, dtype=torch.long, device=device)
-            self._program(
-                zeros,
-                zeros.clone(),
-                torch.full((size,), last_block * block_size, device=device),
-                torch.ones(size, dtype=torch.int32, device=device),
-                torch.full((self._max_blocks, size), last_block, dtype=torch.int32, device=device).t(),
-            )
-
-
-def _repeated(x: Tensor, more: int) -> Tensor:
-    """Return `x` with its last column as often again; a tensor of its own even where `more` is 0."""
-    return torch.cat([x, x[..., -1:].expand(*x.shape[:-1], more)], dim=-1)
+            self._program(*self._filled(size, none.long()[None], none.long()[None], step))

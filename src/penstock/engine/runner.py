@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
-from penstock.engine.compiled import CompiledDecode
+from penstock.engine.compiled import CompiledSteps
 from penstock.engine.kv_cache import BoundCache, PagedCache
 from penstock.models.llama.model import Llama
 
@@ -89,7 +89,7 @@ class Runner:
         self._adapters = adapters
         self.project = project or model.logits
         self.forward: Forward = forward or self._plain
-        self._compiled: CompiledDecode | None = None
+        self._compiled: CompiledSteps | None = None
 
     @property
     def adapters(self) -> Mapping[str, int]:
@@ -121,12 +121,13 @@ class Runner:
     def check(self) -> None:
         """The next step can be computed."""
 
-    def compile(self, *, max_sequences: int, max_blocks: int) -> None:
-        """Begin to compile the steps of decoding beside the plain ones; sizes as in `CompiledDecode`."""
-        self._compiled = CompiledDecode(
+    def compile(self, *, max_sequences: int, max_tokens: int, max_blocks: int) -> None:
+        """Begin to compile steps beside the plain ones; sizes as in `CompiledSteps`."""
+        self._compiled = CompiledSteps(
             self.model,
             self.cache,
             max_sequences=max_sequences,
+            max_tokens=max_tokens,
             max_blocks=max_blocks,
             is_plain=lambda: not self._adapters.indexes,
         )

@@ -124,7 +124,7 @@ inline void check(const at::Tensor& q, const at::Tensor& keys, const at::Tensor&
   const int32_t *from = starts.const_data_ptr<int32_t>(), *length = lengths.const_data_ptr<int32_t>();
   TORCH_CHECK(from[0] == 0 && from[shares] <= q.size(0), "paged_attention: shares of ", from[shares], " tokens");
   for (int64_t i = 0; i < shares; ++i) {
-    TORCH_CHECK(from[i] < from[i + 1] && length[i] >= from[i + 1] - from[i] && length[i] <= width * block_size,
+    TORCH_CHECK(from[i] <= from[i + 1] && length[i] >= from[i + 1] - from[i] && length[i] <= width * block_size,
                 "paged_attention: share ", i, " of length ", length[i]);
     const int32_t* table = tables.const_data_ptr<int32_t>() + i * width;
     for (int64_t j = 0; j < up(length[i], block_size) / block_size; ++j)

@@ -1,4 +1,4 @@
-"""Decoding by compiled programs: the same numbers, and no request that waits for the compiler."""
+"""Steps by compiled programs: the same numbers, and no request that waits for the compiler."""
 
 import threading
 
@@ -9,7 +9,7 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
-from penstock.engine.compiled import CompiledDecode, is_wanted
+from penstock.engine.compiled import CompiledSteps, is_wanted
 from penstock.engine.fuse import fuse
 from penstock.engine.kv_cache import PagedCache
 from penstock.engine.runner import Runner
@@ -18,7 +18,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import native
 
-BLOCK_SIZE, MAX_BLOCKS, MAX_SEQUENCES = 4, 8, 3
+BLOCK_SIZE, MAX_BLOCKS, MAX_SEQUENCES, MAX_TOKENS = 4, 8, 3, 20
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="compiled steps need the operators")
 
@@ -71,6 +71,8 @@ def step_of(sizes, starts):
 
 STEPS = [step_of([5, 2, 7], [0, 0, 0])]
 STEPS += [step_of([1] * count, [5 + i, 2 + i, 7 + i][:count]) for i, count in enumerate([3, 2, 1, 3, 3, 1])]
+STEPS += [step_of([1, 6], [9, 3]), step_of([20], [0]), step_of([1, 1, 2], [20, 9, 12])]
+"""Prompts, answers in the making, and both; a program has tokens to spare, or shares, or neither."""
 
 
 def logits_of(model, cache, forward=None):
@@ -80,8 +82,13 @@ def logits_of(model, cache, forward=None):
 
 def decode(backend, weights="stored"):
     model, cache = engine_parts(weights)
-    return CompiledDecode(
-        model, cache, max_sequences=MAX_SEQUENCES, max_blocks=MAX_BLOCKS, backend=backend
+    return CompiledSteps(
+        model,
+        cache,
+        max_sequences=MAX_SEQUENCES,
+        max_tokens=MAX_TOKENS,
+        max_blocks=MAX_BLOCKS,
+        backend=backend,
     ), (model, cache)
 
 
@@ -91,9 +98,12 @@ def test_programs_compute_what_plain_code_does(weights):
     compiled, parts = decode("aot_eager", weights)
     compiled.start()
     compiled.wait()
-    assert compiled.ready == {1, 2, 3}
+    assert compiled.ready == {1, 2, 3, 4, 8, 16, 20}
+    program, sizes = compiled._program, []
+    compiled._program = lambda ids, *rest: sizes.append(ids.shape[1]) or program(ids, *rest)
     for ours, theirs in zip(logits_of(*parts, compiled), plain, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    assert sizes == [16, 3, 2, 1, 3, 3, 1, 8, 20, 4]
 
 
 def test_steps_are_plain_until_their_program_is_ready():
