@@ -132,7 +132,9 @@ def measure(workers, arguments):
         speeds.append(bandwidth(arguments.threads))
         for case, requests in asked.items():
             names = tuple(workers)
-            turn = number % max(1, len(names))  # who comes first changes: nobody always follows the same engine
+            turn = number % max(
+                1, len(names)
+            )  # who comes first changes: nobody always follows the same engine
             for name in names[turn:] + names[:turn]:
                 try:
                     reply = workers[name].ask(requests)
