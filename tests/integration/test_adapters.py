@@ -215,6 +215,8 @@ def test_adapters_of_one_name_are_refused(one_base, tmp_path):
     adapters.add("a", tmp_path / "a")
     with pytest.raises(UsageError, match="There is an adapter of that name"):
         adapters.add("a", tmp_path / "a")
+    with pytest.raises(UsageError, match="name of an adapter is empty"):
+        adapters.add("", tmp_path / "a")  # it would have changed every answer of the base
 
 
 PROMPTS = [(5, 9, 3, 101, 7, 44), (60,), tuple(range(20, 60))]

@@ -201,7 +201,10 @@ def test_a_tokenizer_that_begins_texts_with_a_token_is_followed(folder, tmp_path
     begin = tokenizer.token_to_id("<s>")
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "config.json").write_text('{"eos_token_id": [7, -1]}')
     words = Words.load(tmp_path / "tokenizer.json")
+    assert 7 in words.stop_ids
+    assert -1 not in words.stop_ids  # which some folders write for none
     assert words.encode("the turbine") == tokenizer.encode("the turbine").ids
     assert words.encode("the turbine")[0] == begin
 

@@ -94,9 +94,11 @@ class Adapters:
         """Read an adapter from a folder that PEFT wrote.
 
         Raises:
-            UsageError: there is one of that name.
+            UsageError: there is one of that name, or it is empty.
             ModelError: as in `read_adapter`.
         """
+        if not name:  # which batches and hashes of blocks take for the base
+            raise UsageError("The name of an adapter is empty", got=name, fix="Give it one.")
         if name in self.indexes:
             raise UsageError("There is an adapter of that name", got=name, fix="Remove it first.")
         loras = read_adapter(folder, self._whole, place=self._place)

@@ -12,7 +12,7 @@ class Answer:
     text: str
     """Without the end token or stop text that ended it."""
     token_ids: tuple[int, ...]
-    """Likewise."""
+    """Without the end token; those of a stop text are among them."""
     finish: Finish
     """Why it ended."""
     logprobs: tuple[TokenLogprob, ...] = ()

@@ -202,7 +202,7 @@ class Sampler:
                     failed[i] = allowed
                     continue
                 scores[i].masked_fill_(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
-            scores[i, [end for end in _may_not_end(row) if end < scores.shape[1]]] = -torch.inf
+            scores[i, [end for end in _may_not_end(row) if 0 <= end < scores.shape[1]]] = -torch.inf
         return failed
 
     def _tallied(self, row: Row) -> Tallied | None:

@@ -83,7 +83,7 @@ def _stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
         if (folder / name).is_file():
             stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids
             found.update(stored if isinstance(stored, list) else [stored])
-    return frozenset(token for token in found if isinstance(token, int))
+    return frozenset(token for token in found if isinstance(token, int) and token >= 0)  # -1: none
 
 
 def _start_ids(tokenizer_path: Path) -> tuple[int, ...]:

@@ -111,6 +111,8 @@ def test_no_end_is_drawn_before_min_tokens():
     kind = {"temperature": 0, "stop_ids": [end, VOCAB + 7], "min_tokens": 2}
     assert draw(LOGITS, answer_of([8], **kind)).tokens != [end]
     assert draw(LOGITS, answer_of([8, 8], **kind)).tokens == [end]
+    wanted = {**kind, "stop_ids": [-1], "logit_bias": {VOCAB - 1: 100.0}}  # -1 is no token, nor the last
+    assert draw(LOGITS, answer_of([8], **wanted)).tokens == [VOCAB - 1]
 
 
 def test_logprobs_are_those_before_temperature_and_penalties():
