@@ -17,6 +17,7 @@ from penstock.engine.weights import prepare
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import native
+from penstock.nn.kernels import paged
 
 BLOCK_SIZE, MAX_BLOCKS, MAX_SEQUENCES, MAX_TOKENS = 4, 8, 3, 20
 
@@ -134,6 +135,16 @@ def test_a_network_that_was_changed_since_is_computed_plainly():
     compiled.wait()
     for ours, theirs in zip(logits_of(*parts, compiled), logits_of(*engine_parts()), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_attention_that_the_operator_does_not_compute_is_not_left_out(monkeypatch):
+    plain = logits_of(*engine_parts())
+    monkeypatch.setattr(paged, "MAX_GROUP", 0)
+    compiled, parts = decode("aot_eager")
+    compiled.start()
+    compiled.wait()
+    for ours, theirs in zip(logits_of(*parts, compiled), plain, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ class CompiledSteps:
             query_starts=query_starts,
             lengths=lengths,
             block_tables=block_tables,
-            spans=(),  # only plain code on CPUs asks for them, or for shares that are longer
+            spans=(),  # plain attention that needs them refuses, and is not compiled
             num_singles=len(lengths),
         )
         return self._model.hidden(ids, position_ids=positions, cache=self._cache.bound(step))

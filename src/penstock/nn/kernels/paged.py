@@ -141,6 +141,8 @@ def plain_attention(
     together = 0 if q_thd.device.type == "cpu" else step.num_singles
     if together:
         out[:together] = _singles(q_thd[:together], keys, values, step, window=window, scale=scale)
+    if len(step.spans[together:]) != len(step.lengths) - together:  # a compiled step, which has none
+        raise ValueError("shares that are attended one by one need their spans")
     for share, (first, past, length) in enumerate(step.spans[together:], together):
         since = 0 if window is None else max(0, length - (past - first) + 1 - window)
         block_size = keys.shape[2]
