@@ -8,11 +8,11 @@ known to `blocks.py` alone.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from mmap import mmap
 
 import torch
 from torch import Tensor
 
+from penstock.core.huge_pages import reserve
 from penstock.engine.batch import Batch
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.paged import LayerPages, Paged, PagedStep
@@ -93,5 +93,5 @@ def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) 
     """Return zeros; a CPU's memory is taken when it is first written, not now."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap(-1, math.prod(shape) * dtype.itemsize)
-    return torch.frombuffer(memory, dtype=dtype).view(shape)  # holds the map open
+    memory = reserve(math.prod(shape) * dtype.itemsize)
+    return torch.frombuffer(memory, dtype=dtype, count=math.prod(shape)).view(shape)  # holds the map open
