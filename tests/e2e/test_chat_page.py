@@ -1,5 +1,6 @@
 """The chat page in a real browser: it types, streams, stops, and asks nobody but its server."""
 
+import json
 import re
 import shutil
 
@@ -13,6 +14,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium o
 
 KEY = "a-key-for-the-page-1"
 PATIENCE_MS = PATIENCE_S * 1000
+EVENTS = "text/event-stream"
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +81,20 @@ def test_an_answer_streams_and_says_how_fast(page):
     finished(page, 2)
     page.get_by_role("button", name="New chat").click()
     expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_code_looks_like_code_and_markup_stays_text(page):
+    answer = "Use `head` **now** <i>x</i>:\n```python\nprint(1)\n```\nDone."
+    chunks = [{"delta": {"role": "assistant"}}, {"delta": {"content": answer}, "finish_reason": "stop"}]
+    events = [f"data: {json.dumps({'choices': [{'index': 0, **chunk}]})}\n\n" for chunk in chunks]
+    body = ": still here\n\n" + "".join(events) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type=EVENTS))
+    ask(page, "how?")
+    text = finished(page, 1).locator(".text")
+    assert text.locator("pre").all_inner_texts() == ["print(1)\n"]
+    assert [text.locator(tag).inner_text() for tag in ("code", "strong")] == ["head", "now"]
+    assert text.locator("i").count() == 0
+    assert "<i>x</i>" in text.inner_text()
 
 
 def test_stop_ends_an_answer_and_frees_its_blocks(page, server):

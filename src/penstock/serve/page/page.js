@@ -39,13 +39,32 @@ function addTurn(role, text) {
   turn.className = `turn ${role}`;
   const parts = [["span", "who", role === "user" ? "You" : at("model").value], ["div", "text", text], ["p", "note", ""]];
   for (const [tag, name, content] of parts) {
-    const part = document.createElement(tag);
+    const part = element(tag, content);
     part.className = name;
-    part.textContent = content;
     turn.append(part);
   }
   at("log").append(turn);
   return turn;
+}
+
+// Shows the little markup that models write most: fenced code, `code` and **bold**. Everything else is text.
+function show(into, text) {
+  const parts = text.split(/^```.*\n?/m); // every second one is code; the last may not have ended yet
+  into.replaceChildren(...parts.flatMap((part, i) => (i % 2 ? element("pre", part) : prose(part))));
+}
+
+function prose(text) {
+  const pieces = text.split(/(`[^`\n]+`|\*\*[^*\n]+\*\*)/);
+  return pieces.map((piece, i) => {
+    if (i % 2 === 0) return document.createTextNode(piece);
+    return piece[0] === "`" ? element("code", piece.slice(1, -1)) : element("strong", piece.slice(2, -2));
+  });
+}
+
+function element(tag, text) {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  return made;
 }
 
 // Calls `onChunk` for each event of a stream; an event may be split over reads, so lines are gathered first.
@@ -90,7 +109,7 @@ async function stream(turn) {
   const paint = () => {
     painting = 0;
     const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
-    text.textContent = seen.text;
+    show(text, seen.text);
     note.textContent = rate();
     if (follows) log.scrollTop = log.scrollHeight;
   };
