@@ -54,11 +54,17 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.serve.app import build_service
     from penstock.serve.run import open_socket
+    from penstock.serve.served import API_SAMPLING, recommended_sampling
 
     with open_socket(arguments.host, arguments.port) as sock, LLM(arguments.path, config) as llm:
         name = arguments.name or arguments.path.resolve().name
         service = build_service(
-            llm, name=name, adapters=config.adapters, limits=limits, created=int(clock.unix_seconds())
+            llm,
+            name=name,
+            adapters=config.adapters,
+            limits=limits,
+            created=int(clock.unix_seconds()),
+            sampling=API_SAMPLING if arguments.api_sampling else recommended_sampling(llm.words),
         )
         started = _started(llm, service, config, host=arguments.host, port=sock.getsockname()[1])
         return _serve(service, rules, started, arguments=arguments, sock=sock)
@@ -110,6 +116,9 @@ def _started(
         "cache_tokens": capacity.num_blocks * capacity.block_size,
         "tokens_per_step": capacity.tokens_per_step,
         "max_sequences": capacity.max_sequences,
+        "temperature": served.sampling.temperature,
+        "top_p": served.sampling.top_p,
+        "top_k": served.sampling.top_k,
     }
 
 
@@ -124,5 +133,9 @@ def _say_started(started: dict[str, object], *, as_json: bool) -> None:
     print(f"{'context':<16}{started['context']:,} tokens")
     print(f"{'cache':<16}{started['cache_tokens']:,} tokens in {started['cache_blocks']:,} blocks")
     print(f"{'step':<16}{started['tokens_per_step']:,} tokens, {started['max_sequences']:,} answers, at most")
+    drawn = ", ".join(
+        f"{name} {started[name]}" for name in ("temperature", "top_p", "top_k") if started[name]
+    )
+    print(f"{'by default':<16}{drawn}")
     print(f"{'chat page':<16}{started['url']}/")
     print(f"{'API':<16}{started['url']}/v1    (Ctrl-C ends)", flush=True)

@@ -137,6 +137,12 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="forget prompts when they are answered"
     )
+    group.add_argument(
+        "--api-sampling",
+        action="store_true",
+        help="what requests leave out is as in OpenAI's API (temperature 1), whatever the model's "
+        "generation_config.json recommends",
+    )
 
 
 def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:

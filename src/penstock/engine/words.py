@@ -1,6 +1,6 @@
 """What a model's folder says about text: its tokenizer, the tokens that begin and end, the chat template."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -8,9 +8,13 @@ from typing import Any, Self
 import tokenizers
 
 from penstock.core.config import load_json
+from penstock.core.errors import InputError
 from penstock.engine.text_stream import TextStream
 from penstock.text.chat import ChatTemplate, Message, load_template, render
 from penstock.text.tokenizer import Tokenizer
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_LARGE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +28,8 @@ class Words:
     """Tokens before every prompt but a chat's, whose template writes them."""
     template: ChatTemplate = field(default_factory=ChatTemplate)
     """How conversations are written."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """How its authors recommend to draw: what `generation_config.json` says of `temperature`, `top_k`..."""
     _singles: dict[int, str] = field(default_factory=dict)
     """Texts of single tokens."""
 
@@ -40,6 +46,7 @@ class Words:
             stop_ids=_stop_ids(tokenizer_path.parent, tokenizer),
             start_ids=_start_ids(tokenizer_path),
             template=load_template(tokenizer_path.parent),
+            sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
         )
 
     def encode(self, prompt: str) -> list[int]:
@@ -84,6 +91,19 @@ def _stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
             stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids
             found.update(stored if isinstance(stored, list) else [stored])
     return frozenset(token for token in found if isinstance(token, int) and token >= 0)  # -1: none
+
+
+def _sampling(path: Path) -> dict[str, float]:
+    """Read the settings of drawing that a model comes with; null is none."""
+    stored: Mapping[str, Any] = load_json(path) if path.is_file() else {}
+    found = {name: stored[name] for name in _SAMPLING if stored.get(name) is not None}
+    for name, value in found.items():
+        kind = int if name == "top_k" else int | float
+        if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < _LARGE:
+            raise InputError(
+                f"{path}: {name} is no number to draw by (got {str(value)[:40]})", fix="Correct or remove it."
+            )
+    return found
 
 
 def _start_ids(tokenizer_path: Path) -> tuple[int, ...]:

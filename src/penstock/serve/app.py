@@ -9,6 +9,7 @@ from starlette.types import ASGIApp
 
 from penstock import __version__
 from penstock.engine.llm import LLM
+from penstock.engine.sampling import Sampling
 from penstock.serve.bridge import Bridge
 from penstock.serve.errors import add_handlers
 from penstock.serve.gate import Gate, Rules
@@ -40,7 +41,9 @@ _NO_TELEMETRY: TelemetryConfig = {
 """FastAPI's own spans and logs would tell an exporter of requests, and cost time in each."""
 
 
-def build_service(llm: LLM, *, name: str, adapters: Iterable[str], limits: Limits, created: int) -> Service:
+def build_service(
+    llm: LLM, *, name: str, adapters: Iterable[str], limits: Limits, created: int, sampling: Sampling
+) -> Service:
     """Return what routes need of a model; its `templates` are to be closed.
 
     Args:
@@ -48,6 +51,7 @@ def build_service(llm: LLM, *, name: str, adapters: Iterable[str], limits: Limit
         name: what requests call the model.
         adapters: names of those it was opened with.
         created: seconds since 1970.
+        sampling: for what requests leave out.
     """
     metrics = Metrics(llm.thread.stats)
     return Service(
@@ -58,6 +62,7 @@ def build_service(llm: LLM, *, name: str, adapters: Iterable[str], limits: Limit
             vocab_size=llm.capacity.vocab_size,
             adapters=tuple(adapters),
             created=created,
+            sampling=sampling,
         ),
         bridge=Bridge(llm.thread, admission=Admission(limits.max_open), metrics=metrics),
         limits=limits,

@@ -47,7 +47,7 @@ def engine_request(
     return Request(
         prompt=tuple(prompt),
         max_tokens=_max_tokens(prompt, asked.max_tokens, served=served, limits=limits),
-        sampling=_sampling(body, asked.num_logprobs, vocab_size=served.vocab_size),
+        sampling=_sampling(body, asked.num_logprobs, served),
         stop_ids=_stop_ids(body, served),
         stop_texts=_stop_texts(body.stop, limits) + asked.stop_texts,
         num_answers=num_answers,
@@ -92,23 +92,29 @@ def _max_tokens(prompt: Sequence[int], wanted: int | None, *, served: Served, li
     return wanted
 
 
-def _sampling(body: Generation, num_logprobs: int | None, *, vocab_size: int) -> Sampling:
+def _sampling(body: Generation, num_logprobs: int | None, served: Served) -> Sampling:
+    own = served.sampling
+    top_k = own.top_k if body.top_k is None else body.top_k if body.top_k > 0 else None
     try:
         return Sampling(
-            logit_bias=_bias(body.logit_bias or {}, vocab_size),
-            repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
+            logit_bias=_bias(body.logit_bias or {}, served.vocab_size),
+            repetition_penalty=_given(body.repetition_penalty, own.repetition_penalty),
             presence_penalty=body.presence_penalty or 0.0,
             frequency_penalty=body.frequency_penalty or 0.0,
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_k=body.top_k if body.top_k and body.top_k > 0 else None,
-            top_p=1.0 if body.top_p is None else body.top_p,
-            min_p=body.min_p or 0.0,
+            temperature=_given(body.temperature, own.temperature),
+            top_k=top_k,
+            top_p=_given(body.top_p, own.top_p),
+            min_p=_given(body.min_p, own.min_p),
             seed=secrets.randbits(63) if body.seed is None else body.seed,
             min_tokens=body.min_tokens or 0,
             num_logprobs=num_logprobs,
         )
     except UsageError as error:
         raise api_error_of(error) from None
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:

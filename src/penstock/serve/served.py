@@ -1,8 +1,10 @@
 """What is served: a model's name, its words and its sizes, and everything a route needs of them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from penstock.core.errors import UsageError
 from penstock.engine.request import Request
+from penstock.engine.sampling import Sampling
 from penstock.engine.words import Words
 from penstock.serve.bridge import Bridge
 from penstock.serve.errors import ApiError
@@ -10,6 +12,24 @@ from penstock.serve.limits import Limits
 from penstock.serve.metrics import Metrics
 from penstock.serve.token_names import TokenNames
 from penstock.text.template_process import TemplateProcess
+
+API_SAMPLING = Sampling(temperature=1.0, top_p=1.0)
+"""As the API has it."""
+
+
+def recommended_sampling(words: Words) -> Sampling:
+    """Return how a model's authors say it should draw, and where they do not, how the API does.
+
+    Raises:
+        UsageError: nothing could be drawn so.
+    """
+    own = dict(words.sampling)
+    top_k = int(own.pop("top_k", 0))
+    try:
+        return replace(API_SAMPLING, top_k=top_k if top_k > 0 else None, **own)  # type: ignore[arg-type]
+    except UsageError as error:
+        fix = "Correct that file, or serve with --api-sampling."
+        raise UsageError(f"generation_config.json: {str(error).rstrip('.')}", fix=fix) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +48,8 @@ class Served:
     """Names that requests may give instead, each for the model with that adapter."""
     created: int = 0
     """When it was opened, in seconds since 1970."""
+    sampling: Sampling = API_SAMPLING
+    """What a request leaves out is as here."""
 
     def adapter_of(self, model: str | None) -> str | None:
         """Return the adapter that a request's `model` means.

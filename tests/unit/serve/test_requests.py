@@ -1,25 +1,28 @@
 """What the engine is asked for what a client sent."""
 
+from dataclasses import replace
+
 import pytest
 
+from penstock.core.errors import UsageError
 from penstock.engine.words import Words
 from penstock.serve.errors import ApiError
 from penstock.serve.limits import Limits
 from penstock.serve.requests import Asked, engine_request
 from penstock.serve.schema.generation import Generation
-from penstock.serve.served import Served
+from penstock.serve.served import Served, recommended_sampling
 from penstock.text.tokenizer import train_tokenizer
 
 WORDS = Words(tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), stop_ids=frozenset({0}))
 SERVED = Served(name="m", words=WORDS, context=100, vocab_size=260, adapters=("legal",))
 
 
-def asked(*, max_tokens=None, limits=None, prompt=(1, 2, 3), stop_texts=(), **body):
+def asked(*, max_tokens=None, limits=None, prompt=(1, 2, 3), stop_texts=(), served=SERVED, **body):
     return engine_request(
         Generation.model_validate(body),
         prompt,
         Asked(max_tokens=max_tokens, stop_texts=stop_texts),
-        served=SERVED,
+        served=served,
         limits=limits or Limits(deadline_s=5),
         client="alice",
         now_s=10.0,
@@ -33,6 +36,20 @@ def test_what_is_left_out_is_as_the_api_has_it():
     assert (request.max_tokens, request.num_answers, request.stop_ids) == (97, 1, {0})
     assert (request.client, request.deadline_s, request.adapter) == ("alice", 15.0, None)
     assert sampling.seed != other.sampling.seed
+
+
+def test_what_is_left_out_is_as_the_model_recommends():
+    own = recommended_sampling(replace(WORDS, sampling={"temperature": 0.6, "top_k": 20, "min_p": 0.1}))
+    served = replace(SERVED, sampling=own)
+    sampling = asked(served=served).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.6, 20, 1.0, 0.1)
+    sampling = asked(served=served, temperature=0, top_k=-1, min_p=0).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.min_p) == (0, None, 0)
+
+
+def test_recommendations_by_which_nothing_could_be_drawn_are_refused():
+    with pytest.raises(UsageError, match=r"generation_config.json: top_p .*--api-sampling"):
+        recommended_sampling(replace(WORDS, sampling={"top_p": 1.5}))
 
 
 def test_every_setting_arrives():

@@ -1,0 +1,33 @@
+"""How a model's folder says that it should draw."""
+
+import pytest
+
+from penstock.core.errors import InputError
+from penstock.engine.words import Words
+from penstock.text.tokenizer import train_tokenizer
+
+
+@pytest.fixture
+def load(tmp_path):
+    train_tokenizer(["penstock"] * 3, vocab_size=260).save(tmp_path / "tokenizer.json")
+
+    def load(text):
+        (tmp_path / "generation_config.json").write_text(text)
+        return Words.load(tmp_path / "tokenizer.json").sampling
+
+    return load
+
+
+def test_settings_are_read_and_others_left(load):
+    text = '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": 5}'
+    assert load(text) == {"temperature": 0.6, "top_k": 20}
+
+
+@pytest.mark.parametrize(
+    "value",
+    ['"high"', "true", "[1]", "NaN", "1e999", "9" * 400],
+    ids=["text", "bool", "list", "nan", "inf", "long"],
+)
+def test_what_is_no_number_to_draw_by_is_refused(load, value):
+    with pytest.raises(InputError, match=r"generation_config.json"):
+        load(f'{{"temperature": {value}}}')
