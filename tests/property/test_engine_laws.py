@@ -56,6 +56,7 @@ engines = st.builds(
     tokens_per_step=st.integers(6, 40),
     block_size=st.sampled_from([1, 4, 5]),
     prefix_caching=st.booleans(),
+    drafts=st.sampled_from(["off", "ngram", "itself"]),  # the model as its own draft model: all guesses stand
 )
 
 
@@ -103,7 +104,9 @@ def told(pieces, request):
 @settings(max_examples=40)
 def test_tokens_do_not_depend_on_neighbours_or_on_how_steps_are_cut(folder, alone, asked, config, spare):
     num_blocks = -(-CONTEXT // config["block_size"]) + spare  # one context fits, and little more
-    room_gib = num_blocks * config["block_size"] * BLOCK_BYTES / 2**30
+    drafted = config["drafts"] == "itself"
+    config = {**config, "drafts": str(folder) if drafted else config["drafts"], "adapt_drafts": False}
+    room_gib = (1 + drafted) * num_blocks * config["block_size"] * BLOCK_BYTES / 2**30
     engine = build_engine(folder, EngineConfig(device="cpu", cache_gib=room_gib, **config))
     assert engine.capacity.num_blocks <= num_blocks
     pieces, ids, step = [], {}, 0
