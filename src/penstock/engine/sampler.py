@@ -9,6 +9,7 @@ caught up from the answer's tokens when a row of it is drawn: tokens that were g
 answer that was pre-empted, need no word to the sampler. It is told only when an answer has ended.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -110,9 +111,8 @@ class Sampler:
         """Draw one token per row; `logits` stay as they are."""
         scores = logits.float()
         best, likeliest = scores.max(-1)
-        failed = dict.fromkeys(
-            (~best.isfinite()).nonzero()[:, 0].tolist(), NOT_FINITE
-        )  # max is NaN where any is
+        # max is NaN where any is
+        failed = {i: NOT_FINITE for i, value in enumerate(best.tolist()) if not math.isfinite(value)}
         tokens: list[int] = likeliest.tolist()
         shaped = [i for i, row in enumerate(rows) if i not in failed and not self._is_plain(row)]
         if shaped:
