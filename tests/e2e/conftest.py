@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving import end, make_model, serving
+
 
 def penstock(*words, **options):
     """Run a command to its end; returns the finished process with its output as text."""
@@ -26,6 +28,23 @@ def corpus(tmp_path_factory):
     done = penstock("data", "prepare", source, "--train-tokenizer", 400, "--max-errors", 9, "--out", out)
     assert done.returncode == 0, done.stderr
     return out
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """A model called "tiny"."""
+    return make_model(tmp_path_factory.mktemp("served") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tiny_folder):
+    """`penstock serve` on it, for all tests that only ask; at the end it must have kept nothing."""
+    with serving(tiny_folder, "--cache-gib", "0.05", "--max-sequences", "16") as running:
+        yield running
+        assert running.metric("penstock_cache_blocks_used") == 0
+        assert running.metric("penstock_answers_running") == 0
+        assert end(running) == 0
+        assert "Traceback" not in running.errors.read_text()
 
 
 @pytest.fixture

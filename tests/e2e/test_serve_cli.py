@@ -16,7 +16,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.params import Params
 from penstock.engine.sampling import Sampling
-from tests.serving import CONTEXT, PATIENCE_S, end, make_model, serving
+from tests.serving import CONTEXT, PATIENCE_S
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the penstock"}]
 ADD = {
@@ -34,17 +34,9 @@ ADD = {
 }
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("served") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def server(folder):
-    with serving(folder, "--cache-gib", "0.05", "--max-sequences", "16") as running:
-        yield running
-        assert end(running) == 0
-        assert "Traceback" not in running.errors.read_text()
+@pytest.fixture
+def server(tiny_server):
+    return tiny_server
 
 
 @pytest.fixture
@@ -105,9 +97,9 @@ def test_a_prompt_can_be_scored_without_an_answer(client):
     assert all(value < 0 for value in logprobs.token_logprobs[1:])
 
 
-def test_the_same_seed_gives_the_text_of_the_python_api(client, folder):
+def test_the_same_seed_gives_the_text_of_the_python_api(client, tiny_folder):
     settings = {"temperature": 0.9, "top_p": 0.9, "seed": 7, "max_tokens": 24}
-    with LLM(folder, EngineConfig(cache_gib=0.01, max_sequences=2)) as llm:
+    with LLM(tiny_folder, EngineConfig(cache_gib=0.01, max_sequences=2)) as llm:
         sampling = Sampling(temperature=0.9, top_p=0.9, seed=7)
         expected = llm.generate("the penstock", Params(sampling=sampling, max_tokens=24))[0].text
     replies = [client.completions.create(model="tiny", prompt="the penstock", **settings) for _ in range(2)]
@@ -146,6 +138,7 @@ def test_a_chat_is_of_the_published_type(client):
 
 def test_a_stream_joins_to_the_whole_answer(client):
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 20, "seed": 3, "n": 2}
+    asked["extra_body"] = {"ignore_eos": True}
     whole = client.chat.completions.create(**asked)
     chunks = list(
         client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -164,7 +157,7 @@ def test_a_stream_joins_to_the_whole_answer(client):
 
 
 def test_events_are_lines_of_data_that_end_with_done(http):
-    body = {"model": "tiny", "prompt": "a", "max_tokens": 3, "stream": True}
+    body = {"model": "tiny", "prompt": "a", "max_tokens": 3, "stream": True, "ignore_eos": True}
     with http.stream("POST", "/v1/completions", json=body) as reply:
         assert reply.headers["content-type"].startswith("text/event-stream")
         lines = list(reply.iter_lines())

@@ -7,8 +7,6 @@ import jsonschema
 import openai
 import pytest
 
-from tests.serving import end, make_model, serving
-
 HELLO = [{"role": "user", "content": "the penstock"}]
 SCHEMA = {
     "type": "object",
@@ -29,14 +27,9 @@ def tool(name, parameters=None):
 TOOLS = [tool("measure", SCHEMA), tool("now")]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    folder = make_model(tmp_path_factory.mktemp("served") / "tiny")
-    with serving(folder, "--cache-gib", "0.05", "--max-sequences", "16") as running:
-        yield running
-        assert running.metric("penstock_cache_blocks_used") == 0
-        assert end(running) == 0
-        assert "Traceback" not in running.errors.read_text()
+@pytest.fixture
+def server(tiny_server):
+    return tiny_server
 
 
 @pytest.fixture
