@@ -7,8 +7,9 @@ compiles one size after the other, on filling alone; as soon as a program has ru
 it, so no request waits for the compiler. Programs are kept on disk and found again by the next process.
 
 On CPUs prompts, drafts and answers in the making share programs, because the operators take shares of any
-length; they also do what the compiler would fuse, and little is gained. On GPUs a program is a CUDA graph of
-decoding alone, and a step with any longer share stays plain (that has never run: see docs/limits.md).
+length; they also do what the compiler would fuse, and copies of the pages cost more (docs/limits.md). On
+GPUs a program is a CUDA graph of decoding alone, and a step with any longer share stays plain (that has
+never run: see docs/limits.md).
 """
 
 import logging
