@@ -194,7 +194,7 @@ def run(arguments, folder):
         loads = under_load(workers, results, arguments) if arguments.load else {}
         starts = {name: worker.start_s for name, worker in workers.items()}
         versions = {name: worker.versions for name, worker in workers.items()}
-    settings = {k: str(v) if isinstance(v, Path) else v for k, v in vars(arguments).items() if k != "out"}
+    settings = {k: v for k, v in vars(arguments).items() if k not in ("out", "weights", "peers")}
     return {
         "settings": settings, "roofline_ms": roofline_ms, "bandwidth_gb_s": bytes_per_s / 1e9,
         "scheduler_share": scheduler_share, "start_s": starts, "engines": versions,
