@@ -152,12 +152,13 @@ def test_attention_that_the_operator_does_not_compute_is_not_left_out(monkeypatc
     [
         ("off", "cuda", 1, False),
         ("auto", "cpu", 1, False),
-        ("auto", "cuda", 1, True),
+        ("auto", "cuda", 1, False),
         ("auto", "cuda", 2, False),
         ("on", "cpu", 1, True),
+        ("on", "cuda", 1, True),
     ],
 )
-def test_compiling_is_for_gpus_unless_asked_for(asked, device, ranks, wanted):
+def test_steps_are_compiled_where_it_was_asked_for(asked, device, ranks, wanted):
     assert is_wanted(asked, device=torch.device(device), ranks=ranks) is wanted
 
 

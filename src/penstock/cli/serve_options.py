@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 from penstock.core import env
 from penstock.core.errors import UsageError
-from penstock.engine.config import EngineConfig, Weights
+from penstock.engine.config import Compile, EngineConfig, Weights
 
 if TYPE_CHECKING:
     from penstock.serve.gate import Rules
@@ -108,7 +108,12 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         default=_ENGINE.weights,
         help="what matrices are computed in; default: %(default)s",
     )
-    group.add_argument("--compile", choices=("auto", "on", "off"), default=_ENGINE.compile)
+    group.add_argument(
+        "--compile",
+        choices=get_args(Compile),
+        default=_ENGINE.compile,
+        help="torch.compile of steps, beside serving; slower on CPUs, untried on GPUs; default: off so far",
+    )
     group.add_argument("--tensor-parallel", type=int, default=1, metavar="N", help="processes per layer")
     group.add_argument(
         "--adapter",

@@ -20,7 +20,7 @@ class EngineConfig:
     weights: Weights = "stored"
     """What the matrices of the blocks are computed in; 8 and 4 bits are made when a model opens."""
     compile: Compile = "auto"
-    """torch.compile; auto: where it pays, which is on GPUs. It happens beside serving, no request waits."""
+    """torch.compile; auto: where it was measured to pay, which is nowhere yet. No request waits for it."""
     tensor_parallel: int = 1
     """Processes that share each layer."""
     max_sequences: int = 256
