@@ -32,7 +32,7 @@ TEMPLATE = """\
     {{- '<|end|>' }}
 {%- endfor %}
 {%- if loud %}{{ 'LOUD' }}{% endif %}
-{{- '<|assistant|>' }}"""
+{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 
 
 def make_model(folder: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT) -> Path:

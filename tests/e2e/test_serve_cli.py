@@ -215,6 +215,20 @@ def test_a_conversation_with_calls_reaches_the_template(http):
     )
 
 
+def test_a_conversation_is_tokenized_as_a_chat_would_be(http):
+    def text(**more):
+        tokens = http.post("/tokenize", json={"messages": HELLO[1:], **more}).json()["tokens"]
+        return http.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+
+    said = "<|user|>the penstock<|end|>"
+    assert text() == f"{said}<|assistant|>"
+    assert text(chat_template_kwargs={"loud": True}) == f"{said}LOUD<|assistant|>"
+    assert text(add_generation_prompt=False) == said
+    assert text(tools=[ADD]) == f"<|tools|>[{json.dumps(ADD)}]<|end|>{said}<|assistant|>"
+    refused = http.post("/tokenize", json={"prompt": "a", "add_generation_prompt": False})
+    assert (refused.status_code, "go with messages" in refused.text) == (400, True)
+
+
 def test_variables_of_the_template_can_be_given(client):
     asked = {"model": "tiny", "messages": HELLO, "max_tokens": 1}
     plain = client.chat.completions.create(**asked).usage.prompt_tokens
@@ -231,6 +245,22 @@ def test_embeddings_are_unit_vectors_in_both_encodings(client, http):
     coded = http.post("/v1/embeddings", json={"input": "the penstock", "encoding_format": "base64"}).json()
     numbers = struct.unpack("<32f", base64.b64decode(coded["data"][0]["embedding"]))
     assert numbers == pytest.approx(reply.data[0].embedding, abs=1e-4)
+
+
+def test_a_text_that_fills_the_context_has_a_vector_and_one_more_token_is_400(client):
+    full = client.embeddings.create(model="tiny", input=[1] * CONTEXT)
+    assert full.usage.prompt_tokens == CONTEXT
+    with pytest.raises(openai.BadRequestError, match=f"longer than the model's context of {CONTEXT:,}") as no:
+        client.embeddings.create(model="tiny", input=[1] * (CONTEXT + 1))
+    assert no.value.code == "context_length_exceeded"
+
+
+def test_vectors_of_a_model_that_was_not_trained_for_it_are_not_cut(client):
+    assert len(client.embeddings.create(model="tiny", input="a", dimensions=32).data[0].embedding) == 32
+    with pytest.raises(openai.BadRequestError, match="was not trained for vectors that are cut"):
+        client.embeddings.create(model="tiny", input="a", dimensions=8)
+    with pytest.raises(openai.BadRequestError, match=r"have 32 dimensions \(got 64\)"):
+        client.embeddings.create(model="tiny", input="a", dimensions=64)
 
 
 def test_models_are_listed_and_others_unknown(client):
@@ -256,9 +286,17 @@ REFUSED = {
     "too many tokens": ("completions", {"prompt": "a", "max_tokens": CONTEXT}, "do not fit the context of"),
     "unknown key": ("completions", {"prompt": "a", "best_off": 3}, "best_off: this key is not known"),
     "wrong type": ("completions", {"prompt": "a", "n": "2"}, "n: Input should be a valid integer (got '2')"),
+    "no form": (
+        "completions",
+        {"prompt": {"text": "a"}},
+        "prompt: Must be a text, a list of texts, a list of token ids, or a list of such lists "
+        "(got {'text': 'a'}).",
+    ),
+    "stop of numbers": ("completions", {"prompt": "a", "stop": [1]}, "stop: Must be a text or a list of"),
     "not finite": ("completions", '{"prompt": "a", "temperature": NaN}', "temperature: "),
     "no JSON": ("completions", '{"prompt":', "The body is not JSON"),
-    "no prompt": ("completions", {}, "prompt: Field required"),
+    "no prompt": ("completions", {}, "prompt: this key is missing"),
+    "no role": ("chat/completions", {"messages": [{"content": "x"}]}, "messages.0: Must have a known 'role'"),
     "half a character": ("completions", '{"prompt": "\\ud83d"}', "prompt is not Unicode text"),
     "unknown token": ("completions", {"prompt": [9999]}, "a token the model does not know"),
     "empty list": ("completions", {"prompt": []}, "empty list"),
@@ -273,8 +311,10 @@ REFUSED = {
     "image": (
         "chat/completions",
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "Input should be 'text'",
+        'messages.0.content: Must be a text or a list of {"type": "text", "text": ...}',
     ),
+    "no content": ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content: this key is"),
+    "odd choice": ("chat/completions", {**CHAT, "tools": [ADD], "tool_choice": "add"}, 'be "none", "auto",'),
     "call of nothing": ("chat/completions", {**CHAT, "tool_choice": "required"}, "there are no tools"),
     "unknown tool": (
         "chat/completions",

@@ -147,6 +147,21 @@ def test_without_its_packages_serving_says_which(monkeypatch, capsys):
     assert "not installed: uvicorn. Install them with" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(("words", "temperature", "top_k"), [([], 0.3, 7), (["--api-sampling"], 1.0, None)])
+def test_the_apis_sampling_can_be_had_instead_of_the_models(
+    folder, words, temperature, top_k, monkeypatch, capsys
+):
+    monkeypatch.setattr("penstock.serve.run.run", lambda *_, on_started, **__: on_started())
+    monkeypatch.setattr("penstock.core.log.set_up", lambda **_: None)
+    (folder / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7}')
+    try:
+        assert command_line.main(["serve", str(folder), "--port", "0", "--json", *words]) == 0
+    finally:
+        (folder / "generation_config.json").unlink()
+    started = json.loads(capsys.readouterr().out)
+    assert (started["temperature"], started["top_k"], started["top_p"]) == (temperature, top_k, 1.0)
+
+
 def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

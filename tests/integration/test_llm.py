@@ -197,6 +197,52 @@ def test_a_prompt_may_be_an_array(llm):
     )
 
 
+@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+def test_token_ids_in_a_row_are_one_prompt(llm, kind):
+    [answers] = llm.generate(kind([5, 9, 7]), TEN)
+    assert answers.token_ids == llm.generate([[5, 9, 7]], TEN)[0].token_ids
+    assert llm.generate([], TEN) == []
+
+
+@pytest.mark.parametrize(
+    ("prompts", "said"),
+    [
+        ({"prompt": "the"}, r"must be a text or token ids \(got {'prompt'"),
+        (b"the", "must be a text or token ids"),
+        (5, r"must be a text or token ids \(got 5\)"),
+        (["the", 5], r"must be a text or token ids \(got 5\)"),
+        ([[5, 0.5]], r"an entry that is no token id \(got 0.5\)"),
+        ([["the"]], r"an entry that is no token id \(got 'the'\). Several prompts are a list"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_words(llm, prompts, said):
+    with pytest.raises(UsageError, match=said):
+        llm.generate(prompts, TEN)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"content": "Hi"}], "has no role"),
+        ([{"role": "user"}], "is no text"),
+        ([{"role": "user", "content": 5}], "is no text"),
+        ("Hi", r"must be a list of messages \(got 'H'\)"),
+        ({"role": "user", "content": "Hi"}, r"must be a list of messages \(got 'role'\)"),
+    ],
+)
+def test_what_is_no_conversation_is_refused_in_words(llm, messages, said):
+    with pytest.raises(UsageError, match=rf"{said}.*Write each as"):
+        llm.chat(messages, TEN)
+
+
+def test_a_text_that_fills_the_context_has_a_vector(folder):
+    with LLM(folder, replace(CONFIG, max_context=64, max_sequences=1)) as small:
+        assert small.capacity.num_blocks == 4  # the cache too is full
+        np.testing.assert_allclose(np.linalg.norm(small.embed([[5, 9] * 32])), 1, atol=1e-5)
+        with pytest.raises(UsageError, match=r"longer than the model's context of 64 tokens \(got 65\)"):
+            small.embed([[5] * 65])
+
+
 def test_a_task_that_waits_for_a_check_leaves_the_loop_to_others(llm, monkeypatch):
     checking, go_on = threading.Event(), threading.Event()
     check = llm.thread.engine.check

@@ -25,13 +25,11 @@ from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.collected import Answers, Collected
 from penstock.engine.config import EngineConfig
-from penstock.engine.params import Params, room_after
+from penstock.engine.params import Params
+from penstock.engine.prompts import Prompt, check_prompt, prompts_of, room_after, token_ids
 from penstock.engine.request import Piece, Request
 from penstock.engine.words import Words
 from penstock.text.chat import Message
-
-Prompt = str | Sequence[int]
-"""A text, or its tokens."""
 
 _DEFAULT = Params()
 
@@ -73,7 +71,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: str | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         params: Params = _DEFAULT,
         *,
         on_progress: Callable[[int, int], None] | None = None,
@@ -81,15 +79,14 @@ class LLM:
         """Return the answers to each prompt, in the order of the prompts.
 
         Args:
-            prompts: a text or several, or tokens [n][tokens].
+            prompts: a text or several, or tokens: [tokens] of one prompt, [n][tokens] of several.
             on_progress: called with (answers done, answers in all) whenever one ends.
 
         Raises:
             UsageError: a prompt cannot be answered; nothing was computed.
             AnswerFailed: the engine failed; the other answers are cancelled.
         """
-        many = [prompts] if isinstance(prompts, str) else prompts
-        return self.collect([self.request(prompt, params) for prompt in many], on_progress)
+        return self.collect([self.request(prompt, params) for prompt in prompts_of(prompts)], on_progress)
 
     def chat(self, messages: Sequence[Message], params: Params = _DEFAULT) -> Answers:
         """Return the answers to a conversation; errors as in `generate`."""
@@ -128,16 +125,13 @@ class LLM:
         finally:
             self.thread.cancel(request_id)
 
-    def embed(self, texts: str | Sequence[str], *, adapter: str | None = None) -> np.ndarray:
-        """Return a vector of length 1 per text, [n, hidden] float32.
+    def embed(self, texts: Prompt | Sequence[Prompt], *, adapter: str | None = None) -> np.ndarray:
+        """Return a vector of length 1 per text, [n, hidden] float32; a text may be its tokens.
 
         It is the normalised residual stream at the last token, which alone has seen the whole text. A model
         that was not trained for it gives vectors of little use.
         """
-        texts = [texts] if isinstance(texts, str) else texts
-        params = Params(max_tokens=1, adapter=adapter)
-        requests = [replace(self.request(text, params), task="embed") for text in texts]
-        found = self.collect(requests)
+        found = self.collect([self._embed_request(text, adapter) for text in prompts_of(texts)])
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
 
     def add_adapter(self, name: str, folder: Path | str) -> None:
@@ -163,7 +157,7 @@ class LLM:
         Raises:
             UsageError: prompt and answer do not fit the model.
         """
-        tokens = self.words.encode(prompt) if isinstance(prompt, str) else prompt
+        tokens = self._tokens(prompt)
         room = room_after(
             tokens,
             context=self.capacity.context,
@@ -192,6 +186,14 @@ class LLM:
         """
         stops = (*params.stop_texts, *self.words.template.stop_texts)
         return self.request(self.words.encode_chat(messages), replace(params, stop_texts=stops))
+
+    def _embed_request(self, text: Prompt, adapter: str | None) -> Request:
+        tokens = self._tokens(text)
+        check_prompt(tokens, context=self.capacity.context, vocab_size=self.capacity.vocab_size)
+        return Request(prompt=tuple(tokens), max_tokens=0, adapter=adapter, task="embed")
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        return self.words.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
     def _pieces(self, request: Request) -> Iterator[Piece]:
         pieces = queue.SimpleQueue[Piece]()

@@ -1,6 +1,5 @@
 """How answers are made, as a caller of `LLM` says it: a request without its prompt; no torch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -50,39 +49,3 @@ class Params:
             )
         if self.timeout_s is not None and not self.timeout_s >= 0:  # nor nan, which no deadline comes after
             raise UsageError("timeout_s must be at least 0", got=self.timeout_s, fix="Leave it out for none.")
-
-
-def room_after(prompt: Sequence[int], *, context: int, vocab_size: int, max_tokens: int | None) -> int:
-    """Return how many tokens may follow a prompt.
-
-    Raises:
-        UsageError: prompt and answer do not fit the model.
-
-    >>> room_after([5, 6], context=8, vocab_size=10, max_tokens=None)
-    6
-    """
-    if not len(prompt):  # which an array has too, that is neither true nor false
-        raise UsageError("The prompt is empty", fix="Give at least one token of text.")
-    least, most = min(prompt), max(prompt)
-    if most >= vocab_size or least < 0:
-        raise UsageError(
-            f"The prompt has a token the model does not know (it has {vocab_size:,})",
-            got=least if least < 0 else most,
-            fix="Use the tokenizer the model was trained with.",
-        )
-    room = context - len(prompt)
-    if room < 1:
-        raise UsageError(
-            f"The prompt fills the model's context of {context:,} tokens",
-            got=len(prompt),
-            fix=f"Shorten it to at most {context - 1:,} tokens.",
-        )
-    if max_tokens is None:
-        return room
-    if not 1 <= max_tokens <= room:
-        raise UsageError(
-            f"max_tokens must be from 1 to {room:,}, which the prompt leaves of the model's context",
-            got=max_tokens,
-            fix="Ask for fewer tokens or shorten the prompt.",
-        )
-    return max_tokens

@@ -19,7 +19,7 @@ class Request:
     prompt: tuple[int, ...]
     """Token ids, at least one."""
     max_tokens: int
-    """Tokens of each answer at most; prompt and answer fit the model's context."""
+    """Tokens of each answer at most, 0 for "embed"; prompt and answer fit the model's context."""
     sampling: Sampling = GREEDY
     """How tokens are drawn."""
     stop_ids: frozenset[int] = frozenset()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 from penstock.core.errors import UsageError
 
@@ -77,6 +78,10 @@ def check_bias(sampling: Sampling, *, vocab_size: int) -> None:
 
 def _check_bias(bias: Mapping[int, float]) -> None:
     for token, value in bias.items():
+        if not isinstance(cast(object, token), int):  # who has no type checker
+            raise UsageError("logit_bias has a key that is no token id", got=token, fix="Give whole numbers.")
+        if not isinstance(cast(object, value), int | float):
+            raise UsageError(f"logit_bias of token {token} is no number", got=value, fix="0 changes nothing.")
         if token < 0:
             raise UsageError("logit_bias has a token below 0", got=token, fix="Give ids of tokens.")
         if not -100 <= value <= 100:

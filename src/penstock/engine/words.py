@@ -30,6 +30,8 @@ class Words:
     """How conversations are written."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """How its authors recommend to draw: what `generation_config.json` says of `temperature`, `top_k`..."""
+    vector_lengths: tuple[int, ...] | None = ()
+    """Lengths to which its vectors may be cut, besides their own; None: any."""
     _singles: dict[int, str] = field(default_factory=dict)
     """Texts of single tokens."""
 
@@ -47,6 +49,7 @@ class Words:
             start_ids=_start_ids(tokenizer_path),
             template=load_template(tokenizer_path.parent),
             sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
+            vector_lengths=_vector_lengths(tokenizer_path.parent / "config.json"),
         )
 
     def encode(self, prompt: str) -> list[int]:
@@ -104,6 +107,15 @@ def _sampling(path: Path) -> dict[str, float]:
                 f"{path}: {name} is no number to draw by (got {str(value)[:40]})", fix="Correct or remove it."
             )
     return found
+
+
+def _vector_lengths(path: Path) -> tuple[int, ...] | None:
+    """Read for which lengths of vectors a model was trained, under the names that vLLM reads."""
+    stored: Mapping[str, Any] = load_json(path) if path.is_file() else {}
+    lengths = stored.get("matryoshka_dimensions")
+    if isinstance(lengths, list):
+        return tuple(length for length in lengths if isinstance(length, int))
+    return None if stored.get("is_matryoshka") is True else ()
 
 
 def _start_ids(tokenizer_path: Path) -> tuple[int, ...]:

@@ -4,7 +4,7 @@
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -97,9 +97,9 @@ async def _on_penstock_error(_request: Request, error: Exception) -> JSONRespons
 async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError), error
     found = error.errors()
-    said = "; ".join(_sentence(one) for one in found[:_MAX_REPORTED])
+    said = "; ".join(_sentence(one, error.body) for one in found[:_MAX_REPORTED])
     more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
-    param = None if found[0].get("type") == "json_invalid" else _where(found[0]) or None
+    param = None if found[0].get("type") == "json_invalid" else _where(found[0], error.body) or None
     return ApiError(400, f"{said}{more}.", param=param).response()
 
 
@@ -114,19 +114,47 @@ async def _on_unexpected(_request: Request, error: Exception) -> JSONResponse:
     return unexpected(error).response()
 
 
-def _where(one: Mapping[str, object]) -> str:
+def _where(one: Mapping[str, object], body: object) -> str:
+    """Return the key that is meant, without the names of forms that pydantic has in between."""
     location = one.get("loc")
     assert isinstance(location, tuple), location
-    return ".".join(str(part) for part in location[1:])
+    return key_of(location[1:], body)
 
 
-def _sentence(one: Mapping[str, object]) -> str:
+def key_of(location: Sequence[str | int], body: object) -> str:
+    """Return where in a body something is wrong: the parts of its path that are there, and the last.
+
+    >>> key_of(("messages", 0, "user", "content"), {"messages": [{"role": "user", "content": 5}]})
+    'messages.0.content'
+    """
+    found = []
+    for at, part in enumerate(location):
+        held: dict[str | int, object] = body if isinstance(body, dict) else {}
+        if isinstance(body, list):
+            held = dict(enumerate(body))
+        if part in held:
+            body = held[part]
+        elif at < len(location) - 1:
+            continue  # the name of a form, not a key
+        found.append(str(part))
+    return ".".join(found)
+
+
+def _sentence(one: Mapping[str, object], body: object) -> str:
     """Return what pydantic found as one clause: the key, what is wrong, the value."""
-    where, what = _where(one), str(one.get("msg"))
-    if one.get("type") == "extra_forbidden":
+    where, what, kind = _where(one, body), str(one.get("msg")), one.get("type")
+    if kind == "extra_forbidden":
         return f"{where}: this key is not known"
-    if one.get("type") == "json_invalid":
+    if kind == "json_invalid":
         return "The body is not JSON"
+    if kind == "missing":
+        return f"{where}: this key is missing" if where else "There is no body"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        what = "Must be an object"
+    context = one.get("ctx")
+    if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(context, dict):
+        forms = f", one of {context['expected_tags']}" if "expected_tags" in context else ""
+        what = f"Must have a known {context['discriminator']}{forms}"
     shown = repr(one.get("input"))
     if len(shown) > _SHOWN_CHARACTERS:
         shown = shown[:_SHOWN_CHARACTERS] + "..."

@@ -4,7 +4,14 @@ import json
 from collections.abc import Sequence
 
 from penstock.serve.errors import ApiError
-from penstock.serve.schema.chat import AssistantMessage, ChatRequest, Content, Message, Tool
+from penstock.serve.schema.chat import (
+    AssistantMessage,
+    ChatRequest,
+    Content,
+    Message,
+    TemplateValue,
+    Tool,
+)
 from penstock.serve.schema.completions import Prompt
 from penstock.serve.served import Served, Service
 
@@ -36,9 +43,13 @@ def chat_prompt(
     service: Service,
     *,
     tools: Sequence[Tool] = (),
-    variables: dict[str, bool | int | float | str] | None = None,
+    variables: dict[str, TemplateValue] | None = None,
+    asks: bool = True,
 ) -> list[int]:
     """Return the ids after which the answer to a conversation follows.
+
+    Args:
+        asks: end with those that begin it.
 
     Raises:
         ApiError: a message is no text, or its tool calls are no JSON.
@@ -50,6 +61,7 @@ def chat_prompt(
         [_turn(message) for message in messages],
         tools=[tool.model_dump(exclude_none=True) for tool in tools],
         variables=variables,
+        asks=asks,
     )
     check_text(text, param="messages")
     if template.source is None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
-from penstock.engine.params import room_after
+from penstock.engine.prompts import check_prompt, room_after
 from penstock.engine.request import Request
 from penstock.engine.sampling import Sampling
 from penstock.serve.errors import ApiError, api_error_of
@@ -60,22 +60,33 @@ def engine_request(
     )
 
 
-def check_prompt(prompt: Sequence[int], served: Served) -> int:
-    """Return how many tokens may follow a prompt.
+def check_embedded(prompt: Sequence[int], served: Served) -> None:
+    """Refuse a prompt after which nothing comes.
 
     Raises:
-        ApiError: it is empty, has unknown tokens, or fills the context.
+        ApiError: it is empty, has unknown tokens, or is longer than the context.
     """
+    try:
+        check_prompt(prompt, context=served.context, vocab_size=served.vocab_size)
+    except UsageError as error:
+        raise _refused(error, param="input", is_long=len(prompt) > served.context) from None
+
+
+def _refused(error: UsageError, *, param: str, is_long: bool) -> ApiError:
+    refused = api_error_of(error, param=param)
+    refused.code = "context_length_exceeded" if is_long else None
+    return refused
+
+
+def _room(prompt: Sequence[int], served: Served) -> int:
     try:
         return room_after(prompt, context=served.context, vocab_size=served.vocab_size, max_tokens=None)
     except UsageError as error:
-        refused = api_error_of(error, param="prompt")
-        refused.code = "context_length_exceeded" if len(prompt) >= served.context else None
-        raise refused from None
+        raise _refused(error, param="prompt", is_long=len(prompt) >= served.context) from None
 
 
 def _max_tokens(prompt: Sequence[int], wanted: int | None, *, served: Served, limits: Limits) -> int:
-    room = check_prompt(prompt, served)
+    room = _room(prompt, served)
     most = min(room, limits.max_output_tokens or room)
     if wanted is None:
         return most

@@ -76,6 +76,7 @@ def render(
     *,
     tools: Sequence[object] = (),
     variables: Mapping[str, object] | None = None,
+    asks: bool = True,
 ) -> str:
     """Return the text after which the model's next answer follows.
 
@@ -83,6 +84,7 @@ def render(
         messages: as `Message`; to a template also what else it knows, such as role "tool" and `tool_calls`.
         tools: functions the model may call, as JSON; only a template can tell a model of them.
         variables: more of the template's variables, such as `enable_thinking`.
+        asks: end with the words that begin an answer; False: the conversation alone.
 
     Raises:
         UsageError: the template refuses these messages, or there are none.
@@ -93,9 +95,11 @@ def render(
     """
     if not messages:
         raise UsageError("There is no message to answer", fix="Give at least one.")
+    for message in messages:
+        _check_message(message)
     if template.source is None:
-        return _transcript(messages, has_tools=bool(tools))
-    known = {"messages": messages, "add_generation_prompt": True, "tools": list(tools) or None}
+        return _transcript(messages, has_tools=bool(tools), asks=asks)
+    known = {"messages": messages, "add_generation_prompt": asks, "tools": list(tools) or None}
     try:
         compiled = _compiled(template.source)
         return compiled.render({**(variables or {}), **template.variables, **known})
@@ -105,7 +109,18 @@ def render(
         raise ModelError(f"The model's chat template fails: {error}") from error
 
 
-def _transcript(messages: Sequence[Mapping[str, object]], *, has_tools: bool) -> str:
+def _check_message(message: object) -> None:
+    fix = 'Write each as {"role": "user", "content": "..."}.'
+    if not isinstance(message, Mapping):
+        raise UsageError("A conversation must be a list of messages", got=message, fix=fix)
+    if not isinstance(message.get("role"), str):
+        raise UsageError("A message has no role", got=message, fix=fix)
+    is_call = message.get("content") is None and bool(message.get("tool_calls"))
+    if not is_call and not isinstance(message.get("content"), str):
+        raise UsageError("The content of a message is no text", got=message, fix=fix)
+
+
+def _transcript(messages: Sequence[Mapping[str, object]], *, has_tools: bool, asks: bool) -> str:
     roles = {str(message["role"]) for message in messages}
     if has_tools or not roles <= {"system", "user", "assistant"}:
         raise UsageError(
@@ -114,9 +129,10 @@ def _transcript(messages: Sequence[Mapping[str, object]], *, has_tools: bool) ->
             fix="Use a model that was tuned to call tools.",
         )
     turns = [
-        f"{str(message['role']).capitalize()}: {str(message['content']).strip()}" for message in messages
+        f"{str(message['role']).capitalize()}: {str(message.get('content') or '').strip()}"
+        for message in messages
     ]
-    return "\n\n".join([*turns, "Assistant:"])
+    return "\n\n".join([*turns, "Assistant:"] if asks else turns)
 
 
 def _pick(stored: Any) -> str | None:  # Any: JSON; a text, or a list of named texts

@@ -48,13 +48,14 @@ class TemplateProcess:
         *,
         tools: Sequence[object] = (),
         variables: Mapping[str, object] | None = None,
+        asks: bool = True,
     ) -> str:
         """Return the text; arguments and errors as of `text.chat.render`.
 
         Raises:
             ModelError: also, the template took more than its limits.
         """
-        asked = json.dumps({"messages": messages, "tools": tools, "variables": variables or {}})
+        asked = json.dumps({"messages": messages, "tools": tools, "variables": variables or {}, "asks": asks})
         with self._turn:
             answer = self._ask(asked)
         if "refused" in answer:

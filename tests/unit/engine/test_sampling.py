@@ -18,7 +18,7 @@ NAN, INFINITE = float("nan"), float("inf")
         *(("repetition_penalty", value) for value in (5e-324, 101.0, -1.0, NAN, INFINITE)),
         *(("presence_penalty", value) for value in (-2.1, 2.1, NAN)),
         *(("frequency_penalty", value) for value in (-2.1, 2.1, NAN)),
-        *(("logit_bias", value) for value in ({-1: 0.0}, {3: 101.0}, {3: NAN})),
+        *(("logit_bias", value) for value in ({-1: 0.0}, {3: 101.0}, {3: NAN}, {"3": 0.0}, {3: "1"})),
         *(("seed", value) for value in (2**63, -(2**63) - 1)),
         ("min_tokens", -1),
         *(("num_logprobs", value) for value in (-1, 21)),

@@ -1,4 +1,4 @@
-"""How a model's folder says that it should draw."""
+"""How a model's folder says that it should draw, and how short its vectors may be."""
 
 import pytest
 
@@ -16,6 +16,21 @@ def load(tmp_path):
         return Words.load(tmp_path / "tokenizer.json").sampling
 
     return load
+
+
+@pytest.mark.parametrize(
+    ("text", "lengths"),
+    [
+        ("{}", ()),
+        ('{"is_matryoshka": false}', ()),
+        ('{"is_matryoshka": true}', None),
+        ('{"is_matryoshka": true, "matryoshka_dimensions": [64, 128]}', (64, 128)),
+    ],
+)
+def test_a_model_says_to_which_lengths_its_vectors_may_be_cut(tmp_path, text, lengths):
+    train_tokenizer(["penstock"] * 3, vocab_size=260).save(tmp_path / "tokenizer.json")
+    (tmp_path / "config.json").write_text(text)
+    assert Words.load(tmp_path / "tokenizer.json").vector_lengths == lengths
 
 
 def test_settings_are_read_and_others_left(load):

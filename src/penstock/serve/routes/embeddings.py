@@ -1,9 +1,6 @@
 """POST /v1/embeddings."""
 
 import asyncio
-import base64
-from array import array
-from sys import byteorder
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -11,11 +8,12 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.engine import request as engine
 from penstock.serve.prompts import prompts_of
-from penstock.serve.requests import check_prompt
+from penstock.serve.requests import check_embedded
 from penstock.serve.routes.asking import FAILURES, reply, service_of, visit_of
 from penstock.serve.schema.others import Embedding, Embeddings, EmbeddingsRequest, EmbeddingsUsage
 from penstock.serve.served import Service
 from penstock.serve.tally import Tally
+from penstock.serve.vectors import shortened, to_base64
 
 router = APIRouter()
 
@@ -31,13 +29,15 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     async for index, piece in tally:
         if piece.embedding is not None:
             vectors[index] = piece.embedding
+    lengths = service.served.words.vector_lengths
+    cut = [shortened(vector, body.dimensions, lengths=lengths) for vector in vectors]
     as_text = body.encoding_format == "base64"
     num_tokens = tally.usage().prompt_tokens
     return reply(
         Embeddings(
             data=[
-                Embedding(index=index, embedding=to_base64(vector) if as_text else list(vector))
-                for index, vector in enumerate(vectors)
+                Embedding(index=index, embedding=to_base64(vector) if as_text else vector)
+                for index, vector in enumerate(cut)
             ],
             model=body.model or service.served.name,
             usage=EmbeddingsUsage(prompt_tokens=num_tokens, total_tokens=num_tokens),
@@ -45,28 +45,16 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     )
 
 
-def to_base64(vector: tuple[float, ...]) -> str:
-    """Return little-endian float32 numbers as base64.
-
-    >>> to_base64((1.0,))
-    'AACAPw=='
-    """
-    numbers = array("f", vector)
-    if byteorder == "big":
-        numbers.byteswap()
-    return base64.b64encode(numbers.tobytes()).decode()
-
-
 def _requests(body: EmbeddingsRequest, service: Service, *, client: str) -> list[engine.Request]:
     served, limits = service.served, service.limits
     prompts = prompts_of(body.input, served, max_prompts=limits.max_prompts, param="input")
     for prompt in prompts:
-        check_prompt(prompt, served)
+        check_embedded(prompt, served)
     deadline_s = None if limits.deadline_s is None else clock.monotonic() + limits.deadline_s
     return [
         engine.Request(
             prompt=tuple(prompt),
-            max_tokens=1,
+            max_tokens=0,
             client=client,
             adapter=served.adapter_of(body.model),
             deadline_s=deadline_s,

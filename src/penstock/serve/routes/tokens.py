@@ -35,7 +35,17 @@ def _ids(body: TokenizeRequest, service: Service) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt or messages.", param="prompt")
     if body.messages is not None:
-        return chat_prompt(body.messages, service)
+        return chat_prompt(
+            body.messages,
+            service,
+            tools=body.tools or (),
+            variables=body.chat_template_kwargs,
+            asks=body.add_generation_prompt,
+        )
+    if body.tools or body.chat_template_kwargs or not body.add_generation_prompt:
+        raise ApiError(
+            400, "tools, chat_template_kwargs and add_generation_prompt go with messages.", param="messages"
+        )
     text, words = body.prompt or "", service.served.words
     check_text(text, param="prompt")
     return words.encode(text) if body.add_special_tokens else words.tokenizer.encode(text)

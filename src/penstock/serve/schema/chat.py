@@ -10,6 +10,7 @@ from penstock.serve.schema.generation import (
     Body,
     Generation,
     Name,
+    OneOf,
     Reply,
     ResponseFormat,
     Usage,
@@ -23,7 +24,9 @@ class TextPart(Body):
     text: str
 
 
-Content = str | list[TextPart]
+Content = Annotated[
+    str | list[TextPart], OneOf('a text or a list of {"type": "text", "text": ...}; there are no other parts')
+]
 
 
 class SystemMessage(Body):
@@ -109,6 +112,14 @@ class NamedTool(Body):
     function: FunctionName
 
 
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    OneOf('"none", "auto", "required", or {"type": "function", "function": {"name": ...}}'),
+]
+
+TemplateValue = Annotated[bool | int | float | str, OneOf("true, false, a number or a text")]
+
+
 class ChatRequest(Generation):
     """What is asked."""
 
@@ -118,11 +129,11 @@ class ChatRequest(Generation):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     """false: an answer that must be calls is one; a model that is free to call may still make several."""
     response_format: ResponseFormat | None = None
-    chat_template_kwargs: dict[str, bool | int | float | str] | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
     """Beyond the API: variables of the model's chat template, such as `enable_thinking`."""
 
 

@@ -4,9 +4,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.serve.schema.generation import ABSENT, Generation, Reply, ResponseFormat, TokenId, Usage
+from penstock.serve.schema.generation import ABSENT, Generation, OneOf, Reply, ResponseFormat, TokenId, Usage
 
-Prompt = str | list[str] | list[TokenId] | list[list[TokenId]]
+Prompt = Annotated[
+    str | list[str] | list[TokenId] | list[list[TokenId]],
+    OneOf("a text, a list of texts, a list of token ids, or a list of such lists"),
+]
 
 
 class CompletionRequest(Generation):

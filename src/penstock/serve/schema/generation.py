@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic_core import CoreSchema
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(max_length=256)]
@@ -23,6 +24,23 @@ class Body(BaseModel):
     """A request: unknown keys and values of another type are errors, never dropped or bent."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class OneOf:
+    """Of a union: what is none of its forms is told them, and not of each why it is not that.
+
+    Args:
+        wanted: the forms.
+    """
+
+    def __init__(self, wanted: str) -> None:
+        self._wanted = wanted
+
+    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Hear of the union's schema, and say so in it."""
+        schema = handler(source)
+        assert schema["type"] == "union", schema["type"]
+        return {**schema, "custom_error_type": "one_of", "custom_error_message": f"Must be {self._wanted}"}
 
 
 class Reply(BaseModel):
@@ -49,7 +67,7 @@ class Generation(Body):
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
+    stop: Annotated[str | list[str], OneOf("a text or a list of texts")] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     """Left out: another one for each request."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None

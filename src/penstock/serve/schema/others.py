@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.serve.schema.chat import Message
+from penstock.serve.schema.chat import Message, TemplateValue, Tool
 from penstock.serve.schema.completions import Prompt
 from penstock.serve.schema.generation import Body, Name, Reply, TokenId
 
@@ -14,6 +14,8 @@ class EmbeddingsRequest(Body):
 
     input: Prompt
     model: Name | None = None
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """Numbers of each vector; fewer than the model has where its config.json says it was trained for that."""
     encoding_format: Literal["float", "base64"] | None = None
     """base64: of little-endian float32, which is what the openai client asks for."""
     user: str | None = None
@@ -70,7 +72,12 @@ class TokenizeRequest(Body):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     model: Name | None = None
     add_special_tokens: bool = True
-    """Also those that begin every text of this model."""
+    """Also those that begin every text of this model; a conversation's are its template's affair."""
+    add_generation_prompt: bool = True
+    """Of a conversation: also what begins the answer."""
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    """Of a conversation, as in `/v1/chat/completions`; so are the next."""
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
 
 
 class Tokens(Reply):
