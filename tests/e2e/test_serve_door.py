@@ -147,19 +147,41 @@ def test_without_its_packages_serving_says_which(monkeypatch, capsys):
     assert "not installed: uvicorn. Install them with" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.parametrize(("words", "temperature", "top_k"), [([], 0.3, 7), (["--api-sampling"], 1.0, None)])
-def test_the_apis_sampling_can_be_had_instead_of_the_models(
-    folder, words, temperature, top_k, monkeypatch, capsys
-):
-    monkeypatch.setattr("penstock.serve.run.run", lambda *_, on_started, **__: on_started())
-    monkeypatch.setattr("penstock.core.log.set_up", lambda **_: None)
+@pytest.fixture
+def started(folder, monkeypatch, capsys):
+    """What `penstock serve` would serve with these words, and what it prints."""
+
+    def start(*words):
+        services = []
+
+        def run(_app, service, *, on_started, **_):
+            services.append(service)
+            on_started()
+
+        monkeypatch.setattr("penstock.serve.run.run", run)
+        assert command_line.main(["serve", str(folder), "--port", "0", "--json", *words]) == 0
+        return services[0], json.loads(capsys.readouterr().out)
+
+    return start
+
+
+@pytest.mark.parametrize(("words", "expected"), [([], (0.3, 7, 1.0)), (["--api-sampling"], (1.0, None, 1.0))])
+def test_the_apis_sampling_can_be_had_instead_of_the_models(folder, started, words, expected):
     (folder / "generation_config.json").write_text('{"temperature": 0.3, "top_k": 7}')
     try:
-        assert command_line.main(["serve", str(folder), "--port", "0", "--json", *words]) == 0
+        service, printed = started(*words)
     finally:
         (folder / "generation_config.json").unlink()
-    started = json.loads(capsys.readouterr().out)
-    assert (started["temperature"], started["top_k"], started["top_p"]) == (temperature, top_k, 1.0)
+    assert (printed["temperature"], printed["top_k"], printed["top_p"]) == expected
+    sampling = service.served.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == expected
+
+
+@pytest.mark.parametrize(("words", "is_token"), [([], False), (["--trust-contents"], True)])
+def test_contents_are_trusted_where_the_command_line_says_so(started, words, is_token):
+    service, _ = started(*words)
+    encoded = service.served.words.encode_chat([{"role": "user", "content": "<|endoftext|>"}])
+    assert (0 in encoded) == is_token
 
 
 def test_ports_that_are_taken_are_wrong_usage(folder, capsys):

@@ -21,6 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare them, by what they are about."""
     _add_door_arguments(parser.add_argument_group("who may ask"))
     _add_engine_arguments(parser.add_argument_group("engine"))
+    _add_chat_arguments(parser.add_argument_group("requests"))
     _add_limit_arguments(parser.add_argument_group("limits"))
 
 
@@ -66,6 +67,7 @@ def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
         drafts=arguments.drafts,
         num_drafts=arguments.num_drafts,
         prefix_caching=not arguments.no_prefix_caching,
+        trust_contents=arguments.trust_contents,
         adapters=adapters,
     )
 
@@ -97,6 +99,21 @@ def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
         default=[],
         metavar="ORIGIN",
         help="web pages of this origin may ask, such as https://chat.example.com; may be repeated",
+    )
+
+
+def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--api-sampling",
+        action="store_true",
+        help="what requests leave out is as in OpenAI's API (temperature 1), whatever the model's "
+        "generation_config.json recommends",
+    )
+    group.add_argument(
+        "--trust-contents",
+        action="store_true",
+        help="names of special tokens in messages become those tokens, as in transformers; whoever writes a "
+        "message, or what a tool returns, can then write any turn",
     )
 
 
@@ -141,12 +158,6 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--cache-gib", type=float, metavar="X", help="default: computed from free memory")
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="forget prompts when they are answered"
-    )
-    group.add_argument(
-        "--api-sampling",
-        action="store_true",
-        help="what requests leave out is as in OpenAI's API (temperature 1), whatever the model's "
-        "generation_config.json recommends",
     )
 
 

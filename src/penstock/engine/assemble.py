@@ -44,7 +44,9 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
 
 def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) -> Engine:
     part, tokenizer_path = open_part(path, config, place=Place(0, config.tensor_parallel))
-    words = None if tokenizer_path is None else Words.load(tokenizer_path)
+    words = (
+        None if tokenizer_path is None else Words.load(tokenizer_path, trust_contents=config.trust_contents)
+    )
     source = open_source(config, part.model.config, tokenizer_path, dtype=part.dtype, device=part.device)
     if others is not None:
         others.answered()  # before free memory is measured, which they share

@@ -41,6 +41,9 @@ class EngineConfig:
     """Guessed tokens a step, at most."""
     adapt_drafts: bool = True
     """Guess fewer, or none, while that is measured not to pay; False: always as many."""
+    trust_contents: bool = False
+    """Names of special tokens in messages become those tokens, as in transformers: who writes a message can
+    then write any turn. False: they are text."""
     adapters: Mapping[str, Path] = field(default_factory=dict)
     """Name a request gives -> folder of a LoRA adapter."""
 

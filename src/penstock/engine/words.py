@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import tokenizers
 
@@ -15,6 +15,8 @@ from penstock.text.tokenizer import Tokenizer
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LARGE = 1e9
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,13 +32,16 @@ class Words:
     """How conversations are written."""
     sampling: Mapping[str, float] = field(default_factory=dict)
     """How its authors recommend to draw: what `generation_config.json` says of `temperature`, `top_k`..."""
+    trust_contents: bool = False
+    """Whether names of special tokens in messages stand for those tokens, as in transformers; by default they
+    are text, because whoever writes a message could write other turns with them."""
     vector_lengths: tuple[int, ...] | None = ()
     """Lengths to which its vectors may be cut, besides their own; None: any."""
     _singles: dict[int, str] = field(default_factory=dict)
     """Texts of single tokens."""
 
     @classmethod
-    def load(cls, tokenizer_path: Path) -> Self:
+    def load(cls, tokenizer_path: Path, *, trust_contents: bool = False) -> Self:
         """Read tokenizer.json and the files beside it.
 
         Raises:
@@ -48,6 +53,7 @@ class Words:
             stop_ids=_stop_ids(tokenizer_path.parent, tokenizer),
             start_ids=_start_ids(tokenizer_path),
             template=load_template(tokenizer_path.parent),
+            trust_contents=trust_contents,
             sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
             vector_lengths=_vector_lengths(tokenizer_path.parent / "config.json"),
         )
@@ -67,10 +73,23 @@ class Words:
             UsageError: the template refuses these messages.
             ModelError: the template is not valid.
         """
-        text = render(messages, self.template)
-        if self.template.source is None:
-            return self.encode(text)
-        return self.tokenizer.encode(text, special=True)
+        return self.encode_rendered(render(self.guarded(messages), self.template))
+
+    def guarded(self, given: T) -> T:
+        """Return what a client gave of a conversation, as the template may be told it.
+
+        Raises:
+            UsageError: it is nested too deeply.
+        """
+        if self.template.source is None or self.trust_contents:
+            return given
+        return self.tokenizer.guarded(given)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the ids of what the template made of a conversation."""
+        return (
+            self.encode(text) if self.template.source is None else self.tokenizer.encode(text, special=True)
+        )
 
     def stream(self, stop_texts: Sequence[str] = ()) -> TextStream:
         """Return a decoder of one answer."""

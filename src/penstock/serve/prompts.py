@@ -56,17 +56,15 @@ def chat_prompt(
         UsageError: the model's chat template refuses these messages.
         ModelError: the template fails.
     """
-    template, words = service.served.words.template, service.served.words
+    words = service.served.words
     text = service.templates.render(
-        [_turn(message) for message in messages],
-        tools=[tool.model_dump(exclude_none=True) for tool in tools],
-        variables=variables,
+        words.guarded([_turn(message) for message in messages]),
+        tools=words.guarded([tool.model_dump(exclude_none=True) for tool in tools]),
+        variables=words.guarded(variables),
         asks=asks,
     )
     check_text(text, param="messages")
-    if template.source is None:
-        return words.encode(text)
-    return words.tokenizer.encode(text, special=True)
+    return words.encode_rendered(text)
 
 
 def tools_of(body: ChatRequest) -> list[Tool]:

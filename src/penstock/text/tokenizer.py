@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import TypeVar
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -18,6 +19,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from penstock.core.errors import InputError, UsageError
 from penstock.core.files import write_atomic
 from penstock.core.units import mib
+from penstock.text.guard import Guard
+
+T = TypeVar("T")
 
 EOS = "<|endoftext|>"
 """The end-of-document token of the tokenizers trained here; always id 0."""
@@ -94,10 +98,18 @@ class Tokenizer:
             special: let the names of special tokens inside the text stand for those tokens; for
                 chat templates, never for documents.
         """
-        ids: list[int] = (
-            (self._special if special else self._plain).encode(text, add_special_tokens=False).ids
-        )
+        if special:
+            return self._guard.encode(text)
+        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
         return ids
+
+    def guarded(self, value: T) -> T:
+        """Return texts, or JSON with texts inside, whose special names are text to `encode(special=True)`.
+
+        Raises:
+            UsageError: it is nested too deeply.
+        """
+        return self._guard.guarded(value)
 
     def encode_batch(self, texts: list[str]) -> list[list[int]]:
         """Return the ids of each text, computed on all cores; other threads run meanwhile."""
@@ -113,9 +125,9 @@ class Tokenizer:
         return text
 
     @cached_property
-    def _special(self) -> tokenizers.Tokenizer:
+    def _guard(self) -> Guard:
         # A second copy, because the switch is a property of the library's object, which threads share.
-        return _parse(self.content)
+        return Guard(_parse(self.content))
 
 
 def _parse(content: bytes) -> tokenizers.Tokenizer:

@@ -3,35 +3,12 @@
 import json
 
 import pytest
+from tests.chat_templates import TEMPLATES
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.core.errors import ModelError, UsageError
 from penstock.text.chat import ChatTemplate, load_template, render
 
-CHATML = """\
-{%- if messages[0].role != 'system' %}
-    {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == 'assistant' %}
-        {% generation %}
-        {{- '<|im_start|>assistant\\n' + message.content | trim + '<|im_end|>\\n' }}
-        {% endgeneration %}
-    {%- else %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""
-LLAMA2 = (
-    "{% for m in messages %}{% if m['role'] == 'user' %}"
-    "{{ bos_token + '[INST] ' + m['content'] + ' [/INST]' }}"
-    "{% elif m['role'] == 'system' %}{% continue %}"
-    "{% else %}{{ m['content'] + eos_token }}{% endif %}{% endfor %}"
-)
-JSON = "{{ messages | tojson(indent=2) }}{{ messages[0].content | upper }}"
 TALK = [
     {"role": "system", "content": "Answer <briefly> & in \u00fcbung."},
     {"role": "user", "content": "Hi"},
@@ -42,7 +19,7 @@ TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 @pytest.mark.parametrize("messages", [TALK, TALK[1:]], ids=["system", "no system"])
-@pytest.mark.parametrize("source", [CHATML, LLAMA2, JSON], ids=["chatml", "llama2", "json"])
+@pytest.mark.parametrize("source", TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_renders_as_in_transformers(source, messages):
     expected, _ = render_jinja_template(
         [messages], chat_template=source, add_generation_prompt=True, **TOKENS
