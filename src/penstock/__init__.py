@@ -23,5 +23,8 @@ def __getattr__(name: str) -> type:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     from importlib import import_module
 
+    from penstock.core.env import sleep_at_barriers
+
+    sleep_at_barriers()
     found: type = getattr(import_module(_LAZY[name]), name)
     return found

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from penstock import __version__
 from penstock.core import clock
-from penstock.core.env import ranks
+from penstock.core.env import ranks, sleep_at_barriers
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.table import Table
 
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    sleep_at_barriers()
     _write_utf8()
     try:
         try:

@@ -78,6 +78,18 @@ def silence_torch() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
 
+def sleep_at_barriers() -> None:
+    """Let threads of OpenMP that wait for each other sleep soon; must come before torch is imported.
+
+    GNU's library has them spin for milliseconds. Where others want the cores, one that spins keeps
+    a core from the one it waits for, at every barrier. What the user has set is left as it is.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault(
+            "GOMP_SPINCOUNT", "2000"
+        )  # some 40 us: longer than from one product to the next
+
+
 def num_gloo_interfaces() -> int:
     """Number of network interfaces that gloo's operations take in turn: those in GLOO_SOCKET_IFNAME."""
     return max(1, len([name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name.strip()]))

@@ -1,6 +1,8 @@
 """Who this process is, as its environment says."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,30 @@ def test_ranks_of_a_machine_share_its_cores_unless_threads_are_asked_for(
     for asked, threads in (("5", 5), ("0", 2), ("4,2", 2)):
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
         assert num_threads() == threads
+
+
+def test_what_a_user_says_of_waiting_threads_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOMP_SPINCOUNT", "7")
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    env.sleep_at_barriers()
+    assert os.environ["GOMP_SPINCOUNT"] == "7"
+
+    monkeypatch.delenv("GOMP_SPINCOUNT")
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    env.sleep_at_barriers()
+    assert "GOMP_SPINCOUNT" not in os.environ
+
+
+@pytest.mark.parametrize(
+    "first",
+    ["import penstock; penstock.LLM", "from penstock.cli.main import main; main(['recipes', 'list'])"],
+)
+def test_threads_sleep_soon_in_every_way_into_penstock(first: str) -> None:
+    told = {name: value for name, value in os.environ.items() if not name.startswith(("GOMP_", "OMP_"))}
+    command = [sys.executable, "-c", f"{first}\nimport torch"]
+    shown = subprocess.run(
+        command, env=told | {"OMP_DISPLAY_ENV": "VERBOSE"}, capture_output=True, text=True, check=True
+    ).stderr
+    if "GOMP_SPINCOUNT" not in shown:
+        pytest.skip("this torch has another OpenMP than GNU's")
+    assert "GOMP_SPINCOUNT = '2000'" in shown
