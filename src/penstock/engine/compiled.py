@@ -1,37 +1,46 @@
-"""Steps compiled by torch.compile: a program for each size of step, made while plain code serves.
+"""Steps compiled by torch.compile: a program for each number of tokens, made while plain code serves.
 
-A program has fixed shapes: 1, 2, 4, ... tokens, as many shares as fit into both these and the engine, and
-a table of blocks as wide as the context. A step between two sizes is filled up with tokens that write to
-a block of no sequence, and with shares of one of them each, or of none once they have run out. A thread
-compiles one size after the other, on filling alone; as soon as a program has run, steps of its size use
-it, so no request waits for the compiler. Programs are kept on disk and found again by the next process.
+Blocks are compiled, not the network: they are alike, so one program computes all, and compiling it takes
+seconds where a network takes minutes. A program has a fixed number of tokens, 1, 2, 4, ...; a step between
+two is filled up. What shares a step has does not matter, because attention over pages is one operator that
+finds them by itself (nn/kernels/hidden_pages.py): prompts, drafts and answers in the making use the same
+programs, on every device.
 
-On CPUs prompts, drafts and answers in the making share programs, because the operators take shares of any
-length; they also do what the compiler would fuse, and copies of the pages cost more (docs/limits.md). On
-GPUs a program is a CUDA graph of decoding alone, and a step with any longer share stays plain (that has
-never run: see docs/limits.md).
+A thread compiles one size after the other, on filling alone. Steps look programs up and never compile: what
+has none yet is computed plainly. Programs are kept on disk and found again by the next process. On GPUs
+steps of decoding are recorded as CUDA graphs besides (decode_graphs.py).
+
+On CPUs a block of C++ operators is one call, which no program is faster than (docs/limits.md).
 """
 
 import logging
 import threading
 from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass
+from typing import cast
 
 import torch
-from torch import Tensor
-from torch.nn import functional
+from torch import Tensor, nn
 
 from penstock.core.clock import monotonic
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.core.errors import ConfigError
 from penstock.engine.config import Compile
+from penstock.engine.decode_graphs import DecodeGraphs, cuda_recorder
 from penstock.engine.kv_cache import BoundCache, PagedCache
-from penstock.models.llama.model import Llama
+from penstock.models.llama.model import Block, Llama
 from penstock.nn import native
+from penstock.nn.attention import Attend, Rope
+from penstock.nn.kernels.hidden_pages import HiddenPages, pages_in_use
 from penstock.nn.kernels.paged import PagedStep
 
 log = logging.getLogger(__name__)
 
-_MOST_PROGRAMS = 64
+_MOST_PROGRAMS = 256
+"""Of all engines of a process; torch gives a function up after 8."""
+
+Program = Callable[[Block, Tensor, Rope, HiddenPages], Tensor]
 
 
 def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
@@ -48,8 +57,8 @@ def is_wanted(asked: Compile, *, device: torch.device, ranks: int) -> bool:
         )
     if device.type == "cpu" and not native.is_available():
         raise ConfigError(
-            "compile=on needs the C++ operators on a CPU",
-            got="no compiler",
+            "compile=on needs a C++ compiler on a CPU",
+            got="none that works",
             fix="Install g++, or leave it out.",
         )
     return True
@@ -69,7 +78,6 @@ class CompiledSteps:
 
     Args:
         model: as it serves; without adapters and on one rank.
-        cache: its last block belongs to no sequence.
         max_sequences: shares of a step, at most.
         max_tokens: of a step.
         max_blocks: of a sequence's table.
@@ -90,22 +98,22 @@ class CompiledSteps:
     ) -> None:
         self._model = model
         self._cache = cache
-        self._max_blocks = max_blocks
         self._is_plain = is_plain
+        self._sizes = sorted({*sizes_up_to(max_sequences), *sizes_up_to(max_tokens)})
         self._max_sequences = max_sequences
-        self._takes_prompts = cache.device.type == "cpu"
-        self._sizes = sizes_up_to(max_sequences)
-        if self._takes_prompts:
-            self._sizes = sorted({*self._sizes, *sizes_up_to(max_tokens)})
         self._ready: set[int] = set()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._compile_all, name="penstock-compile", daemon=True)
-        graphs = backend == "inductor" and cache.device.type == "cuda"
-        if graphs:  # the pages stay where they are: a graph may write to them
-            torch._dynamo.mark_static_address(cache.pages)
-        self._program = torch.compile(
-            self._compute, backend=backend, dynamic=False, mode="reduce-overhead" if graphs else None
+        compiled = torch.compile(_compute_block, backend=backend, dynamic=False, fullgraph=True)
+        self._compiling = _with_blocks(model, compiled)
+        # the same programs, looked up: what has none is computed plainly, whatever the reason
+        self._compiled = _with_blocks(model, torch._dynamo.run(compiled))
+        self._hidden_cache = _HiddenCache(
+            [HiddenPages(torch.tensor(index), window) for index, window in enumerate(model.config.windows)]
         )
+        self._graphs: DecodeGraphs | None = None
+        if cache.device.type == "cuda":
+            self._graphs = DecodeGraphs(self._compute, cache, max_blocks=max_blocks, record=cuda_recorder())
 
     @property
     def ready(self) -> frozenset[int]:
@@ -130,43 +138,18 @@ class CompiledSteps:
         """Compute one step."""
         step, count = cache.step, ids.shape[1]
         size = next((size for size in self._sizes if size >= count), 0)
-        is_taken = self._takes_prompts or step.num_singles == count
-        if not is_taken or size not in self._ready or not self._is_plain():
+        if size not in self._ready or not self._is_plain():
             return self._model.hidden(ids, position_ids=positions, cache=cache)
-        hidden: Tensor = self._program(*self._filled(size, ids, positions, step))
-        return hidden[:, :count]
+        is_decoding = step.num_singles == count <= self._max_sequences
+        if self._graphs is not None and is_decoding and not self._thread.is_alive():
+            return self._graphs(ids, positions, step, size=size)
+        more = (0, size - count)
+        ids, positions = (nn.functional.pad(tensor, more) for tensor in (ids, positions))
+        return self._compute(ids, positions, cache)[:, :count]
 
-    def _filled(self, size: int, ids: Tensor, positions: Tensor, step: PagedStep) -> tuple[Tensor, ...]:
-        """Return a step's integers in a program's shapes, as tensors of their own."""
-        count, num_shares = ids.shape[1], len(step.lengths)
-        more = min(size, self._max_sequences) - num_shares
-        last_block, block_size = self._last_block()
-        ends = torch.arange(count + 1, count + more + 1, dtype=torch.int32, device=ids.device)
-        tables = functional.pad(step.block_tables, (0, self._max_blocks - step.block_tables.shape[1]))
-        return (
-            functional.pad(ids, (0, size - count)),
-            functional.pad(positions, (0, size - count)),
-            functional.pad(step.slots, (0, size - count), value=last_block * block_size),
-            torch.cat([step.query_starts, ends.clamp_(max=size)]),
-            functional.pad(step.lengths, (0, more), value=1),
-            functional.pad(tables, (0, 0, 0, more), value=last_block),
-        )
-
-    def _last_block(self) -> tuple[int, int]:
-        """Return its number, and the positions of a block."""
-        return self._cache.pages.shape[2] - 1, self._cache.pages.shape[4]
-
-    def _compute(self, ids: Tensor, positions: Tensor, *integers: Tensor) -> Tensor:
-        slots, query_starts, lengths, block_tables = integers
-        step = PagedStep(
-            slots=slots,
-            query_starts=query_starts,
-            lengths=lengths,
-            block_tables=block_tables,
-            spans=(),  # plain attention that needs them refuses, and is not compiled
-            num_singles=len(lengths),
-        )
-        return self._model.hidden(ids, position_ids=positions, cache=self._cache.bound(step))
+    def _compute(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
+        with pages_in_use(cache.layers):
+            return self._compiled.hidden(ids, position_ids=positions, cache=self._hidden_cache)
 
     def _compile_all(self) -> None:
         started = monotonic()
@@ -185,7 +168,7 @@ class CompiledSteps:
 
     @torch.inference_mode()
     def _run_alone(self, size: int) -> None:
-        """Run a size's program on filling alone, which compiles it; twice, as CUDA graphs are recorded."""
+        """Compute a step of filling alone, which compiles a size's programs and writes to no page."""
         none = torch.zeros(0, dtype=torch.int32, device=self._cache.device)
         step = PagedStep(
             slots=none.long(),
@@ -195,5 +178,45 @@ class CompiledSteps:
             spans=(),
             num_singles=0,
         )
-        for _ in range(2):
-            self._program(*self._filled(size, none.long()[None], none.long()[None], step))
+        filling = torch.zeros(1, size, dtype=torch.int64, device=self._cache.device)
+        with pages_in_use(self._cache.bound(step).layers):
+            self._compiling.hidden(filling, position_ids=filling.clone(), cache=self._hidden_cache)
+
+
+@dataclass(frozen=True, slots=True)
+class _HiddenCache:
+    """What the network takes for its cache while a step's pages are hidden from it."""
+
+    layers: list[HiddenPages]
+
+    def attend(self, window: int | None) -> Attend:  # noqa: ARG002
+        return _attend_nothing
+
+
+def _attend_nothing(q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:  # noqa: ARG001
+    raise AssertionError(f"hidden pages attend by themselves, here to {q_bhld.shape}")
+
+
+class _CompiledBlock(nn.Module):
+    """A block, computed by a program."""
+
+    def __init__(self, block: Block, program: Program) -> None:
+        super().__init__()
+        self._block = block
+        self._program = program
+
+    def forward(self, x: Tensor, rope: Rope, _: Attend, cache: HiddenPages) -> Tensor:
+        return self._program(self._block, x, rope, cache)
+
+
+def _compute_block(block: Block, x: Tensor, rope: Rope, pages: HiddenPages) -> Tensor:
+    """What is compiled. As in training, nothing in place: the compiler decides what is fused."""
+    return Block.forward(block, x, rope, _attend_nothing, pages)
+
+
+def _with_blocks(model: Llama, program: Program) -> Llama:
+    """Return the network with the same parameters whose blocks are computed by a program."""
+    twin = copy(model)
+    twin._modules = dict(model._modules)
+    twin.layers = nn.ModuleList(_CompiledBlock(cast(Block, block), program) for block in model.layers)
+    return twin

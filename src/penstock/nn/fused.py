@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from penstock.nn import native
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
+from penstock.nn.kernels.hidden_pages import HiddenPages
 from penstock.nn.kernels.paged import LayerPages, Paged
 from penstock.nn.merged import MergedLinear
 from penstock.nn.mlp import SwiGLU
@@ -96,6 +97,8 @@ class FusedAttention(nn.Module):
             q, k = self.query_norm(q), self.key_norm(k)
         q_bhld, k_bkld = (rotate(t.transpose(1, 2), *rope) for t in (q, k))
         v_bkld = v.transpose(1, 2)
+        if isinstance(cache, HiddenPages):
+            return cache.attend(q_bhld, k_bkld, v_bkld, scale=self.scale)
         if cache is not None:
             k_bkld, v_bkld = cache.append(k_bkld, v_bkld)
         return attend(q_bhld, k_bkld, v_bkld, scale=self.scale).transpose(1, 2).flatten(2)

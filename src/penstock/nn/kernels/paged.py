@@ -119,7 +119,7 @@ def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
         keys.device.type == "cpu"
         and keys.dtype == q_thd.dtype in (torch.float32, torch.bfloat16)
         and q_thd.shape[1] <= MAX_GROUP * keys.shape[1]
-        and (torch.compiler.is_compiling() or native.is_available())  # compiled steps are made of operators
+        and native.is_available()
     )
 
 
@@ -141,7 +141,7 @@ def plain_attention(
     together = 0 if q_thd.device.type == "cpu" else step.num_singles
     if together:
         out[:together] = _singles(q_thd[:together], keys, values, step, window=window, scale=scale)
-    if len(step.spans[together:]) != len(step.lengths) - together:  # a compiled step, which has none
+    if len(step.spans[together:]) != len(step.lengths) - together:  # a recorded step, which has none
         raise ValueError("shares that are attended one by one need their spans")
     for share, (first, past, length) in enumerate(step.spans[together:], together):
         since = 0 if window is None else max(0, length - (past - first) + 1 - window)
