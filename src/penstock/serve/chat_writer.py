@@ -1,7 +1,6 @@
 """Turns the pieces of one answer into what they add to a chat message: words, and calls of tools."""
 
 import secrets
-from collections.abc import Collection
 
 from penstock.engine.request import Piece
 from penstock.serve.schema.chat import (
@@ -17,19 +16,20 @@ from penstock.serve.schema.chat import (
     ReplyToolCall,
 )
 from penstock.serve.token_names import TokenNames
-from penstock.serve.tools import Call, Said, ToolReader
+from penstock.serve.tool_forms import Call, Tools
+from penstock.serve.tools import Said, ToolReader
 
 
 class ChatWriter:
     """One answer.
 
     Args:
-        tools: names that calls may have; none: the text is only text.
+        tools: that may be called; none: the text is only text.
         forced: the tool whose arguments the text is.
     """
 
     def __init__(
-        self, index: int, *, names: TokenNames | None, tools: Collection[str] = (), forced: str | None = None
+        self, index: int, *, names: TokenNames | None, tools: Tools | None = None, forced: str | None = None
     ) -> None:
         self._index = index
         self._names = names

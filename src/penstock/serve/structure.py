@@ -15,7 +15,7 @@ from penstock.serve.schema.generation import (
     ResponseFormat,
     TextFormat,
 )
-from penstock.serve.tools import CLOSE, OPEN
+from penstock.serve.tool_forms import CLOSE, OPEN
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 

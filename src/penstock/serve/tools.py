@@ -1,26 +1,13 @@
 """Calls of tools in what a model writes: found while the text streams; pure.
 
-Models were taught several ways to write a call. Two cover most: JSON between `<tool_call>` and
-`</tool_call>` (Hermes, Qwen, Granite 4), and an answer that is nothing but JSON, one object or a list of them
-(Llama 3, and Mistral and Granite 3, whose opening mark is a special token that is not part of the text). An
-object names the function in "name" and has "arguments" or "parameters". What turns out not to be a call of a
-known tool is text after all: nothing that the model wrote is lost.
+A call is between the marks of one of `tool_forms.FORMS`, or an answer is nothing but JSON, one object or a
+list of them (Llama 3, and Mistral and Granite 3, whose opening mark is a special token, no part of the text).
+What turns out not to be a call of a known tool is text after all: nothing that the model wrote is lost.
 """
 
-import json
-from collections.abc import Collection
 from dataclasses import dataclass
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function to call."""
-
-    name: str
-    arguments: str
-    """JSON of an object."""
+from penstock.serve.tool_forms import FORMS, Call, Form, Tools, read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +22,15 @@ class ToolReader:
     """Splits one answer into words and calls.
 
     Args:
-        names: of the tools that were offered.
+        tools: that were offered.
 
-    >>> reader = ToolReader({"add"})
+    >>> reader = ToolReader({"add": {}})
     >>> reader.push('Sure. <tool_ca'), reader.push('ll>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     (Said(content='Sure. ', calls=()), Said(content='', calls=(Call(name='add', arguments='{"a": 1}'),)))
     """
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = frozenset(names)
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
         self._held = ""
         self._is_first = True
         self._after_call = False
@@ -62,52 +49,36 @@ class ToolReader:
             if self._after_call:  # a newline there parts calls and is no word
                 self._held = self._held.lstrip("\n")
                 self._after_call = not self._held
-            words, mark, rest = self._held.partition(OPEN)
-            if not mark:
-                keep = _overlap(self._held, OPEN)
+            form = _first_form(self._held)
+            if form is None:
+                keep = max(_overlap(self._held, form.begin) for form in FORMS)
                 self._held, words = self._held[len(self._held) - keep :], self._held[: len(self._held) - keep]
                 return Said(content + words, tuple(calls))
-            inner, mark, after = rest.partition(CLOSE)
+            words, _, rest = self._held.partition(form.begin)
+            inner, mark, after = rest.partition(form.end)
+            content += words
             if not mark:
-                self._held = OPEN + rest
-                return Said(content + words, tuple(calls))
-            found = read_calls(inner, self._names)
-            content += words if found else words + OPEN + inner + CLOSE
+                self._held = form.begin + rest
+                return Said(content, tuple(calls))
+            found = form.read(inner, self._tools)
+            content += "" if found else form.begin + inner + form.end
             calls += found
             self._held, self._after_call = after, bool(found)
 
     def close(self) -> Said:
         """Return what was held back, read as well as it can be."""
         held, self._held = self._held, ""
-        calls = read_calls(held.strip().removeprefix(OPEN), self._names)
+        form = _first_form(held)
+        calls = read_json(held, self._tools)
+        if form is not None:
+            calls = form.read(held.removeprefix(form.begin), self._tools)
         return Said(calls=calls) if calls else Said(content=held)
 
 
-def read_calls(text: str, names: Collection[str]) -> tuple[Call, ...]:
-    """Return the calls that JSON text describes; none where it is anything else.
-
-    >>> read_calls('[{"name": "f", "parameters": {"x": 1}}]', {"f"})
-    (Call(name='f', arguments='{"x": 1}'),)
-    >>> read_calls('{"name": "g", "arguments": {}}', {"f"})
-    ()
-    """
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return ()
-    calls = tuple(_call_of(entry, names) for entry in (found if isinstance(found, list) else [found]))
-    return tuple(call for call in calls if call is not None) if None not in calls else ()
-
-
-def _call_of(entry: object, names: Collection[str]) -> Call | None:
-    if not isinstance(entry, dict) or entry.get("name") not in names:
-        return None
-    arguments = entry.get("arguments", entry.get("parameters", {}))
-    if isinstance(arguments, str):  # JSON in JSON, as some models write it
-        return Call(entry["name"], arguments)
-    if not isinstance(arguments, dict):
-        return None
-    return Call(entry["name"], json.dumps(arguments, ensure_ascii=False))
+def _first_form(text: str) -> Form | None:
+    """Return the form whose mark comes first."""
+    found = [(at, form) for form in FORMS if (at := text.find(form.begin)) >= 0]
+    return min(found, key=lambda one: one[0])[1] if found else None
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -18,7 +18,7 @@ def test_text_is_text_where_there_are_no_tools():
 
 
 def test_a_call_is_a_tool_call_with_arguments_in_a_text():
-    choice = joined(0, written("Sure. ", CALL, tools=["add"]))
+    choice = joined(0, written("Sure. ", CALL, tools={"add": {}}))
     assert (choice.message.content, choice.finish_reason) == ("Sure. ", "tool_calls")
     [call] = choice.message.tool_calls
     assert (call.type, call.function.name, call.function.arguments) == ("function", "add", '{"a": 1}')
@@ -26,11 +26,11 @@ def test_a_call_is_a_tool_call_with_arguments_in_a_text():
 
 
 def test_a_call_alone_leaves_no_content():
-    assert joined(0, written(CALL, tools=["add"])).message.content is None
+    assert joined(0, written(CALL, tools={"add": {}})).message.content is None
 
 
 def test_a_named_function_streams_its_arguments():
-    chunks = written('{"a"', ": 1", "}", tools=["add"], forced="add")
+    chunks = written('{"a"', ": 1", "}", tools={"add": {}}, forced="add")
     deltas = [chunk.delta.tool_calls[0] for chunk in chunks]
     assert [delta.function.name for delta in deltas] == ["add", None, None]
     assert [delta.id is not None for delta in deltas] == [True, False, False]
@@ -38,4 +38,4 @@ def test_a_named_function_streams_its_arguments():
 
 
 def test_an_answer_that_was_cut_says_so_even_with_a_call():
-    assert joined(0, written(CALL, finish="length", tools=["add"])).finish_reason == "length"
+    assert joined(0, written(CALL, finish="length", tools={"add": {}})).finish_reason == "length"

@@ -6,13 +6,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.serve.tools import Call, ToolReader, read_calls
+from penstock.serve.tool_forms import Call, read_json
+from penstock.serve.tools import ToolReader
 
+ADD = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"type": "string"},
+        "c": {"type": "boolean"},
+        "d": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "e": {"type": ["array", "null"]},
+    },
+}
+TOOLS = {"add": ADD, "sub": {}}
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "</x>"}}\n</tool_call>'
+XML = "<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n<x>\n</parameter>\n</function>"
+CODER = f"<tool_call>\n{XML}\n</tool_call>"
+DEEPSEEK = """<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>add
+```json
+{"a": 1}
+```<|tool_call_end|>
+<|tool_call_begin|>function<|tool_sep|>sub
+```json
+{}
+```<|tool_call_end|><|tool_calls_end|>""".replace("|", "\uff5c").replace("_", "\u2581")
+DEEPSEEK_31 = """<|tool_calls_begin|><|tool_call_begin|>add<|tool_sep|>{"a": 1}<|tool_call_end|>\
+<|tool_calls_end|>""".replace("|", "\uff5c").replace("_", "\u2581")
 
 
 def read(text, cuts=()):
-    reader, content, calls, before = ToolReader({"add", "sub"}), "", [], 0
+    reader, content, calls, before = ToolReader(TOOLS), "", [], 0
     for cut in [*sorted(cuts), len(text)]:
         said = reader.push(text[before:cut])
         content, calls, before = content + said.content, [*calls, *said.calls], cut
@@ -32,6 +56,24 @@ TEXTS = {
     "broken JSON": ("<tool_call>{oops</tool_call>!", "<tool_call>{oops</tool_call>!", 0),
     "cut short": ('a <tool_call>{"name": "add"', 'a <tool_call>{"name": "add"', 0),
     "no end mark": (CALL.removesuffix("</tool_call>"), "", 1),
+    "coder": (f"I add.\n{CODER}", "I add.\n", 1),
+    "coder, two": (f"{CODER}\n{CODER}", "", 2),
+    "coder, two between marks": (f"<tool_call>{XML}\n{XML}</tool_call>", "", 2),
+    "coder, no outer marks": (f"I add. {XML}", "I add. ", 1),
+    "coder, cut after a parameter": (XML.removesuffix("</function>"), "", 1),
+    "coder, cut in a parameter": (XML[:50], XML[:50], 0),
+    "coder, words between": (CODER.replace("</function>", "oops</function>"),) * 2 + (0,),
+    "coder, unknown tool": (CODER.replace("add", "mul"), CODER.replace("add", "mul"), 0),
+    "coder, half of it": ("<tool_call>" + XML + "oops</tool_call>",) * 2 + (0,),
+    "llama 3.1": ('<function=add>{"a": 1}</function>', "", 1),
+    "llama 3.1, no JSON": ("<function=add>{a}</function>",) * 2 + (0,),
+    "deepseek": (f"I add. {DEEPSEEK}", "I add. ", 2),
+    "deepseek 3.1": (DEEPSEEK_31, "", 1),
+    "deepseek, unknown tool": (DEEPSEEK.replace("sub", "mul"),) * 2 + (0,),
+    "deepseek, broken JSON": (DEEPSEEK.replace("{}", "{"),) * 2 + (0,),
+    "arguments that are no object": (CALL.replace('{"a": 1, "b": "</x>"}', "[1]"),) * 2 + (0,),
+    "not a number": (CALL.replace("1", "NaN"),) * 2 + (0,),
+    "arguments in a text that are no JSON": ('{"name": "add", "arguments": "a = 1"}',) * 2 + (0,),
     "arguments in a text": ('{"name": "add", "arguments": "{\\"a\\": 1}"}', "", 1),
 }
 
@@ -48,13 +90,47 @@ def test_every_form_is_read_wherever_the_text_is_cut(name, data):
 
 def test_arguments_are_those_that_were_written():
     assert read(CALL)[1] == [Call("add", '{"a": 1, "b": "</x>"}')]
+    assert read(DEEPSEEK)[1] == [Call("add", '{"a": 1}'), Call("sub", "{}")]
+    assert read(DEEPSEEK_31)[1] == [Call("add", '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("a", "1", 1),
+        ("a", "one", "one"),
+        ("b", "1", "1"),
+        ("b", "\n x \n", "\n x \n"),
+        ("c", "True", True),
+        ("d", "1", "1"),
+        ("d", "null", None),
+        ("e", "[1, {}]", [1, {}]),
+        ("unknown", '{"x": 1}', {"x": 1}),
+        ("unknown", "a word", "a word"),
+    ],
+)
+def test_parameters_are_of_the_type_that_their_schema_says(key, text, value):
+    [call] = read(f"<function=add><parameter={key}>\n{text}\n</parameter></function>")[1]
+    assert json.loads(call.arguments) == {key: value}
+
+
+def test_half_of_a_surrogate_pair_stays_json():
+    [call] = read(CALL.replace("</x>", "\\ud83d"))[1]
+    assert json.loads(call.arguments)["b"] == "\ud83d"
+    assert call.arguments.isascii()
+
+
+@pytest.mark.parametrize("text", ["<parameter=a>", "<function=add>", "</parameter>", "<tool_call>"])
+def test_marks_without_end_take_no_longer_than_their_length(text):
+    text = "<function=add>" + text * 100_000
+    assert read(text) == (text, [])
 
 
 def test_words_stream_as_they_come():
-    reader = ToolReader({"add"})
+    reader = ToolReader({"add": {}})
     assert reader.push("Hello ").content == "Hello "
     assert reader.push("world <").content == "world "
 
 
 def test_deep_json_is_text_and_no_error():
-    assert read_calls("[" * 100_000, {"add"}) == ()
+    assert read_json("[" * 100_000, {"add": {}}) == ()

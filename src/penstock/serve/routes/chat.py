@@ -25,7 +25,7 @@ from penstock.serve.served import Service
 from penstock.serve.stream import EventStream
 from penstock.serve.structure import grammar_of, grammar_of_calls
 from penstock.serve.tally import Tally
-from penstock.serve.tools import OPEN
+from penstock.serve.tool_forms import OPEN
 
 router = APIRouter()
 
@@ -107,7 +107,7 @@ def _writer(index: int, body: ChatRequest, tools: Sequence[Tool], service: Servi
     return ChatWriter(
         index,
         names=service.names if body.logprobs else None,
-        tools=[tool.function.name for tool in tools],
+        tools={tool.function.name: tool.function.parameters or {} for tool in tools},
         forced=forced,
     )
 
