@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from penstock.core.garbage import look_no_more, look_seldom
+
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background ignores Ctrl-C for it and for all that it starts; the
     # tests press Ctrl-C. A handler, unlike "ignore", is not inherited by a program that is started.
@@ -26,7 +28,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+look_seldom()  # collecting the tests takes 7 s so, and 12 s else
+
 GOLDEN = Path(__file__).parent / "golden"
+_LONG = ("e2e", "ranks", "integration", "property")
 _PATIENCE_S = 5.0  # for what is ending already
 _MANY_DESCRIPTORS = 24  # of no file of the test: what libraries open once and keep
 
@@ -43,6 +48,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite tests/golden; review the change as code"
     )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the folders whose tests take long, so that workers end together; inside, order is random."""
+    items.sort(key=_folder)
+
+
+def _folder(item: pytest.Item) -> int:
+    return next((number for number, name in enumerate(_LONG) if name in item.path.parts), len(_LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Let looks for garbage, of which tests ask for some, pass over all that was imported for them."""
+    look_no_more()
 
 
 @pytest.fixture

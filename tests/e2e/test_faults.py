@@ -52,7 +52,7 @@ def words(recipe, tmp_path):
 
 def test_a_frozen_rank_is_named_the_job_ends_and_resumes(words, tmp_path):
     run = tmp_path / "run"
-    code, said = hurt([*words, "--set", "guard.hang_s=8"], run, signal.SIGSTOP, rank=1)
+    code, said = hurt([*words, "--set", "guard.hang_s=6"], run, signal.SIGSTOP, rank=1)
     assert code == 1, said
     assert "No step was finished for" in said
     assert "Ranks 0, 2 wait in step" in said

@@ -6,7 +6,10 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("module", ["penstock.models", "penstock.models.llama.config", "penstock.text.chat"])
+@pytest.mark.parametrize(
+    "module",
+    ["penstock.models", "penstock.models.llama.config", "penstock.text.chat", "penstock.train.audit"],
+)
 def test_the_module_imports_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

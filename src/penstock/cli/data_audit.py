@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from penstock.core.units import plural
+from penstock.train.audit import audit
 
 EPILOG = """\
 A run trained with run.log_samples=true wrote down the ids and checksums of the samples each rank
@@ -30,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Audit a run."""
-    from penstock.train.audit import audit  # torch, which the other data commands do without
-
     columns = (TextColumn("audit"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
     with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("")

@@ -17,6 +17,7 @@ from penstock import __version__
 from penstock.core import clock
 from penstock.core.env import ranks, sleep_at_barriers
 from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.garbage import look_no_more, look_seldom
 from penstock.core.table import Table
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
@@ -56,8 +57,21 @@ exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped after saving (run again 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one command; return its exit code.
+
+    Args:
+        argv: its words; None: this process was started for the command, with its words.
+    """
+    if argv is not None:
+        return _main(list(argv))
+    look_seldom()
+    try:
+        return _main(sys.argv[1:])
+    finally:
+        look_no_more()
+
+
+def _main(words: list[str]) -> int:
     debug = "--debug" in words
     sleep_at_barriers()
     _write_utf8()

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import PenstockError
+from penstock.core.garbage import look_seldom
 from penstock.engine.batch_bytes import decode
 from penstock.engine.config import EngineConfig
 from penstock.engine.rank_processes import COMMAND, STEP
@@ -99,6 +100,7 @@ def _is_of_lost_peer(error: Exception) -> bool:
 
 
 if __name__ == "__main__":
+    look_seldom()
     code = main()
     logging.shutdown()
     os._exit(code)  # there is nothing to end properly, and unloading torch takes a second

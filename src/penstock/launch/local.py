@@ -240,10 +240,16 @@ def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
         running = [child for child in running if child not in ended]
         if code not in (0, EXIT_STOPPED) and not failed:
             for child in running:
-                child.terminate()
+                _ask_to_stop(child)
     said = [message for message in dict.fromkeys(messages) if message]
     causes = [message for message in said if message != str(PeerLost())]
     return Outcome(code, [*lost.values(), *causes] or said, () if causes else tuple(lost))
+
+
+def _ask_to_stop(child: BaseProcess) -> None:
+    child.terminate()
+    if child.is_alive() and child.pid is not None:
+        os.kill(child.pid, signal.SIGCONT)  # one that was frozen hears nothing before it goes on
 
 
 def _killed(rank: int, number: signal.Signals) -> str:

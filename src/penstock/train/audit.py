@@ -2,7 +2,7 @@
 
 Every rank logged the ids and checksums of its samples. The order is a function, so one process can
 compute what each step should have held and compare: nothing missing, nothing repeated, no token
-changed, whatever kills and rescales lie between.
+changed, whatever kills and rescales lie between. Imports no torch.
 """
 
 import heapq
@@ -18,8 +18,8 @@ from penstock.data import Loader
 from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER
 from penstock.obs.sinks import Record
 from penstock.obs.sinks.jsonl import read_records
+from penstock.train.checksums import checksums
 from penstock.train.open_run import open_run
-from penstock.train.record import checksums
 
 _SHOWN_FAULTS = 20
 
@@ -59,7 +59,7 @@ def audit(run: Path, *, progress: Callable[[int, int], None]) -> Audit:
     if not logs:
         raise UsageError(f"{run} has no sample logs", fix="Train with --set run.log_samples=true.")
     meta = find(run).index().meta
-    loader = open_run(run, deliver="torch").loader
+    loader = open_run(run).loader
     starts = [record for record in read_records(run / METRICS_FILE) if record.get("event") == "start"]
     result = Audit(steps=meta.step, ranks=[record["ranks"] for record in starts])
     by_step = groupby(heapq.merge(*map(_records, logs), key=_step), key=_step)

@@ -1,6 +1,5 @@
 """What a run writes down: a record a step, and the samples each rank trained on."""
 
-import zlib
 from collections.abc import Callable
 from dataclasses import asdict
 
@@ -10,6 +9,7 @@ from penstock.data import Loader
 from penstock.obs.meter import Rates, peak_memory_bytes
 from penstock.obs.sinks import Record
 from penstock.obs.sinks.jsonl import JsonLines
+from penstock.train.checksums import checksums
 from penstock.train.state import Batch, TrainState
 from penstock.train.step import StepResult
 
@@ -106,17 +106,12 @@ class MixtureLog:
         ]
 
 
-def checksums(input_ids: torch.Tensor) -> list[int]:
-    """Return the CRC-32 of each row of tokens [rows, length] int64, in the order of the rows."""
-    return [zlib.crc32(row.numpy().tobytes()) for row in input_ids.cpu()]
-
-
 def sample_log(sink: JsonLines | None) -> Callable[[Batch, int], None]:
     """Return what logs each batch's sample ids and row checksums; nothing where there is no sink."""
 
     def on_batch(batch: Batch, step: int) -> None:
         if sink is not None:
             ids = batch["sample_ids"].tolist()
-            sink({"step": step, "sample_ids": ids, "crc32": checksums(batch["input_ids"])})
+            sink({"step": step, "sample_ids": ids, "crc32": checksums(batch["input_ids"].cpu().numpy())})
 
     return on_batch

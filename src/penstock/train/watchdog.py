@@ -76,7 +76,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
 
     def _watch(self) -> None:
         while True:
-            asked_s = max(self._since + self._patience_s - clock.monotonic(), 0.0)
+            left_s = max(self._since + self._patience_s - clock.monotonic(), 0.0)
+            asked_s = min(left_s, self._hang_s)  # the patience for a first step may meanwhile be over
             before = clock.monotonic()
             if self._left.wait(asked_s):
                 return

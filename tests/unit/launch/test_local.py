@@ -97,6 +97,28 @@ def test_the_first_failure_stops_the_others() -> None:
     assert outcome_of(lambda: 4 if rank() == 1 else wait_for_ever(), processes=3) == Outcome(4, [])
 
 
+def test_a_frozen_process_hears_that_it_must_stop(tmp_path: Path) -> None:
+    def leave(*_: object) -> None:
+        (tmp_path / "heard").touch()
+        os._exit(0)
+
+    def work() -> int:
+        if rank() == 1:
+            signal.signal(signal.SIGTERM, leave)
+            (tmp_path / "frozen.tmp").write_text(str(os.getpid()))
+            (tmp_path / "frozen.tmp").rename(tmp_path / "frozen")
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return wait_for_ever()
+        while not (tmp_path / "frozen").exists():
+            os.sched_yield()
+        while ") T " not in Path(f"/proc/{(tmp_path / 'frozen').read_text()}/stat").read_text():
+            os.sched_yield()
+        return 4
+
+    assert outcome_of(work) == Outcome(4, [])
+    assert (tmp_path / "heard").exists()
+
+
 def test_an_error_gives_its_paragraph_and_its_exit_code() -> None:
     def work() -> int:
         raise ConfigError("It is wrong", got=3, fix="Right it.")
