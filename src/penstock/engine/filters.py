@@ -1,31 +1,34 @@
-"""Draw tokens from logits under temperature, top-k, top-p and min-p, many rows at once.
+"""Draw tokens from logits under temperature, top-k, top-p and min-p: what is drawn, exactly.
 
 Filters come in the order of transformers: temperature, top-k (ties at the k-th value stay), top-p (the
-fewest likeliest tokens whose probabilities reach p; Holtzman et al., arXiv:1904.09751), min-p (Nguyen et
-al., arXiv:2407.01082). `probabilities` says in float64 what they mean.
+fewest likeliest tokens whose probabilities reach p, of ties the lower ids; Holtzman et al.,
+arXiv:1904.09751), min-p (Nguyen et al., arXiv:2407.01082). `probabilities` says in float64 what they mean.
 
-`choose` does the same without sorting a vocabulary. Each filter keeps a beginning of the tokens in the
-order of their likelihood, so ordering the few likeliest decides nearly every row; a row whose kept tokens
-do not end among these is ordered further, and at last whole. A row without filters needs no order at all:
-the drawn number is looked up in the sums of pieces of the vocabulary, then in one piece. Each row goes
-its own way, so a token never depends on the neighbours in its batch.
+`choose` is the law that draws follow. A token weighs 2^43 times its probability over that of the likeliest,
+cut to an integer: sums of integers are exact in any order, so it is the same token whoever computes it, alone
+or in a batch. Each filter keeps the likeliest tokens down to an edge; the token drawn is the one in whose
+stretch the random number falls, stretches being laid out in the order of ids. On CPUs the C++ operator
+`penstock::draw` follows the same law without sorting a vocabulary; here it is in plain torch, for machines
+without a compiler and other devices.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 from torch.nn import functional
 
 from penstock.engine.sampling import Sampling
+from penstock.nn import native
 
-_LADDER = (64, 1024, 8192)
-"""Likeliest tokens ordered at first, and then; a whole vocabulary of 32,000 takes three times the last."""
-_PIECE = 256
-_COLDEST = 1e-30
-"""float32 has no room below to divide by; nothing but the likeliest is ever drawn there anyway."""
+_COLDEST, _HOTTEST = 1e-30, 1e30
+"""float32 has little room beyond; there the likeliest alone is drawn, or all that are possible alike."""
+_HALVING = (2017903, 19743522, 118729907, 515776670, 1488514207, 2147483648)
+"""2^-t for t from 0 to 1, in parts of 2^31, by Horner with alternating signs: fitted for the least relative
+error, 1e-7, with 1 and 1/2 at the ends; rounding down at each step, it still falls strictly."""
 
 
 def probabilities(logits: Float[Tensor, "vocab"], sampling: Sampling) -> Float64[Tensor, "vocab"]:
@@ -37,10 +40,11 @@ def probabilities(logits: Float[Tensor, "vocab"], sampling: Sampling) -> Float64
     if sampling.top_k is not None and sampling.top_k < len(scores):
         scores = scores.masked_fill(scores < scores.topk(sampling.top_k).values[-1], -torch.inf)
     if sampling.top_p < 1:
-        ordered, order = scores.sort()
-        below = ordered.softmax(0).cumsum(0) <= 1 - sampling.top_p
-        below[-1] = False  # the likeliest stays, however small p is
-        scores = scores.masked_fill(torch.zeros_like(below).scatter(0, order, below), -torch.inf)
+        ordered, order = scores.sort(descending=True, stable=True)
+        after = ordered.softmax(0).flip(0).cumsum(0).flip(0)
+        behind = after <= 1 - sampling.top_p
+        behind[0] = False  # the likeliest stays, however small p is
+        scores = scores.masked_fill(torch.zeros_like(behind).scatter(0, order, behind), -torch.inf)
     found = scores.softmax(0)
     if sampling.min_p > 0:
         found = found.where(found >= sampling.min_p * found.max(), 0)
@@ -48,96 +52,106 @@ def probabilities(logits: Float[Tensor, "vocab"], sampling: Sampling) -> Float64
 
 
 def choose(
-    scores: Float[Tensor, "rows vocab"], settings: Sequence[Sampling], numbers: np.ndarray
+    logits: Float[Tensor, "rows vocab"], settings: Sequence[Sampling] | None, numbers: Sequence[float] = ()
 ) -> Int64[Tensor, "rows"]:
-    """Draw a token for each row.
+    """Draw a token for each row; -1 where a logit is not a number or the largest is not finite.
 
     Args:
-        scores: float32; each row has a finite largest element. -inf: never drawn.
-        settings: one per row.
-        numbers: [rows] float64 in [0, 1), which decide what is drawn.
+        logits: float32 or bfloat16. -inf: never drawn.
+        settings: one per row; None: the likeliest of every row, the lowest of equals.
+        numbers: [rows] in [0, 1), which decide what is drawn.
     """
-    tokens = scores.argmax(-1)
-    groups: dict[bool, list[int]] = {}
-    for row, sampling in enumerate(settings):
-        if sampling.temperature > 0:
-            filtered = sampling.top_k is not None or sampling.top_p < 1 or sampling.min_p > 0
-            groups.setdefault(filtered, []).append(row)
-    for filtered, rows in groups.items():
-        chosen = [settings[row] for row in rows]
-        where = torch.tensor(rows, device=scores.device)
-        heat = _column([max(sampling.temperature, _COLDEST) for sampling in chosen], scores)
-        part = scores[where]
-        relative = (part - part.amax(-1, keepdim=True)) / heat.float()
-        drawn = _column(numbers[rows], scores)
-        tokens[where] = _filtered(relative, chosen, drawn) if filtered else _unfiltered(relative, drawn)
-    return tokens
+    wanted = None if settings is None else told(settings, numbers, vocab=logits.shape[1])
+    is_of_type = logits.dtype in (torch.float32, torch.bfloat16)
+    if is_of_type and logits.device.type == "cpu" and native.is_available():
+        return torch.ops.penstock.draw(logits, wanted)  # type: ignore[no-any-return]
+    return choose_plain(logits, wanted)
 
 
-def _filtered(
-    relative: Float[Tensor, "rows vocab"], settings: Sequence[Sampling], numbers: Float64[Tensor, "rows 1"]
+def choose_plain(
+    logits: Float[Tensor, "rows vocab"], settings: Float64[Tensor, "rows 5"] | None
 ) -> Int64[Tensor, "rows"]:
-    num_rows, vocab = relative.shape
-    tokens = torch.zeros(num_rows, dtype=torch.int64, device=relative.device)
-    totals = relative.exp().sum(-1, keepdim=True, dtype=torch.float64)
-    todo = torch.arange(num_rows, device=relative.device)
-    for size in (*(size for size in _LADDER if size < vocab), vocab):
-        values, ids = relative[todo].topk(size)
-        weights = values.double().exp()
-        kept, decided = _kept(values, weights, [settings[row] for row in todo.tolist()], totals[todo], vocab)
-        cumulative = weights.where(kept, 0).cumsum(-1)
-        index = _search(cumulative, numbers[todo] * cumulative[:, -1:])
-        tokens[todo[decided]] = ids.gather(1, index[:, None])[:, 0][decided]
-        todo = todo[~decided]
-        if not len(todo):
-            break
-    return tokens
+    """Draw in plain torch, as the operator draws.
+
+    Args:
+        settings: as of `told`; None: the likeliest of every row.
+    """
+    logits = logits.float()
+    best, tokens = logits.max(-1)  # NaN where any is
+    finite = best.isfinite()
+    if settings is not None:
+        settings = settings.to(logits.device)
+        drawing = (settings[:, 0] > 0) & finite
+        filtered = (settings[:, 1] < logits.shape[1]) | (settings[:, 2] < 1) | (settings[:, 3] > 0)
+        for rows, draw in ((drawing & ~filtered, _unfiltered), (drawing & filtered, _filtered)):
+            if bool(rows.any()):
+                tokens[rows] = draw(logits[rows], settings[rows])
+    return tokens.where(finite, -1)
 
 
-def _kept(
-    values: Float[Tensor, "rows size"],
-    weights: Float64[Tensor, "rows size"],
-    settings: Sequence[Sampling],
-    totals: Float64[Tensor, "rows 1"],
-    vocab: int,
-) -> tuple[Bool[Tensor, "rows size"], Bool[Tensor, "rows"]]:
-    """Return which of the likeliest tokens stay, and in which rows these are all that stay."""
-    size = values.shape[1]
-    top_k = torch.tensor([[min(s.top_k or vocab, vocab)] for s in settings], device=values.device)
-    # p = 1 keeps all, which the rounding of a sum must not undo
-    top_p = _column([s.top_p if s.top_p < 1 else torch.inf for s in settings], values)
-    min_p = _column([s.min_p for s in settings], values)
-    kept = values >= values.gather(1, top_k.clamp(max=size) - 1)
-    # the k likeliest may reach beyond what was ordered: then their sum is not known, unless they are all
-    known = ~kept[:, -1] | (top_k[:, 0] == vocab)
-    totals = torch.where(top_k == vocab, totals, weights.where(kept, 0).sum(-1, keepdim=True))
-    kept &= weights.cumsum(-1) - weights < top_p * totals
-    kept &= weights >= min_p
-    kept[:, 0] = True  # the likeliest stays, however small p is
-    return kept, (known & ~kept[:, -1]) | (size == vocab)
+def told(settings: Sequence[Sampling], numbers: Sequence[float], *, vocab: int) -> Float64[Tensor, "rows 5"]:
+    """Return settings as numbers.
+
+    Per row: what logits are multiplied by to be powers of two (0: the likeliest is drawn), top-k, top-p,
+    min-p, and the random number.
+    """
+    return torch.from_numpy(
+        np.array(
+            [
+                (_scale(s.temperature), s.top_k or vocab, s.top_p, s.min_p, number)
+                for s, number in zip(settings, numbers, strict=True)
+            ],
+            dtype=np.float64,
+        ).reshape(-1, 5)
+    )
+
+
+def weights(
+    logits: Float[Tensor, "rows vocab"], most: Float[Tensor, "rows 1"], scale: Float[Tensor, "rows 1"]
+) -> Int64[Tensor, "rows vocab"]:
+    """Return 2^(43 - scale * (most - logits)), cut to integers.
+
+    >>> weights(torch.tensor([[0.0, -1.0, -44.0]]), torch.zeros(1, 1), torch.ones(1, 1)).log2().tolist()
+    [[43.0, 42.0, -inf]]
+    """
+    fixed = ((most - logits) * scale).clamp(max=63.0).mul_(2.0**24).long()
+    part = fixed & 0xFFFFFF
+    halved = torch.full_like(fixed, _HALVING[0])
+    for coefficient in _HALVING[1:]:
+        halved.mul_(part).bitwise_right_shift_(24).neg_().add_(coefficient)
+    return halved.bitwise_left_shift_(12).bitwise_right_shift_(fixed >> 24)
+
+
+def _scale(temperature: float) -> float:
+    if temperature == 0:
+        return 0.0
+    return 1 / (math.log(2) * min(max(temperature, _COLDEST), _HOTTEST))
 
 
 def _unfiltered(
-    relative: Float[Tensor, "rows vocab"], numbers: Float64[Tensor, "rows 1"]
+    logits: Float[Tensor, "rows vocab"], told: Float64[Tensor, "rows 5"]
 ) -> Int64[Tensor, "rows"]:
-    weights = functional.pad(relative.exp(), (0, -relative.shape[1] % _PIECE))
-    pieces = weights.view(len(weights), -1, _PIECE)
-    sums = pieces.sum(-1, dtype=torch.float64).cumsum(-1)
-    target = numbers * sums[:, -1:]
-    piece = _search(sums, target)[:, None]
-    before = functional.pad(sums, (1, 0)).gather(1, piece)
-    within = pieces[torch.arange(len(pieces), device=pieces.device), piece[:, 0]].double().cumsum(-1)
-    return piece[:, 0] * _PIECE + _search(within, target - before)
+    found = weights(logits, logits.amax(-1, keepdim=True), told[:, :1].float())
+    return _look_up(found, told[:, 4:])
 
 
-def _search(
-    cumulative: Float64[Tensor, "rows n"], target: Float64[Tensor, "rows 1"]
-) -> Int64[Tensor, "rows"]:
-    """Return where each target falls; a product that rounds up to the total falls on the last weight."""
-    found = torch.searchsorted(cumulative, target, right=True)
-    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
-    return torch.minimum(found, last)[:, 0]
+def _filtered(logits: Float[Tensor, "rows vocab"], told: Float64[Tensor, "rows 5"]) -> Int64[Tensor, "rows"]:
+    scale, top_k, top_p, min_p, numbers = (told[:, i : i + 1] for i in range(5))
+    values, ids = logits.sort(descending=True, stable=True)
+    found = weights(values, values[:, :1], scale.float())
+    last = values.gather(1, top_k.long().clamp(max=values.shape[1]) - 1)
+    found *= values >= last
+    totals = found.sum(-1, keepdim=True)
+    # p = 1 keeps all, which the rounding of a total to float64 must not undo
+    limits = (top_p * totals.double()).ceil().long().minimum(totals).where(top_p < 1, totals)
+    found *= found.cumsum(-1) - found < limits
+    found *= found >= (min_p * 2.0**43).ceil()
+    return _look_up(torch.zeros_like(found).scatter_(1, ids, found), numbers)
 
 
-def _column(values: Sequence[float] | np.ndarray, like: Tensor) -> Float64[Tensor, "rows 1"]:
-    return torch.as_tensor(values, dtype=torch.float64, device=like.device)[:, None]
+def _look_up(found: Int64[Tensor, "rows vocab"], numbers: Float64[Tensor, "rows 1"]) -> Int64[Tensor, "rows"]:
+    sums = found.cumsum(-1)
+    totals = sums[:, -1:]
+    # a product that rounds up to the total falls on the last that can be drawn
+    targets = (numbers * totals.double()).long().minimum(totals - 1)
+    return torch.searchsorted(sums, targets, right=True)[:, 0]

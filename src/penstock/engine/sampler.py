@@ -1,4 +1,4 @@
-"""Draw the next token of every row of a step: greedy in one argmax, all else on the rows that ask for it.
+"""Draw the next tokens of a step, all rows at once; logits are moved on the rows that ask for it.
 
 The random number of a token is a hash of (seed, answer, position), never the next draw of a generator, so
 a request's tokens are the same whatever shares its batch, and after a pre-emption.
@@ -9,8 +9,7 @@ caught up from the answer's tokens when a row of it is drawn: tokens that were g
 answer that was pre-empted, need no word to the sampler. It is told only when an answer has ended.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -24,6 +23,7 @@ from penstock.engine.filters import choose, probabilities
 from penstock.engine.logprobs import logprobs_of
 from penstock.engine.penalties import Tallied, Tally, needs_tally, penalise
 from penstock.engine.request import TokenLogprob
+from penstock.engine.sampling import GREEDY
 from penstock.engine.sequence import Sequence as Answer
 from penstock.engine.step_plan import StepPlan
 
@@ -93,6 +93,8 @@ class _Known:
     key: int
     tally: Tally | None
     matcher: Matcher | None
+    moves: bool
+    """Whether its logits are moved at every token."""
     num_tallied: int = 0
 
 
@@ -109,18 +111,15 @@ class Sampler:
 
     def draw(self, logits: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> Draws:
         """Draw one token per row; `logits` stay as they are."""
-        scores = logits.float()
-        best, likeliest = scores.max(-1)
-        # max is NaN where any is
-        failed = {i: NOT_FINITE for i, value in enumerate(best.tolist()) if not math.isfinite(value)}
-        tokens: list[int] = likeliest.tolist()
-        shaped = [i for i, row in enumerate(rows) if i not in failed and not self._is_plain(row)]
-        if shaped:
-            chosen = [rows[i] for i in shaped]
-            part = scores[torch.tensor(shaped, device=scores.device)]  # a copy
-            failed |= {shaped[i]: reason for i, reason in self._shape(part, chosen).items()}
-            drawn = choose(part, [row.answer.request.sampling for row in chosen], self._numbers(chosen))
-            for i, token in zip(shaped, drawn.tolist(), strict=True):
+        moved = [i for i, row in enumerate(rows) if self._of(row.answer).moves or _may_not_end(row)]
+        tokens = self._chosen(logits, rows, likeliest=set(moved))
+        failed = {i: NOT_FINITE for i, token in enumerate(tokens) if token < 0}
+        moved = [i for i in moved if i not in failed]
+        if moved:
+            chosen = [rows[i] for i in moved]
+            part = logits[torch.tensor(moved, device=logits.device)].float()  # a copy
+            failed |= {moved[i]: reason for i, reason in self._shape(part, chosen).items()}
+            for i, token in zip(moved, self._chosen(part, chosen), strict=True):
                 tokens[i] = token
         return Draws(tokens=tokens, logprobs=_logprobs(logits, rows, tokens, failed), failed=failed)
 
@@ -139,31 +138,27 @@ class Sampler:
         """Answers of which something is kept."""
         return len(self._known)
 
-    @staticmethod
-    def _is_plain(row: Row) -> bool:
-        """Whether the likeliest token is what is drawn."""
-        request = row.answer.request
-        sampling = request.sampling
-        return (
-            sampling.temperature == 0
-            and request.grammar is None
-            and not sampling.logit_bias
-            and not needs_tally(sampling)
-            and not _may_not_end(row)
-        )
-
-    def _numbers(self, rows: Sequence[Row]) -> np.ndarray:
+    def _chosen(self, logits: Tensor, rows: Sequence[Row], *, likeliest: Container[int] = ()) -> list[int]:
+        """Draw by each row's settings; the likeliest where that will do; -1 where nothing can be drawn."""
+        settings = [row.answer.request.sampling for row in rows]
+        if likeliest:
+            settings = [GREEDY if i in likeliest else sampling for i, sampling in enumerate(settings)]
+        if all(sampling.temperature == 0 for sampling in settings):
+            return choose(logits, None).tolist()
         keys = [self._of(row.answer).key for row in rows]
-        return uniforms(keys, [row.position for row in rows])
+        numbers = uniforms(keys, [row.position for row in rows])
+        return choose(logits, settings, numbers.tolist()).tolist()
 
     def _of(self, answer: Answer) -> _Known:
         known = self._known.get(answer.id)
         if known is None:
-            request = answer.request
+            request, sampling = answer.request, answer.request.sampling
+            tallies = needs_tally(sampling)
             known = self._known[answer.id] = _Known(
-                key=key_of(request.sampling.seed, "sample", answer.answer),
-                tally=Tally(request.prompt) if needs_tally(request.sampling) else None,
+                key=key_of(sampling.seed, "sample", answer.answer),
+                tally=Tally(request.prompt) if tallies else None,
                 matcher=None if request.grammar is None else self._matcher(request.grammar),
+                moves=tallies or request.grammar is not None or bool(sampling.logit_bias),
             )
         return known
 
@@ -231,8 +226,8 @@ def uniforms(keys: Sequence[int], positions: Sequence[int]) -> np.ndarray:
 def _may_not_end(row: Row) -> frozenset[int]:
     """Return the tokens that would end the answer too early."""
     request = row.answer.request
-    early = row.position - row.answer.num_prompt < request.sampling.min_tokens
-    return request.stop_ids if early else frozenset()
+    least = request.sampling.min_tokens
+    return request.stop_ids if least and row.position - row.answer.num_prompt < least else frozenset()
 
 
 def _logprobs(

@@ -5,8 +5,9 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from penstock.engine.filters import choose, probabilities
+from penstock.engine.filters import choose, probabilities, weights
 from penstock.engine.sampling import GREEDY, Sampling
+from penstock.nn import native
 
 LOGITS = torch.randn(40, generator=torch.Generator().manual_seed(0)) * 2
 WIDE = torch.randn(3000, generator=torch.Generator().manual_seed(1))
@@ -23,6 +24,16 @@ SETTINGS = [
     Sampling(temperature=1.0, top_p=1.0, min_p=0.1),
     Sampling(temperature=1.3, top_p=0.8, top_k=70, min_p=0.02),
 ]
+
+
+@pytest.fixture(params=["operator", "plain"], autouse=True)
+def route(request, monkeypatch):
+    """Both ways to draw are held to the same."""
+    if request.param == "plain":
+        monkeypatch.setattr(native, "is_available", lambda: False)
+    elif not native.is_available():
+        pytest.skip("no C++ compiler here")
+    return request.param
 
 
 def evenly(count):
@@ -118,3 +129,49 @@ def test_a_temperature_near_zero_is_greedy(temperature):
     for top_p in (1.0, 0.9):
         drawn = choose(WIDE[None], [Sampling(temperature=temperature, top_p=top_p)], numbers)
         assert int(drawn) == int(WIDE.argmax())
+
+
+def test_weights_are_powers_of_two_that_fall_strictly():
+    lacking = torch.arange(2**21 + 9, dtype=torch.float32) * 2.0**-20  # from 0 to beyond two halvings
+    found = weights(-lacking[None], torch.zeros(1, 1), torch.ones(1, 1))[0]
+    torch.testing.assert_close(found.double(), 2.0 ** (43 - lacking.double()), rtol=2e-7, atol=0)
+    assert (found.diff() < 0).all()
+    assert found[:: 2**20].tolist() == [2**43, 2**42, 2**41]
+
+
+def test_weights_fall_strictly_from_each_number_to_the_next():
+    for first in (
+        0,
+        2**24 - 2**16,
+    ):  # at the beginning and the end of a halving, every number that is told apart
+        lacking = torch.arange(first, first + 2**16 + 2).double() * 2.0**-24
+        found = weights(-lacking[None].float(), torch.zeros(1, 1), torch.ones(1, 1))[0]
+        assert (found[lacking.float().diff(prepend=torch.tensor([-1.0])) > 0].diff() < 0).all()
+
+
+def test_of_equals_at_the_edge_of_top_p_the_first_stay():
+    logits = torch.tensor([0.0, 1.0, 0.0, 0.0, -torch.inf, 1.0]).bfloat16()
+    # both ones weigh e, the zeros 1: two of the zeros are needed
+    sampling = Sampling(temperature=1.0, top_p=(2 * np.e + 1.5) / (2 * np.e + 3))
+    found = shares_of(logits, sampling, count=1000)
+    torch.testing.assert_close(found, probabilities(logits, sampling), rtol=0, atol=2e-3)
+    assert (found > 0).tolist() == [True, True, True, False, False, True]
+
+
+def test_a_row_that_nothing_can_be_drawn_from_says_so():
+    logits = LOGITS.repeat(5, 1)
+    logits[1, 3] = torch.nan
+    logits[2, 3] = torch.inf
+    logits[3] = -torch.inf
+    logits[4, 3] = -torch.nan
+    for sampling in (GREEDY, *SETTINGS):
+        assert choose(logits, [sampling] * 5, [0.5] * 5).tolist()[1:] == [-1] * 4
+    assert choose(logits, None).tolist() == [int(LOGITS.argmax()), *[-1] * 4]
+
+
+def test_the_likeliest_is_the_lowest_of_equals():
+    logits = torch.full((2, 1000), -3.0)
+    logits[0, [600, 601]] = 0.0
+    logits[1, [700, 20]] = torch.tensor([-0.0, 0.0])  # equal too
+    assert choose(logits, None).tolist() == [600, 20]
+    assert choose(logits.T.contiguous().T, None).tolist() == [600, 20]  # however it lies

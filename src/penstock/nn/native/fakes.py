@@ -38,6 +38,10 @@ def _decoder_block(*_: object) -> None:
     pass
 
 
+def _draw(logits: Tensor, settings: Tensor | None) -> Tensor:  # noqa: ARG001
+    return logits.new_empty(logits.shape[0], dtype=torch.int64)
+
+
 FAKES: dict[str, Callable[..., Tensor | None]] = {
     "linear": _linear,
     "linear_int8": _linear,
@@ -48,5 +52,6 @@ FAKES: dict[str, Callable[..., Tensor | None]] = {
     "decoder_block": _decoder_block,
     "rotate_and_store": _rotate_and_store,
     "silu_and_multiply": _silu_and_multiply,
+    "draw": _draw,
 }
 """Operator -> a function of its arguments that makes an empty result."""
