@@ -13,6 +13,7 @@ import torch
 from penstock.nn import native
 from penstock.nn.kernels.paged import Paged
 from penstock.nn.packed import PackedLinear, can_multiply
+from tests.unit.engine.test_whole_steps import STEPS, a_batch, a_runner
 from tests.unit.nn.test_paged import LONG, a_layer, a_step
 
 assert native.is_available()
@@ -38,6 +39,11 @@ def computed(dtype):
     layer = torch.nn.Linear(256, 200).to(dtype)
     if can_multiply(8 * dtype.itemsize, layer.weight):
         made.append(PackedLinear(layer)(normed))
+        for weights in ("stored", "int8", "int4"):
+            runner = a_runner("qwen2", dtype=dtype, weights=weights)
+            for spans in STEPS:
+                made.append(runner.run(a_batch(spans, asked=[0, 2])).logits)
+            made.append(runner.cache.pages)
     return made
 
 for dtype in (torch.float32, torch.bfloat16):

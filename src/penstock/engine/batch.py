@@ -4,7 +4,7 @@ Legend: t tokens of the step, s shares, w blocks of the longest table, r rows wh
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from types import MappingProxyType
 
@@ -36,6 +36,8 @@ class Batch:
     samples, with drafts also those before each of them, and where they are asked for those of a prompt."""
     adapters: np.ndarray
     """[s] int32: index of each share's adapter; -1: none."""
+    vector_rows: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[v] int64: tokens whose hidden states are needed, beside those of `logit_rows`."""
 
     @property
     def num_singles(self) -> int:
@@ -70,6 +72,7 @@ def batch_of(plan: StepPlan, block_size: int, *, adapters: Mapping[str, int] = N
         adapters=np.array(
             [adapters.get(share.sequence.request.adapter or "", -1) for share in shares], np.int32
         ),
+        vector_rows=query_starts[1:][[share.embeds for share in shares]] - 1,
     )
 
 

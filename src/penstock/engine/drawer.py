@@ -42,7 +42,7 @@ class Drawer:
                 else:
                     found.append(_drawn(share, draws, rows))
                 found[-1].prompt_logprobs = self._prompts.told(share)
-            elif _embeds(share):
+            elif share.embeds:
                 found.append(Drawn(embedding=_unit(output.hidden[end - 1])))
             else:
                 found.append(Drawn())
@@ -63,12 +63,6 @@ def _drawn(share: Share, draws: Draws, own: range) -> Drawn:
     tokens = tokens[:sound]  # a row behind drafts that stood fails again when it is the first
     logprobs = [draws.logprobs[row] for row in own[: len(tokens)] if row in draws.logprobs]
     return Drawn(tokens=tuple(tokens), logprobs=tuple(logprobs))
-
-
-def _embeds(share: Share) -> bool:
-    """Whether a prompt is done of which one vector is wanted."""
-    sequence = share.sequence
-    return sequence.request.task == "embed" and share.start + share.num_tokens >= len(sequence.tokens)
 
 
 def _unit(hidden: Tensor) -> tuple[float, ...]:

@@ -39,7 +39,7 @@ class FusedBlock(nn.Module):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """Apply the block."""
-        operands = None if torch.compiler.is_compiling() else self._operands_now()
+        operands = None if torch.compiler.is_compiling() else self.operands_now()
         if operands is not None and isinstance(cache, LayerPages) and isinstance(attend, Paged):
             return operands.compute(x, rope, attend, cache, multiplier=self.residual_multiplier)
         assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
@@ -47,8 +47,8 @@ class FusedBlock(nn.Module):
         delta = self.mlp(self.mlp_norm.after_sum(x, mixed, self.residual_multiplier))
         return x.add_(delta, alpha=self.residual_multiplier)
 
-    def _operands_now(self) -> BlockOperands | None:
-        """Take them anew whenever a layer was replaced: packed, rounded, or wrapped by an adapter."""
+    def operands_now(self) -> BlockOperands | None:
+        """Return them, anew whenever a layer was replaced: packed, rounded, or wrapped by an adapter."""
         attention, mlp = self._modules["attention"], self._modules["mlp"]
         assert isinstance(attention, FusedAttention) and isinstance(mlp, FusedSwiGLU)  # noqa: PT018
         layers = linears_of(attention, mlp)

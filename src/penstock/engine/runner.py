@@ -13,6 +13,7 @@ from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
 from penstock.engine.compiled import CompiledSteps
 from penstock.engine.kv_cache import BoundCache, PagedCache
+from penstock.engine.whole_steps import WholeSteps, whole_steps
 from penstock.models.llama.model import Llama
 
 Forward = Callable[[Tensor, Tensor, BoundCache], Tensor]
@@ -24,7 +25,7 @@ class Output:
     """What a step computed."""
 
     hidden: Float[Tensor, "t hidden"]
-    """Of all tokens."""
+    """Of the tokens that the batch asked for; what is in other rows means nothing."""
     logits: Float[Tensor, "r vocab"]
     """Of the rows that the batch asked for."""
 
@@ -90,6 +91,9 @@ class Runner:
         self.project = project or model.logits
         self.forward: Forward = forward or self._plain
         self._compiled: CompiledSteps | None = None
+        self._is_plain = project is None and forward is None
+        self._whole: WholeSteps | None = None
+        self._is_current = False  # whether `_whole` is of the layers as they are
 
     @property
     def adapters(self) -> Mapping[str, int]:
@@ -99,6 +103,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Output:
         """Compute one step; keys and values of its tokens are in the pages afterwards."""
+        if (whole := self._whole_now()) is not None:
+            return Output(*whole.run(batch))
         ids, positions, rows = (
             torch.from_numpy(array).to(self.cache.device, non_blocking=True)
             for array in (batch.token_ids, batch.positions, batch.logit_rows)
@@ -110,10 +116,12 @@ class Runner:
     def add_adapter(self, name: str, folder: Path) -> None:
         """Open an adapter; errors as in `Adapters.add`."""
         self._adapters.add(name, folder)
+        self._is_current = False
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter; errors as in `Adapters.remove`."""
         self._adapters.remove(name)
+        self._is_current = False
 
     def on_lost(self, call: Callable[[], None]) -> None:
         """Nothing can be lost that this process would survive."""
@@ -132,12 +140,19 @@ class Runner:
             is_plain=lambda: not self._adapters.indexes,
         )
         self.forward = self._compiled
+        self._is_plain, self._is_current = False, False
         self._compiled.start()
 
     def close(self) -> None:
         """End the compiler, after the program it is at; the memory goes with the object."""
         if self._compiled is not None:
             self._compiled.close()
+
+    def _whole_now(self) -> WholeSteps | None:
+        if not self._is_current:
+            self._whole = whole_steps(self.model, self.cache) if self._is_plain else None
+            self._is_current = True
+        return self._whole
 
     def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
         return self.model.hidden(ids, position_ids=positions, cache=cache)

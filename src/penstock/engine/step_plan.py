@@ -20,8 +20,16 @@ class Share:
     @property
     def samples(self) -> bool:
         """Whether the run reaches the last known token and the next one is to be drawn; ask before commit."""
-        reaches_end = self.start + self.num_tokens >= len(self.sequence.tokens)
-        return reaches_end and self.sequence.request.task == "generate"
+        return self._reaches_end and self.sequence.request.task == "generate"
+
+    @property
+    def embeds(self) -> bool:
+        """Whether the run reaches the end of a text of which one vector is wanted."""
+        return self._reaches_end and self.sequence.request.task == "embed"
+
+    @property
+    def _reaches_end(self) -> bool:
+        return self.start + self.num_tokens >= len(self.sequence.tokens)
 
     @property
     def num_rows(self) -> int:

@@ -65,7 +65,7 @@ def block_operands(
 ) -> BlockOperands | None:
     """Return the operands of a block; None: its modules have to compute one by one."""
     layers = linears_of(attention, mlp)
-    found = [operands for layer in layers if (operands := _operands(layer)) is not None]
+    found = [operands for layer in layers if (operands := operands_of(layer)) is not None]
     head_norms = attention.query_norm, attention.key_norm
     rows = dict(attention.query_key_value.parts)
     if (
@@ -85,7 +85,8 @@ def block_operands(
     )
 
 
-def _operands(layer: nn.Module | None) -> Operands | None:
+def operands_of(layer: nn.Module | None) -> Operands | None:
+    """Return what the operators multiply by for a layer; None: it is none that they know."""
     if isinstance(layer, PackedLinear):
         return layer.panels, None, None, layer.bias
     if isinstance(layer, TiledLinear):

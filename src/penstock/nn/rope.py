@@ -1,18 +1,22 @@
 """Rotary position embeddings: frequencies, their published scalings, and the rotation.
 
 Source: Su et al., "RoFormer", arXiv:2104.09864, in the half-split layout of Llama checkpoints
-(dimension i pairs with i + head_dim / 2). Nothing is kept between calls: the frequencies are
+(dimension i pairs with i + head_dim / 2). The model keeps nothing between calls: the frequencies are
 head_dim / 2 numbers, so they are computed anew in each forward. A buffer would have to be rebuilt
-after construction on the meta device, and `model.to(bfloat16)` would silently round it.
+after construction on the meta device, and `model.to(bfloat16)` would silently round it. Serving, whose
+steps take milliseconds, keeps tables of positions beside the model (`RopeCache`).
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from penstock.nn.rope_scaling import RopeScaling
+
+_FIRST_POSITIONS = 1024
 
 
 def rope_tables(
@@ -39,6 +43,27 @@ def rope_tables(
         angles = positions[:, None, :, None].float() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
+
+
+class RopeCache:
+    """Cosines and sines of all positions from 0 on, made as far as they were asked for.
+
+    Args:
+        make: from positions [1, n] to both [1, 1, n, head_dim], each position's apart from the others.
+        max_positions: past the last that is ever asked for.
+    """
+
+    def __init__(self, make: Callable[[Tensor], tuple[Tensor, Tensor]], *, max_positions: int) -> None:
+        self._make, self._max_positions = make, max_positions
+        self._tables = make(torch.zeros(1, 0, dtype=torch.long))
+
+    def up_to(self, position: int) -> tuple[Float[Tensor, "1 1 n head_dim"], Float[Tensor, "1 1 n head_dim"]]:
+        """Return tables that hold a position: twice as long as before when they grow."""
+        length = self._tables[0].shape[2]
+        if position >= length:
+            length = min(max(2 * length, position + 1, _FIRST_POSITIONS), self._max_positions)
+            self._tables = self._make(torch.arange(length)[None])
+        return self._tables
 
 
 def rotate(

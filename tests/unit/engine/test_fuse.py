@@ -130,7 +130,7 @@ def test_merged_products_hold_the_parts_by_name():
 
 def one_by_one(monkeypatch, model, ids):
     with monkeypatch.context() as patch:
-        patch.setattr(FusedBlock, "_operands_now", lambda _: None)
+        patch.setattr(FusedBlock, "operands_now", lambda _: None)
         return in_pages(model, ids)
 
 

@@ -140,7 +140,9 @@ class Llama(nn.Module):
         batch, seq_len = (input_ids if position_ids is None else position_ids).shape
         layout = Layout(batch=batch, seq_len=seq_len, cu_seqlens=cu_seqlens)
         x = _scaled(self.embed(input_ids), self.embedding_multiplier)
-        rope = self._rope(_positions(layout, input_ids.device) if position_ids is None else position_ids, x)
+        rope = self.rope(
+            _positions(layout, input_ids.device) if position_ids is None else position_ids, x.dtype
+        )
         windows = self.config.windows
         attend = {window: self._attend(replace(layout, window=window), x, cache) for window in set(windows)}
         for index, block in enumerate(self.layers):
@@ -166,20 +168,21 @@ class Llama(nn.Module):
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
 
-    def _attend(self, layout: Layout, like: Tensor, cache: Cache | None) -> Attend:
-        if cache is not None:
-            return cache.attend(layout.window)
-        return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
-
-    def _rope(self, positions: Tensor, like: Tensor) -> Rope:
+    def rope(self, positions: Int[Tensor, "batch seq"], dtype: torch.dtype) -> Rope:
+        """Return the cosines and sines that rotate queries and keys at these positions."""
         return rope_tables(
             positions,
             head_dim=self.config.size_of_head,
             theta=self.config.rope_theta,
             scaling=self.config.rope_scaling,
             max_positions=self.config.max_position_embeddings,
-            dtype=like.dtype,
+            dtype=dtype,
         )
+
+    def _attend(self, layout: Layout, like: Tensor, cache: Cache | None) -> Attend:
+        if cache is not None:
+            return cache.attend(layout.window)
+        return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
 
 
 def _scaled(x: Tensor, multiplier: float) -> Tensor:

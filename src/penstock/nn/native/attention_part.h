@@ -16,6 +16,7 @@ using namespace tile;
 
 constexpr int64_t PART = 256;     // keys
 constexpr int64_t TILE_ROWS = 48;  // a multiple of the product's 6
+constexpr int64_t FEW_ROWS = 4;
 constexpr int64_t AHEAD = 16;     // keys
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
@@ -35,6 +36,7 @@ struct Task {
 // Rows of one tile: `tokens` queries of one share, each with the heads of one group; token-major.
 struct Tile {
   int64_t share, kv_head, first_token, tokens, first_position;
+  bool is_few;  // whether its rows read keys and values where they lie
 };
 
 // The joined result of the parts seen so far: weighted sums of values, largest score, sum of weights.
@@ -280,7 +282,7 @@ void attend_part(const Task<T>& task, const Tile& tile, int64_t first_key, int64
     q_rows[row] = task.q + (tile.first_token + row / group) * task.q_stride + (tile.kv_head * group + row % group) * task.dim;
   find_rows(task, tile, first_key, num_keys, own);
   room(own.scores, rows * PART), room(own.sums, rows * wide);
-  switch (rows) {
+  switch (tile.is_few ? rows : 0) {
     case 1: attend_few<1>(task, tile, first_key, num_keys, q_rows, own); break;
     case 2: attend_few<2>(task, tile, first_key, num_keys, q_rows, own); break;
     case 3: attend_few<3>(task, tile, first_key, num_keys, q_rows, own); break;

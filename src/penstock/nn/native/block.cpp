@@ -26,7 +26,7 @@ at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix, const Option
 }
 
 // The i-th linear layer, of whatever type its matrix is.
-at::Tensor apply(const at::Tensor& x, const Tensors& linears, int64_t i, int64_t outputs) {
+at::Tensor apply_linear(const at::Tensor& x, const Tensors& linears, int64_t i, int64_t outputs) {
   const at::Tensor panels = linears.get(i * OPERANDS).value();
   const Optional scales = linears.get(i * OPERANDS + 1), bias = linears.get(i * OPERANDS + 3);
   if (panels.is_mkldnn()) return by_onednn(x, panels, bias);
@@ -44,12 +44,12 @@ void decoder_block(at::Tensor x, const at::Tensor& cosines, const at::Tensor& si
   TORCH_CHECK(linears.size() == 4 * OPERANDS && outputs.size() == 4 && norms.size() == 4,
               "decoder_block: ", linears.size(), " operands, ", outputs.size(), " sizes, ", norms.size(), " norms");
   const at::Tensor normed = rms_norm(x, std::nullopt, 1.0, norms.get(0).value(), eps);
-  const at::Tensor q = rotary::rotate_and_store(apply(normed, linears, 0, outputs[0]), cosines, sines, slots, keys,
+  const at::Tensor q = rotary::rotate_and_store(apply_linear(normed, linears, 0, outputs[0]), cosines, sines, slots, keys,
                                                 values, norms.get(2), norms.get(3), eps);
   const at::Tensor mixed = attention::paged_attention(q, keys, values, starts, lengths, tables, scale, window);
-  const at::Tensor attended = apply(mixed.view({x.size(0), -1}), linears, 1, outputs[1]);
-  const at::Tensor gate_up = apply(rms_norm(x, attended, multiplier, norms.get(1).value(), eps), linears, 2, outputs[2]);
-  x.add_(apply(gate::silu_and_multiply(gate_up), linears, 3, outputs[3]), multiplier);
+  const at::Tensor attended = apply_linear(mixed.view({x.size(0), -1}), linears, 1, outputs[1]);
+  const at::Tensor gate_up = apply_linear(rms_norm(x, attended, multiplier, norms.get(1).value(), eps), linears, 2, outputs[2]);
+  x.add_(apply_linear(gate::silu_and_multiply(gate_up), linears, 3, outputs[3]), multiplier);
 }
 
 }  // namespace penstock::block

@@ -3,7 +3,7 @@
 All files are one translation unit: reading torch's headers costs more than compiling the kernels. The
 library's name is a hash of whatever decides its content, so a new torch, compiler, CPU or source
 builds anew and nothing is ever overwritten. It links no OpenMP: threads come from torch's own pool
-through its C interface (`parallel.h`), because two pools would fight for the cores.
+through its C interface (`threads.h`), because two pools would fight for the cores.
 
 What is loaded was compiled here from the installed sources: the folder must belong to this user and be
 writable by nobody else.

@@ -1,20 +1,12 @@
-// silu(gate) * up of the merged projection, in one pass.
+// silu(gate) * up of the merged projection as an operator.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "parallel.h"
-#include "rows.h"
+#include "gate.h"
+#include "threads.h"
 
 namespace penstock::gate {
-
-template <class T>
-void gate_row(const T* gate, const T* up, T* out, int64_t size) {
-  each_lane(size, [&](int64_t i, auto at) {
-    const Vec x = at.load(gate + i);
-    at.store(out + i, x / (Vec(1.0f) + exp(Vec() - x)) * at.load(up + i));
-  });
-}
 
 at::Tensor silu_and_multiply(const at::Tensor& gate_up) {
   TORCH_CHECK(gate_up.is_contiguous() && gate_up.size(-1) % 2 == 0, "silu_and_multiply: shape ", gate_up.sizes());
@@ -23,11 +15,8 @@ at::Tensor silu_and_multiply(const at::Tensor& gate_up) {
   at::Tensor out = at::empty(shape, gate_up.options());
   dispatch(gate_up, [&](auto zero) {
     using T = decltype(zero);
-    const T* in = gate_up.const_data_ptr<T>();
-    T* outs = out.mutable_data_ptr<T>();
-    parallel(size ? out.numel() / size : 0, grain_of(4 * size), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) gate_row(in + 2 * i * size, in + (2 * i + 1) * size, outs + i * size, size);
-    });
+    Regions threads;
+    gate_rows(threads, gate_up.const_data_ptr<T>(), size ? out.numel() / size : 0, size, out.mutable_data_ptr<T>());
   });
   return out;
 }

@@ -1,11 +1,10 @@
-// Linear layers over panels, in float32 and bfloat16; where the CPU lacks AVX-512, no operator answers.
+// Linear layers over panels as operators; where the CPU lacks AVX-512, none answers.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include "panels.h"
-#include "parallel.h"
-#include "rows.h"
+#include "product.h"
+#include "threads.h"
 
 namespace penstock {
 
@@ -20,54 +19,41 @@ bool has_linear(int64_t bits) {
 #endif
 }
 
-// [..., inputs] -> [..., outputs], uninitialised.
-inline at::Tensor outputs_of(const at::Tensor& x, int64_t outputs, at::ScalarType type) {
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  sizes.back() = outputs;
-  return at::empty(sizes, x.options().dtype(type));
-}
-
-#ifdef HAS_PANELS
-
-template <class Of, class T>
-void multiply_all(const at::Tensor& x, const at::Tensor& panels, const T* bias, at::Tensor& out) {
-  const int64_t units = panels.size(1), outputs = out.size(-1), tokens = x.numel() / x.size(-1);
-  const auto* xs = static_cast<const int32_t*>(x.const_data_ptr());
-  const auto* ws = static_cast<const int32_t*>(panels.const_data_ptr());
-  T* outs = out.mutable_data_ptr<T>();
-  auto tile = [&](int64_t panel, int64_t first, auto count) {
-    typename Of::Sum sums[count][2];
-    multiply<Of, count>(ws + panel * units * PANEL, xs + first * units, units, sums);
-    for (int half = 0; half < 2; ++half) {
-      const int64_t n = panel * PANEL + half * LANES;
-      const Lanes at = lanes(n, outputs);
-      const Vec added = bias ? at.load(bias + n) : Vec();
-      for (int t = 0; t < count; ++t) at.store(outs + (first + t) * outputs + n, added + sums[t][half]);
-    }
-  };
-  parallel(num_tiles<MAX_TOKENS>(tokens, panels.size(0)), grain_of_tiles(units, tokens),
-           [&](int64_t begin, int64_t end) { each_tile<MAX_TOKENS>(begin, end, tokens, tile); });
-}
-
-#endif
-
-at::Tensor linear(const at::Tensor& given, const at::Tensor& panels, const std::optional<at::Tensor>& bias,
-                  int64_t outputs) {
+at::Tensor apply(const at::Tensor& given, const Matrix& matrix) {
   const at::Tensor x = given.contiguous();
-  at::Tensor out = outputs_of(x, outputs, x.scalar_type());
-  TORCH_CHECK(x.scalar_type() == panels.scalar_type() && panels.is_contiguous() && panels.dim() == 4 &&
-                  x.size(-1) == panels.size(1) * panels.size(3) && panels.size(0) == (outputs + 31) / 32,
-              "linear: ", x.sizes(), " with panels ", panels.sizes(), " for ", outputs, " outputs");
-  TORCH_CHECK(!bias || (bias->scalar_type() == x.scalar_type() && bias->numel() == outputs), "linear: bias");
-#ifdef HAS_PANELS
-  if (x.scalar_type() == at::kFloat)
-    multiply_all<OfFloat, float>(x, panels, bias ? bias->const_data_ptr<float>() : nullptr, out);
-  else
-    multiply_all<OfBFloat16, bf16>(x, panels, bias ? bias->const_data_ptr<bf16>() : nullptr, out);
-#else
-  TORCH_CHECK(false, "linear: this CPU has no AVX-512");
-#endif
+  TORCH_CHECK(x.size(-1) == matrix.inputs, "linear: tokens ", x.sizes(), " with ", matrix.inputs, " inputs");
+  TORCH_CHECK(has_linear(matrix.type == at::kByte ? 4 : 8 * c10::elementSize(matrix.type)), "linear: this CPU has no AVX-512",
+              matrix.type == x.scalar_type() ? "" : " VNNI");
+  std::vector<int64_t> sizes = x.sizes().vec();
+  sizes.back() = matrix.outputs;
+  at::Tensor out = at::empty(sizes, x.options());
+  const int64_t tokens = matrix.inputs ? x.numel() / matrix.inputs : 0;
+  const at::Tensor memory = at::empty({product_bytes(matrix, tokens)}, x.options().dtype(at::kByte));
+  dispatch(x, [&](auto zero) {
+    using T = decltype(zero);
+    Regions threads;
+    product(threads, matrix, x.const_data_ptr<T>(), tokens, out.mutable_data_ptr<T>(),
+            static_cast<char*>(memory.mutable_data_ptr()));
+  });
   return out;
+}
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const Optional& bias, int64_t outputs) {
+  TORCH_CHECK(panels.dim() == 4 && panels.scalar_type() == x.scalar_type(), "linear: tokens of ", x.scalar_type(),
+              " with panels ", panels.sizes(), " of ", panels.scalar_type());
+  return apply(x, matrix_of(x.scalar_type(), panels, std::nullopt, std::nullopt, bias, outputs));
+}
+
+at::Tensor linear_int8(const at::Tensor& x, const at::Tensor& panels, const at::Tensor& scales, const at::Tensor& offsets,
+                       const Optional& bias, int64_t outputs) {
+  TORCH_CHECK(panels.scalar_type() == at::kChar, "linear_int8: panels of ", panels.scalar_type());
+  return apply(x, matrix_of(x.scalar_type(), panels, scales, offsets, bias, outputs));
+}
+
+at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& panels, const at::Tensor& scales, const Optional& bias,
+                       int64_t outputs) {
+  TORCH_CHECK(panels.scalar_type() == at::kByte, "linear_int4: panels of ", panels.scalar_type());
+  return apply(x, matrix_of(x.scalar_type(), panels, scales, std::nullopt, bias, outputs));
 }
 
 }  // namespace penstock
@@ -75,6 +61,12 @@ at::Tensor linear(const at::Tensor& given, const at::Tensor& panels, const std::
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("has_linear(int bits) -> bool", &penstock::has_linear);
   m.def("linear(Tensor x, Tensor panels, Tensor? bias, int outputs) -> Tensor");
+  m.def("linear_int8(Tensor x, Tensor panels, Tensor scales, Tensor offsets, Tensor? bias, int outputs) -> Tensor");
+  m.def("linear_int4(Tensor x, Tensor panels, Tensor scales, Tensor? bias, int outputs) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("linear", &penstock::linear); }
+TORCH_LIBRARY_IMPL(penstock, CPU, m) {
+  m.impl("linear", &penstock::linear);
+  m.impl("linear_int8", &penstock::linear_int8);
+  m.impl("linear_int4", &penstock::linear_int4);
+}

@@ -1,23 +1,12 @@
-// RMSNorm, alone and after the residual sum: one pass over a row while it is in the first cache.
+// RMSNorm as an operator, alone and after the residual sum.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
 
-#include "parallel.h"
-#include "rows.h"
+#include "norm.h"
+#include "threads.h"
 
 namespace penstock {
-
-// x += scale * delta in the stored type, as the plain network does; then out = norm(x) * weight.
-template <class T>
-void add_and_norm_row(T* x, const T* delta, float scale, const T* weight, float eps, T* out, int64_t size) {
-  if (delta) {
-    each_lane(size, [&](int64_t i, auto at) {
-      at.store(x + i, Vec::fma(at.load(delta + i), Vec(scale), at.load(x + i)));
-    });
-  }
-  normalise_row(x, weight, eps, out, size);
-}
 
 at::Tensor rms_norm(at::Tensor x, const std::optional<at::Tensor>& delta, double scale, const at::Tensor& weight,
                     double eps) {
@@ -29,13 +18,10 @@ at::Tensor rms_norm(at::Tensor x, const std::optional<at::Tensor>& delta, double
   at::Tensor out = at::empty_like(x);
   dispatch(x, [&](auto zero) {
     using T = decltype(zero);
-    T *xs = x.mutable_data_ptr<T>(), *outs = out.mutable_data_ptr<T>();
-    const T *deltas = delta ? delta->const_data_ptr<T>() : nullptr, *weights = weight.const_data_ptr<T>();
-    parallel(rows, grain_of(size), [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin * size; row < end * size; row += size)
-        add_and_norm_row(xs + row, deltas ? deltas + row : nullptr, static_cast<float>(scale), weights,
-                         static_cast<float>(eps), outs + row, size);
-    });
+    const Norm<T> norm{weight.const_data_ptr<T>(), static_cast<float>(eps), size};
+    Regions threads;
+    add_and_norm(threads, norm, x.mutable_data_ptr<T>(), delta ? delta->const_data_ptr<T>() : nullptr,
+                 static_cast<float>(scale), rows, out.mutable_data_ptr<T>());
   });
   return out;
 }

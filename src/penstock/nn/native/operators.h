@@ -3,11 +3,9 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
+#include "matrix.h"
 
 namespace penstock {
-
-using Optional = std::optional<at::Tensor>;
 
 at::Tensor rms_norm(at::Tensor x, const Optional& delta, double scale, const at::Tensor& weight, double eps);
 at::Tensor linear(const at::Tensor& x, const at::Tensor& panels, const Optional& bias, int64_t outputs);

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "panels.h"
-#include "parallel.h"
+#include "threads.h"
 #include "rows.h"
 
 namespace penstock {

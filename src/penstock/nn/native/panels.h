@@ -23,6 +23,7 @@
 #include <utility>
 
 #include "rows.h"
+#include "threads.h"
 
 namespace penstock {
 
@@ -90,29 +91,22 @@ template <class Of, int tokens>
   for (int t = 0; t < tokens; ++t) sums[t][0] = own[t][0], sums[t][1] = own[t][1];
 }
 
-// Call tile(panel, first token, number of tokens as a constant) for items [begin, end) of all tiles.
-// Tiles of one panel follow each other, so that it is read from memory once.
+// Call tile(panel, first token, number of tokens as a constant) for all tiles. Those of one panel follow each
+// other, so that it is read from memory once. A thread that has to be woken gets tiles of at least half a
+// microsecond's work in sum: waking it costs about as much.
 template <int most, class Tile>
-void each_tile(int64_t begin, int64_t end, int64_t tokens, const Tile& tile) {
-  const int64_t runs = (tokens + most - 1) / most;
-  for (int64_t item = begin; item < end; ++item) {
-    const int64_t panel = item / runs, run = item % runs;
-    const int64_t first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
-    [&]<int... n>(std::integer_sequence<int, n...>) {  // the compiler makes one tile for each number
-      (void)((count == n + 1 && (tile(panel, first, std::integral_constant<int, n + 1>{}), true)) || ...);
-    }(std::make_integer_sequence<int, most>{});
-  }
-}
-
-// The number of items that `each_tile` runs through.
-template <int most>
-int64_t num_tiles(int64_t tokens, int64_t panels) {
-  return panels * ((tokens + most - 1) / most);
-}
-
-// A thread takes tiles of at least half a microsecond's work in sum: waking it costs about as much.
-inline int64_t grain_of_tiles(int64_t units, int64_t tokens) {
-  return std::max<int64_t>(1, 8192 / (units * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
+void each_tile(Threads& threads, int64_t tokens, int64_t outputs, int64_t units, const Tile& tile) {
+  const int64_t runs = (tokens + most - 1) / most, panels = (outputs + PANEL - 1) / PANEL;
+  const int64_t grain = std::max<int64_t>(1, 8192 / (units * std::clamp<int64_t>(tokens, 1, MAX_TOKENS)));
+  threads.each(panels * runs, grain, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t panel = item / runs, run = item % runs;
+      const int64_t first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
+      [&]<int... n>(std::integer_sequence<int, n...>) {  // the compiler makes one tile for each number
+        (void)((count == n + 1 && (tile(panel, first, std::integral_constant<int, n + 1>{}), true)) || ...);
+      }(std::make_integer_sequence<int, most>{});
+    }
+  });
 }
 
 // The outputs of a register, from `first`, that the matrix has: its last panel is filled up.

@@ -1,54 +1,12 @@
-// From the merged projection of a step to attention's inputs: norms of heads (where a family has them)
-// and rotation of queries and keys, keys and values into their pages. One pass over the projection.
-//
-// Rotation is in the half-split layout of nn/rope.py, which is the reference.
+// What attention reads, from the merged projection, as an operator; see rotary.h.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
-#include <vector>
-
-#include "parallel.h"
-#include "rows.h"
+#include "rotary.h"
+#include "threads.h"
 
 namespace penstock::rotary {
-
-template <class T>
-struct Heads {
-  const T *cosines, *sines;  // [tokens, dim]
-  const T *q_norm, *k_norm;  // [dim] or null
-  float eps;
-  int64_t heads, kv_heads, dim;
-};
-
-// out = rotated(normalised(x)); the norm is rounded to the stored type, as the plain network does.
-template <class T>
-void rotate(const T* x, const T* norm, const Heads<T>& of, int64_t token, T* out) {
-  const int64_t half = of.dim / 2;
-  const T *cosines = of.cosines + token * of.dim, *sines = of.sines + token * of.dim;
-  static thread_local std::vector<T> normed;
-  if (norm) {
-    normed.resize(of.dim);
-    normalise_row(x, norm, of.eps, normed.data(), of.dim);
-    x = normed.data();
-  }
-  each_lane(half, [&](int64_t i, auto at) {
-    const Vec first = at.load(x + i), second = at.load(x + half + i);
-    at.store(out + i, first * at.load(cosines + i) - second * at.load(sines + i));
-    at.store(out + half + i, Vec::fma(first, at.load(sines + half + i), second * at.load(cosines + half + i)));
-  });
-}
-
-template <class T>
-void take_token(const T* in, const Heads<T>& of, int64_t token, int64_t slot, int64_t block_size, T* q, T* keys,
-                T* values) {
-  for (int64_t head = 0; head < of.heads; ++head, in += of.dim, q += of.dim) rotate(in, of.q_norm, of, token, q);
-  const int64_t page = slot / block_size * of.kv_heads, offset = slot % block_size;
-  for (int64_t head = 0; head < of.kv_heads; ++head, in += of.dim)
-    rotate(in, of.k_norm, of, token, keys + ((page + head) * block_size + offset) * of.dim);
-  for (int64_t head = 0; head < of.kv_heads; ++head, in += of.dim)
-    std::copy(in, in + of.dim, values + ((page + head) * block_size + offset) * of.dim);
-}
 
 inline void check(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines, const at::Tensor& slots,
                   const at::Tensor& keys, const at::Tensor& values) {
@@ -61,11 +19,7 @@ inline void check(const at::Tensor& qkv, const at::Tensor& cosines, const at::Te
     TORCH_CHECK(t.is_contiguous() && t.numel() == tokens * dim, "rotate_and_store: angles ", t.sizes());
   for (const at::Tensor& t : {cosines, sines, keys, values})
     TORCH_CHECK(t.scalar_type() == qkv.scalar_type(), "rotate_and_store: types differ");
-  TORCH_CHECK(slots.scalar_type() == at::kLong && slots.is_contiguous() && slots.numel() == tokens,
-              "rotate_and_store: slots are int64, one per token");
-  for (int64_t i = 0; i < tokens; ++i)
-    TORCH_CHECK(slots.const_data_ptr<int64_t>()[i] >= 0 && slots.const_data_ptr<int64_t>()[i] < num_slots,
-                "rotate_and_store: there is no slot ", slots.const_data_ptr<int64_t>()[i]);
+  check_indexes(slots, tokens, num_slots, "slot");
 }
 
 template <class T>
@@ -80,20 +34,16 @@ at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, co
                             const std::optional<at::Tensor>& q_norm, const std::optional<at::Tensor>& k_norm,
                             double eps) {
   check(qkv, cosines, sines, slots, keys, values);
-  const int64_t tokens = qkv.size(0), width = qkv.size(1), block_size = keys.size(2), dim = keys.size(3);
-  const int64_t kv_heads = keys.size(1), heads = width / dim - 2 * kv_heads;
+  const int64_t tokens = qkv.size(0), block_size = keys.size(2), dim = keys.size(3);
+  const int64_t kv_heads = keys.size(1), heads = qkv.size(1) / dim - 2 * kv_heads;
   at::Tensor q = at::empty({tokens, heads, dim}, qkv.options());
   dispatch(qkv, [&](auto zero) {
     using T = decltype(zero);
-    const Heads<T> of{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), weight_of<T>(q_norm, dim),
+    const Heads<T> of{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), nullptr, weight_of<T>(q_norm, dim),
                       weight_of<T>(k_norm, dim), static_cast<float>(eps), heads, kv_heads, dim};
-    const T* in = qkv.const_data_ptr<T>();
-    const int64_t* slot = slots.const_data_ptr<int64_t>();
-    T *outs = q.mutable_data_ptr<T>(), *k = keys.mutable_data_ptr<T>(), *v = values.mutable_data_ptr<T>();
-    parallel(tokens, grain_of(width), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i)
-        take_token(in + i * width, of, i, slot[i], block_size, outs + i * heads * dim, k, v);
-    });
+    Regions threads;
+    take_tokens(threads, of, qkv.const_data_ptr<T>(), slots.const_data_ptr<int64_t>(), tokens, block_size,
+                q.mutable_data_ptr<T>(), keys.mutable_data_ptr<T>(), values.mutable_data_ptr<T>());
   });
   return q;
 }

@@ -57,4 +57,13 @@ void dispatch(const at::Tensor& x, const Body& body) {
   body(bf16{});
 }
 
+// Refuse what is not one index of [0, most) per token; `what` names them.
+inline void check_indexes(const at::Tensor& indexes, int64_t tokens, int64_t most, const char* what) {
+  TORCH_CHECK(indexes.scalar_type() == at::kLong && indexes.is_contiguous() && indexes.numel() == tokens,
+              "a ", what, " of int64 is needed for each of ", tokens, " tokens, not ", indexes.sizes());
+  const int64_t* index = indexes.const_data_ptr<int64_t>();
+  for (int64_t i = 0; i < tokens; ++i)
+    TORCH_CHECK(index[i] >= 0 && index[i] < most, "there is no ", what, " ", index[i], " of ", most);
+}
+
 }  // namespace penstock

@@ -1,0 +1,150 @@
+// A decoder as an object that computes whole steps; it holds its operands and the memory for activations.
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include "network.h"
+
+namespace penstock::network {
+
+using Operands = c10::List<std::optional<at::Tensor>>;
+
+constexpr int64_t OF_LINEAR = 4, LINEARS = 4, NORMS = 4;  // operands of a linear layer; layers and norms of a block
+constexpr int64_t OF_BLOCK = OF_LINEAR * LINEARS + NORMS;
+
+inline const void* pointer_of(const Optional& tensor, at::ScalarType type, int64_t size) {
+  if (!tensor) return nullptr;
+  TORCH_CHECK(tensor->scalar_type() == type && tensor->is_contiguous() && tensor->numel() == size,
+              "Network: a tensor ", tensor->sizes(), " of ", tensor->scalar_type(), " where ", size, " numbers belong");
+  return tensor->const_data_ptr();
+}
+
+// From the first asked-for token of each share on; `rows` and `others` are ascending.
+inline Kept keep(const at::Tensor& starts, int64_t tokens, const at::Tensor& rows, const at::Tensor& others) {
+  std::vector<bool> is_asked(tokens);
+  for (const at::Tensor& some : {rows, others})
+    for (int64_t i = 0; i < some.numel(); ++i) is_asked[some.const_data_ptr<int64_t>()[i]] = true;
+  Kept kept{{}, {0}, {}};
+  std::vector<int64_t> place(tokens);
+  for (int64_t share = 0; share + 1 < starts.numel(); ++share) {
+    bool is_kept = false;
+    for (int64_t token = starts.const_data_ptr<int32_t>()[share]; token < starts.const_data_ptr<int32_t>()[share + 1]; ++token) {
+      if (!(is_kept |= is_asked[token])) continue;
+      place[token] = kept.tokens.size();
+      kept.tokens.push_back(token);
+    }
+    kept.starts.push_back(static_cast<int32_t>(kept.tokens.size()));
+  }
+  for (int64_t i = 0; i < rows.numel(); ++i) kept.rows.push_back(place[rows.const_data_ptr<int64_t>()[i]]);
+  return kept;
+}
+
+class Network : public torch::CustomClassHolder {
+ public:
+  // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
+  // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
+  // residual sums and of the embedding; pages: [blocks of the network, 2, pages, heads, positions, dim].
+  Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
+          std::vector<double> numbers, at::Tensor pages)
+      : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), type_(pages_.scalar_type()) {
+    const size_t count = windows.size();
+    TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 4 && count > 0 &&
+                outputs.size() == count * LINEARS + 1 && pages_.dim() == 6 && pages_.is_contiguous() &&
+                pages_.size(0) == static_cast<int64_t>(count), "Network: operands of ", count, " blocks, pages ", pages_.sizes());
+    const at::Tensor embedding = ends_.get(0).value();
+    model_.kv_heads = pages_.size(3), model_.dim = pages_.size(5);
+    model_.hidden = embedding.size(1), vocabulary_ = embedding.size(0);
+    model_.embedding = pointer_of(embedding, type_, embedding.numel());
+    model_.norm = pointer_of(ends_.get(1), type_, model_.hidden);
+    model_.head = linear(ends_, 2, model_.hidden, outputs.back());
+    model_.eps = numbers[0], model_.scale = numbers[1];
+    model_.residual_multiplier = numbers[2], model_.embedding_multiplier = numbers[3];
+    for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i]);
+  }
+
+  // Returns the normalised stream of all tokens, right where rows or others ask for it, and the logits of rows.
+  std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& cosines,
+                                         const at::Tensor& sines, const at::Tensor& slots, const at::Tensor& starts,
+                                         const at::Tensor& lengths, const at::Tensor& tables, const at::Tensor& rows,
+                                         const at::Tensor& others) {
+    const int64_t tokens = ids.numel(), num_blocks = pages_.size(2), block_size = pages_.size(4);
+    check_indexes(ids, tokens, vocabulary_, "token");
+    check_indexes(slots, tokens, num_blocks * block_size, "slot");
+    check_indexes(positions, tokens, cosines.numel() / model_.dim, "position");
+    check_indexes(rows, rows.numel(), tokens, "row");
+    check_indexes(others, others.numel(), tokens, "row");
+    attention::check_shares(tokens, num_blocks, block_size, starts, lengths, tables);
+    for (const at::Tensor& t : {cosines, sines}) pointer_of(t, type_, cosines.numel());
+    at::Tensor hidden = at::empty({tokens, model_.hidden}, pages_.options());
+    at::Tensor logits = at::empty({rows.numel(), model_.head.outputs}, pages_.options());
+    const Kept kept = keep(starts, tokens, rows, others);
+    dispatch(pages_, [&](auto zero) {
+      using T = decltype(zero);
+      const attention::Task<T> task{nullptr, nullptr, nullptr, nullptr, starts.const_data_ptr<int32_t>(),
+                                    lengths.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>(),
+                                    model_.heads * model_.dim, model_.heads, model_.kv_heads, block_size, model_.dim,
+                                    tables.size(1), 0, model_.scale};
+      const rotary::Heads<T> heads{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), positions.const_data_ptr<int64_t>(),
+                                   nullptr, nullptr, model_.eps, model_.heads, model_.kv_heads, model_.dim};
+      Cuts<T> cuts(model_, task, lengths.numel(), kept);
+      Step<T> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, task,
+                   pages_.mutable_data_ptr<T>(), pages_.stride(1), cuts, kept, hidden.mutable_data_ptr<T>(),
+                   logits.mutable_data_ptr<T>()};
+      const Activations<T> activations = room<T>(tokens, rows.numel());
+      together([&](Member& member) { network::run(member, step, activations); });
+    });
+    return {hidden, logits};
+  }
+
+ private:
+  Matrix linear(const Operands& from, int64_t first, int64_t inputs, int64_t outputs) const {
+    const at::Tensor panels = from.get(first).value();
+    const Matrix matrix = matrix_of(type_, panels, from.get(first + 1), from.get(first + 2), from.get(first + 3), outputs);
+    TORCH_CHECK(matrix.inputs == inputs, "Network: a linear layer of ", matrix.inputs, " inputs where ", inputs, " come");
+    return matrix;
+  }
+
+  void add_block(int64_t first, const int64_t* outputs, int64_t window) {
+    const int64_t hidden = model_.hidden, dim = model_.dim, heads = outputs[0] / dim - 2 * model_.kv_heads;
+    model_.heads = model_.layers.empty() ? heads : model_.heads;
+    TORCH_CHECK(heads > 0 && heads == model_.heads && outputs[0] % dim == 0 && heads % model_.kv_heads == 0 &&
+                heads / model_.kv_heads <= attention::TILE_ROWS && outputs[1] == hidden && outputs[2] % 2 == 0 &&
+                outputs[3] == hidden, "Network: a block of ", heads, " heads over ", model_.kv_heads);
+    const auto norm = [&](int64_t i, int64_t size) {
+      return pointer_of(blocks_.get(first + OF_LINEAR * LINEARS + i), type_, size);
+    };
+    model_.layers.push_back({linear(blocks_, first, hidden, outputs[0]), linear(blocks_, first + 4, heads * dim, hidden),
+                             linear(blocks_, first + 8, hidden, outputs[2]),
+                             linear(blocks_, first + 12, outputs[2] / 2, hidden), norm(0, hidden), norm(1, hidden),
+                             norm(2, dim), norm(3, dim), window});
+    TORCH_CHECK(model_.layers.back().attention_norm && model_.layers.back().mlp_norm, "Network: a block without norms");
+  }
+
+  // Kept from step to step and only ever larger: what is written anew each time is in no page of memory yet.
+  template <class T>
+  Activations<T> room(int64_t tokens, int64_t rows) {
+    Space measured(nullptr);
+    Activations<T>(model_, tokens, rows, measured);
+    if (!memory_.defined() || memory_.numel() < measured.used())
+      memory_ = at::empty({measured.used()}, pages_.options().dtype(at::kByte));
+    Space space(static_cast<char*>(memory_.mutable_data_ptr()));
+    return Activations<T>(model_, tokens, rows, space);
+  }
+
+  Operands blocks_, ends_;  // hold what the model points to
+  at::Tensor pages_, memory_;
+  at::ScalarType type_;
+  int64_t vocabulary_ = 0;
+  Model model_{};
+};
+
+}  // namespace penstock::network
+
+TORCH_LIBRARY_FRAGMENT(penstock, m) {
+  using penstock::network::Network;
+  using penstock::network::Operands;
+  m.class_<Network>("Network")
+      .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, at::Tensor>())
+      .def("run", &Network::run);
+}

@@ -1,0 +1,188 @@
+// One step of a whole decoder over pages, as every thread of a region runs it.
+//
+// The phases are those of the operators (norm.h, product.h, rotary.h, attention.h, gate.h), to the same bits;
+// threads meet after each. Waking them for each phase, nine times a block, took a third of a step's time of a
+// small model, and so did what Python did between blocks (ADR 0033).
+//
+// Of the last block only what somebody asks for is computed: all tokens give their keys and values, and those
+// from the first asked-for token of each share on are attended and go through the feed-forward layer.
+#pragma once
+
+#include <map>
+
+#include "attention.h"
+#include "gate.h"
+#include "norm.h"
+#include "product.h"
+#include "rotary.h"
+#include "threads.h"
+
+namespace penstock::network {
+
+struct Layer {
+  Matrix query_key_value, output, gate_up, down;
+  const void *attention_norm, *mlp_norm, *query_norm, *key_norm;  // the last two may be null
+  int64_t window;
+};
+
+struct Model {
+  std::vector<Layer> layers;
+  Matrix head;
+  const void *embedding, *norm;
+  int64_t hidden, heads, kv_heads, dim;
+  float eps, scale, residual_multiplier, embedding_multiplier;
+};
+
+// Memory for a step's tokens, one array behind the other.
+class Space {
+ public:
+  explicit Space(char* memory) : begin_(memory), next_(memory) {}
+  template <class T>
+  T* take(int64_t count) {
+    char* taken = next_;
+    next_ += attention::up(count * static_cast<int64_t>(sizeof(T)), 64);
+    return reinterpret_cast<T*>(taken);
+  }
+  int64_t used() const { return next_ - begin_; }
+
+ private:
+  char *const begin_, *next_;
+};
+
+template <class T>
+struct Activations {
+  T *x, *normed, *qkv, *q, *mixed, *delta, *gate_up, *gated, *asked;
+  char* rounded;  // what products round tokens in
+
+  Activations(const Model& model, int64_t tokens, int64_t rows, Space& space) {
+    const int64_t width = model.heads * model.dim;
+    int64_t inner = 0, bytes = product_bytes(model.head, rows);
+    for (const Layer& layer : model.layers) {
+      inner = std::max(inner, layer.down.inputs);
+      for (const Matrix* matrix : {&layer.query_key_value, &layer.output, &layer.gate_up, &layer.down})
+        bytes = std::max(bytes, product_bytes(*matrix, tokens));
+    }
+    for (T** one : {&x, &normed, &delta}) *one = space.take<T>(tokens * model.hidden);
+    for (T** one : {&q, &mixed}) *one = space.take<T>(tokens * width);
+    qkv = space.take<T>(tokens * (width + 2 * model.kv_heads * model.dim));
+    gate_up = space.take<T>(tokens * 2 * inner), gated = space.take<T>(tokens * inner);
+    asked = space.take<T>(rows * model.hidden);
+    rounded = space.take<char>(bytes);
+  }
+};
+
+// Which tokens of the last block are computed whole.
+struct Kept {
+  std::vector<int64_t> tokens;  // ascending
+  std::vector<int32_t> starts;  // of each share among them
+  std::vector<int64_t> rows;    // of the tokens whose logits are asked for
+};
+
+// How attention is cut into units: once for the layers of a window, and once for the last layer.
+template <class T>
+struct Cuts {
+  std::map<int64_t, attention::Plan> of_window;
+  attention::Plan last;
+  attention::Partials partials;
+  std::vector<std::atomic<int64_t>> next;  // of each layer
+
+  Cuts(const Model& model, attention::Task<T> task, int64_t num_shares, const Kept& kept)
+      : partials{task.group(), attention::up(task.dim, LANES), {}, {}, {}}, next(model.layers.size()) {
+    int64_t most = 0;
+    for (const Layer& layer : model.layers) {
+      task.window = layer.window;
+      if (!of_window.contains(layer.window)) of_window[layer.window] = attention::cut(task, num_shares);
+      most = std::max(most, of_window[layer.window].num_partials);
+    }
+    last = attention::cut(task, num_shares, kept.starts.data());
+    partials.resize(std::max(most, last.num_partials));
+  }
+  const attention::Plan& of(size_t layer, int64_t window) const {
+    return layer + 1 == next.size() ? last : of_window.at(window);
+  }
+};
+
+// What all threads share in one step.
+template <class T>
+struct Step {
+  const Model& model;
+  int64_t num_tokens;
+  const int64_t *ids, *slots;
+  rotary::Heads<T> heads;
+  attention::Task<T> task;
+  T* pages;
+  int64_t half_layer;  // numbers of a layer's keys
+  Cuts<T>& cuts;
+  const Kept& kept;
+  T *hidden, *logits;  // [tokens, hidden] and [rows, vocabulary]
+};
+
+// to[i] = from[rows[i]].
+template <class T>
+void gather(Threads& threads, const T* from, const std::vector<int64_t>& rows, int64_t size, T* to) {
+  threads.each(static_cast<int64_t>(rows.size()), grain_of(size), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) std::copy_n(from + rows[i] * size, size, to + i * size);
+  });
+}
+
+template <class T>
+void embed(Threads& threads, const Step<T>& step, T* x) {
+  const int64_t size = step.model.hidden;
+  const Vec multiplier(step.model.embedding_multiplier);
+  threads.each(step.num_tokens, grain_of(size), [&](int64_t begin, int64_t end) {
+    for (int64_t token = begin; token < end; ++token) {
+      const T* row = static_cast<const T*>(step.model.embedding) + step.ids[token] * size;
+      each_lane(size, [&](int64_t i, auto at) { at.store(x + token * size + i, at.load(row + i) * multiplier); });
+    }
+  });
+}
+
+template <class T>
+void attend_layer(Threads& threads, const Step<T>& step, size_t i, const T* q, T* mixed) {
+  const int64_t window = step.model.layers[i].window;
+  attention::Task<T> task = step.task;
+  task.q = q, task.out = mixed;
+  task.keys = step.pages + 2 * i * step.half_layer, task.values = task.keys + step.half_layer;
+  task.window = window;
+  attention::attend(threads, task, step.cuts.of(i, window), step.cuts.partials, step.cuts.next[i]);
+}
+
+template <class T>
+void run(Threads& threads, const Step<T>& step, Activations<T> at) {
+  const Model& model = step.model;
+  const auto norm = [&](const void* weight) { return Norm<T>{static_cast<const T*>(weight), model.eps, model.hidden}; };
+  int64_t tokens = step.num_tokens;
+  const T* delta = nullptr;  // what is still to be added to the stream
+  embed(threads, step, at.x);
+  for (size_t i = 0; i < model.layers.size(); ++i) {
+    const Layer& layer = model.layers[i];
+    add_and_norm(threads, norm(layer.attention_norm), at.x, delta, model.residual_multiplier, tokens, at.normed);
+    product(threads, layer.query_key_value, at.normed, tokens, at.qkv, at.rounded);
+    rotary::Heads<T> heads = step.heads;
+    heads.q_norm = static_cast<const T*>(layer.query_norm), heads.k_norm = static_cast<const T*>(layer.key_norm);
+    T* keys = step.pages + 2 * i * step.half_layer;
+    rotary::take_tokens(threads, heads, at.qkv, step.slots, tokens, step.task.block_size, at.q, keys, keys + step.half_layer);
+    if (i + 1 == model.layers.size() && step.kept.tokens.size() < static_cast<size_t>(tokens)) {
+      tokens = step.kept.tokens.size();
+      gather(threads, at.x, step.kept.tokens, model.hidden, at.normed);
+      gather(threads, at.q, step.kept.tokens, model.heads * model.dim, at.qkv);
+      std::swap(at.x, at.normed), std::swap(at.q, at.qkv);
+    }
+    attend_layer(threads, step, i, at.q, at.mixed);
+    product(threads, layer.output, at.mixed, tokens, at.delta, at.rounded);
+    add_and_norm(threads, norm(layer.mlp_norm), at.x, at.delta, model.residual_multiplier, tokens, at.normed);
+    product(threads, layer.gate_up, at.normed, tokens, at.gate_up, at.rounded);
+    gate::gate_rows(threads, at.gate_up, tokens, layer.down.inputs, at.gated);
+    product(threads, layer.down, at.gated, tokens, at.delta, at.rounded);
+    delta = at.delta;
+  }
+  add_and_norm(threads, norm(model.norm), at.x, delta, model.residual_multiplier, tokens, at.normed);
+  threads.each(tokens, grain_of(model.hidden), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row)
+      std::copy_n(at.normed + row * model.hidden, model.hidden, step.hidden + step.kept.tokens[row] * model.hidden);
+  });
+  gather(threads, at.normed, step.kept.rows, model.hidden, at.asked);
+  product(threads, model.head, at.asked, static_cast<int64_t>(step.kept.rows.size()), step.logits, at.rounded);
+}
+
+}  // namespace penstock::network
