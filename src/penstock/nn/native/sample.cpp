@@ -14,8 +14,8 @@
 #include <cmath>
 #include <vector>
 
-#include "parallel.h"
 #include "rows.h"
+#include "threads.h"
 
 namespace penstock::sample {
 
