@@ -426,6 +426,7 @@ def test_the_document_lists_every_route(http):
     assert {
         "/v1/completions",
         "/v1/chat/completions",
+        "/v1/responses",
         "/v1/embeddings",
         "/v1/models",
         "/tokenize",

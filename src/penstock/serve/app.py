@@ -15,7 +15,7 @@ from penstock.serve.errors import add_handlers
 from penstock.serve.gate import Gate, Rules
 from penstock.serve.limits import Admission, Limits
 from penstock.serve.metrics import Metrics
-from penstock.serve.routes import chat, completions, embeddings, health, models, page, tokens
+from penstock.serve.routes import chat, completions, embeddings, health, models, page, responses, tokens
 from penstock.serve.served import Served, Service
 from penstock.serve.token_names import TokenNames
 from penstock.text.template_process import TemplateProcess
@@ -23,6 +23,7 @@ from penstock.text.template_process import TemplateProcess
 ROUTERS = (
     completions.router,
     chat.router,
+    responses.router,
     embeddings.router,
     models.router,
     tokens.router,

@@ -5,7 +5,7 @@ are silent, and clients pass comments over.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 from pydantic import BaseModel
 from starlette.responses import StreamingResponse
@@ -24,12 +24,21 @@ class EventStream(StreamingResponse):
 
     Args:
         chunks: may raise ApiError: the status is sent by then, so it becomes the last event.
+        failed: makes that event.
+        last: is sent after everything.
     """
 
-    def __init__(self, chunks: AsyncIterator[BaseModel], *, quiet_s: float = QUIET_S) -> None:
+    def __init__(
+        self,
+        chunks: AsyncIterator[BaseModel],
+        *,
+        failed: Callable[[ApiError], BaseModel] = ApiError.body,
+        last: str = "data: [DONE]\n\n",
+        quiet_s: float = QUIET_S,
+    ) -> None:
         self._quiet_s = quiet_s
         super().__init__(
-            _events(chunks),
+            _events(chunks, failed, last),
             media_type="text/event-stream",
             # the second is nginx's: do not gather a stream into blocks
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
@@ -67,22 +76,26 @@ class _Line:
                 await self._send({"type": "http.response.body", "body": _COMMENT, "more_body": True})
 
 
-async def _events(chunks: AsyncIterator[BaseModel]) -> AsyncIterator[str]:
-    failed: ApiError | None = None
+async def _events(
+    chunks: AsyncIterator[BaseModel], failed: Callable[[ApiError], BaseModel], last: str
+) -> AsyncIterator[str]:
+    fault: ApiError | None = None
     try:
         async for chunk in chunks:
             yield event(chunk)
     except ApiError as error:
-        failed = error
+        fault = error
     except PenstockError as error:
-        failed = api_error_of(error)
+        fault = api_error_of(error)
     except Exception as error:
-        failed = unexpected(error)
-    if failed is not None:
-        yield event(failed.body())
-    yield "data: [DONE]\n\n"
+        fault = unexpected(error)
+    if fault is not None:
+        yield event(failed(fault))
+    if last:
+        yield last
 
 
 def event(chunk: BaseModel) -> str:
-    """Return one event; JSON has no newline in it."""
-    return f"data: {chunk.model_dump_json()}\n\n"
+    """Return one event, named by its type if it has one; JSON has no newline in it."""
+    name = f"event: {kind}\n" if (kind := getattr(chunk, "type", None)) else ""
+    return f"{name}data: {chunk.model_dump_json()}\n\n"

@@ -7,11 +7,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.core import clock
-from penstock.engine import request as engine
+from penstock.serve.chat_request import chat_request
 from penstock.serve.chat_writer import ChatWriter, joined
-from penstock.serve.errors import ApiError
-from penstock.serve.prompts import chat_prompt, tools_of
-from penstock.serve.requests import Asked, engine_request
+from penstock.serve.prompts import tools_of
 from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
 from penstock.serve.schema.chat import (
     ChatChunk,
@@ -23,9 +21,7 @@ from penstock.serve.schema.chat import (
 )
 from penstock.serve.served import Service
 from penstock.serve.stream import EventStream
-from penstock.serve.structure import grammar_of, grammar_of_calls
 from penstock.serve.tally import Tally
-from penstock.serve.tool_forms import OPEN
 
 router = APIRouter()
 
@@ -36,8 +32,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service, visit = service_of(request), visit_of(request)
     service.check_open()
     tools = tools_of(body)
-    _check(body, tools)
-    asked = await asyncio.to_thread(_request, body, tools, service, client=visit.client)
+    asked = await asyncio.to_thread(chat_request, body, tools, service, client=visit.client)
     tally = Tally(visit.opened(service.bridge.submit([asked])))
     writers = [_writer(index, body, tools, service) for index in range(asked.num_answers)]
     frame = ChatChunk(
@@ -57,49 +52,6 @@ async def chat(body: ChatRequest, request: Request) -> Response:
             id=frame.id, created=frame.created, model=frame.model, choices=choices, usage=tally.usage()
         )
     )
-
-
-def _check(body: ChatRequest, tools: Sequence[Tool]) -> None:
-    if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs is given without logprobs: true.", param="top_logprobs")
-    if body.max_tokens is not None and body.max_completion_tokens is not None:
-        raise ApiError(
-            400, "max_tokens and max_completion_tokens are one thing. Give one.", param="max_tokens"
-        )
-    if body.max_tokens == 0:
-        raise ApiError(400, "max_tokens must be at least 1 (got 0).", param="max_tokens")
-    has_format = body.response_format is not None and body.response_format.type != "text"
-    if has_format and tools and body.tool_choice not in (None, "auto"):
-        raise ApiError(
-            400, "An answer is a call or follows response_format, not both.", param="response_format"
-        )
-
-
-def _request(body: ChatRequest, tools: list[Tool], service: Service, *, client: str) -> engine.Request:
-    prompt = chat_prompt(body.messages, service, tools=tools, variables=body.chat_template_kwargs)
-    template = service.served.words.template
-    grammar = grammar_of_calls(
-        body.tool_choice,
-        tools,
-        marked=OPEN in (template.source or ""),
-        several=body.parallel_tool_calls is not False,
-    )
-    asked = Asked(
-        max_tokens=body.max_tokens or body.max_completion_tokens,
-        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar or grammar_of(body.response_format),
-        stop_texts=template.stop_texts,
-    )
-    made = engine_request(
-        body,
-        prompt,
-        asked,
-        served=service.served,
-        limits=service.limits,
-        client=client,
-        now_s=clock.monotonic(),
-    )
-    return service.checked(made)
 
 
 def _writer(index: int, body: ChatRequest, tools: Sequence[Tool], service: Service) -> ChatWriter:

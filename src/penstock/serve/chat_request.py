@@ -1,0 +1,66 @@
+"""From a conversation to what the engine is asked, for every route that has one."""
+
+from collections.abc import Sequence
+
+from penstock.core import clock
+from penstock.engine.request import Request
+from penstock.serve.errors import ApiError
+from penstock.serve.prompts import chat_prompt
+from penstock.serve.requests import Asked, engine_request
+from penstock.serve.schema.chat import ChatRequest, Tool
+from penstock.serve.served import Service
+from penstock.serve.structure import grammar_of, grammar_of_calls
+from penstock.serve.tool_forms import OPEN
+
+
+def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, client: str) -> Request:
+    """Return what the engine is asked; slow for long conversations, so not for the event loop.
+
+    Args:
+        tools: those of the body that the model is told of.
+
+    Raises:
+        ApiError, UsageError: it cannot be answered.
+        ModelError: the model's chat template fails.
+    """
+    _check(body, tools)
+    prompt = chat_prompt(body.messages, service, tools=tools, variables=body.chat_template_kwargs)
+    template = service.served.words.template
+    grammar = grammar_of_calls(
+        body.tool_choice,
+        tools,
+        marked=OPEN in (template.source or ""),
+        several=body.parallel_tool_calls is not False,
+    )
+    asked = Asked(
+        max_tokens=body.max_tokens or body.max_completion_tokens,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        grammar=grammar or grammar_of(body.response_format),
+        stop_texts=template.stop_texts,
+    )
+    made = engine_request(
+        body,
+        prompt,
+        asked,
+        served=service.served,
+        limits=service.limits,
+        client=client,
+        now_s=clock.monotonic(),
+    )
+    return service.checked(made)
+
+
+def _check(body: ChatRequest, tools: Sequence[Tool]) -> None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise ApiError(400, "top_logprobs is given without logprobs: true.", param="top_logprobs")
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise ApiError(
+            400, "max_tokens and max_completion_tokens are one thing. Give one.", param="max_tokens"
+        )
+    if body.max_tokens == 0:
+        raise ApiError(400, "max_tokens must be at least 1 (got 0).", param="max_tokens")
+    has_format = body.response_format is not None and body.response_format.type != "text"
+    if has_format and tools and body.tool_choice not in (None, "auto"):
+        raise ApiError(
+            400, "An answer is a call or follows response_format, not both.", param="response_format"
+        )
