@@ -9,9 +9,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from penstock.engine.blocks import BlockPool
 from penstock.engine.request import Request
 from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.step_size import StepSize
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
-BLOCK_SIZE, NUM_BLOCKS, BUDGET = 4, 12, 10
+BLOCK_SIZE, NUM_BLOCKS, BUDGET, PIECE = 4, 12, 10, 6
 
 
 def prompt_of(kind, length):
@@ -39,7 +40,8 @@ class Schedules(RuleBasedStateMachine):
         super().__init__()
         pool = BlockPool(NUM_BLOCKS)
         limits = Limits(max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE)
-        self.scheduler = Scheduler(limits, pool)
+        size = StepSize(between_s=0.05, piece=PIECE, most=BUDGET)
+        self.scheduler = Scheduler(limits, pool, size=size)
         self.model = HashingModel(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
         self.sequences = []
         self.now_s = 0.0
@@ -64,19 +66,24 @@ class Schedules(RuleBasedStateMachine):
             if sequence.num_computed == len(sequence.tokens) - 1 and sequence.num_drawn:
                 sequence.drafts = (*right, *wrong)
 
-    @rule(cancelled=st.none() | st.integers(0, 10**6), waited_s=st.integers(0, 2))
-    def step(self, cancelled, waited_s):
+    @rule(
+        cancelled=st.none() | st.integers(0, 10**6),
+        waited_s=st.integers(0, 2),
+        took_s=st.sampled_from([None, 0.0, 1e-4, 0.01, 0.03, 0.2, 5.0]),
+    )
+    def step(self, cancelled, waited_s, took_s):
         self.now_s += waited_s
         plan = self.scheduler.schedule(self.now_s)
         assert plan.num_tokens <= BUDGET
         assert bool(plan.shares) == self.scheduler.has_work
+        assert sum(len(share.scored) for share in plan.shares) <= PIECE
         self.the_first_has_a_share(plan)
         sizes = [share.num_tokens for share in plan.shares]
         assert sizes == sorted(sizes, key=lambda size: size > 1)
         drawn = run_plan(self.model, plan, BLOCK_SIZE)
         if cancelled is not None:
             self.cancel(cancelled)
-        self.scheduler.commit(plan, drawn)
+        self.scheduler.commit(plan, drawn, seconds=took_s)
         finish_full(self.scheduler, plan)
 
     def the_first_has_a_share(self, plan):

@@ -62,6 +62,7 @@ def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
         tensor_parallel=arguments.tensor_parallel,
         max_sequences=arguments.max_sequences,
         tokens_per_step=arguments.tokens_per_step,
+        between_tokens_ms=arguments.between_tokens_ms,
         cache_gib=arguments.cache_gib,
         max_context=arguments.max_context,
         drafts=arguments.drafts,
@@ -154,7 +155,15 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         help="answers in the making at once; default: %(default)s",
     )
     group.add_argument("--max-context", type=int, metavar="N", help="default: the model's context")
-    group.add_argument("--tokens-per-step", type=int, metavar="N", help="default: computed")
+    group.add_argument("--tokens-per-step", type=int, metavar="N", help="at most; default: computed")
+    group.add_argument(
+        "--between-tokens-ms",
+        type=float,
+        default=_ENGINE.between_tokens_ms,
+        metavar="X",
+        help="what a step may last while prompts wait beside answers: less is an evener stream, and later "
+        "first tokens; default: %(default)g",
+    )
     group.add_argument("--cache-gib", type=float, metavar="X", help="default: computed from free memory")
     group.add_argument(
         "--no-prefix-caching", action="store_true", help="forget prompts when they are answered"

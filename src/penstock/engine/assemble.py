@@ -7,7 +7,7 @@ import torch
 from penstock.core import env
 from penstock.core.errors import ConfigError
 from penstock.engine.blocks import BlockPool
-from penstock.engine.capacity import SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
+from penstock.engine.capacity import PIECE_TOKENS, SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
 from penstock.engine.compiled import is_wanted
 from penstock.engine.config import EngineConfig
 from penstock.engine.drafts.opening import Source, build_drafting, bytes_of_block, open_source
@@ -21,6 +21,7 @@ from penstock.engine.ranked_runner import RankedRunner, start_others
 from penstock.engine.runner import Runs
 from penstock.engine.sampler import Sampler
 from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.step_size import StepSize
 from penstock.engine.trial import activation_bytes
 from penstock.engine.words import Words
 from penstock.models.llama.slices import Place
@@ -59,6 +60,11 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
             block_size=capacity.block_size,
         ),
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
+        size=StepSize(
+            between_s=config.between_tokens_ms / 1e3,
+            piece=PIECE_TOKENS[part.device.type],
+            most=capacity.tokens_per_step,
+        ),
     )
     grammars = _grammars(words, capacity)
     return Engine(
@@ -81,7 +87,9 @@ def _runner(part: Part, capacity: Capacity, config: EngineConfig, others: RankPr
     if compiles:
         width = -(-capacity.context // capacity.block_size)
         runner.compile(
-            max_sequences=capacity.max_sequences, max_tokens=capacity.tokens_per_step, max_blocks=width
+            max_sequences=capacity.max_sequences,
+            max_tokens=min(capacity.tokens_per_step, PIECE_TOKENS[part.device.type]),
+            max_blocks=width,
         )
     return runner
 

@@ -13,9 +13,10 @@ from penstock.core.units import mib
 SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
 """Of the memory that is free once weights are loaded and, on a GPU, a step was tried."""
 
-STEP_TOKENS = {"cpu": 512, "cuda": 2048}
-"""Enough rows for matrix products to run at full speed, few enough that a step stays short: while a long
-prompt is computed, other answers get a token per step."""
+STEP_TOKENS = {"cpu": 4096, "cuda": 8192}
+"""What memory for activations is planned for; what a step lasts is for `engine.step_size` to say."""
+PIECE_TOKENS = {"cpu": 512, "cuda": 2048}
+"""Of a prompt that is alone: enough rows for matrix products to run at full speed, no more than needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ def step_tokens(device: str, *, asked: int | None, max_sequences: int, num_draft
     """Return how many tokens a step may compute: what was asked, else enough for every answer to go on.
 
     >>> step_tokens("cpu", asked=None, max_sequences=256, num_drafts=4)
-    1280
+    4096
     """
     if asked is not None:
         return asked

@@ -26,7 +26,10 @@ class EngineConfig:
     max_sequences: int = 256
     """Answers in the making at once; others wait."""
     tokens_per_step: int | None = None
-    """Tokens computed in one step at most: a long prompt does not halt other answers; None: computed."""
+    """Tokens computed in one step at most, whatever it may last; None: computed."""
+    between_tokens_ms: float = 50.0
+    """What a step may last while answers are in the making and prompts wait, or twice a step without prompts
+    if that is more: smaller means an evener stream, and later first tokens; see `engine.step_size`."""
     block_size: int = 16
     """Positions of a block of the cache."""
     cache_gib: float | None = None
@@ -52,7 +55,7 @@ class EngineConfig:
         for name in ("tensor_parallel", "max_sequences", "block_size", "num_drafts"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", got=getattr(self, name))
-        for name in ("tokens_per_step", "cache_gib", "max_context"):
+        for name in ("tokens_per_step", "between_tokens_ms", "cache_gib", "max_context"):
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(

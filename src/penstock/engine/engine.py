@@ -187,7 +187,8 @@ class Engine:
             self._counts.failed_steps += 1
             drawn = [Drawn(error=f"The engine failed to compute a step ({error!r})")] * len(plan.shares)
             done = None
-        pieces += self._told(plan, drawn)
+        seconds = None if done is None else clock.monotonic() - begin
+        pieces += self._told(plan, drawn, seconds)
         if self._drafting is not None and done is not None:
             self._drafting.after(done, self._counts)
         return pieces
@@ -241,7 +242,7 @@ class Engine:
             plan=plan, batch=batch, hidden=output.hidden, drawn=tokens, model_s=end - scheduled
         )
 
-    def _told(self, plan: StepPlan, drawn: list[Drawn]) -> list[Piece]:
+    def _told(self, plan: StepPlan, drawn: list[Drawn], seconds: float | None) -> list[Piece]:
         """Lengthen the sequences, end those that are complete, and say what was added."""
         begin = clock.monotonic()
         shares = plan.shares
@@ -249,9 +250,8 @@ class Engine:
         for share, new, piece in zip(shares, drawn, pieces, strict=True):
             if piece is not None and piece.finish == "error" and not new.tokens:
                 self.scheduler.finish(share.sequence, piece.finish)  # before: there is nothing to commit
-        self.scheduler.commit(
-            plan, [new.tokens for share, new in zip(shares, drawn, strict=True) if share.samples]
-        )
+        sampled = [new.tokens for share, new in zip(shares, drawn, strict=True) if share.samples]
+        self.scheduler.commit(plan, sampled, seconds=seconds)
         for share, piece in zip(shares, pieces, strict=True):
             if piece is not None and piece.finish is not None:
                 self.scheduler.finish(share.sequence, piece.finish)

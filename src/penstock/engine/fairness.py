@@ -101,6 +101,8 @@ class WaitingLine:
         self._classes: dict[int, Turns] = {}
         self._filled: list[int] = []  # priorities in which any waits, ascending
         self._length = 0
+        self.num_tokens = 0
+        """Of all that wait, as far as they are known."""
 
     def __len__(self) -> int:
         """Sequences that wait."""
@@ -118,6 +120,7 @@ class WaitingLine:
             insort(self._filled, sequence.request.priority)
         turns.put(sequence)
         self._length += 1
+        self.num_tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
         """Let a sequence wait no longer."""
@@ -126,6 +129,7 @@ class WaitingLine:
         if not len(turns):
             self._filled.remove(sequence.request.priority)
         self._length -= 1
+        self.num_tokens -= len(sequence.tokens)
 
     def peek(self) -> Sequence | None:
         """Return the one to be admitted next."""

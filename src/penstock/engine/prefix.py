@@ -30,7 +30,7 @@ def find_prefix(pool: BlockPool, sequence: Sequence, *, block_size: int) -> list
     The last token is always computed: its logits give the next one, or its state is the vector asked for.
     So is everything if the caller wants to see how likely the prompt's tokens were.
     """
-    if sequence.request.num_prompt_logprobs is not None and not sequence.num_drawn:
+    if sequence.is_scored:
         return []
     found: list[int] = []
     for index in range((len(sequence.tokens) - 1) // block_size):

@@ -31,6 +31,7 @@ from penstock.engine.sequence import Sequence
 from penstock.engine.siblings import Siblings
 from penstock.engine.step_budget import StepBudget
 from penstock.engine.step_plan import Share, StepPlan
+from penstock.engine.step_size import StepSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +59,13 @@ class Counts:
 
 
 class Scheduler:
-    """Call `schedule`, compute, draw, `commit`; add, cancel and finish at any time between these."""
+    """Call `schedule`, compute, draw, `commit`; add, cancel and finish at any time between these.
 
-    def __init__(self, limits: Limits, pool: BlockPool) -> None:
+    Args:
+        size: how much of `tokens_per_step` a step uses; None: all of it, if there is work.
+    """
+
+    def __init__(self, limits: Limits, pool: BlockPool, *, size: StepSize | None = None) -> None:
         self.limits = limits
         self.pool = pool
         self.counts = Counts()
@@ -68,6 +73,8 @@ class Scheduler:
         """By (priority, id); read only."""
         self.waiting = WaitingLine()
         """Not admitted yet or pre-empted; read only."""
+        self._size = size
+        self._piece = limits.tokens_per_step if size is None else size.piece
         self._siblings = Siblings()
         self._alive: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -136,7 +143,7 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Return the next step; its sequences have blocks for it. Commit it before the next."""
         expired = self._expire(now_s)
-        step = StepBudget(self.limits.tokens_per_step)
+        step = StepBudget(self._tokens_of_step(), piece=self._piece)
         preempted_before = self.counts.num_preempted
         self._decode(step)
         self._fill(step)
@@ -145,13 +152,16 @@ class Scheduler:
         step.top_up()
         return StepPlan(shares=step.shares(), expired=expired)
 
-    def commit(self, plan: StepPlan, drawn: Iterable[Iterable[int]]) -> None:
+    def commit(self, plan: StepPlan, drawn: Iterable[Iterable[int]], *, seconds: float | None = None) -> None:
         """Take note of a computed step.
 
         Args:
             drawn: for each share that samples, in order: the drafts that were accepted and one more
                 token. What was drawn for a sequence that ended meanwhile is dropped.
+            seconds: what computing it took; None: that says nothing about others.
         """
+        if self._size is not None and seconds is not None:
+            self._size.step_took(seconds, num_tokens=plan.num_tokens, with_prompts=plan.has_prompts)
         tokens = iter(drawn)
         for share in plan.shares:
             new = list(next(tokens)) if share.samples else []
@@ -190,6 +200,16 @@ class Scheduler:
                 self.finish(sequence, "deadline")
                 expired.append(sequence)
         return tuple(expired)
+
+    def _tokens_of_step(self) -> int:
+        if self._size is None:
+            return self.limits.tokens_per_step
+        decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
+        return self._size.tokens(
+            decoding=sum(1 + len(s.drafts) for s in decoding),
+            num_prompts=len(self.running) - len(decoding) + len(self.waiting),
+            queued=self.waiting.num_tokens,
+        )
 
     def _decode(self, step: StepBudget) -> None:
         decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
@@ -232,7 +252,7 @@ class Scheduler:
             step.give_chunk(sequence, is_last=place == len(filling) and not len(self.waiting))
 
     def _admit(self, step: StepBudget) -> None:
-        while step.left > 0 and (sequence := self.waiting.peek()) is not None:
+        while (sequence := self.waiting.peek()) is not None and step.room(sequence) > 0:
             found = self._make_room(sequence, step)
             if found is None:
                 return

@@ -38,6 +38,11 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
+    def is_scored(self) -> bool:
+        """Whether logits of all positions are wanted, to say how likely the prompt's tokens were."""
+        return self.request.num_prompt_logprobs is not None and not self.num_drawn
+
+    @property
     def num_drawn(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - self.num_prompt

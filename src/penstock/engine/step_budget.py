@@ -5,33 +5,51 @@ from penstock.engine.step_plan import Share
 
 
 class StepBudget:
-    """What is left of a step, and how many positions each sequence got."""
+    """What is left of a step, and how many positions each sequence got.
 
-    def __init__(self, budget: int) -> None:
-        self.budget = self.left = budget
+    Args:
+        budget: positions of the step.
+        piece: a prompt that wants more than this, and more than the step, does not get all of it; and
+            positions of prompts whose every token is to be scored.
+    """
+
+    def __init__(self, budget: int, *, piece: int) -> None:
+        self.left = budget
+        self._long = max(budget, piece)
+        self._left_to_score = piece
         self.runs: dict[Sequence, int] = {}
 
     def give(self, sequence: Sequence, num_tokens: int) -> None:
         """Give a sequence so many positions more."""
         if num_tokens > 0:
             self.runs[sequence] = self.runs.get(sequence, 0) + num_tokens
-            self.left -= num_tokens
+            self._count(sequence, num_tokens)
 
     def take_back(self, sequence: Sequence) -> None:
         """Take all that a sequence got."""
-        self.left += self.runs.pop(sequence, 0)
+        self._count(sequence, -self.runs.pop(sequence, 0))
+
+    def room(self, sequence: Sequence) -> int:
+        """Return how many positions a sequence could get: rows of logits for all of them are large."""
+        return min(self.left, self._left_to_score) if sequence.is_scored else self.left
 
     def give_chunk(self, sequence: Sequence, *, is_last: bool) -> None:
-        """Give a prompt positions: half of what is left if it wants several steps and others wait."""
+        """Give a prompt positions: half of what is left if it is long and others wait."""
         wanted = len(sequence.tokens) - sequence.num_computed
-        most = self.left if is_last or wanted <= self.budget else (self.left + 1) // 2
+        room = self.room(sequence)
+        most = room if is_last or wanted <= self._long else (room + 1) // 2
         self.give(sequence, min(wanted, most))
 
     def top_up(self) -> None:
         """Give what nobody else could use to the prompts that want more."""
         for sequence, given in self.runs.items() if self.left else ():
             wanted = len(sequence.tokens) - sequence.num_computed - given
-            self.give(sequence, min(wanted, self.left))
+            self.give(sequence, min(wanted, self.room(sequence)))
+
+    def _count(self, sequence: Sequence, num_tokens: int) -> None:
+        self.left -= num_tokens
+        if sequence.is_scored:
+            self._left_to_score -= num_tokens
 
     def shares(self) -> tuple[Share, ...]:
         """The shares, single tokens first."""

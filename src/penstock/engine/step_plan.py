@@ -40,7 +40,7 @@ class Share:
     def scored(self) -> range:
         """Positions whose logits are wanted besides, to say how likely the prompt's tokens were."""
         sequence = self.sequence
-        if sequence.request.num_prompt_logprobs is None or sequence.num_drawn:
+        if not sequence.is_scored:
             return range(0)
         return range(self.start, min(self.start + self.num_tokens, sequence.num_prompt - 1))
 
@@ -57,3 +57,8 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Positions computed in the step."""
         return sum(share.num_tokens for share in self.shares)
+
+    @property
+    def has_prompts(self) -> bool:
+        """Whether any share is more than a next token and drafts; ask before commit."""
+        return any(share.num_tokens > 1 + len(share.drafts) for share in self.shares)

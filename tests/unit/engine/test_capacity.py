@@ -19,6 +19,6 @@ def test_less_than_one_context_is_refused_with_what_would_fit():
 
 
 def test_a_step_has_room_for_every_answer_and_its_drafts():
-    assert step_tokens("cpu", asked=None, max_sequences=1, num_drafts=0) == 512
-    assert step_tokens("cpu", asked=None, max_sequences=1000, num_drafts=2) == 3000
+    assert step_tokens("cpu", asked=None, max_sequences=1, num_drafts=0) == 4096
+    assert step_tokens("cpu", asked=None, max_sequences=2000, num_drafts=2) == 6000
     assert step_tokens("cuda", asked=7, max_sequences=1000, num_drafts=2) == 7

@@ -89,6 +89,27 @@ def test_an_adapter_that_is_not_there_is_refused():
     assert tokens_of(run_to_end(engine), request_id) == answer_of(asked)
 
 
+def test_the_scheduler_is_told_what_a_step_took_unless_it_failed(monkeypatch):
+    failing = iter([False, True])
+
+    def before(_):
+        now.append(now[-1] + 0.25)
+        if next(failing):
+            raise MemoryError("of a step")
+
+    now, told = [100.0], []
+    monkeypatch.setattr("penstock.core.clock.monotonic", lambda: now[-1])
+    engine = hashing_engine(before=before)
+    commit = engine.scheduler.commit
+    monkeypatch.setattr(
+        engine.scheduler, "commit", lambda *a, seconds: (told.append(seconds), commit(*a, seconds=seconds))
+    )
+    engine.add(request(1, 2))
+    engine.step()
+    engine.step()
+    assert told == [0.25, None]
+
+
 def test_a_step_that_fails_ends_the_answers_in_it_and_no_others():
     failing = iter([False, False, True])
 
