@@ -1,8 +1,8 @@
 """Sums and gathers among the ranks of an engine, in a process group of their own.
 
 The group is no part of torch.distributed's global state: an engine must be able to live in a process that
-trains, or beside another engine. Its ranks are of one machine, meet in a private file, and talk over loopback
-(gloo) or between GPUs (NCCL).
+trains, or beside another engine. Its ranks are of one machine, meet in a private file, and exchange numbers
+through shared memory (shared_board.py), over loopback where that cannot be (gloo), or between GPUs (NCCL).
 """
 
 import logging
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.engine.shared_board import SharedBoard
 from penstock.models.llama.slices import Place
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class RankGroup:
         self._device = device
         self._timeout = timedelta(seconds=TIMEOUT_S)
         self._group: Any = None  # Any: torch has no types for it
+        self._board: SharedBoard | None = None
 
     def join(self, meeting: Path) -> None:
         """Meet the other ranks.
@@ -42,15 +44,22 @@ class RankGroup:
         store.set_timeout(self._timeout)
         join = _nccl if self._device.type == "cuda" else _gloo
         self._group = join(store, self.place, self._timeout)
+        if self._device.type == "cpu":
+            self._board = SharedBoard.meet(store, self.place, timeout_s=self._timeout.total_seconds())
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the elementwise sum over the ranks, in place where `x` is contiguous."""
         x = x.contiguous()
-        self._group.allreduce([x]).wait()
+        if self._board is not None and self._board.takes(x):
+            self._board.sum(x)
+        else:
+            self._group.allreduce([x]).wait()
         return x
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what the ranks have, of equal shapes, in their order; nothing on others than the first."""
+        if self._board is not None:
+            return self._board.gather(x)
         parts = [torch.empty_like(x) for _ in range(self.place.ranks)] if self.place.rank == 0 else []
         self._group.gather([parts] if parts else [], [x.contiguous()], _TO_FIRST).wait()
         return parts
@@ -58,6 +67,8 @@ class RankGroup:
     def close(self) -> None:
         """Leave; a wait that is under way fails, here and on the other ranks. Once more does nothing."""
         group, self._group = self._group, None
+        if self._board is not None:
+            self._board.close()
         if group is not None:
             try:
                 group.abort()

@@ -1,0 +1,126 @@
+"""Ranks of one machine exchange numbers through memory: sums in one order, and no wait for who is gone."""
+
+import os
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from penstock.engine.rank_group import RankGroup
+from penstock.engine.shared_board import SharedBoard
+from penstock.models.llama.slices import Place
+from penstock.nn import native
+from penstock.testing.ranks import on_ranks
+
+needs_operators = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
+
+SIZES = [1, 17, 768, 300_000, 5, 1_100_000]
+"""Of sums one after the other; the large ones are several pieces."""
+
+
+def numbers(rank, size, dtype):
+    return torch.randn(size, generator=torch.Generator().manual_seed(31 * size + rank)).to(dtype)
+
+
+def in_order(ranks, size, dtype):
+    """The sum from the first rank to the last in float32, rounded once."""
+    total = numbers(0, size, torch.float32).to(dtype).float()
+    for rank in range(1, ranks):
+        total += numbers(rank, size, dtype).float()
+    return total.to(dtype)
+
+
+def group_of(world, meeting):
+    place = Place(world.ranks.rank, world.ranks.world_size)
+    group = RankGroup(place, world.device)
+    group.join(meeting)
+    return group, place
+
+
+def exchange(world, *, meeting, without=None):
+    if world.ranks.rank == without:
+        native.is_available = lambda: False
+    group, place = group_of(world, meeting)
+    sums, gathered = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        for size in SIZES:
+            sums.append(group.sum(numbers(place.rank, size, dtype)))
+            gathered.append(group.gather(numbers(place.rank, size, dtype).view(1, -1)))
+    doubles = group.sum(torch.full((3,), 0.5, dtype=torch.float64))
+    shares = group._board is not None
+    group.close()
+    group.close()
+    return sums, gathered, doubles, shares
+
+
+@needs_operators
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_all_ranks_get_the_sum_in_the_order_of_ranks(ranks, tmp_path):
+    found = on_ranks(partial(exchange, meeting=tmp_path / "meeting"), ranks=ranks)
+    expected = [in_order(ranks, size, dtype) for dtype in (torch.float32, torch.bfloat16) for size in SIZES]
+    for sums, _, doubles, shares in found:
+        assert shares
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(sums, expected, strict=True))
+        assert doubles.tolist() == [0.5 * ranks] * 3
+    for gathered, (dtype, size) in zip(
+        found[0][1], [(d, s) for d in (torch.float32, torch.bfloat16) for s in SIZES], strict=True
+    ):
+        assert [part.shape for part in gathered] == [(1, size)] * ranks
+        assert all(torch.equal(part[0], numbers(rank, size, dtype)) for rank, part in enumerate(gathered))
+    assert all(gathered == [] for _, all_gathered, *_ in found[1:] for gathered in all_gathered)
+
+
+def test_ranks_of_which_one_has_no_operators_exchange_over_loopback(tmp_path):
+    found = on_ranks(partial(exchange, meeting=tmp_path / "meeting", without=1), ranks=2)
+    for sums, _, _, shares in found:
+        assert not shares
+        for total, size in zip(sums, SIZES, strict=False):
+            torch.testing.assert_close(total, in_order(2, size, torch.float32))
+
+
+def meet_and_leave(world, *, meeting, how):
+    """The second rank never comes to the sum; return what the first is told."""
+    group, place = group_of(world, meeting)
+    group._board._timeout_s = 0.3 if how == "late" else 100.0
+    said = ""
+    if place.rank == 1 and how == "gone":
+        os.close(group._board._file)  # as the kernel does when a process ends
+    if place.rank == 1 and how == "closed":
+        group.close()
+    if place.rank == 0:
+        with pytest.raises(RuntimeError) as told:
+            group.sum(torch.ones(4))
+        said = str(told.value)
+    dist.barrier()
+    if how != "gone":
+        group.close()
+    return said
+
+
+@needs_operators
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("gone", "Rank 1 is gone: Connection closed by peer"),
+        ("closed", "The ranks' board was closed: Connection closed by peer"),
+        ("late", "Timed out after 0.3 s of waiting for another rank"),
+    ],
+)
+def test_a_rank_that_waits_in_vain_is_told_why(how, said, tmp_path):
+    found = on_ranks(partial(meet_and_leave, meeting=tmp_path / "meeting", how=how), ranks=2)
+    assert found[0] == said
+
+
+@needs_operators
+def test_a_board_is_read_by_its_own_layout(tmp_path):
+    with (tmp_path / "board").open("w+b") as file:
+        file.truncate(2**23)
+        board = SharedBoard(os.dup(file.fileno()), Place(0, 2), timeout_s=1.0)
+    with pytest.raises(RuntimeError, match="1048580 bytes for slots of 1048576"):
+        torch.ops.penstock.sum_of_ranks(torch.zeros(262_145), board._lines, board._slots, 0, 1, 0.0)
+    with pytest.raises(RuntimeError, match="must be contiguous"):
+        torch.ops.penstock.sum_of_ranks(torch.zeros(4, 4).t(), board._lines, board._slots, 0, 1, 0.0)
+    assert torch.ops.penstock.sum_of_ranks(torch.zeros(4), board._lines, board._slots, 0, 1, 0.0) == 0
+    board.close()
+    assert torch.ops.penstock.sum_of_ranks(torch.zeros(4), board._lines, board._slots, 0, 1, 0.0) == -1
