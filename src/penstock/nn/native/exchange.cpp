@@ -23,7 +23,7 @@
 #include <ctime>
 #include <thread>
 
-#include "parallel.h"
+#include "threads.h"
 #include "rows.h"
 
 namespace penstock::exchange {
