@@ -8,6 +8,8 @@ from penstock.checkpoint.speculator import save_speculator
 from penstock.core.errors import CheckpointError, ConfigError, ModelError
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
+from penstock.engine.drafts.heads import HeadsDrafter
+from penstock.engine.drafts.model import ModelDrafter
 from penstock.engine.request import Request
 from penstock.engine.sampling import GREEDY, Sampling
 from penstock.models.speculator import Speculator, SpeculatorConfig
@@ -60,12 +62,28 @@ def test_answers_are_those_without_drafts(folders, drafts):
     assert plain.drafts == 0
 
 
-def test_heads_guess_for_a_model_on_two_ranks(folders):
-    expected, _ = answers(folders, "off", requests=REQUESTS[:2])
-    heads, ranks = str(folders / "heads"), {"tensor_parallel": 2, "adapt_drafts": False}
-    told, counts = answers(folders, heads, requests=REQUESTS[:2], **ranks)
-    assert told == expected
-    assert counts.drafts > 0
+@pytest.mark.parametrize(("drafts", "drafter"), [("heads", HeadsDrafter), ("model", ModelDrafter)])
+def test_what_is_guessed_for_a_model_on_two_ranks_is_what_is_guessed_on_one(
+    folders, drafts, drafter, monkeypatch
+):
+    guesses, propose = [], drafter.propose
+
+    def heard(self, done, wanted):
+        guesses.append(propose(self, done, wanted))
+        return guesses[-1]
+
+    monkeypatch.setattr(drafter, "propose", heard)
+    found = {}
+    for ranks in (1, 2):
+        options = {"tensor_parallel": ranks, "adapt_drafts": False, "requests": REQUESTS[:2]}
+        told, counts = answers(folders, str(folders / drafts), **options)
+        found[ranks] = (told, counts.drafts, counts.drafts_accepted, guesses.copy())
+        guesses.clear()
+    assert found[1] == found[2]
+    told, num_drafts, num_accepted, _ = found[2]
+    assert told == answers(folders, "off", requests=REQUESTS[:2])[0]
+    assert num_drafts > 0
+    assert num_accepted > 0 or drafts == "heads"  # which know nothing here
 
 
 def test_a_model_that_guesses_for_itself_is_always_right(folders):

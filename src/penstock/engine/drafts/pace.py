@@ -8,12 +8,13 @@ guessing while
 
 The right side is small where a step reads all weights for a few tokens and near or above 1 where
 many sequences fill the processor: drafts end by themselves as the batch grows. Seconds per position
-come from a line through the steps measured lately, which needs steps with and without drafts. Steps that
-compute prompts are not measured, and what other work adds to a step is filtered. Nothing here changes an
-answer, only when it comes.
+come from a line through the steps measured lately, which needs steps with and without drafts. A step with
+drafts may also be slower by whatever number there are: so all drafts of a step have to bring more than they
+cost together, where the seconds of steps of both sizes are known. Steps that compute prompts are not
+measured, and what other work adds to a step is filtered. Nothing here changes an answer, only when it comes.
 """
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
 from penstock.engine.sequence import Sequence
@@ -24,16 +25,17 @@ _GONE = 0.01
 """Weight below which a measurement is forgotten."""
 _PRIOR = 4.0
 """A new sequence's share of drafts that stand is that of all, until it has made about so many."""
-_PROBE_EVERY, _PROBE_AT = 40, (2, 3)
-"""Two of so many steps do the opposite: no drafts where there were some, one where there were none. They
-show what drafts cost, and whether they have come to stand; two, since one may have been disturbed."""
+_PROBE_EVERY, _PROBE_AT, _RETRY_AT = 40, (2, 3), (22, 23)
+"""Two of so many steps do the opposite: no drafts where there were some, one each where there were none. They
+show what drafts cost, and whether they have come to stand; two, since one may have been disturbed. Where only
+some sequences make drafts, two more steps ask the others for one."""
 _PROBES = 8
 """Sequences that make a draft in such a step, at most."""
 _WARM_UP = 3
 """Steps that are not measured: first calls allocate, and compile."""
-_RISE = 0.1
-"""Share of a difference that a measured time grows by when a step was slower than those before; when it
-was faster, it is that at once: other work on a machine only ever adds."""
+_RISE = 1.1
+"""A measured time grows by this at most, however slow a step was; when one was faster, it is that at once:
+other work on a machine only ever adds."""
 
 
 class Acceptance:
@@ -70,17 +72,21 @@ class Pace:
         self._kept = self._seconds = 0.0
         self._num_steps = 0
 
-    def wanted(self, sequences: Iterable[Sequence]) -> list[int]:
+    def wanted(self, sequences: Many[Sequence]) -> list[int]:
         """Return how many tokens to guess for each sequence; called once a step."""
         self._num_steps += 1
-        dearness, probes = self._dearness(), self._num_steps % _PROBE_EVERY in _PROBE_AT
+        dearness = self._dearness()
         found: list[int] = []
+        stand = 0.0
         for sequence in sequences:
-            num = self._paying(sequence, dearness) if self._adapt else self._most
-            if probes and self._adapt:
-                num = 0 if num else int(len(found) < _PROBES)
-            found.append(min(num, _room(sequence)))
-        return found
+            num, standing = self._paying(sequence, dearness) if self._adapt else (self._most, 0.0)
+            stand += standing
+            found.append(num)
+        if self._adapt and not self._pays(found, stand):
+            found = [0] * len(found)
+        if self._adapt:
+            found = self._probed(found)
+        return [min(num, _room(sequence)) for num, sequence in zip(found, sequences, strict=True)]
 
     def step_took(
         self, model_s: float, *, num_tokens: int, num_kept: int, drafting_s: float = 0.0, num_drafts: int = 0
@@ -109,13 +115,31 @@ class Pace:
         """Let go of a sequence that ended."""
         self._each.pop(sequence.id, None)
 
-    def _paying(self, sequence: Sequence, dearness: float) -> int:
+    def _paying(self, sequence: Sequence, dearness: float) -> tuple[int, float]:
+        """Return how many drafts are each worth their cost, and how many of them are expected to stand."""
         known, prior = self._each.get(sequence.id), self._all.rate(0.5)
         rate = prior if known is None else known.rate(prior)
-        num, chance = 0, rate
+        num, chance, stand = 0, rate, 0.0
         while num < self._most and chance > dearness:
-            num, chance = num + 1, chance * rate
-        return num
+            num, stand, chance = num + 1, stand + chance, chance * rate
+        return num, stand
+
+    def _probed(self, nums: list[int]) -> list[int]:
+        """Return what a step does instead, where it is one of those that find out."""
+        turn, some = self._num_steps % _PROBE_EVERY, any(nums)
+        if turn in _PROBE_AT and some:
+            return [0] * len(nums)
+        if turn in (_RETRY_AT if some else _PROBE_AT):
+            return [num or int(i < _PROBES) for i, num in enumerate(nums)]
+        return nums
+
+    def _pays(self, nums: Many[int], stand: float) -> bool:
+        """Say whether a step with these drafts brings more tokens a second than a plain one, if known."""
+        size, num_drafts = len(nums), sum(nums)
+        plain_s, with_s = self._model.of(size), self._model.of(size + num_drafts)
+        if not num_drafts or plain_s is None or with_s is None:
+            return True
+        return (size + stand) * plain_s > size * (with_s + num_drafts * self._drafting.each())
 
     def _dearness(self) -> float:
         """Return what a draft costs, in tokens that its time would bring otherwise."""
@@ -152,9 +176,14 @@ class _Times:
         one = self._sizes.setdefault(size, _Measured(0.0, seconds, 0))
         one.weight += 1
         one.times += 1
-        one.seconds = min(seconds, one.seconds + _RISE * (seconds - one.seconds))
+        one.seconds = min(seconds, _RISE * one.seconds)
         self._sizes = {each: known for each, known in self._sizes.items() if known.weight > _GONE}
         return one.seconds
+
+    def of(self, size: int) -> float | None:
+        """Return the seconds of work of about this size, if they are known."""
+        one = self._sizes.get(_rounded(size))
+        return one.seconds if one is not None and one.times > 1 else None
 
     def each(self) -> float:
         """Return seconds per unit of size; 0 before anything is known."""

@@ -13,7 +13,9 @@ def sequence(number=0, *, drawn=1, max_tokens=1000):
     return Sequence(id=number, request_id=number, answer=0, request=request, tokens=[1, 2, *range(drawn)])
 
 
-def lived(pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.0, steps=200, busy=0.0):
+def lived(
+    pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.0, jump_s=0.0, steps=200, busy=0.0
+):
     """Run a made-up machine by what the pace says; return tokens kept per second of its second half.
 
     Its first step takes 20 times as long, and others, with the chance of `busy`, five times.
@@ -25,7 +27,7 @@ def lived(pace, *, chance, batch=1, fixed_s=0.01, per_token_s=0.0002, draft_s=0.
     for step in range(steps):
         stood = [int(np.cumprod(rng.random(num) < chance).sum()) for num in wanted]
         positions, tokens = batch + sum(wanted), batch + sum(stood)
-        took, drafting = fixed_s + per_token_s * positions, draft_s * sum(wanted)
+        took, drafting = fixed_s + per_token_s * positions + jump_s * any(wanted), draft_s * sum(wanted)
         slow = 20.0 if step == 0 else 5.0 if disturbed.random() < busy else 1.0
         pace.step_took(
             slow * took,
@@ -55,6 +57,23 @@ def test_the_pace_is_close_to_the_best_number_for_all_steps(batch, chance, draft
     least = 0.75 if busy else 0.92  # what knowing the costs costs
     assert adapted > least * max(fixed)
     assert adapted > 0.92 * fixed[0]  # never much slower than without drafts
+
+
+@pytest.mark.parametrize("busy", [0.0, 0.2])
+@pytest.mark.parametrize("jump_s", [0.0, 0.003, 0.01])  # what a step with drafts takes longer, however many
+@pytest.mark.parametrize("chance", [0.0, 0.1, 0.3, 0.5])
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_drafts_cost_a_twentieth_at_most_in_the_long_run(batch, chance, jump_s, busy):
+    machine = {
+        "chance": chance,
+        "batch": batch,
+        "jump_s": jump_s,
+        "draft_s": 3e-5,
+        "busy": busy,
+        "steps": 600,
+    }
+    without, adapted = lived(Pace(most=0, adapt=False), **machine), lived(Pace(most=4), **machine)
+    assert adapted > 0.95 * without
 
 
 def told(pace, *, num_kept, steps=100, **machine):
