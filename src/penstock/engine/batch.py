@@ -5,7 +5,6 @@ Legend: t tokens of the step, s shares, w blocks of the longest table, r rows wh
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from types import MappingProxyType
 
 import numpy as np
@@ -52,54 +51,49 @@ def batch_of(plan: StepPlan, block_size: int, *, adapters: Mapping[str, int] = N
     Args:
         adapters: name of a request's adapter -> its index.
     """
-    shares = plan.shares
-    starts = np.array([share.start for share in shares], np.int64)
-    sizes = np.array([share.num_tokens for share in shares], np.int64)
-    query_starts = np.zeros(len(shares) + 1, np.int64)
-    sizes.cumsum(out=query_starts[1:])
-    owner = np.repeat(np.arange(len(shares)), sizes)
-    positions = np.arange(query_starts[-1]) + (starts - query_starts[:-1])[owner]
-    tables = _block_tables(shares)
-    slots = tables[owner, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    # lists first: of a few shares, each call of numpy costs more than all that it computes, above all in the
+    # cold caches that a step of the network leaves behind
+    ids: list[int] = []
+    positions: list[int] = []
+    ends = [0]
+    logit_rows: list[int] = []
+    vector_rows: list[int] = []
+    for share in plan.shares:
+        first, past = len(ids), share.start + share.num_tokens
+        ids += share.sequence.tokens[share.start : past]
+        ids += share.drafts
+        positions += range(share.start, past)
+        end = len(ids)
+        ends.append(end)
+        logit_rows += range(first, first + len(share.scored))
+        logit_rows += range(end - share.num_rows, end)
+        if share.embeds:
+            vector_rows.append(end - 1)
     return Batch(
-        token_ids=_token_ids(shares),
-        positions=positions,
-        slots=slots,
-        query_starts=query_starts.astype(np.int32),
-        lengths=(starts + sizes).astype(np.int32),
-        block_tables=tables,
-        logit_rows=_logit_rows(shares, query_starts[1:]),
+        token_ids=np.array(ids, np.int64),
+        positions=np.array(positions, np.int64),
+        slots=np.array(_slots(plan.shares, block_size), np.int64),
+        query_starts=np.array(ends, np.int32),
+        lengths=np.array([share.start + share.num_tokens for share in plan.shares], np.int32),
+        block_tables=_block_tables(plan.shares),
+        logit_rows=np.array(logit_rows, np.int64),
         adapters=np.array(
-            [adapters.get(share.sequence.request.adapter or "", -1) for share in shares], np.int32
+            [adapters.get(share.sequence.request.adapter or "", -1) for share in plan.shares], np.int32
         ),
-        vector_rows=query_starts[1:][[share.embeds for share in shares]] - 1,
+        vector_rows=np.array(vector_rows, np.int64),
     )
 
 
-def _token_ids(shares: tuple[Share, ...]) -> np.ndarray:
-    runs = (
-        chain(share.sequence.tokens[share.start : share.start + share.num_tokens], share.drafts)
+def _slots(shares: tuple[Share, ...], block_size: int) -> list[int]:
+    return [
+        share.sequence.blocks[position // block_size] * block_size + position % block_size
         for share in shares
-    )
-    return np.fromiter(chain.from_iterable(runs), np.int64)
+        for position in range(share.start, share.start + share.num_tokens)
+    ]
 
 
 def _block_tables(shares: tuple[Share, ...]) -> np.ndarray:
-    # one copy per row: np.asarray reads an array("i") as it is, where a list is converted number by number
-    rows = [np.asarray(share.sequence.blocks, np.int32) for share in shares]
-    tables = np.zeros((len(rows), max(len(row) for row in rows)), np.int32)
-    for table, row in zip(tables, rows, strict=True):
-        table[: len(row)] = row
+    tables = np.zeros((len(shares), max(len(share.sequence.blocks) for share in shares)), np.int32)
+    for table, share in zip(tables, shares, strict=True):
+        table[: len(share.sequence.blocks)] = share.sequence.blocks  # an array("i") is copied as it is
     return tables
-
-
-def _logit_rows(shares: tuple[Share, ...], ends: np.ndarray) -> np.ndarray:
-    counts = np.array([share.num_rows for share in shares], np.int64)
-    before = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
-    rows: np.ndarray = np.repeat(ends - counts, counts) + before
-    scored = [
-        np.arange(len(share.scored)) + end - share.num_tokens
-        for share, end in zip(shares, ends, strict=True)
-        if share.scored
-    ]
-    return np.sort(np.concatenate([rows, *scored])) if scored else rows

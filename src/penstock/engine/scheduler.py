@@ -143,13 +143,16 @@ class Scheduler:
     def schedule(self, now_s: float) -> StepPlan:
         """Return the next step; its sequences have blocks for it. Commit it before the next."""
         expired = self._expire(now_s)
-        step = StepBudget(self._tokens_of_step(), piece=self._piece)
+        decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
+        num_prompts = len(self.running) - len(decoding) + len(self.waiting)
+        step = StepBudget(self._tokens_of_step(decoding, num_prompts), piece=self._piece)
         preempted_before = self.counts.num_preempted
-        self._decode(step)
-        self._fill(step)
-        if self.counts.num_preempted == preempted_before:
-            self._admit(step)
-        step.top_up()
+        self._decode(step, decoding, for_prompts=num_prompts > 0)
+        if num_prompts:
+            self._fill(step)
+            if self.counts.num_preempted == preempted_before:
+                self._admit(step)
+            step.top_up()
         return StepPlan(shares=step.shares(), expired=expired)
 
     def commit(self, plan: StepPlan, drawn: Iterable[Iterable[int]], *, seconds: float | None = None) -> None:
@@ -201,20 +204,18 @@ class Scheduler:
                 expired.append(sequence)
         return tuple(expired)
 
-    def _tokens_of_step(self) -> int:
-        if self._size is None:
+    def _tokens_of_step(self, decoding: list[Sequence], num_prompts: int) -> int:
+        if self._size is None or not num_prompts:
             return self.limits.tokens_per_step
-        decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
         return self._size.tokens(
             decoding=sum(1 + len(s.drafts) for s in decoding),
-            num_prompts=len(self.running) - len(decoding) + len(self.waiting),
+            num_prompts=num_prompts,
             queued=self.waiting.num_tokens,
         )
 
-    def _decode(self, step: StepBudget) -> None:
-        decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
+    def _decode(self, step: StepBudget, decoding: list[Sequence], *, for_prompts: bool) -> None:
         spare = step.left - len(decoding)
-        if len(self.waiting) or len(decoding) < len(self.running):
+        if for_prompts:
             spare //= 2
         # all next tokens before any draft: a guess shall not drive a sequence out
         for sequence in [s for s in decoding if self._grow(s, step)]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from penstock.engine.sequence import Sequence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # not frozen: made per answer and step, and freezing doubles its price
 class Share:
     """A run of positions of one sequence."""
 
