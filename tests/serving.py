@@ -12,17 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
-import torch
 from openai import OpenAI
-from transformers import AutoModelForCausalLM, LlamaConfig
 
-from penstock.text.tokenizer import train_tokenizer
+from tests.tiny_models import save_talker
 
 PATIENCE_S = 120.0
 CONTEXT = 4096
-TEXT = (
-    'the penstock feeds the turbine; the größer one, 日本, don\'t, 12 + 3. {"name": "add", "arguments": {}}'
-)
 TEMPLATE = """\
 {%- if tools %}{{ '<|tools|>' + tools | tojson + '<|end|>' }}{% endif %}
 {%- for message in messages %}
@@ -36,22 +31,8 @@ TEMPLATE = """\
 
 
 def make_model(folder: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT) -> Path:
-    """Write a Llama of random weights whose answers wander, with a tokenizer and a chat template."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=400,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    train_tokenizer([TEXT] * 9, vocab_size=400).save(folder / "tokenizer.json")
+    """Write a model that talks, with a chat template."""
+    save_talker(folder, context=context)
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     return folder

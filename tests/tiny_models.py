@@ -1,4 +1,4 @@
-"""Tiny models of every family as transformers writes them, for tests that open folders."""
+"""Tiny models of every family as transformers writes them, for tests that open folders; one of them talks."""
 
 from pathlib import Path
 
@@ -13,6 +13,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from penstock.text.tokenizer import train_tokenizer
 
 SHAPE = {
     "vocab_size": 211,  # odd: ranks have different parts of it
@@ -38,6 +40,33 @@ CONFIGS: dict[str, PreTrainedConfig] = {
     ),
     "qwen3": Qwen3Config(**SHAPE, head_dim=16),
 }
+
+TEXT = (
+    'the penstock feeds the turbine; the größer one, 日本, don\'t, 12 + 3. {"name": "add", "arguments": {}}'
+)
+"""What the tokenizer of the model that talks was trained on."""
+
+
+def save_talker(folder: Path, *, context: int = 4096) -> Path:
+    """Write a Llama of random weights whose answers wander, and do not end if greedy, with a tokenizer."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=400,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=context,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model, tokenizer = AutoModelForCausalLM.from_config(config), train_tokenizer([TEXT] * 9, vocab_size=400)
+    torch.nn.init.zeros_(model.lm_head.weight[tokenizer.eos_id])
+    model.save_pretrained(folder)
+    tokenizer.save(folder / "tokenizer.json")
+    return folder
 
 
 def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> PreTrainedModel:

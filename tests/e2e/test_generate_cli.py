@@ -11,12 +11,12 @@ import time
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli import main as command_line
-from penstock.text.tokenizer import Tokenizer, train_tokenizer
+from penstock.text.tokenizer import Tokenizer
+from tests.tiny_models import TEXT, save_talker
 
-TEXT = "the penstock feeds the turbine; the größer one, 日本, don't , 12 + 3 ."
 CONTEXT = 2048
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 """Where Python takes the locale at its word."""
@@ -24,22 +24,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    train_tokenizer([TEXT] * 9, vocab_size=300).save(path / "tokenizer.json")
-    return path
+    return save_talker(tmp_path_factory.mktemp("model"), context=CONTEXT)
 
 
 def penstock(*words, stdin="", **variables):

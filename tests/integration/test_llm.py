@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig
+from tests.tiny_models import save_talker
+from transformers import AutoModel
 
 import penstock
 from penstock import LLM, EngineConfig, Params, Sampling
 from penstock.core.errors import ConfigError, EngineClosed, UsageError
 from penstock.engine.request import Request
 from penstock.engine.sampling import GREEDY
-from penstock.text.tokenizer import train_tokenizer
 
 CONTEXT = 4096
 TEN = Params(sampling=GREEDY, max_tokens=10, stop_ids=frozenset())
@@ -25,22 +25,7 @@ CONFIG = EngineConfig(device="cpu", max_sequences=8, tokens_per_step=64, cache_g
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("model")
-    config = LlamaConfig(
-        vocab_size=300,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=CONTEXT,
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
-    AutoModelForCausalLM.from_config(config).save_pretrained(path)
-    train_tokenizer(["the penstock feeds the turbine"] * 9, vocab_size=300).save(path / "tokenizer.json")
-    return path
+    return save_talker(tmp_path_factory.mktemp("model"), context=CONTEXT)
 
 
 @pytest.fixture(scope="module")
@@ -266,11 +251,11 @@ def test_a_task_that_waits_for_a_check_leaves_the_loop_to_others(llm, monkeypatc
 
 
 def test_a_cache_without_room_for_one_context_is_refused_with_the_arithmetic(folder):
-    with pytest.raises(ConfigError, match=r"4,096 tokens are 256 blocks of 8.0 KiB, 2.0 MiB in sum \(got "):
-        LLM(folder, replace(CONFIG, cache_gib=0.001))
+    with pytest.raises(ConfigError, match=r"4,096 tokens are 256 blocks of 4.0 KiB, 1.0 MiB in sum \(got "):
+        LLM(folder, replace(CONFIG, cache_gib=0.0005))
     with pytest.raises(ConfigError, match="beyond the model's context of 4,096"):
         LLM(folder, replace(CONFIG, max_context=5000))
-    with LLM(folder, replace(CONFIG, cache_gib=0.001, max_context=1024)) as small:
+    with LLM(folder, replace(CONFIG, cache_gib=0.0005, max_context=1024)) as small:
         assert small.capacity.context == 1024
 
 

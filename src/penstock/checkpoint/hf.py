@@ -25,6 +25,7 @@ from penstock.models import CONFIGS, FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place, Slice, slice_of, sliced_config
+from penstock.nn.unfilled import unfilled
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
@@ -80,7 +81,7 @@ def load_pretrained(
     whole = read_config(folder)
     family = FAMILIES[whole.model_type]
     names = family.hugging_face_names(whole)
-    with torch.device("meta"):
+    with unfilled():
         model: Llama = family(sliced_config(whole, place))
         stored = family(whole)
     shapes = {theirs: stored.get_parameter(ours).shape for ours, theirs in names.items()}

@@ -22,6 +22,7 @@ from penstock.core.errors import CheckpointError
 from penstock.data.manifest import TOKENIZER_FILE
 from penstock.models import FAMILIES
 from penstock.models.llama.slices import ALONE, Place, Slice, slice_of, sliced_config
+from penstock.nn.unfilled import unfilled
 
 
 def load_into(saved: Saved, tensors: Mapping[str, Tensor]) -> None:
@@ -97,7 +98,7 @@ def open_model(path: Path, *, step: int | None = None, place: Place = ALONE) -> 
     saved = find(path, step=step)
     index = saved.index()
     whole = index.meta.model
-    with torch.device("meta"):
+    with unfilled():
         model: nn.Module = FAMILIES[whole.model_type](sliced_config(whole, place))
     model = model.to_empty(device="cpu")
     parts = {

@@ -10,6 +10,7 @@ from penstock.checkpoint.hf import appearing, read_weights, write_weights
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, UsageError
 from penstock.models.speculator import MODEL_TYPE, Speculator, SpeculatorConfig, stored_names
+from penstock.nn.unfilled import unfilled
 
 _MAX_SHARD_BYTES = 5 * 10**9
 
@@ -32,7 +33,7 @@ def load_speculator(folder: Path, *, dtype: torch.dtype | None = None) -> Specul
         ModelError: weights that are missing, of the wrong shape, damaged or pickled.
     """
     config = SpeculatorConfig.from_json(load_json(folder / "config.json"))
-    with torch.device("meta"):
+    with unfilled():
         speculator = Speculator(config)
     names = stored_names(config)
     shapes = {theirs: speculator.get_parameter(ours).shape for ours, theirs in names.items()}

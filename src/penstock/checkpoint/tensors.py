@@ -4,12 +4,9 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
-from torch.distributed.tensor import DTensor
 
 from penstock.core.boxes import Box, whole
 from penstock.core.errors import CheckpointError
-from penstock.nn.shard_box import held_box
 
 MODEL, OPTIMIZER = "model.", "optimizer."
 
@@ -37,6 +34,8 @@ def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict
     The optimizer's hyperparameters are not among them: they come from the recipe.
     """
     if not optimizer.state:
+        from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # as below
+
         get_optimizer_state_dict(model, optimizer)  # makes the moments that the first step would make
     return {
         **{f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()},
@@ -68,6 +67,10 @@ def held(name: str, tensor: Tensor) -> tuple[Box, Tensor]:
     Raises:
         CheckpointError: its layout is not one of shards and copies.
     """
+    from torch.distributed.tensor import DTensor  # a third of a second, which opening a model does without
+
+    from penstock.nn.shard_box import held_box
+
     data = tensor.detach()
     if not isinstance(data, DTensor):
         return whole(data.shape), data

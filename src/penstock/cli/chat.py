@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Converse until the user leaves; return the exit code."""
-    from penstock.engine.llm import LLM  # torch, which a help text does without
-
     params = params_of(arguments)
     if isinstance(sys.stdin, io.TextIOWrapper):  # not where a test or notebook has replaced it
         sys.stdin.reconfigure(encoding="utf-8", errors="surrogateescape")
     system = utf8_text(arguments.system or "", name="--system")
     start: list[Message] = [{"role": "system", "content": system}] if system else []
+    from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
+
     with LLM(arguments.path, alone(arguments)) as llm:
         _converse(llm, start, params)
     return 0

@@ -101,10 +101,10 @@ def alone(arguments: argparse.Namespace) -> EngineConfig:
 
 def run(arguments: argparse.Namespace) -> int:
     """Generate; return the exit code."""
-    from penstock.engine.llm import LLM  # torch, which a help text does without
-
-    params = params_of(arguments)  # refused before a model is loaded
+    params = params_of(arguments)
     prompt = _prompt(arguments.prompt)
+    from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
+
     with LLM(arguments.path, alone(arguments)) as llm:
         request = llm.request(prompt, params)
         pieces = llm.stream(request)

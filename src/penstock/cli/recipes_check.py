@@ -71,12 +71,11 @@ def _raw(name: str) -> Raw:
 
 def _build(plan: RecipePlan) -> None:
     """Build the model; its parameters must be those that the plan counts with."""
-    import torch  # a help text does without
-
-    from penstock.models import FAMILIES
+    from penstock.models import FAMILIES  # torch, which a help text does without
+    from penstock.nn.unfilled import unfilled
 
     config = plan.config.model
-    with torch.device("meta"):
+    with unfilled():
         model = FAMILIES[config.model_type](config)
     built = sum(parameter.numel() for parameter in model.parameters())
     assert built == config.num_parameters, (built, config)

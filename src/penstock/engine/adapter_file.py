@@ -25,6 +25,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place, Slice, slice_of, sliced_config
 from penstock.models.llama.weights import hugging_face_names
+from penstock.nn.unfilled import unfilled
 
 MAX_RANK = 512
 """Beyond it an adapter costs more than the layers it is added to."""
@@ -137,7 +138,7 @@ def _part(part: Slice | None, which: str) -> Slice | None:
 
 def _shapes(config: LlamaConfig, place: Place) -> dict[str, tuple[int, int]]:
     """Return outputs and inputs of every linear layer of a rank's blocks."""
-    with torch.device("meta"):
+    with unfilled():
         model = Llama(sliced_config(config, place))
     return {
         name: (layer.out_features, layer.in_features)

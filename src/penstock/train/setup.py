@@ -19,6 +19,7 @@ from penstock.data.manifest import TOKENIZER_FILE
 from penstock.data.spec import absolute
 from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
+from penstock.nn.unfilled import unfilled
 from penstock.obs.names import RECIPE_FILE
 from penstock.parallel.apply import Spread, apply
 from penstock.parallel.encoded_gather import encode_gathers
@@ -55,7 +56,7 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
     Returns:
         The model, or this rank's stages of it, and how it was spread.
     """
-    with torch.device("meta"):
+    with unfilled():
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
     model.to(STORAGES[config.precision.weights].dtype)
     spread = apply(
