@@ -1,6 +1,7 @@
 """What do drafts give in tokens/s: n-grams, a small model, heads; one request and several; greedy and drawn?
 
-    python benchmarks/speculate.py --out benchmarks/results      # about ten minutes on two cores
+    python benchmarks/speculate.py --out benchmarks/results      # about thirteen minutes on two cores
+    python benchmarks/speculate.py --only forced                 # of these, three
 
 A Llama, a smaller one and heads are trained here, on the sources of Python's standard library, the first for
 as long as `--seconds` says, the smaller one for a third of that, and continue files that they were not
@@ -8,6 +9,8 @@ trained on. Every setting has an engine of its own over the same weights; settin
 round. A model of minutes repeats itself more than a good one, which flatters n-grams most: the ratios say
 what drafts that stand so often bring, not how often those of a good model do. Whether the answers of a
 setting are those without drafts is filed beside its figures.
+
+What drafts bring as a function of how often they stand, at a real size, is in `speculate_forced.py`.
 """
 
 import argparse
@@ -19,6 +22,7 @@ from pathlib import Path
 import torch
 from measuring import interleaved, median
 from results_file import file_result
+from speculate_forced import forced_rows
 
 from penstock.checkpoint.hf import save_pretrained
 from penstock.cli.main import main as penstock
@@ -183,6 +187,16 @@ def rows_with(folder, corpus, number, options):
         engine.close()
 
 
+def trained(folder, options):
+    """Train and measure; return settings, losses, how often drafts of heads stand, and rows."""
+    corpus = make_corpus(folder, options.vocabulary)
+    losses = train_models(folder, corpus, options)
+    heads = train_heads(folder / "heads", folder / "model", corpus, steps=options.tune_steps)
+    rows = [row for number in options.requests for row in rows_with(folder, corpus, number, options)]
+    shapes = {key: getattr(options, key) for key in ("hidden", "layers", "vocabulary", "tokens", "seconds")}
+    return {"settings": shapes, "losses": losses, "heads": heads, "rows": rows}
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -196,18 +210,20 @@ def main():
     parser.add_argument("--requests", type=int, nargs="+", default=[1, 8, 32], help="answered at once")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, help="folder to file the result in")
+    parser.add_argument("--only", choices=("trained", "forced"), help="one half of the benchmark")
+    parser.add_argument("--forced-model", default="125m", help="its shape, as of benchmarks/serve.py")
+    parser.add_argument("--forced-tokens", type=int, default=48)
+    parser.add_argument("--forced-requests", type=int, nargs="+", default=[1, 16])
     options = parser.parse_args()
+    result = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        corpus = make_corpus(folder, options.vocabulary)
-        losses = train_models(folder, corpus, options)
-        heads = train_heads(folder / "heads", folder / "model", corpus, steps=options.tune_steps)
-        rows = [row for number in options.requests for row in rows_with(folder, corpus, number, options)]
+        if options.only != "forced":
+            result |= trained(Path(name), options)
+        if options.only != "trained":
+            sizes = {"requests": options.forced_requests, "tokens": options.forced_tokens}
+            rows = forced_rows(name, options.forced_model, rounds=min(3, options.rounds), **sizes)
+            result["forced"] = {"model": options.forced_model, **sizes, "rows": list(rows)}
     if options.out:
-        shapes = {
-            key: getattr(options, key) for key in ("hidden", "layers", "vocabulary", "tokens", "seconds")
-        }
-        result = {"settings": shapes, "losses": losses, "heads": heads, "rows": rows}
         file_result(options.out, "speculate", result, packages=("torch",))
 
 

@@ -34,7 +34,8 @@ RUNS = {
     "serve": "--model tiny --only penstock --quick --threads 1 --concurrent 2 --load 1 --requests 3",
     "shuffle_quality": "--tokens 300K --seeds 1",
     "shuffle_training": "--steps 4 --seeds 1",
-    "speculate": "--seconds 0 --hidden 32 --layers 1 --tune-steps 1 --tokens 4 --requests 2 --rounds 1",
+    "speculate": "--seconds 0 --hidden 32 --layers 1 --tune-steps 1 --tokens 4 --requests 2 --rounds 1 "
+    "--forced-model tiny --forced-tokens 2 --forced-requests 2",
     "train": "--hidden 64 --layers 2 --vocabulary 512 --length 32 --steps 2 --rounds 1",
 }
 TOO_LONG = {"remote"}  # a minute, most of it servers that start; tests/integration/remote has their parts
