@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "attention_part.h"
+#include "threads.h"
 
 namespace penstock::attention {
 

@@ -58,16 +58,17 @@ inline float* room(std::vector<float>& buffer, int64_t size) {
 
 // ---- few rows: straight from the pages
 
-// The product of two rows. SIZE is that of a usual head, and its loop is unrolled; or 0, and `size` counts.
+// What adds up to the product of two rows. SIZE is that of a usual head, and its loop is unrolled; or 0, and
+// `size` counts.
 template <int64_t SIZE, class T>
-inline float dot(const T* a, const T* b, int64_t size) {
+inline Vec products(const T* a, const T* b, int64_t size) {
   Vec sum;
 #ifdef __AVX512BF16__
   if constexpr (SIZE > 0 && sizeof(T) == 2) {
 #pragma GCC unroll 8
     for (int64_t i = 0; i < SIZE; i += 32)
       sum = Product<Pair>::add(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i), sum);
-    return sum.sum();
+    return sum;
   }
 #endif
   if constexpr (SIZE > 0) {
@@ -76,7 +77,7 @@ inline float dot(const T* a, const T* b, int64_t size) {
   } else {
     each_lane(size, [&](int64_t i, auto at) { sum = Vec::fma(at.load(a + i), at.load(b + i), sum); });
   }
-  return sum.sum();
+  return sum;
 }
 
 // Ask memory for a row that is needed soon. Pages lie anywhere, so the CPU cannot guess the next one.
@@ -84,15 +85,22 @@ inline void fetch(const void* row, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
 }
 
-// SIZE is that of a usual head, known to the compiler, or 0.
+// 16 keys at a time; behind the last the list repeats it, and nobody reads those scores.
 template <int ROWS, int64_t SIZE, class T>
 void few_scores_of(const Task<T>& task, const T* const* q_rows, Scratch& own, int64_t num_keys) {
   const int64_t size = SIZE ? SIZE : task.dim;
-  for (int64_t key = 0; key < num_keys; ++key) {
-    fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], size * sizeof(T));
-    fetch(own.value_rows[key], size * sizeof(T));
-    for (int row = 0; row < ROWS; ++row)
-      own.scores[row * PART + key] = dot<SIZE>(q_rows[row], static_cast<const T*>(own.key_rows[key]), size);
+  for (int64_t first = 0; first < num_keys; first += LANES) {
+    for (int64_t key = first; key < std::min(first + LANES, num_keys); ++key) {
+      fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], size * sizeof(T));
+      fetch(own.value_rows[key], size * sizeof(T));
+    }
+    for (int row = 0; row < ROWS; ++row) {
+      Vec parts[LANES];
+#pragma GCC unroll 16
+      for (int i = 0; i < LANES; ++i)
+        parts[i] = products<SIZE>(q_rows[row], static_cast<const T*>(own.key_rows[first + i]), size);
+      sums_of(parts).store(own.scores.data() + row * PART + first);
+    }
   }
 }
 

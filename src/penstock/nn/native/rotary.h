@@ -39,25 +39,31 @@ void rotate(const T* x, const T* norm, const Heads<T>& of, int64_t token, T* out
   });
 }
 
-template <class T>
-void take_token(const T* in, const Heads<T>& of, int64_t token, int64_t slot, int64_t block_size, T* q, T* keys,
-                T* values) {
-  for (int64_t head = 0; head < of.heads; ++head, in += of.dim, q += of.dim) rotate(in, of.q_norm, of, token, q);
-  const int64_t page = slot / block_size * of.kv_heads, offset = slot % block_size;
-  for (int64_t head = 0; head < of.kv_heads; ++head, in += of.dim)
-    rotate(in, of.k_norm, of, token, keys + ((page + head) * block_size + offset) * of.dim);
-  for (int64_t head = 0; head < of.kv_heads; ++head, in += of.dim)
-    std::copy(in, in + of.dim, values + ((page + head) * block_size + offset) * of.dim);
-}
+constexpr int64_t AHEAD = 8;  // heads: pages lie anywhere, and a line must be read before it is written to
 
 // qkv: [tokens, (heads + 2 kv_heads) * dim]; q: [tokens, heads * dim]; slots: of the tokens.
 template <class T>
 void take_tokens(Threads& threads, const Heads<T>& of, const T* qkv, const int64_t* slots, int64_t tokens,
                  int64_t block_size, T* q, T* keys, T* values) {
-  const int64_t width = (of.heads + 2 * of.kv_heads) * of.dim;
-  threads.each(tokens, grain_of(width), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i)
-      take_token(qkv + i * width, of, i, slots[i], block_size, q + i * of.heads * of.dim, keys, values);
+  const int64_t group = of.heads / of.kv_heads, width = (of.heads + 2 * of.kv_heads) * of.dim;
+  const auto place = [&](int64_t item) {
+    const int64_t slot = slots[item / of.kv_heads], row = slot / block_size * of.kv_heads + item % of.kv_heads;
+    return (row * block_size + slot % block_size) * of.dim;
+  };
+  const auto take = [&](int64_t item) {  // a key-value head of a token, and its queries
+    const int64_t token = item / of.kv_heads, head = item % of.kv_heads;
+    const T *in = qkv + token * width, *key = in + (of.heads + head) * of.dim, *value = key + of.kv_heads * of.dim;
+    for (int64_t i = head * group; i < (head + 1) * group; ++i)
+      rotate(in + i * of.dim, of.q_norm, of, token, q + (token * of.heads + i) * of.dim);
+    rotate(key, of.k_norm, of, token, keys + place(item));
+    std::copy_n(value, of.dim, values + place(item));
+  };
+  threads.each(tokens * of.kv_heads, grain_of((group + 2) * of.dim), [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t soon = place(std::min(item + AHEAD, end - 1));
+      for (int64_t i = 0; i < of.dim; i += 64 / sizeof(T)) __builtin_prefetch(keys + soon + i, 1), __builtin_prefetch(values + soon + i, 1);
+      take(item);
+    }
   });
 }
 

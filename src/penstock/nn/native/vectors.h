@@ -94,6 +94,29 @@ struct Vec {
 
 #endif
 
+// The sums of 16 vectors, each added up in the order of `sum`: halves of all at once, where one by one would
+// take three times as many instructions.
+inline Vec sums_of(const Vec (&x)[LANES]) {
+  Vec out;
+#ifdef __AVX512F__
+  __m512 halves[8], quarters[4], pairs[2];
+  for (int i = 0; i < 8; ++i)
+    halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0x44), _mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0xee));
+  for (int i = 0; i < 4; ++i)
+    quarters[i] = _mm512_add_ps(_mm512_shuffle_f32x4(halves[i], halves[i + 4], 0x88),
+                                _mm512_shuffle_f32x4(halves[i], halves[i + 4], 0xdd));
+  for (int i = 0; i < 2; ++i)
+    pairs[i] = _mm512_add_ps(_mm512_shuffle_ps(quarters[i], quarters[i + 2], 0x44),
+                             _mm512_shuffle_ps(quarters[i], quarters[i + 2], 0xee));
+  const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88), _mm512_shuffle_ps(pairs[0], pairs[1], 0xdd));
+  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
+  out = _mm512_permutexvar_ps(order, all);
+#else
+  for (int i = 0; i < LANES; ++i) out.v[i] = x[i].sum();
+#endif
+  return out;
+}
+
 // e^x within 2 units in the last place for x <= 88; 0 below -87.3, so that -inf gives 0.
 // Cephes' reduction: x = n ln 2 + r, |r| <= ln 2 / 2, a polynomial for e^r, n into the exponent.
 inline Vec exp(Vec x) {
