@@ -107,12 +107,14 @@ def counting(graph, inputs):
     return run
 
 
-def compiled_at_once(parts):
-    """Steps whose programs are there."""
+def compiled_at_once(parts, *, sizes=(1, 2, 3, 4, 8, 16, 20)):
+    """Steps whose programs are there; fewer of them where one is enough, because each takes its time."""
     compiled = compiled_steps(counting, parts)
+    assert compiled._sizes == [1, 2, 3, 4, 8, 16, 20]
+    compiled._sizes = list(sizes)
     compiled.start()
     compiled.wait()
-    assert compiled.ready == {1, 2, 3, 4, 8, 16, 20}
+    assert compiled.ready == set(sizes)
     COMPUTED.clear()
     return compiled
 
@@ -134,7 +136,7 @@ def test_programs_compute_what_plain_code_does(weights):
 def test_programs_compute_what_plain_code_does_where_pytorch_attends(monkeypatch):
     monkeypatch.setattr(paged, "MAX_GROUP", 0)
     parts = engine_parts()
-    compiled = compiled_at_once(parts)
+    compiled = compiled_at_once(parts, sizes=[20])
     assert_close(logits_of(*parts, compiled), logits_of(*engine_parts()))
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
 
@@ -142,7 +144,7 @@ def test_programs_compute_what_plain_code_does_where_pytorch_attends(monkeypatch
 def test_blocks_with_windows_of_their_own_are_computed_by_programs_of_their_own():
     windows = {"model_type": "qwen2", "sliding_window": 3, "max_window_layers": 1}
     parts = engine_parts(**windows)
-    compiled = compiled_at_once(parts)
+    compiled = compiled_at_once(parts, sizes=[20])
     assert_close(logits_of(*parts, compiled), logits_of(*engine_parts(**windows)))
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
 
@@ -151,7 +153,7 @@ def test_filling_leaves_the_pages_as_they_are():
     parts = engine_parts()
     parts[1].pages.normal_()
     before = parts[1].pages.clone()
-    compiled_at_once(parts)
+    compiled_at_once(parts, sizes=[20])
     assert torch.equal(parts[1].pages, before)
 
 
@@ -159,7 +161,7 @@ def test_each_engine_writes_to_its_own_pages():
     """They share programs, which know no pages."""
     first, second = engine_parts(), engine_parts()
     for parts in (first, second):
-        compiled = compiled_at_once(parts)
+        compiled = compiled_at_once(parts, sizes=[20])
     logits_of(*second, compiled)
     assert second[1].pages.any()
     assert not first[1].pages.any()
@@ -167,7 +169,7 @@ def test_each_engine_writes_to_its_own_pages():
 
 def test_pages_are_freed_with_their_engine():
     parts = engine_parts()
-    compiled = compiled_at_once(parts)
+    compiled = compiled_at_once(parts, sizes=[20])
     logits_of(*parts, compiled)
     pages = weakref.ref(parts[1])
     del parts, compiled
@@ -178,7 +180,7 @@ def test_pages_are_freed_with_their_engine():
 def test_no_step_asks_the_host_for_numbers():
     """On a device that has none, as a GPU does not while a graph is recorded."""
     model, cache = engine_parts(device="meta")
-    compiled = compiled_at_once((model, cache))
+    compiled = compiled_at_once((model, cache), sizes=[3, 20])
     assert all(logits.is_meta for logits in logits_of(model, cache, compiled))
     assert len(COMPUTED) == NUM_LAYERS * len(STEPS)
     compiled._graphs, replayed = graphs_of(compiled, cache)
@@ -210,8 +212,7 @@ def test_steps_of_decoding_are_replayed_from_tensors_of_the_graph():
 
 def test_spare_rows_of_a_graph_write_to_no_block_of_a_sequence():
     parts = engine_parts()
-    compiled = compiled_at_once(parts)
-    compiled._sizes = [MAX_SEQUENCES]
+    compiled = compiled_at_once(parts, sizes=[MAX_SEQUENCES])
     compiled._graphs, replayed = graphs_of(compiled, parts[1])
     runner = Runner(parts[0], parts[1], Adapters(parts[0], parts[0].config), forward=compiled)
     for step in (step_of([1, 1, 1], [3, 2, 1]), step_of([1], [5])):
@@ -239,15 +240,19 @@ def test_steps_are_plain_until_their_program_is_ready():
         during = logits_of(*parts, compiled)
         assert not compiled.ready
     finally:
+        closing = threading.Thread(target=compiled.close)
+        closing.start()
+        assert compiled._stop.wait(100)
         go_on.set()
-        compiled.close()
+        closing.join(100)
+    assert compiled.ready == {1}  # to close waits for the program in the making, and for no other
     for ours, theirs in zip(during, logits_of(*engine_parts()), strict=True):
         assert torch.equal(ours, theirs)
 
 
 def test_a_network_that_was_changed_since_is_computed_plainly():
     parts = engine_parts()
-    compiled = compiled_at_once(parts)
+    compiled = compiled_at_once(parts, sizes=[20])
     compiled._is_plain = lambda: False
     for ours, theirs in zip(logits_of(*parts, compiled), logits_of(*engine_parts()), strict=True):
         assert torch.equal(ours, theirs)
@@ -257,7 +262,7 @@ def test_a_network_that_was_changed_since_is_computed_plainly():
 def test_a_step_that_no_program_fits_any_more_compiles_nothing():
     """Such as after the number of threads was changed, which programs depend on."""
     parts = engine_parts()
-    compiled = compiled_at_once(parts)
+    compiled = compiled_at_once(parts, sizes=[20])
     threads = torch.get_num_threads()
     torch.set_num_threads(threads + 1)
     try:

@@ -10,7 +10,7 @@ A thread compiles one size after the other, on filling alone. Steps look program
 has none yet is computed plainly. Programs are kept on disk and found again by the next process. On GPUs
 steps of decoding are recorded as CUDA graphs besides (decode_graphs.py).
 
-On CPUs a block of C++ operators is one call, which no program is faster than (docs/limits.md).
+On CPUs a step of C++ operators is one call, which no program is faster than (docs/limits.md).
 """
 
 import logging
@@ -39,6 +39,9 @@ log = logging.getLogger(__name__)
 
 _MOST_PROGRAMS = 256
 """Of all engines of a process; torch gives a function up after 8."""
+
+_MOST_TOKENS = 2048
+"""Of a program. Larger steps are plain: beside what they compute, what a program saves is small."""
 
 Program = Callable[[Block, Tensor, Rope, HiddenPages], Tensor]
 
@@ -99,7 +102,8 @@ class CompiledSteps:
         self._model = model
         self._cache = cache
         self._is_plain = is_plain
-        self._sizes = sorted({*sizes_up_to(max_sequences), *sizes_up_to(max_tokens)})
+        most = min(max_tokens, _MOST_TOKENS)
+        self._sizes = sorted({*sizes_up_to(min(max_sequences, most)), *sizes_up_to(most)})
         self._max_sequences = max_sequences
         self._ready: set[int] = set()
         self._stop = threading.Event()

@@ -39,7 +39,7 @@ class FusedBlock(nn.Module):
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
         """Apply the block."""
-        operands = None if torch.compiler.is_compiling() else self.operands_now()
+        operands = self.operands_now()
         if operands is not None and isinstance(cache, LayerPages) and isinstance(attend, Paged):
             return operands.compute(x, rope, attend, cache, multiplier=self.residual_multiplier)
         assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
