@@ -12,6 +12,9 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <limits>
+#include <utility>
 #include <vector>
 
 #include "rows.h"
@@ -19,8 +22,7 @@
 
 namespace penstock::sample {
 
-constexpr int64_t RUN = 512;  // tokens that are compared, or summed up, at once
-constexpr int64_t SHORT_RUN = 64;
+constexpr int64_t RUN = 512, SHORT_RUN = 64;  // tokens that are compared, or summed up, at once
 constexpr uint32_t SIGN = 0x80000000, INFINITE = 0x7f800000;
 
 // What each token of a row weighs, and those among which an edge is; a thread's own, for row after row.
@@ -46,7 +48,7 @@ inline uint32_t key_of(uint32_t bits) { return bits ^ (bits & SIGN ? ~uint32_t{0
 inline float logit_of(uint32_t key) { return std::bit_cast<float>(key ^ (key & SIGN ? SIGN : ~uint32_t{0})); }
 
 template <class T>
-float at(const T* row, int64_t i) { return std::bit_cast<float>(bits_of(row[i])); }
+float logit_at(const T* row, int64_t i) { return std::bit_cast<float>(bits_of(row[i])); }
 
 // The first of the largest logits; -1 if one is not a number or the largest is not finite.
 template <class T>
@@ -72,7 +74,7 @@ template <class T>
 int64_t weigh(const T* row, int64_t size, float most, float scale, float least, int64_t* weights) {
   int64_t total = 0;
   for (int64_t i = 0; i < size; ++i) {
-    const float logit = at(row, i), halvings = std::min((most - logit) * scale, 63.0f);
+    const float logit = logit_at(row, i), halvings = std::min((most - logit) * scale, 63.0f);
     const uint32_t fixed = static_cast<int32_t>(halvings * 0x1p24f), part = fixed & 0xffffff;
     uint32_t p = 2017903;  // -2^-part in parts of 2^31, within 1e-7, by Horner; falls strictly
     for (uint32_t c : {19743522u, 118729907u, 515776670u, 1488514207u, 2147483648u})
@@ -147,7 +149,7 @@ int64_t cut(const T* row, float logit, int64_t least, std::vector<int64_t>& weig
   int64_t total = 0;
   for (size_t i = 0; i < weights.size(); ++i) {
     const int64_t weight = weights[i];
-    const bool stays = (at(row, i) >= logit) & (weight >= least);  // both, always: a loop without branches
+    const bool stays = (logit_at(row, i) >= logit) & (weight >= least);  // both, always: a loop without branches
     weights[i] = stays ? weight : 0;
     total += weights[i];
   }
@@ -208,7 +210,7 @@ int64_t draw_row(const T* row, int64_t size, const Settings& settings, Scratch& 
   float least = -std::numeric_limits<float>::infinity();
   if (settings.top_k < static_cast<double>(size))
     least = last_of_top_k(row, size, static_cast<int64_t>(settings.top_k), near);
-  int64_t total = weigh(row, size, at(row, first), static_cast<float>(settings.scale), least, weights.data());
+  int64_t total = weigh(row, size, logit_at(row, first), static_cast<float>(settings.scale), least, weights.data());
   if (settings.top_p < 1) total = cut_top_p(row, total, settings.top_p, scratch);
   if (settings.min_p > 0) total = cut(row, least, static_cast<int64_t>(std::ceil(settings.min_p * 0x1p43)), weights);
   return look_up(weights, total, settings.number);
