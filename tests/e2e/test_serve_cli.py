@@ -292,6 +292,7 @@ def test_text_goes_to_tokens_and_back(http):
 
 
 CHAT = {"messages": HELLO}
+CALLED, ARGUMENTS = {"id": "call_1", "type": "function"}, {"name": "add", "arguments": "[1]"}
 REFUSED = {
     "too long": ("completions", {"prompt": [1] * CONTEXT}, f"fills the model's context of {CONTEXT:,}"),
     "too many tokens": ("completions", {"prompt": "a", "max_tokens": CONTEXT}, "do not fit the context of"),
@@ -308,7 +309,21 @@ REFUSED = {
     "no JSON": ("completions", '{"prompt":', "The body is not JSON"),
     "no prompt": ("completions", {}, "prompt: this key is missing"),
     "no role": ("chat/completions", {"messages": [{"content": "x"}]}, "messages.0: Must have a known 'role'"),
-    "half a character": ("completions", '{"prompt": "\\ud83d"}', "prompt is not Unicode text"),
+    "half a character": (
+        "completions",
+        '{"prompt": "\\ud83d"}',
+        "The body is not Unicode text: '\\ud83d' is half of a pair",
+    ),
+    "half in a pattern": (
+        "completions",
+        '{"prompt": "a", "response_format": {"type": "regex", "regex": "\\udfff"}}',
+        "is half of a pair",
+    ),
+    "half in what comes back": (
+        "responses",
+        '{"input": "a", "metadata": {"a": "\\uD800"}}',
+        "half of a pair",
+    ),
     "unknown token": ("completions", {"prompt": [9999]}, "a token the model does not know"),
     "empty list": ("completions", {"prompt": []}, "empty list"),
     "many prompts": ("completions", {"prompt": ["a"] * 129}, "at most 128"),
@@ -326,6 +341,11 @@ REFUSED = {
     ),
     "no content": ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content: this key is"),
     "odd choice": ("chat/completions", {**CHAT, "tools": [ADD], "tool_choice": "add"}, 'be "none", "auto",'),
+    "arguments of no object": (
+        "chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALLED, "function": ARGUMENTS}]}]},
+        "The arguments of a tool call are no JSON object (got '[1]')",
+    ),
     "call of nothing": ("chat/completions", {**CHAT, "tool_choice": "required"}, "there are no tools"),
     "unknown tool": (
         "chat/completions",

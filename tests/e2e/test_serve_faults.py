@@ -216,6 +216,13 @@ def test_clients_that_send_slowly_hold_nobody_up(server):
         assert ask(server)
 
 
+def test_a_client_that_asks_twice_at_once_and_leaves_is_missed_by_both(server):
+    body = post(json.dumps({**STREAM, "max_tokens": CONTEXT - 20, "n": 16}).encode())
+    with connected(server) as sock:
+        sock.sendall(body * 2)
+        assert sock.recv(1)
+
+
 def test_a_reader_that_stops_reading_holds_nobody_up(server):
     with connected(server) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

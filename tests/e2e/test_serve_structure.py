@@ -75,6 +75,13 @@ def test_completions_follow_other_forms(client, form, pattern):
         assert re.fullmatch(pattern, choice.text)
 
 
+def test_one_of_thousands_of_texts_can_be_chosen(client):
+    form = {"type": "choice", "choice": [f"part {n}" for n in range(4000)]}
+    asked = {"model": "tiny", "prompt": "the", "max_tokens": 50}
+    text = client.completions.create(**asked, extra_body={"response_format": form}).choices[0].text
+    assert text in form["choice"]
+
+
 @pytest.mark.parametrize("several", [True, False])
 def test_calls_that_are_required_are_made_with_valid_arguments(client, several):
     asked = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": several}

@@ -65,11 +65,12 @@ def choice(texts: Sequence[str]) -> str:
     """Return the grammar of a few texts.
 
     >>> choice(["yes", "no"])
-    '["lark", "start: \\\\"yes\\\\" | \\\\"no\\\\""]'
+    '["lark", "start: CHOICE\\\\nCHOICE: \\\\"yes\\\\" | \\\\"no\\\\""]'
     """
     if not texts:
         raise UsageError("There is nothing to choose from", got=list(texts), fix="Give at least one text.")
-    return lark("start: " + " | ".join(json.dumps(text) for text in texts))
+    # one terminal, which becomes an automaton: a rule has room for 2,000 alternatives
+    return lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(text) for text in texts))
 
 
 def tool_calls(

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import clock
-from penstock.serve.body import read_body, replay
+from penstock.serve.body import check_unicode, read_body, replay
 from penstock.serve.bridge import Answers
 from penstock.serve.errors import ApiError, unexpected
 from penstock.serve.keys import Keys
@@ -135,6 +135,7 @@ class Gate:
         body = await read_body(receive, headers, self._limits)
         if body is None:
             return
+        check_unicode(body)
         left = asyncio.Event()
         watch = asyncio.create_task(_watch(receive, visit, left))
         try:

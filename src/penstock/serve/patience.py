@@ -1,12 +1,13 @@
-"""HTTP connections with limits on the lines before a body: how long they take, how much they are.
+"""HTTP connections with limits on the lines before a body, whose every request hears when its client leaves.
 
 Uvicorn waits for ever for a client that sends half a request line; a few thousand of those take all
 descriptors of the process. It also keeps headers of any size. The body's limits are in `gate.py`.
 """
 
 import asyncio
+from collections import deque
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 1 << 16
@@ -21,6 +22,7 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
         super().connection_made(transport)
+        self._cycles: deque[RequestResponseCycle] = deque()
         self._begin()
 
     def data_received(self, data: bytes) -> None:
@@ -34,6 +36,7 @@ class PatientProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         self._stop()
+        self._leave()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -45,6 +48,10 @@ class PatientProtocol(HttpToolsProtocol):
         """Stop waiting: the head is there."""
         self._stop()
         super().on_headers_complete()
+        while self._cycles and self._cycles[0].response_complete:
+            self._cycles.popleft()
+        if self.cycle is not None:
+            self._cycles.append(self.cycle)
 
     def _begin(self) -> None:
         self._stop()
@@ -56,6 +63,13 @@ class PatientProtocol(HttpToolsProtocol):
             self._deadline.cancel()
             self._deadline = None
 
+    def _leave(self) -> None:
+        """Tell every request that the client has gone; Uvicorn tells only the newest of a connection."""
+        for cycle in self._cycles:
+            cycle.disconnected = True
+            cycle.message_event.set()
+
     def _give_up(self) -> None:
         if not self.transport.is_closing():
             self.transport.close()
+        self._leave()

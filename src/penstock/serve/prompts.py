@@ -23,10 +23,10 @@ def prompts_of(prompt: Prompt, served: Served, *, max_prompts: int, param: str) 
         param: the key of the request, for messages.
 
     Raises:
-        ApiError: there are too many, one is empty, or it is no text.
+        ApiError: there are too many, or none.
     """
     if isinstance(prompt, str):
-        return [_encode(prompt, served, param=param)]
+        return [served.words.encode(prompt)]
     if not prompt:
         raise ApiError(400, f"{param} is an empty list. Give at least one text.", param=param)
     if isinstance(prompt[0], int):
@@ -35,7 +35,7 @@ def prompts_of(prompt: Prompt, served: Served, *, max_prompts: int, param: str) 
         raise ApiError(
             400, f"{param} has {len(prompt):,} entries, at most {max_prompts:,} are taken.", param=param
         )
-    return [_encode(one, served, param=param) if isinstance(one, str) else _ids(one) for one in prompt]
+    return [served.words.encode(one) if isinstance(one, str) else _ids(one) for one in prompt]
 
 
 def chat_prompt(
@@ -52,7 +52,7 @@ def chat_prompt(
         asks: end with those that begin it.
 
     Raises:
-        ApiError: a message is no text, or its tool calls are no JSON.
+        ApiError: the arguments of a call are no JSON object.
         UsageError: the model's chat template refuses these messages.
         ModelError: the template fails.
     """
@@ -63,7 +63,6 @@ def chat_prompt(
         variables=words.guarded(variables),
         asks=asks,
     )
-    check_text(text, param="messages")
     return words.encode_rendered(text)
 
 
@@ -91,26 +90,8 @@ def tools_of(body: ChatRequest) -> list[Tool]:
     return tools
 
 
-def _encode(text: str, served: Served, *, param: str) -> list[int]:
-    check_text(text, param=param)
-    return served.words.encode(text)
-
-
 def _ids(prompt: Sequence[int]) -> list[int]:
     return list(prompt)
-
-
-def check_text(text: str, *, param: str) -> None:
-    """Refuse halves of surrogate pairs, which JSON can spell and UTF-8 cannot."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ApiError(
-            400,
-            f"{param} is not Unicode text: half of a surrogate pair at character {error.start}. "
-            "Send the whole character.",
-            param=param,
-        ) from None
 
 
 def _turn(message: Message) -> dict[str, object]:
@@ -137,10 +118,15 @@ def _joined(content: Content | None) -> str:
     return "".join(part.text for part in content)
 
 
-def _arguments(text: str) -> object:
+def _arguments(text: str) -> dict[str, object]:
     try:
-        return json.loads(text or "{}")
+        found = json.loads(text or "{}")
     except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
         raise ApiError(
-            400, f"The arguments of a tool call are not JSON: {text[:80]!r}.", param="messages"
-        ) from None
+            400,
+            f"The arguments of a tool call are no JSON object (got {text[:80]!r}). Send those of the call.",
+            param="messages",
+        )
+    return found

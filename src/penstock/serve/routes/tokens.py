@@ -5,7 +5,7 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from penstock.serve.errors import ApiError
-from penstock.serve.prompts import chat_prompt, check_text
+from penstock.serve.prompts import chat_prompt
 from penstock.serve.routes.asking import FAILURES, service_of
 from penstock.serve.schema.others import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from penstock.serve.served import Service
@@ -47,5 +47,4 @@ def _ids(body: TokenizeRequest, service: Service) -> list[int]:
             400, "tools, chat_template_kwargs and add_generation_prompt go with messages.", param="messages"
         )
     text, words = body.prompt or "", service.served.words
-    check_text(text, param="prompt")
     return words.encode(text) if body.add_special_tokens else words.tokenizer.encode(text)
