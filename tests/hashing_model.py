@@ -6,6 +6,8 @@ cache. So one wrong block, slot or position changes every token that follows.
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from penstock.engine.batch import Batch, batch_of
 from penstock.engine.request import Request
 from penstock.engine.scheduler import Scheduler
@@ -34,11 +36,16 @@ def answer_of(request: Request) -> list[int]:
 
 
 class HashingModel:
-    """Runs batches over a cache of so many slots."""
+    """Runs batches over a cache of so many slots.
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    Args:
+        window: so many positions, a share's first token included, have to be one another's successors.
+    """
+
+    def __init__(self, *, num_blocks: int, block_size: int, window: int = 2) -> None:
         self._block_size = block_size
-        self._cache: list[int | None] = [None] * (num_blocks * block_size)
+        self._window = window
+        self._cache: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)  # state, token
 
     def run(self, batch: Batch) -> list[int]:
         """Return the likeliest token at each of the rows asked for."""
@@ -49,14 +56,24 @@ class HashingModel:
                 position = int(batch.positions[t])
                 before = int(batch.adapters[share])
                 if position:
-                    block, offset = divmod(position - 1, self._block_size)
-                    kept = self._cache[table[block] * self._block_size + offset]
-                    assert kept is not None, (share, position)
-                    before = kept
-                states.append(step_hash(before, int(batch.token_ids[t])))
-                self._cache[batch.slots[t]] = states[-1]
+                    before = self._kept(table, position - 1)[0]
+                token = int(batch.token_ids[t])
+                states.append(step_hash(before, token))
+                self._cache[batch.slots[t]] = states[-1], token
+            self._check_window(table, int(batch.positions[batch.query_starts[share]]))
             assert batch.lengths[share] == position + 1
         return [states[row] % VOCAB for row in batch.logit_rows]
+
+    def _check_window(self, table: np.ndarray, position: int) -> None:
+        for seen in range(max(0, position - self._window + 1), position):
+            state, token = self._kept(table, seen + 1)
+            assert state == step_hash(self._kept(table, seen)[0], token), (seen, position)
+
+    def _kept(self, table: np.ndarray, position: int) -> tuple[int, int]:
+        block, offset = divmod(position, self._block_size)
+        kept = self._cache[table[block] * self._block_size + offset]
+        assert kept is not None, position
+        return kept
 
 
 def run_plan(model: HashingModel, plan: StepPlan, block_size: int) -> list[list[int]]:

@@ -26,6 +26,7 @@ SMALL = {
 MODELS = {
     "llama": LlamaConfig(**SMALL),
     "windows": LlamaConfig(**SMALL, model_type="qwen2", sliding_window=9, max_window_layers=1),
+    "windows only": LlamaConfig(**SMALL, model_type="mistral", sliding_window=9),
 }
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 4  # of one position: keys and values, layers, heads, dims, float32
 

@@ -36,13 +36,17 @@ requests = st.builds(
 
 
 class Schedules(RuleBasedStateMachine):
+    window = None
+
     def __init__(self):
         super().__init__()
         pool = BlockPool(NUM_BLOCKS)
-        limits = Limits(max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE)
+        limits = Limits(max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE, window=self.window)
         size = StepSize(between_s=0.05, piece=PIECE, most=BUDGET)
         self.scheduler = Scheduler(limits, pool, size=size)
-        self.model = HashingModel(num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE)
+        self.model = HashingModel(
+            num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, window=self.window or NUM_BLOCKS * BLOCK_SIZE
+        )
         self.sequences = []
         self.now_s = 0.0
 
@@ -109,5 +113,17 @@ class Schedules(RuleBasedStateMachine):
                 assert sequence.num_drawn == sequence.request.max_tokens
 
 
+class WindowedSchedules(Schedules):
+    window = 7
+
+    @invariant()
+    def what_the_next_token_sees_is_there(self):
+        for sequence in self.scheduler.running:
+            first_seen = sequence.num_computed - (self.window - 1)
+            assert sequence.num_left * BLOCK_SIZE <= max(0, first_seen)
+
+
 Schedules.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 test_any_schedule = Schedules.TestCase
+WindowedSchedules.TestCase.settings = Schedules.TestCase.settings
+test_any_schedule_where_tokens_see_a_window = WindowedSchedules.TestCase

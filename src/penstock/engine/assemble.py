@@ -24,6 +24,7 @@ from penstock.engine.scheduler import Limits, Scheduler
 from penstock.engine.step_size import StepSize
 from penstock.engine.trial import activation_bytes
 from penstock.engine.words import Words
+from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import Place
 
 
@@ -58,6 +59,7 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
             max_sequences=capacity.max_sequences,
             tokens_per_step=capacity.tokens_per_step,
             block_size=capacity.block_size,
+            window=_window(part, source),
         ),
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
         size=StepSize(
@@ -92,6 +94,14 @@ def _runner(part: Part, capacity: Capacity, config: EngineConfig, others: RankPr
             max_blocks=width,
         )
     return runner
+
+
+def _window(part: Part, source: Source) -> int | None:
+    """Return how much any layer sees of what lies in the blocks; None: all of it."""
+    models = [part.model, source] if isinstance(source, Llama) else [part.model]
+    windows = [window for model in models for window in model.config.windows]
+    known = [window for window in windows if window is not None]
+    return max(known) if len(known) == len(windows) else None
 
 
 def _grammars(words: Words | None, capacity: Capacity) -> Grammars | None:

@@ -15,7 +15,7 @@ def check(pool: BlockPool, running: List[Sequence], waiting: Iterable[Sequence],
     Raises:
         AssertionError: with the offending value.
     """
-    uses = Counter(block for sequence in running for block in sequence.blocks)
+    uses = Counter(block for sequence in running for block in sequence.blocks[sequence.num_left :])
     for block in range(pool.num_blocks):
         assert pool.users(block) == uses[block], (block, pool.users(block), uses[block])
     assert pool.num_used == len(uses), (pool.num_used, len(uses))
@@ -23,6 +23,7 @@ def check(pool: BlockPool, running: List[Sequence], waiting: Iterable[Sequence],
     for sequence in waiting:
         assert not sequence.blocks, sequence
         assert not sequence.num_computed, sequence
+        assert not sequence.num_left, sequence
     order = [(sequence.request.priority, sequence.id) for sequence in running]
     assert order == sorted(order), order
     for sequence in running:
@@ -35,7 +36,8 @@ def _check_sequence(pool: BlockPool, sequence: Sequence, block_size: int) -> Non
     assert sequence.num_computed <= len(sequence.blocks) * block_size, sequence
     num_full = sequence.num_computed // block_size
     names = names_of(sequence, block_size=block_size, num_blocks=num_full)
-    for index, block in enumerate(sequence.blocks):
+    assert sequence.num_left <= num_full, sequence
+    for index, block in list(enumerate(sequence.blocks))[sequence.num_left :]:
         name = pool.name_of(block)
         if index < num_full:
             assert name in (None, names[index]), (sequence, index)

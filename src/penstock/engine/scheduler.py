@@ -44,6 +44,8 @@ class Limits:
     """Positions computed in a step, drafts included; also a limit on sequences: each has one at least."""
     block_size: int
     """Positions of a block."""
+    window: int | None = None
+    """A token sees itself and the `window - 1` before it, in any layer; None: some layer sees all."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,6 +191,8 @@ class Scheduler:
         if new:
             self.waiting.charge(sequence, DRAWN_WEIGHT * len(new))
         name_blocks(self.pool, sequence, block_size=self.limits.block_size, since=share.start)
+        if self.limits.window is not None:
+            self._leave(sequence, sequence.num_computed + 1 - self.limits.window)
         if sequence.num_computed >= sequence.num_prompt:
             for sibling in self._siblings.computed(sequence):
                 self.waiting.put(sibling)
@@ -306,9 +310,17 @@ class Scheduler:
         victim.num_computed, victim.drafts = 0, ()
         self.waiting.put(victim)
 
+    def _leave(self, sequence: Sequence, since: int) -> None:
+        """Give back the blocks before a position that hold nothing else; they can still be found by name."""
+        num_left = since // self.limits.block_size
+        if num_left > sequence.num_left:
+            self.pool.release(sequence.blocks[sequence.num_left : num_left])
+            sequence.num_left = num_left
+
     def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks)
+        self.pool.release(sequence.blocks[sequence.num_left :])
         del sequence.blocks[:]
+        sequence.num_left = 0
 
     def _blocks_of(self, num_tokens: int) -> int:
         return -(-num_tokens // self.limits.block_size)

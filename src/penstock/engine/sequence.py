@@ -22,6 +22,9 @@ class Sequence:
     """Tokens whose keys and values are in `blocks`; less than `len(tokens)` while any is to be computed."""
     blocks: MutableSequence[int] = field(default_factory=lambda: array("i"))
     """Block i holds positions i * block_size to (i + 1) * block_size; int32, which numpy reads as it is."""
+    num_left: int = 0
+    """Blocks at the front that it gave back, since no later token sees them; their numbers in `blocks` say
+    nothing any more, and nobody reads them."""
     drafts: tuple[int, ...] = ()
     """Tokens guessed to follow `tokens`, to be verified in the next step."""
     num_cached: int = 0

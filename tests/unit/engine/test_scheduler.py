@@ -1,5 +1,7 @@
 """What a step holds: decodes before prompts, nobody starved, blocks given up by who matters least."""
 
+from dataclasses import replace
+
 import pytest
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
@@ -160,6 +162,21 @@ def test_an_equal_priority_waits_for_a_seat():
     engine.step()
     assert second not in engine.step()
     assert engine.scheduler.counts.num_preempted == 0
+
+
+def test_blocks_that_no_window_reaches_are_free_while_the_answer_goes_on():
+    engine = Engine(num_blocks=16)
+    engine.scheduler.limits = replace(engine.scheduler.limits, window=6)
+    sequence = engine.add(20, 40)
+    used = []
+    while engine.scheduler.has_work:
+        engine.step()
+        used.append(engine.scheduler.pool.num_used)
+    assert max(used[2:-1]) <= 3  # a window of 6 lies in 3 blocks of 4 at most
+    assert sequence.tokens[20:] == answer_of(sequence.request)
+    again = engine.add(20, 1)
+    engine.step()
+    assert again.num_cached == 16  # their room was not needed
 
 
 def test_a_request_that_never_fits_is_refused():
