@@ -9,13 +9,13 @@ import pytest
 from tests.serving import end, make_model, serving
 
 
-def penstock(*words, **options):
+def penstock(*words, timeout=240, **options):
     """Run a command to its end; returns the finished process with its output as text."""
     return subprocess.run(
         [sys.executable, "-m", "penstock", *map(str, words)],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=timeout,
         **options,
     )
 

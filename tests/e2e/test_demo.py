@@ -1,13 +1,15 @@
 """The demo, in its short form, from the first command to the report."""
 
+import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.e2e.conftest import penstock
 
 
+@pytest.mark.timeout(900)  # half a minute's work for two cores of their own; a busy machine gives it less
 def test_the_demo_tells_the_whole_story_and_can_be_repeated(tmp_path):
     folder = tmp_path / "a demo"
-    done = penstock("demo", "--quick", "--dir", folder)
+    done = penstock("demo", "--quick", "--dir", folder, timeout=800)
     assert done.returncode == 0, done.stderr
     assert "PASS: nothing lost, nothing repeated" in done.stdout
     assert "2 from step 0, 1 from step" in done.stdout

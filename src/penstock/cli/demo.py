@@ -37,7 +37,7 @@ from penstock.obs.sinks.jsonl import read_records
 _MARKER = ".penstock-demo"
 _LEFT_OUT = ("test", "tests", "idle_test", "site-packages", "__pycache__", "pydoc_data")
 _QUICK_PACKAGES = ("asyncio", "email", "http", "importlib", "json", "logging", "multiprocessing", "unittest")
-_QUICK_SETTINGS = ("--set", "run.steps=90", "--set", "schedule.decay_steps=30", "--set", "validate.every=15")
+_QUICK_SETTINGS = ("--set", "run.steps=60", "--set", "schedule.decay_steps=24", "--set", "validate.every=12")
 _PROMPT = "def read_lines(path):\n"
 
 
