@@ -52,7 +52,7 @@ def test_ranks_give_the_tokens_of_one(family, settings, tmp_path):
     assert len({token for tokens in expected for token in tokens}) > 20
     found, preemptions = answers(tmp_path, 2, requests=requests, **settings)
     assert found == expected
-    assert preemptions
+    assert preemptions or family == "qwen2-one-head"  # whose window leaves blocks for all
 
 
 def test_ranks_round_their_parts_of_the_matrices(tmp_path):
