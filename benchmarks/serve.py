@@ -5,7 +5,8 @@
 Each engine has a process of its own, under its own interpreter: the same random weights, prompts and numbers
 of tokens. Cases:
 
-    single      one request: ms a token, from the first token to the last
+    single      one request: ms a token, from the first token to the last; and the share of the roofline, by
+                what memory gave just before and after (of stored weights, also for rows in fewer bits)
     prefill     one prompt of 1,024 tokens: tokens/s until its first token
     16, 64      so many requests at once, log-normal lengths: generated tokens/s of all of it, prompts
                 included; ms to the first token and between tokens, p50 and p99
@@ -41,6 +42,7 @@ from serve_models import write_folder
 from serve_worker import ENGINES
 
 from penstock.core import clock
+from penstock.core.huge_pages import reserve
 
 HERE = Path(__file__).parent
 
@@ -94,10 +96,12 @@ def environment(arguments, *, own):
     return kept | ({"OMP_NUM_THREADS": str(arguments.threads)} if arguments.threads else {})
 
 
-def bandwidth(num_threads):
-    """Bytes/s at which the threads read memory: the best of some passes over 256 MiB of two kinds."""
+_PASS_BYTES = 2**28
+
+
+def bandwidth(numbers, num_threads):
+    """Bytes/s at which the threads read memory: the best of some passes of two kinds."""
     torch.set_num_threads(num_threads or os.cpu_count())
-    numbers = torch.ones(2**26)
     best = 0.0
     for read in (numbers.amax, numbers.sum) * 4:
         start = clock.monotonic()
@@ -123,27 +127,34 @@ def open_workers(stack, folder, arguments):
     return workers
 
 
-def measure(workers, arguments):
-    """Return engine -> case -> figures, and the bandwidth."""
+def measure(workers, arguments, read_bytes):
+    """Return engine -> case -> figures, the best bandwidth, and the scheduler's share."""
     asked = serve_load.cases(arguments)
+    numbers = torch.frombuffer(reserve(_PASS_BYTES), dtype=torch.float32).fill_(1)  # huge pages, as weights
     found = {name: {case: [] for case in asked} for name in workers}
     speeds, shares = [], []
     for number in range(-1, arguments.rounds):
-        speeds.append(bandwidth(arguments.threads))
         for case, requests in asked.items():
             names = tuple(workers)
             turn = number % max(
                 1, len(names)
             )  # who comes first changes: nobody always follows the same engine
             for name in names[turn:] + names[:turn]:
+                if case == "single":
+                    speeds.append(bandwidth(numbers, arguments.threads))
                 try:
                     reply = workers[name].ask(requests)
                 except (EngineEnded, BrokenPipeError):
                     print(f"{name} ended in the case {case}: it is left out")
                     del workers[name], found[name]
                     continue
+                row = figures(case, requests, reply)
+                if case == "single":
+                    speeds.append(bandwidth(numbers, arguments.threads))
+                    read_ms = 1e3 * read_bytes / np.mean(speeds[-2:])
+                    row["percent_of_roofline"] = 100 * read_ms / row["ms_per_token"]
                 if number >= 0:
-                    found[name][case].append(figures(case, requests, reply))
+                    found[name][case].append(row)
                 if name == "penstock":
                     shares.append(reply["scheduler_share"])
         print(f"round {number + 1} of {arguments.rounds}" if number >= 0 else "warmed up", flush=True)
@@ -186,7 +197,7 @@ def run(arguments, folder):
     read_bytes = write_folder(folder, arguments.model, arguments.dtype)
     with ExitStack() as stack:
         workers = open_workers(stack, folder, arguments)
-        results, bytes_per_s, scheduler_share = measure(workers, arguments)
+        results, bytes_per_s, scheduler_share = measure(workers, arguments, read_bytes)
         roofline_ms = 1e3 * read_bytes / bytes_per_s
         print(*tables(results), f"roofline: {roofline_ms:.1f} ms/token", sep="\n")
         if scheduler_share is not None:

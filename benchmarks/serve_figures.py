@@ -55,7 +55,11 @@ def median_of(rounds):
 def tables(results):
     """Return the lines of three tables, an engine a row: per second, per CPU-second, waits."""
     together = [case for case in next(iter(results.values())) if case.endswith("at once")]
-    by_wall = [("single", "ms_per_token", "ms/token"), ("prefill", "prompt_tokens_per_s", "prompt/s")]
+    by_wall = [
+        ("single", "ms_per_token", "ms/token"),
+        ("single", "percent_of_roofline", "% of roofline"),
+        ("prefill", "prompt_tokens_per_s", "prompt/s"),
+    ]
     by_wall += [(case, "tokens_per_s", f"{case.split()[0]}: tok/s") for case in together]
     by_cpu = [
         ("single", "cpu_ms_per_token", "CPU ms"),
