@@ -44,12 +44,15 @@ def test_arrivals_have_the_rate_asked_for_and_all_engines_get_the_same():
 
 def test_tables_have_a_row_an_engine_and_medians_are_over_rounds():
     cases = {
-        "single": [{"ms_per_token": ms, "cpu_ms_per_token": 2 * ms} for ms in (9.0, 7.0, 50.0)],
+        "single": [
+            {"ms_per_token": ms, "cpu_ms_per_token": 2 * ms, "percent_of_roofline": 450 / ms}
+            for ms in (9.0, 7.0, 50.0)
+        ],
         "prefill": [{"prompt_tokens_per_s": 1.0, "prompt_tokens_per_cpu_s": 1.0}],
     }
     results = {"ours": {case: median_of(rounds) for case, rounds in cases.items()}}
     lines = tables(results)
     assert [line.split() for line in lines[:2]] == [
-        ["engine", "ms/token", "prompt/s"],
-        ["ours", "9.0", "1.0"],
+        ["engine", "ms/token", "%", "of", "roofline", "prompt/s"],
+        ["ours", "9.0", "50.0", "1.0"],
     ]
