@@ -97,6 +97,7 @@ def environment(arguments, *, own):
 
 
 _PASS_BYTES = 2**28
+_CALM_S = 0.5  # threads of llama.cpp look for more work some 0.2 s long, on the cores of whoever is next
 
 
 def bandwidth(numbers, num_threads):
@@ -140,6 +141,7 @@ def measure(workers, arguments, read_bytes):
                 1, len(names)
             )  # who comes first changes: nobody always follows the same engine
             for name in names[turn:] + names[:turn]:
+                clock.sleep(_CALM_S)
                 if case == "single":
                     speeds.append(bandwidth(numbers, arguments.threads))
                 try:

@@ -64,6 +64,16 @@ struct OfInt8 {  // tokens from 0 to 255, the matrix from -127 to 127
 };
 #endif
 
+// Fetch a line that is read once, unless a tile of more tokens follows: then it does not drive out what
+// the step needs besides the matrix, and what Python does between steps.
+template <int tokens>
+[[gnu::always_inline]] inline void prefetch(const char* line) {
+  if constexpr (tokens <= MAX_TOKENS / 2)
+    _mm_prefetch(line, _MM_HINT_NTA);
+  else
+    _mm_prefetch(line, _MM_HINT_T0);
+}
+
 // Two registers of sums for each token.
 template <class Of, int tokens>
 using Sums = typename Of::Sum[tokens][2];
@@ -78,8 +88,8 @@ template <class Of, int tokens>
   for (int t = 0; t < tokens; ++t) own[t][0] = own[t][1] = Of::zero();
   for (int64_t u = 0; u < units; ++u, panel += PANEL) {
     const __m512i low = _mm512_loadu_si512(panel), high = _mm512_loadu_si512(panel + 16);
-    _mm_prefetch(reinterpret_cast<const char*>(panel) + AHEAD, _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(panel + 16) + AHEAD, _MM_HINT_T0);
+    prefetch<tokens>(reinterpret_cast<const char*>(panel) + AHEAD);
+    prefetch<tokens>(reinterpret_cast<const char*>(panel + 16) + AHEAD);
 #pragma GCC unroll 14
     for (int t = 0; t < tokens; ++t) {
       const __m512i unit = _mm512_set1_epi32(x[t * units + u]);

@@ -97,7 +97,7 @@ template <int tokens>
 #pragma GCC unroll 8
   for (int u = 0; u < GROUP_UNITS; ++u, panel += 64) {
     const __m512i both = _mm512_loadu_si512(panel);
-    _mm_prefetch(reinterpret_cast<const char*>(panel) + AHEAD, _MM_HINT_T0);
+    prefetch<tokens>(reinterpret_cast<const char*>(panel) + AHEAD);
     const __m512i low = _mm512_and_si512(both, low_half);
     const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
 #pragma GCC unroll 6
