@@ -152,6 +152,7 @@ def measure(workers, arguments, read_bytes):
                     continue
                 row = figures(case, requests, reply)
                 if case == "single":
+                    clock.sleep(_CALM_S)
                     speeds.append(bandwidth(numbers, arguments.threads))
                     read_ms = 1e3 * read_bytes / np.mean(speeds[-2:])
                     row["percent_of_roofline"] = 100 * read_ms / row["ms_per_token"]
