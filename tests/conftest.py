@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import signal
 import threading
@@ -63,6 +64,16 @@ def _folder(item: pytest.Item) -> int:
 def pytest_collection_finish() -> None:
     """Let looks for garbage, of which tests ask for some, pass over all that was imported for them."""
     look_no_more()
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """Give the next test the log that this one had: a command run in this process sets it up for good."""
+    logger = logging.getLogger("penstock")
+    handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The log on standard error: one line an event, rank 0 for all, warnings from any."""
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 
@@ -11,12 +10,11 @@ log = logging.getLogger("penstock.somewhere")
 
 
 @pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
+def fresh() -> None:
+    """The log of a process that has just begun, whatever fixtures of a module set up; restored afterwards."""
     logger = logging.getLogger("penstock")
-    before = (logger.handlers[:], logger.propagate, logger.level)
-    yield
-    logger.handlers[:], logger.propagate, logger.level = before
-    logger.setLevel(before[2])
+    logger.handlers[:], logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 def say_everything() -> None:
