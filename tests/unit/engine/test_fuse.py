@@ -5,35 +5,25 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.families import small_families
 
 from penstock.engine.fuse import FusedBlock, fuse
 from penstock.engine.kv_cache import BoundCache
 from penstock.engine.weights import prepare
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import fused, packed
 from penstock.nn.block_operands import linears_of
 from penstock.nn.kernels.paged import LayerPages, PagedStep
 from penstock.nn.packed import TiledLinear, can_multiply
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 48,
-    "intermediate_size": 70,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-}
-CONFIGS = {
-    "llama": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
-    "granite": LlamaConfig(
-        **SMALL, model_type="granite", residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=4.0
-    ),
-    "mistral": LlamaConfig(**SMALL, model_type="mistral", sliding_window=5),
-    "qwen2": LlamaConfig(**SMALL, model_type="qwen2", sliding_window=5, max_window_layers=1),
-    "qwen3": LlamaConfig(**SMALL, model_type="qwen3", head_dim=16),
-}
+CONFIGS = small_families(
+    vocab_size=100,
+    hidden_size=48,
+    intermediate_size=70,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+)
 TOKENS = 11
 PANELS = {"int8": torch.int8, "int4": torch.uint8}
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.families import small_families
 
 from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
@@ -13,29 +14,19 @@ from penstock.engine.kv_cache import PagedCache
 from penstock.engine.runner import Runner
 from penstock.engine.weights import prepare
 from penstock.engine.whole_steps import whole_steps
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import packed
 from penstock.nn.packed import can_multiply
 from penstock.nn.rope import RopeCache
 
-SMALL = {
-    "vocab_size": 100,
-    "hidden_size": 96,
-    "intermediate_size": 64,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-}
-CONFIGS = {
-    "llama": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "biases": LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True),
-    "granite": LlamaConfig(
-        **SMALL, model_type="granite", residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=4.0
-    ),
-    "qwen2": LlamaConfig(**SMALL, model_type="qwen2", sliding_window=5, max_window_layers=1),
-    "qwen3": LlamaConfig(**SMALL, model_type="qwen3", head_dim=16),
-}
+CONFIGS = small_families(
+    vocab_size=100,
+    hidden_size=96,
+    intermediate_size=64,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+)
 BLOCK_SIZE = 4
 BLOCKS = np.array([[5, 0, 3], [7, 9, 2], [1, 4, 10]], np.int32)
 STEPS = [[(0, 7), (0, 1), (0, 9)], [(7, 8), (1, 2), (9, 12)], [(8, 9), (2, 7)]]

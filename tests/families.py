@@ -1,0 +1,16 @@
+"""A configuration of each family of models that the engine knows, and of what only some of them have."""
+
+from penstock.models.llama.config import LlamaConfig
+
+
+def small_families(**sizes: int) -> dict[str, LlamaConfig]:
+    """Return name -> configuration, all of these sizes."""
+    granite = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
+    return {
+        "llama": LlamaConfig(**sizes, tie_word_embeddings=True),
+        "biases": LlamaConfig(**sizes, attention_bias=True, mlp_bias=True),
+        "granite": LlamaConfig(**sizes, model_type="granite", **granite),
+        "mistral": LlamaConfig(**sizes, model_type="mistral", sliding_window=5),
+        "qwen2": LlamaConfig(**sizes, model_type="qwen2", sliding_window=5, max_window_layers=1),
+        "qwen3": LlamaConfig(**sizes, model_type="qwen3", head_dim=16),
+    }
