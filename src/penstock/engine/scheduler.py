@@ -9,7 +9,8 @@ Sarathi-Serve, OSDI 2024). A step is filled in this order:
    stays findable until its room is needed. Drafts take what is left, or half of it if prompts want some.
 2. Prompts that were begun, then those whose turn it is (`engine.fairness`), get the rest. One that is
    longer than a step leaves half of it to others, so that short prompts pass a long one.
-   Blocks for all known tokens are taken on admission: a prompt never stops half-way for want of them.
+
+Here is who; how a sequence gets and gives back its blocks is in `engine.running`.
 
 Nothing waits for ever. The running sequence that comes first by (priority, id) always has a share: it is the
 last to be pre-empted, and no request is accepted that would not fit alone. So it ends, and the next is first.
@@ -17,7 +18,6 @@ Who waits first is admitted before any other, and at the latest when all others 
 """
 
 import heapq
-from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,6 +27,7 @@ from penstock.engine.fairness import DRAWN_WEIGHT, PROMPT_WEIGHT, WaitingLine
 from penstock.engine.invariants import check
 from penstock.engine.prefix import find_prefix, name_blocks
 from penstock.engine.request import Finish, Request
+from penstock.engine.running import Running
 from penstock.engine.sequence import Sequence
 from penstock.engine.siblings import Siblings
 from penstock.engine.step_budget import StepBudget
@@ -71,8 +72,6 @@ class Scheduler:
         self.limits = limits
         self.pool = pool
         self.counts = Counts()
-        self.running: list[Sequence] = []
-        """By (priority, id); read only."""
         self.waiting = WaitingLine()
         """Not admitted yet or pre-empted; read only."""
         self._size = size
@@ -80,12 +79,18 @@ class Scheduler:
         self._siblings = Siblings()
         self._alive: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
-        self._max_running = min(limits.max_sequences, limits.tokens_per_step)
+        most = min(limits.max_sequences, limits.tokens_per_step)
+        self._running = Running(pool, block_size=limits.block_size, most=most)
 
     @property
     def has_work(self) -> bool:
         """Whether any sequence has not ended."""
         return bool(self._alive)
+
+    @property
+    def running(self) -> list[Sequence]:
+        """Those that hold blocks, by (priority, id); read only."""
+        return self._running.sequences
 
     @property
     def alive(self) -> Iterable[Sequence]:
@@ -100,7 +105,7 @@ class Scheduler:
         """
         most = len(request.prompt) + request.max_tokens
         room = self.pool.num_blocks * self.limits.block_size
-        if self._blocks_of(most) > self.pool.num_blocks:
+        if self._running.blocks_of(most) > self.pool.num_blocks:
             raise UsageError(
                 f"Prompt and answer need {most:,} positions of the cache, which has {room:,}",
                 got=most,
@@ -135,8 +140,7 @@ class Scheduler:
         if self._siblings.remove(sequence):
             return
         if sequence.blocks:
-            self.running.remove(sequence)
-            self._release(sequence)
+            self._running.leave(sequence)
         else:
             self.waiting.remove(sequence)
         if (heir := self._siblings.heir_of(sequence)) is not None:
@@ -176,7 +180,7 @@ class Scheduler:
     def check(self) -> None:
         """Assert what always holds between two calls; for tests, it looks at everything."""
         check(self.pool, self.running, self.waiting, block_size=self.limits.block_size)
-        assert len(self.running) <= self._max_running, len(self.running)
+        assert len(self.running) <= self._running.most, len(self.running)
         assert len(self.running) + len(self.waiting) + len(self._siblings) == len(self._alive)
 
     def _advance(self, share: Share, new: list[int]) -> None:
@@ -192,7 +196,7 @@ class Scheduler:
             self.waiting.charge(sequence, DRAWN_WEIGHT * len(new))
         name_blocks(self.pool, sequence, block_size=self.limits.block_size, since=share.start)
         if self.limits.window is not None:
-            self._leave(sequence, sequence.num_computed + 1 - self.limits.window)
+            self._running.leave_behind(sequence, sequence.num_computed + 1 - self.limits.window)
         if sequence.num_computed >= sequence.num_prompt:
             for sibling in self._siblings.computed(sequence):
                 self.waiting.put(sibling)
@@ -231,25 +235,21 @@ class Scheduler:
         """Give a sequence the block of its next position, whatever it takes; False: it was pre-empted."""
         if not sequence.blocks:
             return False
-        if len(sequence.tokens) > len(sequence.blocks) * self.limits.block_size:
+        if self._running.is_full(sequence):
             while not self.pool.num_free:
                 victim = self.running[-1]
                 self._preempt(victim, step)
                 if victim is sequence:
                     return False
-            sequence.blocks.append(self.pool.take())
+            self._running.grow(sequence)
         return True
 
     def _room_for_drafts(self, sequence: Sequence, spare: int) -> int:
         """Return how many drafts are verified, and take free blocks for them, but nobody's."""
         if not sequence.drafts:
             return 0
-        length, block_size = len(sequence.tokens), self.limits.block_size
         still_wanted = sequence.request.max_tokens - sequence.num_drawn - 1
-        num_drafts = min(len(sequence.drafts), spare, still_wanted)
-        while self.pool.num_free and length + num_drafts > len(sequence.blocks) * block_size:
-            sequence.blocks.append(self.pool.take())
-        return max(0, min(num_drafts, len(sequence.blocks) * block_size - length))
+        return self._running.stretch(sequence, min(len(sequence.drafts), spare, still_wanted))
 
     def _fill(self, step: StepBudget) -> None:
         filling = [s for s in self.running if s not in step.runs]
@@ -272,29 +272,16 @@ class Scheduler:
         """
         while True:
             found = find_prefix(self.pool, sequence, block_size=self.limits.block_size)
-            if self._fits(sequence, found):
+            if self._running.fits(sequence, found):
                 return found
             victim = self.running[-1] if self.running else None
             if victim is None or victim.request.priority <= sequence.request.priority:
                 return None
             self._preempt(victim, step)
 
-    def _fits(self, sequence: Sequence, found: list[int]) -> bool:
-        if len(self.running) >= self._max_running:
-            return False
-        new = self._blocks_of(len(sequence.tokens)) - sum(self.pool.users(block) > 0 for block in found)
-        # room for the next block of each running sequence is left: who enters shall not drive others out
-        return new + len(self.running) <= self.pool.num_free
-
     def _start(self, sequence: Sequence, found: list[int]) -> None:
         self.waiting.remove(sequence)
-        insort(self.running, sequence, key=_order)
-        for block in found:
-            self.pool.share(block)
-        sequence.blocks.extend(found)
-        for _ in range(self._blocks_of(len(sequence.tokens)) - len(found)):
-            sequence.blocks.append(self.pool.take())
-        sequence.num_computed = len(found) * self.limits.block_size
+        self._running.enter(sequence, found)
         self.counts.num_asked += len(sequence.tokens)
         self.counts.num_found += sequence.num_computed
         if not sequence.admitted:
@@ -304,27 +291,7 @@ class Scheduler:
 
     def _preempt(self, victim: Sequence, step: StepBudget) -> None:
         self.counts.num_preempted += 1
-        self.running.remove(victim)
+        self._running.leave(victim)
         step.take_back(victim)
-        self._release(victim)
         victim.num_computed, victim.drafts = 0, ()
         self.waiting.put(victim)
-
-    def _leave(self, sequence: Sequence, since: int) -> None:
-        """Give back the blocks before a position that hold nothing else; they can still be found by name."""
-        num_left = since // self.limits.block_size
-        if num_left > sequence.num_left:
-            self.pool.release(sequence.blocks[sequence.num_left : num_left])
-            sequence.num_left = num_left
-
-    def _release(self, sequence: Sequence) -> None:
-        self.pool.release(sequence.blocks[sequence.num_left :])
-        del sequence.blocks[:]
-        sequence.num_left = 0
-
-    def _blocks_of(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.limits.block_size)
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.request.priority, sequence.id
