@@ -21,6 +21,7 @@ from penstock.engine.batch import Batch
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
 from penstock.models.llama.slices import ALONE
+from penstock.nn.packed import can_multiply
 
 # of PEFT, which asks transformers in its old words
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
@@ -272,6 +273,21 @@ def test_requests_of_all_adapters_together_get_the_tokens_of_peft(world, ranks):
         assert engine.stats().prefix_found
     finally:
         engine.close()
+
+
+@pytest.mark.skipif(not can_multiply(32, torch.zeros(1)), reason="no such instructions, or no compiler")
+def test_steps_that_use_no_adapter_leave_the_layers_plain(world):
+    folder, where, expected = world
+    engine = build_engine(folder, settings(adapters=where))
+    model = engine.runner.model
+    asked = [(None, prompt) for prompt in PROMPTS]
+    assert tokens_of(engine, asked) == [expected[each] for each in asked]
+    assert not [layer for layer in model.modules() if isinstance(layer, AdaptedLinear)]
+    asked += [(name, PROMPTS[0]) for name in where]
+    for _ in range(2):  # steps of both kinds, in both orders, over the same pages
+        assert tokens_of(engine, asked) == [expected[each] for each in asked]
+        asked.reverse()
+    engine.close()
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -10,6 +10,9 @@ So a step makes the same two small products a layer for one adapter or several, 
 without adapters makes none. The work grows with the ranks of all adapters from the first to the last that a
 step uses. Engines that hold hundreds gather the matrices per token in kernels of their own (Punica,
 arXiv:2310.18547; S-LoRA, arXiv:2311.03285), which is better once the ranks add up to the width of the model.
+
+Layers are wrapped when modules first compute a step; steps that one operator computes whole (whole_steps.py)
+leave them as they are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -89,6 +92,7 @@ class Adapters:
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
         self._step = Step()
         self._counter = count()
+        self._is_current = True  # whether the layers add what the adapters are now
 
     def add(self, name: str, folder: Path) -> None:
         """Read an adapter from a folder that PEFT wrote.
@@ -104,7 +108,7 @@ class Adapters:
         loras = read_adapter(folder, self._whole, place=self._place)
         self.indexes[name] = next(self._counter)
         self._loras[self.indexes[name]] = loras
-        self._rebuild()
+        self._change()
 
     def remove(self, name: str) -> None:
         """Forget an adapter.
@@ -117,10 +121,12 @@ class Adapters:
                 "There is no adapter of that name", got=name, fix=nearest(name, list(self.indexes))
             )
         del self._loras[self.indexes.pop(name)]
-        self._rebuild()
+        self._change()
 
     def begin(self, batch: Batch) -> None:
-        """Tell the layers whose tokens come next."""
+        """Tell the layers whose tokens come next; not called for steps that the modules do not compute."""
+        if not self._is_current:
+            self._rebuild()
         if not self._loras:
             return
         used = np.isin(self._owners, batch.adapters)
@@ -134,7 +140,13 @@ class Adapters:
         like = self._model.norm.weight
         self._step.mine = torch.from_numpy(mine).to(like.device, like.dtype)
 
+    def _change(self) -> None:
+        self._is_current = False
+        if self._model.norm.weight.device.type != "cpu":
+            self._rebuild()  # now: what is free on a GPU becomes pages before the first step
+
     def _rebuild(self) -> None:
+        self._is_current = True
         ranks = {index: len(next(iter(loras.values())).a) for index, loras in self._loras.items()}
         self._owners = np.repeat(np.array([*ranks], np.int32), [*ranks.values()])
         names = {name for loras in self._loras.values() for name in loras}

@@ -93,7 +93,7 @@ class Runner:
         self._compiled: CompiledSteps | None = None
         self._is_plain = project is None and forward is None
         self._whole: WholeSteps | None = None
-        self._is_current = False  # whether `_whole` is of the layers as they are
+        self._is_settled = False  # whether it is known that there is a `_whole`, or none
 
     @property
     def adapters(self) -> Mapping[str, int]:
@@ -103,7 +103,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Output:
         """Compute one step; keys and values of its tokens are in the pages afterwards."""
-        if (whole := self._whole_now()) is not None:
+        whole = self._whole_now()
+        if whole is not None and batch.adapters.max() < 0:
             return Output(*whole.run(batch))
         ids, positions, rows = (
             torch.from_numpy(array).to(self.cache.device, non_blocking=True)
@@ -116,12 +117,10 @@ class Runner:
     def add_adapter(self, name: str, folder: Path) -> None:
         """Open an adapter; errors as in `Adapters.add`."""
         self._adapters.add(name, folder)
-        self._is_current = False
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter; errors as in `Adapters.remove`."""
         self._adapters.remove(name)
-        self._is_current = False
 
     def on_lost(self, call: Callable[[], None]) -> None:
         """Nothing can be lost that this process would survive."""
@@ -140,7 +139,7 @@ class Runner:
             is_plain=lambda: not self._adapters.indexes,
         )
         self.forward = self._compiled
-        self._is_plain, self._is_current = False, False
+        self._is_plain, self._is_settled = False, False
         self._compiled.start()
 
     def close(self) -> None:
@@ -149,9 +148,9 @@ class Runner:
             self._compiled.close()
 
     def _whole_now(self) -> WholeSteps | None:
-        if not self._is_current:
+        if not self._is_settled:
             self._whole = whole_steps(self.model, self.cache) if self._is_plain else None
-            self._is_current = True
+            self._is_settled = True
         return self._whole
 
     def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
