@@ -38,6 +38,9 @@ SMALL = {
 CONFIGS = {
     "llama": LlamaConfig(**SMALL),
     "llama-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
+    "llama-dynamic": LlamaConfig(
+        **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+    ),
     "granite": GraniteConfig(**SMALL, residual_multiplier=0.5, logits_scaling=4.0, embedding_multiplier=3.0),
     "mistral": MistralConfig(**SMALL, sliding_window=7),
     "qwen2": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=7, max_window_layers=2),

@@ -94,6 +94,17 @@ def test_a_model_that_guesses_for_itself_is_always_right(folders):
     assert counts.steps < 0.4 * plain.steps
 
 
+def test_a_draft_model_of_a_shorter_context_guesses_within_it(folders, tmp_path, caplog):
+    for file in (folders / "model").iterdir():  # which is always right about itself, within 32 tokens
+        text = file.read_bytes()
+        (tmp_path / file.name).write_bytes(text.replace(b'_embeddings": 128', b'_embeddings": 32'))
+    requests = [*REQUESTS[:2], Request(prompt=(3, 5, 8), max_tokens=20)]  # two of three are longer
+    told, counts = answers(folders, str(tmp_path), requests=requests, adapt_drafts=False, block_size=4)
+    assert told == answers(folders, "off", requests=requests)[0]
+    assert counts.drafts == counts.drafts_accepted > 30
+    assert not caplog.records
+
+
 def test_a_folder_that_does_not_fit_is_refused(folders, tmp_path):
     for drafts, error, words in (
         (str(tmp_path / "absent"), ConfigError, "off, ngram, or the folder"),

@@ -55,7 +55,9 @@ class RopeCache:
 
     def __init__(self, make: Callable[[Tensor], tuple[Tensor, Tensor]], *, max_positions: int) -> None:
         self._make, self._max_positions = make, max_positions
-        self._tables = make(torch.zeros(1, 0, dtype=torch.long))
+        self._tables = make(
+            torch.zeros(1, 1, dtype=torch.long)
+        )  # one: of none the dynamic rule knows no longest
 
     def up_to(self, position: int) -> tuple[Float[Tensor, "1 1 n head_dim"], Float[Tensor, "1 1 n head_dim"]]:
         """Return tables that hold a position: twice as long as before when they grow."""

@@ -175,4 +175,4 @@ def test_tables_of_angles_grow_to_the_position_asked_for():
     for position in (3, 1023, 1024, 4000, 4999):
         cosines, sines = cache.up_to(position)
         assert cosines[0, 0, position, 0] == position == -sines[0, 0, position, 0]
-    assert lengths == [0, 1024, 2048, 4096, 5000]
+    assert lengths == [1, 1024, 2048, 4096, 5000]

@@ -57,7 +57,7 @@ class ModelDrafter:
         logits: runs it; its pages have the spare blocks behind `num_blocks`.
         num_blocks: of the large model's pages.
         vocab_size: of the large model: what only the small one knows is not guessed.
-        context: positions that the small model was made for; none is guessed beyond.
+        context: positions that the small model was made for; none is computed or guessed beyond.
         num_drafts: at most so many are wanted of a sequence.
     """
 
@@ -80,9 +80,11 @@ class ModelDrafter:
 
     def propose(self, done: Done, wanted: Many[int]) -> list[tuple[int, ...]]:
         """Return guesses; see `Drafter`."""
+        lengths = [len(share.sequence.tokens) for share in done.plan.shares]
+        wanted = [num if length <= self._context else 0 for num, length in zip(wanted, lengths, strict=True)]
         runs = self._following(done, wanted)
         found: list[list[int]] = [[] for _ in wanted]
-        while True:
+        while runs:
             for run, token in zip(runs, self._likeliest(runs), strict=True):
                 if wanted[run.share]:
                     found[run.share].append(token)
@@ -91,8 +93,7 @@ class ModelDrafter:
                 for run in runs
                 if self._goes_on(run, num_found=len(found[run.share]), num_wanted=wanted[run.share])
             ]
-            if not runs:
-                return [tuple(tokens) for tokens in found]
+        return [tuple(tokens) for tokens in found]
 
     def forget(self, sequence: Sequence) -> None:
         """Nothing is kept of a sequence but what is in its blocks."""
@@ -112,7 +113,8 @@ class ModelDrafter:
                 tokens.append(done.drawn[index][-1])
                 table += range(spare, spare + self._spare)
                 spare += self._spare
-            runs.append(_Run(index, tokens, share.start, table))
+            if known := tokens[: max(0, self._context - share.start)]:
+                runs.append(_Run(index, known, share.start, table))
         return sorted(runs, key=lambda run: len(run.tokens) > 1)  # single tokens come first in a batch
 
     @torch.inference_mode()
