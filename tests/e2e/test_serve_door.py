@@ -85,6 +85,17 @@ def test_sigterm_lets_answers_end_and_takes_no_more(folder):
         assert server.process.wait(PATIENCE_S) == 0
 
 
+def test_a_body_on_its_way_when_the_server_ends_is_refused_at_once(folder):
+    with serving(folder, "--cache-gib", "0.05", "--drain-s", PATIENCE_S) as server, server.http() as http:
+        with socket.create_connection(("127.0.0.1", server.started["port"]), timeout=PATIENCE_S) as half:
+            half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{")
+            assert http.get("/health").status_code == 200  # the server has read what came before
+            server.process.send_signal(signal.SIGTERM)
+            assert half.makefile("rb").readline().startswith(b"HTTP/1.1 503")
+        assert server.process.wait(PATIENCE_S) == 0
+        assert "Traceback" not in server.errors.read_text()
+
+
 def test_what_does_not_end_in_time_is_cancelled(folder):
     with serving(folder, "--cache-gib", "0.05", "--drain-s", "0.2") as server, server.http() as http:
         with streaming(http, n=8) as lines:

@@ -122,6 +122,18 @@ def test_what_cannot_be_followed_is_400_with_the_reason(client, form, said):
         ask(client, response_format=form)
 
 
+def test_what_turns_out_too_large_on_the_way_is_400_alone_and_an_error_in_a_stream(client):
+    form = {"type": "regex", "regex": "a*b*" * 400 + "c"}
+    asked = {"response_format": form, "n": 4, "logit_bias": {"97": 100, "98": 100}}
+    with pytest.raises(openai.BadRequestError, match=r"could not be followed: .*Simplify it") as alone:
+        ask(client, **asked)
+    assert alone.value.code == "cannot_be_followed"
+    with pytest.raises(openai.APIError, match="could not be followed") as streamed:
+        list(ask(client, **asked, stream=True))
+    assert streamed.value.code == "cannot_be_followed"
+    assert ask(client).choices
+
+
 def test_a_schema_of_a_thousand_links_does_not_end_the_server(server, client):
     links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(900)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**links, "d900": {"type": "null"}}}

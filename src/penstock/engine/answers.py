@@ -21,6 +21,8 @@ class Drawn:
     """When the prompt is done, of an "embed" task."""
     error: str | None = None
     """Why no token can be drawn."""
+    is_refused: bool = False
+    """Whether that is the request's own doing."""
 
 
 class OpenAnswer:
@@ -39,7 +41,7 @@ class OpenAnswer:
     def take(self, drawn: Drawn) -> Piece | None:
         """Return what a step added, with `finish` set if that was the end; None: nothing to tell yet."""
         if drawn.error is not None:
-            return self.end("error", error=drawn.error)
+            return self.end("refused" if drawn.is_refused else "error", error=drawn.error)
         if drawn.embedding is not None:
             return self.end("stop", embedding=drawn.embedding)
         if not drawn.tokens:

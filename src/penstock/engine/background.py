@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Self, TypeVar
 
-from penstock.core.errors import EngineClosed, PenstockError, RunnerLost
+from penstock.core.errors import EngineClosed, PenstockError, RunnerLost, UsageError
 from penstock.engine.engine import Engine
 from penstock.engine.request import Finish, Piece, Request
 from penstock.engine.stats import Stats
@@ -164,7 +164,8 @@ class EngineThread:
             self.engine.add(request, request_id=request_id)
         except PenstockError as error:  # `check` has let it through, and an adapter is gone by now
             for answer in range(request.num_answers):
-                self._tell([Piece(request_id=request_id, answer=answer, finish="error", error=str(error))])
+                finish: Finish = "refused" if isinstance(error, UsageError) else "error"
+                self._tell([Piece(request_id=request_id, answer=answer, finish=finish, error=str(error))])
 
     def _tell(self, pieces: list[Piece]) -> None:
         for piece in pieces:

@@ -29,7 +29,7 @@ class Drawer:
     def draw(self, plan: StepPlan, output: Output) -> list[Drawn]:
         """Return what each share of a plan gets."""
         draws = self._sampler.draw(self._prompts.take(plan, output.logits), rows_of(plan))
-        is_plain = not (draws.failed or draws.logprobs)
+        is_plain = not (draws.failed or draws.refused or draws.logprobs)
         row = end = 0
         found: list[Drawn] = []
         for share in plan.shares:
@@ -55,11 +55,15 @@ class Drawer:
 
 
 def _drawn(share: Share, draws: Draws, own: range) -> Drawn:
-    if own[0] in draws.failed:
-        log.warning("An answer failed request=%d reason=%s", share.sequence.request_id, draws.failed[own[0]])
-        return Drawn(error=draws.failed[own[0]])
+    first = own[0]
+    if first in draws.refused:
+        return Drawn(error=draws.refused[first], is_refused=True)
+    if first in draws.failed:
+        log.warning("An answer failed request=%d reason=%s", share.sequence.request_id, draws.failed[first])
+        return Drawn(error=draws.failed[first])
+    barren = draws.failed.keys() | draws.refused.keys()
     tokens = kept(share.drafts, [draws.tokens[row] for row in own])
-    sound = next((n for n, row in enumerate(own[: len(tokens)]) if row in draws.failed), len(tokens))
+    sound = next((n for n, row in enumerate(own[: len(tokens)]) if row in barren), len(tokens))
     tokens = tokens[:sound]  # a row behind drafts that stood fails again when it is the first
     logprobs = [draws.logprobs[row] for row in own[: len(tokens)] if row in draws.logprobs]
     return Drawn(tokens=tuple(tokens), logprobs=tuple(logprobs))

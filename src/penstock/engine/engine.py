@@ -248,7 +248,7 @@ class Engine:
         shares = plan.shares
         pieces = [self._open[share.sequence.id].take(new) for share, new in zip(shares, drawn, strict=True)]
         for share, new, piece in zip(shares, drawn, pieces, strict=True):
-            if piece is not None and piece.finish == "error" and not new.tokens:
+            if piece is not None and piece.finish is not None and new.error is not None:
                 self.scheduler.finish(share.sequence, piece.finish)  # before: there is nothing to commit
         sampled = [new.tokens for share, new in zip(shares, drawn, strict=True) if share.samples]
         self.scheduler.commit(plan, sampled, seconds=seconds)

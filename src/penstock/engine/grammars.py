@@ -62,7 +62,7 @@ class GrammarMatcher:
         if ahead:
             self._matcher.rollback(ahead)
         if self._matcher.is_error():
-            return f"The grammar could not be followed: {_reason(self._matcher.get_error())}"
+            return f"The grammar could not be followed: {_reason(self._matcher.get_error())}. Simplify it."
         bits = np.frombuffer(marks, dtype=np.uint8)
         return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 

@@ -20,7 +20,7 @@ from typing import Self
 import numpy as np
 
 from penstock.core import clock
-from penstock.core.errors import AnswerFailed, ModelError
+from penstock.core.errors import AnswerFailed, ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.collected import Answers, Collected
@@ -83,7 +83,8 @@ class LLM:
             on_progress: called with (answers done, answers in all) whenever one ends.
 
         Raises:
-            UsageError: a prompt cannot be answered; nothing was computed.
+            UsageError: a prompt cannot be answered, and nothing was computed; or an answer's grammar could
+                not be followed to its end.
             AnswerFailed: the engine failed; the other answers are cancelled.
         """
         return self.collect([self.request(prompt, params) for prompt in prompts_of(prompts)], on_progress)
@@ -99,7 +100,7 @@ class LLM:
             prompt: also a request that `request` or `chat_request` made.
 
         Raises:
-            UsageError: at once, as in `generate`; the iterator raises AnswerFailed.
+            UsageError: at once, as in `generate`; the iterator raises what `generate` does.
         """
         request = prompt if isinstance(prompt, Request) else self.request(prompt, params)
         self.thread.engine.check(request)
@@ -232,6 +233,8 @@ class LLM:
 
 
 def _checked(piece: Piece) -> Piece:
+    if piece.finish == "refused":
+        raise UsageError(piece.error or "The request cannot be followed")
     if piece.finish == "error":
         raise AnswerFailed(piece.error or "The engine failed")
     return piece

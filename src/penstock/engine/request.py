@@ -6,8 +6,9 @@ from typing import Literal
 
 from penstock.engine.sampling import GREEDY, Sampling
 
-Finish = Literal["stop", "length", "cancelled", "deadline", "error"]
-"""Why an answer ended: an end token or text, no more room, the caller, its time, or a fault of ours."""
+Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "error"]
+"""Why an answer ended: an end token or text, no more room, the caller, its time, a demand that turned out
+impossible to follow, or a fault of ours."""
 
 Task = Literal["generate", "embed"]
 
@@ -77,6 +78,6 @@ class Piece:
     finish: Finish | None = None
     """Set in the last piece."""
     error: str | None = None
-    """What failed, where `finish` is "error"."""
+    """What failed, where `finish` is "refused" or "error"."""
     num_cached: int = 0
     """In the last piece: tokens of the prompt that were found computed."""

@@ -28,7 +28,7 @@ from penstock.engine.sequence import Sequence as Answer
 from penstock.engine.step_plan import StepPlan
 
 NOT_FINITE = "The model's logits are not finite. Use an earlier checkpoint of the run."
-NOTHING_LEFT = "No token is left to draw: all are excluded"
+NOTHING_LEFT = "No token is left to draw: all are excluded. Exclude fewer."
 
 
 class Matcher(Protocol):
@@ -74,6 +74,8 @@ class Draws:
     """By row, where they were asked for."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Row -> why nothing can be drawn; its token means nothing and its answer cannot go on."""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    """The same where it is the request's own doing, by what it excludes, and no fault of the model."""
 
 
 def rows_of(plan: StepPlan) -> list[Row]:
@@ -114,14 +116,16 @@ class Sampler:
         moved = [i for i, row in enumerate(rows) if self._of(row.answer).moves or _may_not_end(row)]
         tokens = self._chosen(logits, rows, likeliest=set(moved))
         failed = {i: NOT_FINITE for i, token in enumerate(tokens) if token < 0}
+        refused: dict[int, str] = {}
         moved = [i for i in moved if i not in failed]
         if moved:
             chosen = [rows[i] for i in moved]
             part = logits[torch.tensor(moved, device=logits.device)].float()  # a copy
-            failed |= {moved[i]: reason for i, reason in self._shape(part, chosen).items()}
+            refused = {moved[i]: reason for i, reason in self._shape(part, chosen).items()}
             for i, token in zip(moved, self._chosen(part, chosen), strict=True):
                 tokens[i] = token
-        return Draws(tokens=tokens, logprobs=_logprobs(logits, rows, tokens, failed), failed=failed)
+        logprobs = _logprobs(logits, rows, tokens, without=failed.keys() | refused.keys())
+        return Draws(tokens=tokens, logprobs=logprobs, failed=failed, refused=refused)
 
     def probabilities(self, logits: Float[Tensor, "vocab"], row: Row) -> Float64[Tensor, "vocab"]:
         """Return with which probability `draw` draws each token of a row."""
@@ -231,13 +235,13 @@ def _may_not_end(row: Row) -> frozenset[int]:
 
 
 def _logprobs(
-    logits: Tensor, rows: Sequence[Row], tokens: Sequence[int], failed: Mapping[int, str]
+    logits: Tensor, rows: Sequence[Row], tokens: Sequence[int], *, without: Container[int]
 ) -> dict[int, TokenLogprob]:
     found: dict[int, TokenLogprob] = {}
     by_number: dict[int, list[int]] = {}
     for i, row in enumerate(rows):
         number = row.answer.request.sampling.num_logprobs
-        if number is not None and i not in failed:
+        if number is not None and i not in without:
             by_number.setdefault(number, []).append(i)
     for number, asked in by_number.items():
         part = logits[torch.tensor(asked, device=logits.device)]

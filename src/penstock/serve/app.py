@@ -10,6 +10,7 @@ from starlette.types import ASGIApp
 from penstock import __version__
 from penstock.engine.llm import LLM
 from penstock.engine.sampling import Sampling
+from penstock.serve.body import Bodies
 from penstock.serve.bridge import Bridge
 from penstock.serve.errors import add_handlers
 from penstock.serve.gate import Gate, Rules
@@ -67,6 +68,7 @@ def build_service(
         ),
         bridge=Bridge(llm.thread, admission=Admission(limits.max_open), metrics=metrics),
         limits=limits,
+        bodies=Bodies(limits),
         metrics=metrics,
         templates=TemplateProcess(llm.words.template),
         names=TokenNames(llm.words.tokenizer),
@@ -95,7 +97,7 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
     gated: ASGIApp = Gate(
         app,
         rules=rules,
-        limits=service.limits,
+        bodies=service.bodies,
         on_done=lambda route, status, seconds: metrics.request(route=route, status=status, seconds=seconds),
     )
     if not rules.origins:

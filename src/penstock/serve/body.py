@@ -1,4 +1,4 @@
-"""Reads the body of a request, within limits of size and time."""
+"""Reads the bodies of requests, within limits of size and time."""
 
 import asyncio
 import json
@@ -7,40 +7,65 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.types import Message, Receive
 
-from penstock.serve.errors import ApiError
+from penstock.serve.errors import ApiError, ending
 from penstock.serve.limits import Limits
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-async def read_body(receive: Receive, headers: Mapping[str, str], limits: Limits) -> bytes | None:
-    """Return the whole body; None if the client left before its end.
+class Bodies:
+    """Reads bodies until the server ends; for one event loop."""
 
-    Raises:
-        ApiError: it is too large (413) or too slow (408).
-    """
-    declared = headers.get("content-length", "0")
-    if not declared.isdecimal() or int(declared) > limits.max_body_bytes:
-        raise _too_large(limits)
-    chunks, size = [], 0
-    try:
-        async with asyncio.timeout(limits.body_timeout_s):
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    return None
-                chunks.append(message.get("body", b""))
-                size += len(chunks[-1])
-                if size > limits.max_body_bytes:
-                    raise _too_large(limits)
-                if not message.get("more_body", False):
-                    return b"".join(chunks)
-    except TimeoutError:
-        raise ApiError(408, f"The body did not arrive within {limits.body_timeout_s:g} seconds.") from None
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._timeouts: set[asyncio.Timeout] = set()
+        self._ended = False
 
+    async def read(self, receive: Receive, headers: Mapping[str, str]) -> bytes | None:
+        """Return the whole body; None if the client left before its end.
 
-def _too_large(limits: Limits) -> ApiError:
-    return ApiError(413, f"The body is larger than the {limits.max_body_bytes:,} bytes the server reads.")
+        Raises:
+            ApiError: it is too large (413) or too slow (408), or the server ends before it has come (503).
+        """
+        declared = headers.get("content-length", "0")
+        if not declared.isdecimal() or int(declared) > self._limits.max_body_bytes:
+            raise self._too_large()
+        seconds = self._limits.body_timeout_s
+        try:
+            async with asyncio.timeout(0 if self._ended else seconds) as timeout:
+                self._timeouts.add(timeout)
+                try:
+                    return await self._whole(receive)
+                finally:
+                    self._timeouts.remove(timeout)
+        except TimeoutError:
+            if self._ended:
+                raise ending() from None
+            raise ApiError(408, f"The body did not arrive within {seconds:g} seconds.") from None
+
+    def end(self) -> None:
+        """Wait for no body any more; those that are there can be read."""
+        self._ended = True
+        for timeout in self._timeouts:
+            if not timeout.expired():
+                timeout.reschedule(0)
+
+    async def _whole(self, receive: Receive) -> bytes | None:
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self._limits.max_body_bytes:
+                raise self._too_large()
+            if not message.get("more_body", False):
+                return b"".join(chunks)
+
+    def _too_large(self) -> ApiError:
+        most = self._limits.max_body_bytes
+        return ApiError(413, f"The body is larger than the {most:,} bytes the server reads.")
 
 
 def check_unicode(body: bytes) -> None:

@@ -59,6 +59,11 @@ class ApiError(Exception):
         return JSONResponse(self.body().model_dump(), status_code=self.status, headers=headers)
 
 
+def ending() -> ApiError:
+    """Return what is told to whoever asks a server that is about to end."""
+    return ApiError(503, "The server is ending. Ask another.", code="server_draining", retry_after_s=1)
+
+
 def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
     """Return what a client is told of an error of ours: its own mistakes are 400, all else 500."""
     return ApiError(400 if isinstance(error, UsageError) else 500, str(error), param=param)

@@ -17,11 +17,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import clock
-from penstock.serve.body import check_unicode, read_body, replay
+from penstock.serve.body import Bodies, check_unicode, replay
 from penstock.serve.bridge import Answers
-from penstock.serve.errors import ApiError, unexpected
+from penstock.serve.errors import ApiError, ending, unexpected
 from penstock.serve.keys import Keys
-from penstock.serve.limits import Limits
 
 log = logging.getLogger(__name__)
 
@@ -101,12 +100,12 @@ class Gate:
         app: ASGIApp,
         *,
         rules: Rules,
-        limits: Limits,
+        bodies: Bodies,
         on_done: Callable[[str, int, float], None],
     ) -> None:
         self._app = app
         self._rules = rules
-        self._limits = limits
+        self._bodies = bodies
         self._on_done = on_done
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -120,6 +119,10 @@ class Gate:
             await self._pass(scope, headers, receive, reply)
         except ApiError as error:
             await error.response()(scope, receive, reply)
+        except asyncio.CancelledError:  # the server ends, and has waited long enough for this client to read
+            log.warning("request_cut id=%s route=%s", reply.request_id, _route_of(scope))
+            if reply.status == _CLIENT_LEFT:
+                await ending().response()(scope, receive, reply)
         except Exception as error:  # from a route, it has been answered and logged already
             if reply.status == _CLIENT_LEFT:
                 await unexpected(error).response()(scope, receive, reply)
@@ -132,7 +135,7 @@ class Gate:
         check_origin(headers, self._rules)
         visit = Visit(client=self._client_of(scope, headers))
         scope.setdefault("state", {})["visit"] = visit
-        body = await read_body(receive, headers, self._limits)
+        body = await self._bodies.read(receive, headers)
         if body is None:
             return
         check_unicode(body)

@@ -1,9 +1,9 @@
 """Runs the server until a signal: readiness ends at once, then answers may, then the process.
 
-The first SIGTERM or Ctrl-C begins to drain: `/ready` says 503 and new requests are refused, while answers in
-the making go on, for so many seconds at most; what is left is cancelled. The socket stays open meanwhile, so
-that a gateway which has not noticed yet gets an answer instead of a refused connection. The second signal
-ends the process without waiting.
+The first SIGTERM or Ctrl-C begins to drain: `/ready` says 503, new requests and those whose bodies are still
+on their way are refused, while answers in the making go on, for so many seconds at most; what is left is
+cancelled. The socket stays open meanwhile, so that a gateway which has not noticed yet gets an answer instead
+of a refused connection. The second signal ends the process without waiting.
 """
 
 import asyncio
@@ -127,6 +127,7 @@ class _Server(uvicorn.Server):
             except TimeoutError:
                 continue
         self._service.draining = True
+        self._service.bodies.end()
         bridge = self._service.bridge
         try:
             await asyncio.wait_for(bridge.wait_idle(), self._drain_s)

@@ -6,8 +6,9 @@ from penstock.core.errors import UsageError
 from penstock.engine.request import Request
 from penstock.engine.sampling import Sampling
 from penstock.engine.words import Words
+from penstock.serve.body import Bodies
 from penstock.serve.bridge import Bridge
-from penstock.serve.errors import ApiError
+from penstock.serve.errors import ApiError, ending
 from penstock.serve.limits import Limits
 from penstock.serve.metrics import Metrics
 from penstock.serve.token_names import TokenNames
@@ -77,6 +78,7 @@ class Service:
     served: Served
     bridge: Bridge
     limits: Limits
+    bodies: Bodies
     metrics: Metrics
     templates: TemplateProcess
     names: TokenNames
@@ -103,4 +105,4 @@ class Service:
         if self.bridge.engine.failure is not None:
             raise ApiError(503, f"The engine has failed: {self.bridge.engine.failure}", code="engine_failed")
         if self.draining:
-            raise ApiError(503, "The server is ending. Ask another.", code="server_draining", retry_after_s=1)
+            raise ending()

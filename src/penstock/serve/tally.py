@@ -8,6 +8,7 @@ from penstock.serve.errors import ApiError
 from penstock.serve.schema.generation import PromptTokensDetails, Usage
 
 _FAULTS = {
+    "refused": (400, "What the request asks for could not be followed to its end.", "cannot_be_followed"),
     "error": (500, "The answer failed in the engine. The server's log says why.", "engine_error"),
     "deadline": (504, "The answer was not done within the time the server gives a request.", "deadline"),
     "cancelled": (503, "The answer was cancelled, because the server is ending.", "cancelled"),

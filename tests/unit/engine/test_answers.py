@@ -80,6 +80,8 @@ def test_logprobs_are_those_of_the_tokens_that_are_told():
 def test_an_error_and_a_vector_end_an_answer():
     failed = an_answer().take(Drawn(error="no numbers"))
     assert (failed.finish, failed.error) == ("error", "no numbers")
+    refused = an_answer().take(Drawn(error="too large", is_refused=True))
+    assert (refused.finish, refused.error) == ("refused", "too large")
     found = an_answer().take(Drawn(embedding=(0.6, 0.8)))
     assert (found.finish, found.embedding) == ("stop", (0.6, 0.8))
     assert an_answer().take(Drawn()) is None

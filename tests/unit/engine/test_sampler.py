@@ -148,7 +148,7 @@ def test_logits_of_a_diverged_model_fail_their_own_row_only(wrong):
 def test_an_answer_to_which_no_token_is_left_fails_alone(kind):
     nothing = answer_of(number=1, stop_ids=range(VOCAB), **{**kind, "min_tokens": 1})
     drawn = draw(LOGITS, answer_of(**ALL), nothing, answer_of(number=2, **ALL))
-    assert drawn.failed == {1: NOTHING_LEFT}
+    assert (drawn.failed, drawn.refused) == ({}, {1: NOTHING_LEFT})
     good = draw(LOGITS, answer_of(**ALL), answer_of(number=1, **ALL), answer_of(number=2, **ALL))
     assert drawn.tokens[::2] == good.tokens[::2]
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.serve.body import read_body
+from penstock.serve.body import Bodies
 from penstock.serve.errors import ApiError
 from penstock.serve.gate import Gate, Rules, check_origin
 from penstock.serve.keys import single_key
@@ -57,7 +57,7 @@ def part(body, more=False):
 
 def test_a_body_is_read_whole():
     receive = receiver(part(b"ab", True), part(b"c"))
-    assert asyncio.run(read_body(receive, {}, Limits())) == b"abc"
+    assert asyncio.run(Bodies(Limits()).read(receive, {})) == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,30 @@ def test_a_body_is_read_whole():
 )
 def test_a_body_that_is_too_large_is_refused(headers, messages):
     with pytest.raises(ApiError, match="larger than the 8 bytes") as refused:
-        asyncio.run(read_body(receiver(*messages), headers, Limits(max_body_bytes=8)))
+        asyncio.run(Bodies(Limits(max_body_bytes=8)).read(receiver(*messages), headers))
     assert refused.value.status == 413
 
 
 def test_a_body_that_does_not_come_is_given_up():
     with pytest.raises(ApiError, match=r"did not arrive within 0.01 seconds") as refused:
-        asyncio.run(read_body(receiver(part(b"a", True)), {}, Limits(body_timeout_s=0.01)))
+        asyncio.run(Bodies(Limits(body_timeout_s=0.01)).read(receiver(part(b"a", True)), {}))
     assert refused.value.status == 408
+
+
+def test_a_server_that_ends_waits_for_no_body_and_reads_those_that_are_there():
+    async def end_meanwhile():
+        bodies = Bodies(Limits(body_timeout_s=600))
+        waiting = [asyncio.create_task(bodies.read(receiver(part(b"a", True)), {})) for _ in range(3)]
+        await asyncio.sleep(0)  # each has its first part
+        bodies.end()
+        refused = await asyncio.gather(*waiting, return_exceptions=True)
+        later = bodies.read(receiver(part(b"a", True)), {})
+        refused += await asyncio.gather(later, return_exceptions=True)
+        return refused, await bodies.read(receiver(part(b"ab", True), part(b"c")), {})
+
+    refused, whole = asyncio.run(end_meanwhile())
+    assert [(error.status, error.code) for error in refused] == [(503, "server_draining")] * 4
+    assert whole == b"abc"
 
 
 def visit(
@@ -90,7 +106,7 @@ def visit(
     async def send(message):
         sent.append(message)
 
-    gate = Gate(app, rules=rules, limits=Limits(), on_done=lambda *what: done.append(what))
+    gate = Gate(app, rules=rules, bodies=Bodies(Limits()), on_done=lambda *what: done.append(what))
     scope = {
         "type": "http",
         "method": "GET",
@@ -162,3 +178,35 @@ def test_answers_opened_after_the_client_left_end_at_once():
 
     visit(late, messages=(part(b""), LEFT))
     assert ended
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_request_that_the_ending_server_cancels_ends_quietly(caplog, begun):
+    sent = []
+
+    async def stuck(_scope, _receive, send):
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await asyncio.Event().wait()
+
+    async def send(message):
+        sent.append(message)
+
+    async def cancel_it():
+        gate = Gate(stuck, rules=OPEN, bodies=Bodies(Limits()), on_done=lambda *_: None)
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/v1/models",
+            "headers": [],
+            "client": ("10.0.0.9", 1),
+        }
+        going = asyncio.create_task(gate(scope, receiver(part(b"")), send))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        going.cancel()
+        await going
+
+    asyncio.run(cancel_it())
+    assert sent[0]["status"] == (200 if begun else 503)
+    assert "request_cut" in caplog.text
