@@ -10,11 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 from openai import OpenAI
+from pydantic import BaseModel
 
 from tests.tiny_models import save_talker
+
+T = TypeVar("T", bound=BaseModel)
 
 PATIENCE_S = 120.0
 CONTEXT = 4096
@@ -28,6 +32,22 @@ TEMPLATE = """\
 {%- endfor %}
 {%- if loud %}{{ 'LOUD' }}{% endif %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
+
+HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the penstock"}]
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add two numbers",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer", "maximum": 99, "minimum": 0}, "big": {"type": "boolean"}},
+            "required": ["a", "big"],
+            "additionalProperties": False,
+        },
+    },
+}
+"""A tool."""
 
 
 def make_model(folder: Path, *, template: str | None = TEMPLATE, context: int = CONTEXT) -> Path:
@@ -97,3 +117,8 @@ def end(running: Running) -> int:
     """Ask a server to end, as Kubernetes does; return its exit code."""
     running.process.send_signal(signal.SIGTERM)
     return running.process.wait(PATIENCE_S)
+
+
+def strict(kind: type[T], reply: BaseModel) -> T:
+    """Hold an answer against the published type: every key known, every value of its type."""
+    return kind.model_validate_json(reply.model_dump_json(exclude_unset=True, by_alias=True), strict=True)

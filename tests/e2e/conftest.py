@@ -48,6 +48,20 @@ def tiny_server(tiny_folder):
 
 
 @pytest.fixture
+def client(tiny_server):
+    """The client of OpenAI."""
+    with tiny_server.openai() as found:
+        yield found
+
+
+@pytest.fixture
+def http(tiny_server):
+    """A client that knows no API."""
+    with tiny_server.http() as found:
+        yield found
+
+
+@pytest.fixture
 def recipe(corpus, tmp_path):
     """A recipe file for a model that takes milliseconds a step."""
     path = tmp_path / "recipe.toml"

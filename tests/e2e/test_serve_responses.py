@@ -8,6 +8,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from tests.serving import strict
+
 SCHEMA = {
     "type": "object",
     "properties": {"open": {"type": "boolean"}},
@@ -18,17 +20,6 @@ EVENT = TypeAdapter(ResponseStreamEvent)
 GREEDY = {"model": "tiny", "input": "the penstock", "temperature": 0, "max_output_tokens": 12}
 
 
-@pytest.fixture
-def client(tiny_server):
-    with tiny_server.openai() as found:
-        yield found
-
-
-def strict(reply):
-    """Hold an answer against the published type: every key known, every value of its type."""
-    return Response.model_validate_json(reply.model_dump_json(exclude_unset=True, by_alias=True), strict=True)
-
-
 def chat(client, messages, **more):
     asked = {"model": "tiny", "temperature": 0, "max_tokens": 12, "messages": messages, **more}
     reply = client.chat.completions.create(**asked)
@@ -37,7 +28,7 @@ def chat(client, messages, **more):
 
 def test_an_answer_is_of_the_published_type_and_that_of_a_chat(client):
     reply = client.responses.create(**GREEDY, instructions="Be brief.", metadata={"a": "b"}, top_p=0.9)
-    strict(reply)
+    strict(Response, reply)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the penstock"}]
     text, usage = chat(client, messages)
     assert reply.output_text == text
@@ -73,7 +64,7 @@ def test_events_are_of_the_published_types_and_join_to_the_answer(client):
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
     assert set(kinds[4:-4]) == {"output_text.delta"}
     assert "".join(event.delta for event in events[4:-4]) == whole.output_text == events[-4].text
-    last = strict(events[-1].response)
+    last = strict(Response, events[-1].response)
     assert (last.output_text, last.usage.total_tokens) == (whole.output_text, whole.usage.total_tokens)
 
 
@@ -81,7 +72,7 @@ def test_an_answer_follows_a_schema_alone_and_gathered_by_the_clients_own_helper
     form = {"type": "json_schema", "name": "state", "schema": SCHEMA, "strict": True}
     asked = {"model": "tiny", "input": "the", "text": {"format": form}, "max_output_tokens": 200}
     reply = client.responses.create(**asked)
-    strict(reply)
+    strict(Response, reply)
     with client.responses.stream(**asked) as stream:
         gathered = stream.get_final_response()
     for found in (reply, gathered):

@@ -32,12 +32,6 @@ def server(tiny_server):
     return tiny_server
 
 
-@pytest.fixture
-def client(server):
-    with server.openai() as found:
-        yield found
-
-
 def ask(client, **more):
     return client.chat.completions.create(**{"model": "tiny", "messages": HELLO, "max_tokens": 300, **more})
 

@@ -1,0 +1,95 @@
+"""Requests that are mistakes: each is refused with what is wrong, the value, and what to do."""
+
+import json
+
+import pytest
+
+from tests.serving import ADD, CONTEXT, HELLO
+
+CHAT = {"messages": HELLO}
+CALLED, ARGUMENTS = {"id": "call_1", "type": "function"}, {"name": "add", "arguments": "[1]"}
+REFUSED = {
+    "too long": ("completions", {"prompt": [1] * CONTEXT}, f"fills the model's context of {CONTEXT:,}"),
+    "too many tokens": ("completions", {"prompt": "a", "max_tokens": CONTEXT}, "do not fit the context of"),
+    "unknown key": ("completions", {"prompt": "a", "best_off": 3}, "best_off: this key is not known"),
+    "wrong type": ("completions", {"prompt": "a", "n": "2"}, "n: Input should be a valid integer (got '2')"),
+    "no form": (
+        "completions",
+        {"prompt": {"text": "a"}},
+        "prompt: Must be a text, a list of texts, a list of token ids, or a list of such lists "
+        "(got {'text': 'a'}).",
+    ),
+    "stop of numbers": ("completions", {"prompt": "a", "stop": [1]}, "stop: Must be a text or a list of"),
+    "not finite": ("completions", '{"prompt": "a", "temperature": NaN}', "temperature: "),
+    "no JSON": ("completions", '{"prompt":', "The body is not JSON"),
+    "no prompt": ("completions", {}, "prompt: this key is missing"),
+    "no role": ("chat/completions", {"messages": [{"content": "x"}]}, "messages.0: Must have a known 'role'"),
+    "half a character": (
+        "completions",
+        '{"prompt": "\\ud83d"}',
+        "The body is not Unicode text: '\\ud83d' is half of a pair",
+    ),
+    "half in a pattern": (
+        "completions",
+        '{"prompt": "a", "response_format": {"type": "regex", "regex": "\\udfff"}}',
+        "is half of a pair",
+    ),
+    "half in what comes back": (
+        "responses",
+        '{"input": "a", "metadata": {"a": "\\uD800"}}',
+        "half of a pair",
+    ),
+    "unknown token": ("completions", {"prompt": [9999]}, "a token the model does not know"),
+    "empty list": ("completions", {"prompt": []}, "empty list"),
+    "many prompts": ("completions", {"prompt": ["a"] * 129}, "at most 128"),
+    "many answers": ("completions", {"prompt": "a", "n": 17}, "n is at most 16 (got 17)"),
+    "many stops": ("completions", {"prompt": "a", "stop": ["a"] * 17}, "at most 16"),
+    "empty stop": ("completions", {"prompt": "a", "stop": ""}, "A stop text has 1 to 256"),
+    "bias of no token": ("completions", {"prompt": "a", "logit_bias": {"x": 1.0}}, "no token id below"),
+    "best_of": ("completions", {"prompt": "a", "best_of": 3}, "best_of must equal n"),
+    "no messages": ("chat/completions", {"messages": []}, "messages: "),
+    "unknown role": ("chat/completions", {"messages": [{"role": "king", "content": "x"}]}, "king"),
+    "image": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        'messages.0.content: Must be a text or a list of {"type": "text", "text": ...}',
+    ),
+    "no content": ("chat/completions", {"messages": [{"role": "user"}]}, "messages.0.content: this key is"),
+    "odd choice": ("chat/completions", {**CHAT, "tools": [ADD], "tool_choice": "add"}, 'be "none", "auto",'),
+    "arguments of no object": (
+        "chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [{**CALLED, "function": ARGUMENTS}]}]},
+        "The arguments of a tool call are no JSON object (got '[1]')",
+    ),
+    "call of nothing": ("chat/completions", {**CHAT, "tool_choice": "required"}, "there are no tools"),
+    "unknown tool": (
+        "chat/completions",
+        {**CHAT, "tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+        "tool_choice names 'sub'",
+    ),
+    "top_logprobs": ("chat/completions", {**CHAT, "top_logprobs": 2}, "without logprobs"),
+    "embedding nothing": ("embeddings", {"input": []}, "empty list"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_mistake_is_400_and_says_what_to_do(http, name):
+    route, body, message = REFUSED[name]
+    content = body if isinstance(body, str) else json.dumps(body)
+    reply = http.post(f"/v1/{route}", content=content, headers={"Content-Type": "application/json"})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["type"]) == (400, "invalid_request_error"), reply.text
+    assert message in error["message"]
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+def test_a_body_of_another_type_is_refused(http):
+    reply = http.post("/v1/completions", content='{"prompt": "a"}', headers={"Content-Type": "text/plain"})
+    assert reply.status_code == 400  # what a form of any web page could send
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2", 404), ("GET", "/v1/completions", 405)])
+def test_addresses_that_are_not_there_are_errors_too(http, method, path, status):
+    reply = http.request(method, path)
+    assert reply.status_code == status
+    assert "message" in reply.json()["error"]
