@@ -1,6 +1,22 @@
-"""A configuration of each family of models that the engine knows, and of what only some of them have."""
+"""Small configurations: one of a plain Llama, and one of each family and of what only some of them have."""
+
+from typing import Any
 
 from penstock.models.llama.config import LlamaConfig
+
+
+def small_llama(**changes: Any) -> LlamaConfig:  # Any: of whatever type the field is
+    """Return a configuration that computes in no time; a test names the sizes that matter to it."""
+    sizes = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+    }
+    return LlamaConfig(**{**sizes, **changes})
 
 
 def small_families(**sizes: int) -> dict[str, LlamaConfig]:

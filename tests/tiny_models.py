@@ -1,6 +1,7 @@
 """Tiny models of every family as transformers writes them, for tests that open folders; one of them talks."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -29,16 +30,27 @@ SHAPE = {
     "bos_token_id": None,
     "pad_token_id": None,
 }
-CONFIGS: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**SHAPE, attention_bias=True, mlp_bias=True),
-    "llama-tied": LlamaConfig(**SHAPE, tie_word_embeddings=True),
-    "granite": GraniteConfig(**SHAPE, residual_multiplier=0.5, logits_scaling=4.0, embedding_multiplier=3.0),
-    "mistral": MistralConfig(**SHAPE, sliding_window=7),
-    "qwen2": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=7, max_window_layers=1),
+
+
+def of_every_family(**shape: Any) -> dict[str, PreTrainedConfig]:  # Any: of whatever type the field is
+    """Return name -> configuration, all of this shape."""
+    granite = {"residual_multiplier": 0.5, "embedding_multiplier": 3.0, "logits_scaling": 4.0}
+    windows = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
+    return {
+        "llama": LlamaConfig(**shape, attention_bias=True, mlp_bias=True),
+        "llama-tied": LlamaConfig(**shape, tie_word_embeddings=True),
+        "granite": GraniteConfig(**shape, **granite),
+        "mistral": MistralConfig(**shape, sliding_window=7),
+        "qwen2": Qwen2Config(**shape, **windows),
+        "qwen3": Qwen3Config(**shape, head_dim=16),
+    }
+
+
+CONFIGS = {
+    **of_every_family(**SHAPE),
     "qwen2-one-head": Qwen2Config(
         **{**SHAPE, "num_key_value_heads": 1}, use_sliding_window=True, sliding_window=9, max_window_layers=0
     ),
-    "qwen3": Qwen3Config(**SHAPE, head_dim=16),
 }
 
 TEXT = (

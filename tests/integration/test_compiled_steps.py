@@ -7,6 +7,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from tests.families import small_llama
 from torch._dynamo.backends.debugging import aot_eager
 
 from penstock.core.errors import ConfigError
@@ -18,7 +19,6 @@ from penstock.engine.fuse import fuse
 from penstock.engine.kv_cache import PagedCache
 from penstock.engine.runner import Runner
 from penstock.engine.weights import prepare
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import native
 from penstock.nn.kernels import paged
@@ -31,14 +31,12 @@ pytestmark = pytest.mark.skipif(not native.is_available(), reason="compiled step
 
 def engine_parts(weights="stored", *, device="cpu", **windows):
     torch.manual_seed(5)
-    config = LlamaConfig(
+    config = small_llama(
         vocab_size=50,
-        hidden_size=32,
-        intermediate_size=48,
         num_hidden_layers=NUM_LAYERS,
         num_attention_heads=2,
         num_key_value_heads=1,
-        max_position_embeddings=32,
+        max_position_embeddings=MAX_BLOCKS * BLOCK_SIZE,
         **windows,
     )
     model = Llama(config).eval().to(device)

@@ -4,14 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GraniteConfig,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from tests.tiny_models import SHAPE, of_every_family
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 from penstock.core.errors import AnswerFailed, ModelError, UsageError
 from penstock.engine.config import EngineConfig
@@ -24,28 +18,16 @@ from penstock.text.chat import ChatTemplate
 from penstock.text.tokenizer import train_tokenizer
 
 SMALL = {
+    **SHAPE,
     "vocab_size": 400,
     "hidden_size": 48,
     "intermediate_size": 80,
     "num_hidden_layers": 3,
     "num_attention_heads": 6,
-    "num_key_value_heads": 2,
     "max_position_embeddings": 512,
-    "initializer_range": 0.2,
-    "eos_token_id": None,
-    "bos_token_id": None,
 }
-CONFIGS = {
-    "llama": LlamaConfig(**SMALL),
-    "llama-tied": LlamaConfig(**SMALL, tie_word_embeddings=True),
-    "llama-dynamic": LlamaConfig(
-        **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
-    ),
-    "granite": GraniteConfig(**SMALL, residual_multiplier=0.5, logits_scaling=4.0, embedding_multiplier=3.0),
-    "mistral": MistralConfig(**SMALL, sliding_window=7),
-    "qwen2": Qwen2Config(**SMALL, use_sliding_window=True, sliding_window=7, max_window_layers=2),
-    "qwen3": Qwen3Config(**SMALL, head_dim=16),
-}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10_000.0, "factor": 2.0}
+CONFIGS = {**of_every_family(**SMALL), "llama-dynamic": LlamaConfig(**SMALL, rope_parameters=DYNAMIC)}
 SMALL_ENGINE = EngineConfig(device="cpu", max_sequences=4, tokens_per_step=32, block_size=4)
 FORTY = Params(sampling=GREEDY, max_tokens=40, stop_ids=frozenset())
 PROMPTS = [[3], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10], list(range(100, 145))]

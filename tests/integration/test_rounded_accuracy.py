@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.families import small_llama
 from torch.nn.functional import cross_entropy
 
 from penstock.engine.fuse import fuse
 from penstock.engine.weights import prepare
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 
 LENGTH = 64
@@ -25,14 +25,8 @@ def source_code(name):
 def trained():
     """A model of bytes that has learned some of Python from one file."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256,
-        hidden_size=64,
-        intermediate_size=160,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=LENGTH,
+    config = small_llama(
+        vocab_size=256, hidden_size=64, intermediate_size=160, max_position_embeddings=LENGTH
     )
     model, text = Llama(config), source_code("argparse.py")
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)

@@ -10,23 +10,15 @@ from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
 from penstock.engine.sampling import GREEDY, Sampling
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
+from tests.families import small_llama
 
 CONTEXT = 64
-SMALL = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-}
+SMALL = {"vocab_size": 97, "max_position_embeddings": CONTEXT}
 MODELS = {
-    "llama": LlamaConfig(**SMALL),
-    "windows": LlamaConfig(**SMALL, model_type="qwen2", sliding_window=9, max_window_layers=1),
-    "windows only": LlamaConfig(**SMALL, model_type="mistral", sliding_window=9),
+    "llama": small_llama(**SMALL),
+    "windows": small_llama(**SMALL, model_type="qwen2", sliding_window=9, max_window_layers=1),
+    "windows only": small_llama(**SMALL, model_type="mistral", sliding_window=9),
 }
 BLOCK_BYTES = 2 * 2 * 2 * 8 * 4  # of one position: keys and values, layers, heads, dims, float32
 

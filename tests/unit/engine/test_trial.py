@@ -2,21 +2,14 @@
 
 import pytest
 import torch
+from tests.families import small_llama
 
 from penstock.engine.adapters import Adapters
 from penstock.engine.part import Part
 from penstock.engine.trial import try_step
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 
-CONFIG = LlamaConfig(
-    vocab_size=50,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    max_position_embeddings=64,
-)
+CONFIG = small_llama(max_position_embeddings=64)
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(7, 3), (16, 16), (1000, 256)])
@@ -32,4 +25,4 @@ def test_a_step_as_large_as_steps_may_be_is_computed(tokens, sequences):
     seen = []
     model.norm.register_forward_hook(lambda _, __, out: seen.append(tuple(out.shape)))
     try_step(part, tokens_per_step=tokens, max_sequences=sequences, block_size=4)
-    assert seen == [(1, min(tokens, 64), 16)]
+    assert seen == [(1, min(tokens, 64), CONFIG.hidden_size)]

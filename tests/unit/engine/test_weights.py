@@ -4,12 +4,12 @@ import weakref
 
 import pytest
 import torch
+from tests.families import small_llama
 from torch import nn
 
 from penstock.core.errors import ConfigError
 from penstock.engine.fuse import fuse
 from penstock.engine.weights import convert, prepare
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import packed as packed_layers
 from penstock.nn import quantized
@@ -19,16 +19,7 @@ from penstock.nn.quantized import Int4Linear, Int8Linear
 
 def model(*, tied=False, dtype=torch.float32):
     torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=90,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-    )
+    config = small_llama(vocab_size=90, hidden_size=64, intermediate_size=96, tie_word_embeddings=tied)
     made = Llama(config).to(dtype).eval()
     for parameter in made.parameters():  # a spread that shows in the logits
         if parameter.dim() == 2:

@@ -3,20 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from tests.families import small_llama
 
 from penstock.core import rng
-from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn import init
 
-CONFIG = LlamaConfig(
-    vocab_size=64,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    attention_bias=True,
-)
+CONFIG = small_llama(attention_bias=True)
 
 
 def built(seed=0):
