@@ -1,12 +1,21 @@
 """`penstock recipes` as a user types it."""
 
 import json
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from penstock.cli.main import main
 from penstock.train.shipped import recipe_names
+from tests.e2e.conftest import penstock
+
+SHORT = [
+    word
+    for change in ("run.steps=2", "schedule.warmup_steps=1", "model.hidden_size=64", "validate.samples=8")
+    for word in ("--set", change)
+]
 
 
 def said(capsys, *words):
@@ -51,6 +60,16 @@ def test_a_recipe_of_ones_own_is_checked_with_settings_over_it(capsys, tmp_path)
     code, _, err = said(capsys, "check", mine, "--devices", 5)
     assert code == 2
     assert "mine.toml: A global batch of 12 sequences does not divide over 5 ranks" in err, err
+
+
+def test_the_first_commands_of_the_readme_work_as_printed(tmp_path):
+    for name in ("docs", "recipes"):
+        (tmp_path / name).symlink_to(Path(name).resolve())
+    printed = re.findall(r"^penstock (.*)", Path("README.md").read_text(), re.MULTILINE)
+    for command, more in zip(printed[:3], [(), SHORT, ("--max-tokens", "3")], strict=True):
+        done = penstock(*shlex.split(command, comments=True), *more, cwd=tmp_path)
+        assert done.returncode == 0, (command, done.stderr)
+    assert printed[3].startswith("serve runs/tiny"), "tests of the server try the rest"
 
 
 @pytest.mark.parametrize("words", [[], ["check", "absent.toml"], ["paint"]])
