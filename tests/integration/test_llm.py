@@ -2,6 +2,8 @@
 
 import asyncio
 import queue
+import subprocess
+import sys
 import threading
 from dataclasses import replace
 
@@ -169,11 +171,41 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):
         ({"num_prompt_logprobs": -1}, "num_prompt_logprobs must be from 0 to 20"),
         ({"num_prompt_logprobs": 21}, "num_prompt_logprobs must be from 0 to 20"),
         ({"timeout_s": float("nan")}, "timeout_s must be at least 0"),
+        ({"timeout_s": "5"}, r"timeout_s must be at least 0 \(got '5'\)"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1"),
+        ({"max_tokens": 3.5}, r"max_tokens must be a whole number \(got 3.5\)"),
+        ({"num_answers": "2"}, "num_answers must be a whole number"),
+        ({"priority": 0.5}, "priority must be a whole number"),
+        ({"stop_texts": (5,)}, r"A stop text is no text \(got \(5,\)\)"),
+        ({"stop_texts": None}, "stop_texts must be several texts"),
+        ({"stop_ids": 5}, r"stop_ids must be several token ids \(got 5\)"),
+        ({"stop_ids": ["</s>"]}, "stop_ids must be several token ids"),
+        ({"sampling": {"temperature": 0}}, r"sampling is no Sampling \(got {'temperature': 0}\)"),
+        ({"grammar": {"type": "object"}}, "grammar is no text of a grammar"),
+        ({"adapter": 3}, "adapter is no name of an adapter"),
     ],
 )
 def test_settings_that_no_answer_could_follow_are_refused(settings, said):
     with pytest.raises(UsageError, match=said):
         Params(**settings)
+
+
+def test_each_prompt_may_have_settings_of_its_own(llm):
+    each = [replace(TEN, max_tokens=n) for n in (2, 5)]
+    assert [len(found.token_ids) for found in llm.generate(["the", "turbine"], each)] == [2, 5]
+    assert llm.generate([], []) == []
+    for params, said in (
+        (each[:1], r"There are 2 prompts and not as many params \(got 1\)"),
+        (None, r"params is neither a Params nor a list of them \(got None\)"),
+        (Sampling(), "params is neither"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            llm.generate(["the", "turbine"], params)
+
+
+def test_a_text_that_is_not_unicode_is_refused(llm):
+    with pytest.raises(UsageError, match=r"half of a surrogate pair \(got '\\ud800'\). Decode its bytes"):
+        llm.generate("the \ud800 turbine", TEN)
 
 
 def test_a_prompt_may_be_an_array(llm):
@@ -257,6 +289,36 @@ def test_a_cache_without_room_for_one_context_is_refused_with_the_arithmetic(fol
         LLM(folder, replace(CONFIG, max_context=5000))
     with LLM(folder, replace(CONFIG, cache_gib=0.0005, max_context=1024)) as small:
         assert small.capacity.context == 1024
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda"])
+def test_a_device_that_is_not_there_is_refused(folder, device):
+    if torch.cuda.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ConfigError, match=rf"got '{device}'.*eave it out"):
+        LLM(folder, replace(CONFIG, device=device))
+
+
+FORKED = """
+import os, sys
+from penstock import LLM, EngineConfig, Params
+with LLM(sys.argv[1], EngineConfig(device="cpu", cache_gib=0.01)) as llm:
+    if child := os.fork():
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    try:
+        llm.generate("the", Params(max_tokens=2))
+    except Exception as error:
+        print(type(error).__name__, error, flush=True)
+    llm.close()
+    os._exit(7)
+"""
+
+
+def test_a_forked_process_is_told_to_open_the_model_itself(folder):
+    program = [sys.executable, "-W", "ignore", "-c", FORKED, str(folder)]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 7, done.stderr
+    assert done.stdout.startswith("EngineClosed The engine runs in the process that opened it")
 
 
 def test_the_package_has_the_names_of_the_api():

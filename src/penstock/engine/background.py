@@ -6,6 +6,7 @@ the list.
 """
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -70,8 +71,9 @@ class EngineThread:
 
         Raises:
             UsageError: it could never be answered.
-            EngineClosed: the engine drains, is closed or has failed.
+            EngineClosed: the engine drains, is closed or has failed, or is another process's.
         """
+        self._check_process()
         self.engine.check(request)
         with self._changed:
             self._check_open()
@@ -105,6 +107,7 @@ class EngineThread:
         Raises:
             EngineClosed: the engine drains, is closed or has failed; otherwise what `what` raises.
         """
+        self._check_process()
         done: Future[T] = Future()
         with self._changed:
             self._check_open()
@@ -114,6 +117,15 @@ class EngineThread:
     def stats(self) -> Stats:
         """Return the moment's numbers; from any thread."""
         return self.engine.stats()
+
+    def _check_process(self) -> None:
+        """Refuse what nobody would take up: threads stay behind where a process forks. Before any lock."""
+        if self._thread.ident is not None and not self._ended and not self._thread.is_alive():
+            raise EngineClosed(
+                "The engine runs in the process that opened it, from which this one was forked",
+                got=f"process {os.getpid()}",
+                fix="Open the model here, or ask from threads instead of processes.",
+            )
 
     def _check_open(self) -> None:
         if self._refusing is not None:

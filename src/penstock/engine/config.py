@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from penstock.core.errors import ConfigError
+from penstock.core.ranges import check_whole, is_number
 
 Weights = Literal["stored", "float32", "bfloat16", "int8", "int4", "float8"]
 Compile = Literal["auto", "on", "off"]
@@ -53,11 +55,14 @@ class EngineConfig:
     def __post_init__(self) -> None:
         """Refuse what no engine can be built with."""
         for name in ("tensor_parallel", "max_sequences", "block_size", "num_drafts"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", got=getattr(self, name))
-        for name in ("tokens_per_step", "between_tokens_ms", "cache_gib", "max_context"):
+            check_whole(name, getattr(self, name), 1, fix="Leave it out for the default.")
+        for name in ("tokens_per_step", "max_context"):
+            if (value := getattr(self, name)) is not None:
+                check_whole(name, value, 1, fix="Leave it out to have it computed.")
+        for name in ("between_tokens_ms", "cache_gib"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ConfigError(
-                    f"{name} must be positive", got=value, fix="Leave it out to have it computed."
-                )
+            if value is not None and not (is_number(value) and 0 < value < inf):
+                fix = "Leave it out to have it computed."
+                raise ConfigError(f"{name} must be positive", got=value, fix=fix)
+        if self.compile not in get_args(Compile):
+            raise ConfigError("compile must be auto, on or off", got=self.compile, fix="Leave it out.")

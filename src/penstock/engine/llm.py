@@ -25,7 +25,7 @@ from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.collected import Answers, Collected
 from penstock.engine.config import EngineConfig
-from penstock.engine.params import Params
+from penstock.engine.params import Params, params_for
 from penstock.engine.prompts import Prompt, check_prompt, prompts_of, room_after, token_ids
 from penstock.engine.request import Piece, Request
 from penstock.engine.words import Words
@@ -72,7 +72,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: Params = _DEFAULT,
+        params: Params | Sequence[Params] = _DEFAULT,
         *,
         on_progress: Callable[[int, int], None] | None = None,
     ) -> list[Answers]:
@@ -80,6 +80,7 @@ class LLM:
 
         Args:
             prompts: a text or several, or tokens: [tokens] of one prompt, [n][tokens] of several.
+            params: for all prompts, or [n] one for each.
             on_progress: called with (answers done, answers in all) whenever one ends.
 
         Raises:
@@ -87,7 +88,9 @@ class LLM:
                 not be followed to its end.
             AnswerFailed: the engine failed; the other answers are cancelled.
         """
-        return self.collect([self.request(prompt, params) for prompt in prompts_of(prompts)], on_progress)
+        asked = prompts_of(prompts)
+        each = zip(asked, params_for(params, len(asked)), strict=True)
+        return self.collect([self.request(prompt, params) for prompt, params in each], on_progress)
 
     def chat(self, messages: Sequence[Message], params: Params = _DEFAULT) -> Answers:
         """Return the answers to a conversation; errors as in `generate`."""
@@ -169,7 +172,7 @@ class LLM:
             prompt=tuple(tokens),
             max_tokens=room,
             sampling=params.sampling,
-            stop_ids=self.words.stop_ids if params.stop_ids is None else params.stop_ids,
+            stop_ids=self.words.stop_ids if params.stop_ids is None else frozenset(params.stop_ids),
             stop_texts=params.stop_texts,
             num_answers=params.num_answers,
             priority=params.priority,

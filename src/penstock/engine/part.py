@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from penstock.core import env
+from penstock.core.errors import ConfigError
 from penstock.engine.adapters import Adapters
 from penstock.engine.config import EngineConfig
 from penstock.engine.fuse import fuse
@@ -80,11 +81,17 @@ def open_part(path: Path, config: EngineConfig, *, place: Place = ALONE) -> tupl
         join_ranks(model, whole, group)
     adapters = Adapters(model, whole, place=place)
     for name, folder in config.adapters.items():
-        adapters.add(name, folder)
+        adapters.add(name, Path(folder))
     prepare(model, config.weights)
     return Part(model=model, adapters=adapters, device=device, dtype=dtype, group=group), tokenizer_path
 
 
 def _device(asked: str | None, place: Place) -> torch.device:
-    device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(asked or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ConfigError("No such device", got=asked, fix="Choose cpu or cuda, or leave it out.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        fix = "Leave it out to compute on the CPU, or install a torch for this machine's GPU."
+        raise ConfigError("torch finds no GPU here", got=asked, fix=fix)
     return torch.device(device.type, place.rank) if device.type == "cuda" and place.ranks > 1 else device

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from penstock.core.errors import UsageError
+from penstock.core.ranges import check_number, check_whole, is_number, is_whole
 
 MAX_LOGPROBS = 20
 """Likeliest tokens that may be asked for beside each drawn one, as in OpenAI's API."""
@@ -40,29 +41,20 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse settings under which nothing could be drawn."""
-        _check("temperature", self.temperature, 0, float("inf"), fix="0 is greedy.")
-        if self.top_k is not None and self.top_k < 1:
-            raise UsageError(
-                "top_k must be at least 1", got=self.top_k, fix="Leave it out to draw among all."
-            )
-        if not 0 < self.top_p <= 1:
+        check_number("temperature", self.temperature, 0, fix="0 is greedy.")
+        if self.top_k is not None:
+            check_whole("top_k", self.top_k, 1, fix="Leave it out to draw among all.")
+        if not is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise UsageError("top_p must be in (0, 1]", got=self.top_p, fix="1 draws among all tokens.")
-        _check("min_p", self.min_p, 0, 1, fix="0 draws among all tokens.")
-        _check("repetition_penalty", self.repetition_penalty, 0.01, 100, fix="1 turns it off.")
-        _check("presence_penalty", self.presence_penalty, -2, 2, fix="0 turns it off.")
-        _check("frequency_penalty", self.frequency_penalty, -2, 2, fix="0 turns it off.")
+        check_number("min_p", self.min_p, 0, 1, fix="0 draws among all tokens.")
+        check_number("repetition_penalty", self.repetition_penalty, 0.01, 100, fix="1 turns it off.")
+        check_number("presence_penalty", self.presence_penalty, -2, 2, fix="0 turns it off.")
+        check_number("frequency_penalty", self.frequency_penalty, -2, 2, fix="0 turns it off.")
         _check_bias(self.logit_bias)
-        _check("seed", self.seed, -(2**63), 2**63 - 1, fix="It is a signed number of 64 bits.")
-        _check("min_tokens", self.min_tokens, 0, 2**31, fix="0 lets an answer end at any token.")
+        check_whole("seed", self.seed, -(2**63), 2**63 - 1, fix="It is a signed number of 64 bits.")
+        check_whole("min_tokens", self.min_tokens, 0, 2**31, fix="0 lets an answer end at any token.")
         if self.num_logprobs is not None:
-            _check("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, fix="Leave it out for none.")
-
-
-def _check(name: str, value: float, low: float, high: float, *, fix: str) -> None:
-    """Refuse a value outside [low, high], or any that is not finite; nan is inside no range."""
-    if not (low <= value <= high and value < float("inf")):
-        limits = f"at least {low}" if high == float("inf") else f"from {low} to {high}"
-        raise UsageError(f"{name} must be {limits}", got=value, fix=fix)
+            check_whole("num_logprobs", self.num_logprobs, 0, MAX_LOGPROBS, fix="Leave it out for none.")
 
 
 def check_bias(sampling: Sampling, *, vocab_size: int) -> None:
@@ -77,10 +69,14 @@ def check_bias(sampling: Sampling, *, vocab_size: int) -> None:
 
 
 def _check_bias(bias: Mapping[int, float]) -> None:
+    if not isinstance(cast(object, bias), Mapping):
+        raise UsageError(
+            "logit_bias must say what is added to which token", got=bias, fix="Write {token: 5}."
+        )
     for token, value in bias.items():
-        if not isinstance(cast(object, token), int):  # who has no type checker
+        if not is_whole(token):
             raise UsageError("logit_bias has a key that is no token id", got=token, fix="Give whole numbers.")
-        if not isinstance(cast(object, value), int | float):
+        if not is_number(value):
             raise UsageError(f"logit_bias of token {token} is no number", got=value, fix="0 changes nothing.")
         if token < 0:
             raise UsageError("logit_bias has a token below 0", got=token, fix="Give ids of tokens.")

@@ -97,11 +97,21 @@ class Tokenizer:
         Args:
             special: let the names of special tokens inside the text stand for those tokens; for
                 chat templates, never for documents.
+
+        Raises:
+            UsageError: half of a surrogate pair is in it, which Python's texts can hold.
         """
-        if special:
-            return self._guard.encode(text)
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return ids
+        try:
+            if special:
+                return self._guard.encode(text)
+            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+            return ids
+        except TypeError:  # which the library raises of all that is not UTF-8
+            half = next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None)
+            if half is None:
+                raise
+            fix = "Decode its bytes with errors='replace'."
+            raise UsageError("The text has half of a surrogate pair", got=half, fix=fix) from None
 
     def guarded(self, value: T) -> T:
         """Return texts, or JSON with texts inside, whose special names are text to `encode(special=True)`.

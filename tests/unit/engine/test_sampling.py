@@ -22,6 +22,10 @@ NAN, INFINITE = float("nan"), float("inf")
         *(("seed", value) for value in (2**63, -(2**63) - 1)),
         ("min_tokens", -1),
         *(("num_logprobs", value) for value in (-1, 21)),
+        *((name, "1") for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "seed")),
+        *((name, 1.5) for name in ("top_k", "seed", "min_tokens", "num_logprobs")),
+        *(("temperature", value) for value in (None, True)),
+        ("logit_bias", [3]),
     ],
 )
 def test_settings_that_draw_nothing_are_refused(name, value):

@@ -229,7 +229,7 @@ def _read_windows(raw: Mapping[str, Any]) -> dict[str, int | None]:  # Any: JSON
         ModelError: full and windowed layers alternate.
     """
     layers = raw.get("num_hidden_layers", 0)
-    if not raw.get("use_sliding_window", False):
+    if not raw.get("use_sliding_window", False) or raw.get("sliding_window", 4096) is None:
         return {"sliding_window": None, "max_window_layers": 0}
     kinds = raw.get("layer_types")
     whole = min(raw.get("max_window_layers", 28), layers)

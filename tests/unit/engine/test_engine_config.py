@@ -1,0 +1,26 @@
+"""Settings of an engine: what is refused before anything is opened."""
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock.engine.config import EngineConfig
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_sequences": 0}, r"max_sequences must be at least 1 \(got 0\)"),
+        ({"max_sequences": 2.5}, r"max_sequences must be a whole number \(got 2.5\)"),
+        ({"tokens_per_step": 0}, "tokens_per_step must be at least 1"),
+        ({"max_context": "4096"}, "max_context must be a whole number"),
+        ({"cache_gib": NAN}, r"cache_gib must be positive \(got nan\). Leave it out to have it computed"),
+        ({"cache_gib": "2"}, "cache_gib must be positive"),
+        ({"between_tokens_ms": 0}, "between_tokens_ms must be positive"),
+        ({"compile": "yes"}, r"compile must be auto, on or off \(got 'yes'\)"),
+    ],
+)
+def test_settings_that_no_engine_has_are_refused(settings, said):
+    with pytest.raises(UsageError, match=said):
+        EngineConfig(**settings)
