@@ -146,7 +146,13 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="WHAT",
         help="guess tokens ahead: off, ngram, or a folder with a draft model or speculator",
     )
-    group.add_argument("--num-drafts", type=int, default=_ENGINE.num_drafts, metavar="N")
+    group.add_argument(
+        "--num-drafts",
+        type=int,
+        default=_ENGINE.num_drafts,
+        metavar="N",
+        help="guessed tokens a step, at most; default: %(default)s",
+    )
     group.add_argument(
         "--max-sequences",
         type=int,

@@ -41,9 +41,8 @@ class PagedCache:
         shape = (num_layers, 2, num_blocks, kv_heads, block_size, head_dim)
         self.pages = _zeros(shape, dtype=dtype, device=device)
         """[layers, keys and values, blocks, kv_heads, block_size, head_dim]."""
-        self._layers = [
-            (layer[0], layer[1]) for layer in self.pages
-        ]  # once: views cost as much as small kernels
+        # once: views cost as much as small kernels
+        self._layers = [(layer[0], layer[1]) for layer in self.pages]
 
     @property
     def device(self) -> torch.device:

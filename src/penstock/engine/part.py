@@ -2,7 +2,8 @@
 
 The first rank and all others open theirs here, in one order; a process alone is the only rank of one. Layers
 are swapped in this order: slices of plain layers are fused and merged, those whose results are summands get
-their sum, what adapters add goes around the linear layer inside, and that layer, wherever it is, is packed.
+their sum, and the linear layer inside, wherever it is, is packed. What adapters add goes around that layer,
+on CPUs only when modules first compute a step (adapters.py).
 """
 
 from dataclasses import dataclass

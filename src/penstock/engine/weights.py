@@ -1,6 +1,6 @@
 """What a loaded model's matrices become for serving: packed, or rounded to fewer bits. One table decides.
 
-    convert (the type of everything) -> fuse -> adapters -> prepare (the matrices)
+    convert (the type of everything) -> fuse -> prepare (the matrices)
 
 Every plain linear layer is replaced where it stands, so whatever wraps it keeps it: merged parts, an adapter,
 the sum over ranks. A matrix is freed as soon as its layer has its own copy, and one that a file holds

@@ -1,7 +1,7 @@
 """HTTP connections with limits on the lines before a body, whose every request hears when its client leaves.
 
 Uvicorn waits for ever for a client that sends half a request line; a few thousand of those take all
-descriptors of the process. It also keeps headers of any size. The body's limits are in `gate.py`.
+descriptors of the process. It also keeps headers of any size. The body's limits are in `body.py`.
 """
 
 import asyncio
