@@ -9,11 +9,18 @@ import pytest
 from penstock.nn import native
 
 RUN = """
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
 import torch
+from penstock.models.llama.model import Llama
 from penstock.nn import native
 from penstock.nn.kernels.paged import Paged
 from penstock.nn.packed import PackedLinear, can_multiply
-from tests.unit.engine.test_whole_steps import STEPS, a_batch, a_runner
+from tests.loras import save_lora
+from tests.unit.engine.test_whole_steps import CONFIGS, STEPS, a_batch, a_runner
 from tests.unit.nn.test_paged import LONG, a_layer, a_step
 
 assert native.is_available()
@@ -44,6 +51,9 @@ def computed(dtype):
             for spans in STEPS:
                 made.append(runner.run(a_batch(spans, asked=[0, 2])).logits)
             made.append(runner.cache.pages)
+        with TemporaryDirectory() as folder:
+            runner.add_adapter("a", save_lora(Path(folder, "a"), Llama(CONFIGS["qwen2"]), rank=20))
+        made.append(runner.run(replace(a_batch(STEPS[0]), adapters=np.array([0, -1, 0], np.int32))).logits)
     return made
 
 for dtype in (torch.float32, torch.bfloat16):

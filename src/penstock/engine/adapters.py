@@ -110,8 +110,13 @@ class Adapters:
         self._loras[self.indexes[name]] = loras
         self._change()
 
-    def remove(self, name: str) -> None:
-        """Forget an adapter.
+    def held(self, name: str) -> tuple[int, Mapping[str, Lora]]:
+        """Return an adapter's index, and what it adds by the layers' names in the plain network."""
+        index = self.indexes[name]
+        return index, self._loras[index]
+
+    def remove(self, name: str) -> int:
+        """Forget an adapter; return the index it had.
 
         Raises:
             UsageError: there is none of that name.
@@ -120,8 +125,10 @@ class Adapters:
             raise UsageError(
                 "There is no adapter of that name", got=name, fix=nearest(name, list(self.indexes))
             )
-        del self._loras[self.indexes.pop(name)]
+        index = self.indexes.pop(name)
+        del self._loras[index]
         self._change()
+        return index
 
     def begin(self, batch: Batch) -> None:
         """Tell the layers whose tokens come next; not called for steps that the modules do not compute."""

@@ -103,8 +103,7 @@ class Runner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Output:
         """Compute one step; keys and values of its tokens are in the pages afterwards."""
-        whole = self._whole_now()
-        if whole is not None and batch.adapters.max() < 0:
+        if (whole := self._whole_now()) is not None:
             return Output(*whole.run(batch))
         ids, positions, rows = (
             torch.from_numpy(array).to(self.cache.device, non_blocking=True)
@@ -117,10 +116,14 @@ class Runner:
     def add_adapter(self, name: str, folder: Path) -> None:
         """Open an adapter; errors as in `Adapters.add`."""
         self._adapters.add(name, folder)
+        if self._whole is not None:
+            self._whole.hold(*self._adapters.held(name))
 
     def remove_adapter(self, name: str) -> None:
         """Forget an adapter; errors as in `Adapters.remove`."""
-        self._adapters.remove(name)
+        index = self._adapters.remove(name)
+        if self._whole is not None:
+            self._whole.release(index)
 
     def on_lost(self, call: Callable[[], None]) -> None:
         """Nothing can be lost that this process would survive."""
@@ -151,6 +154,9 @@ class Runner:
         if not self._is_settled:
             self._whole = whole_steps(self.model, self.cache) if self._is_plain else None
             self._is_settled = True
+            if self._whole is not None:
+                for name in self._adapters.indexes:
+                    self._whole.hold(*self._adapters.held(name))
         return self._whole
 
     def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:

@@ -5,13 +5,15 @@ computes what the modules do, to the same bits. Of the last block it leaves out 
 before the first of its share whose logits or hidden state are wanted gives its key and value, no more.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.engine.adapter_file import Lora
+from penstock.engine.adapter_panels import adapter_panels
 from penstock.engine.batch import Batch
 from penstock.engine.fuse import FusedBlock
 from penstock.engine.kv_cache import PagedCache
@@ -29,6 +31,14 @@ class _Network(Protocol):
         """Return hidden states and logits."""
         ...
 
+    def hold(self, index: int, panels: list[Tensor | None], rank: int) -> None:
+        """Take an adapter: of each layer its A and its B."""
+        ...
+
+    def release(self, index: int) -> None:
+        """Forget an adapter."""
+        ...
+
 
 class WholeSteps:
     """Computes steps over pages; for one thread.
@@ -37,16 +47,23 @@ class WholeSteps:
         network: of the model and the pages.
     """
 
-    def __init__(self, network: _Network, rope: RopeCache, *, logits_scaling: float) -> None:
-        self._network, self._rope, self._logits_scaling = network, rope, logits_scaling
+    def __init__(self, network: _Network, rope: RopeCache, model: Llama, dtype: torch.dtype) -> None:
+        self._network, self._rope, self._model, self._dtype = network, rope, model, dtype
+        self._logits_scaling = model.config.logits_scaling
+
+    def hold(self, index: int, loras: Mapping[str, Lora]) -> None:
+        """Compute with an adapter where a batch calls for it by this index."""
+        self._network.hold(index, *adapter_panels(loras, self._model, self._dtype))
+
+    def release(self, index: int) -> None:
+        """Forget an adapter; one that is not held is none to forget."""
+        self._network.release(index)
 
     def run(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return hidden states [t, hidden], of the tokens that the batch asks for, and logits [r, vocab]."""
         cosines, sines = self._rope.up_to(int(batch.positions.max()))
-        ids, positions, slots, starts, lengths, tables, rows, others = map(torch.from_numpy, _arrays(batch))
-        hidden, logits = self._network.run(
-            ids, positions, cosines, sines, slots, starts, lengths, tables, rows, others
-        )
+        ids, positions, *rest = map(torch.from_numpy, _arrays(batch))
+        hidden, logits = self._network.run(ids, positions, cosines, sines, *rest)
         return hidden, logits if self._logits_scaling == 1.0 else logits / self._logits_scaling
 
 
@@ -73,7 +90,7 @@ def whole_steps(model: Llama, cache: PagedCache) -> WholeSteps | None:
         lambda positions: model.rope(positions, cache.pages.dtype),
         max_positions=model.config.max_position_embeddings,
     )
-    return WholeSteps(network, rope, logits_scaling=model.config.logits_scaling)
+    return WholeSteps(network, rope, model, cache.pages.dtype)
 
 
 def _operands(layer: nn.Module, cache: PagedCache) -> BlockOperands | None:
@@ -87,4 +104,4 @@ def _operands(layer: nn.Module, cache: PagedCache) -> BlockOperands | None:
 def _arrays(batch: Batch) -> Iterator[np.ndarray]:
     yield from (batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.lengths)
     yield np.ascontiguousarray(batch.block_tables)
-    yield from (batch.logit_rows, batch.vector_rows)
+    yield from (batch.logit_rows, batch.vector_rows, batch.adapters)

@@ -10,7 +10,7 @@ namespace penstock::network {
 
 using Operands = c10::List<std::optional<at::Tensor>>;
 
-constexpr int64_t OF_LINEAR = 4, LINEARS = 4, NORMS = 4;  // operands of a linear layer; layers and norms of a block
+constexpr int64_t OF_LINEAR = 4, NORMS = 4;  // operands of a linear layer; norms of a block
 constexpr int64_t OF_BLOCK = OF_LINEAR * LINEARS + NORMS;
 
 inline const void* pointer_of(const Optional& tensor, at::ScalarType type, int64_t size) {
@@ -40,6 +40,19 @@ inline Kept keep(const at::Tensor& starts, int64_t tokens, const at::Tensor& row
   return kept;
 }
 
+// The numbers of some tokens.
+template <class T>
+std::vector<T> only(const std::vector<T>& all, const std::vector<int64_t>& tokens) {
+  std::vector<T> some;
+  for (const int64_t token : tokens) some.push_back(all[token]);
+  return some;
+}
+
+struct Held {
+  Operands operands;  // hold what the adapter points to
+  Adapter adapter;
+};
+
 class Network : public torch::CustomClassHolder {
  public:
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
@@ -61,13 +74,37 @@ class Network : public torch::CustomClassHolder {
     model_.eps = numbers[0], model_.scale = numbers[1];
     model_.residual_multiplier = numbers[2], model_.embedding_multiplier = numbers[3];
     for (size_t i = 0; i < count; ++i) add_block(i * OF_BLOCK, &outputs[i * LINEARS], windows[i]);
+    const int64_t of_queries = model_.heads * model_.dim, of_keys = model_.kv_heads * model_.dim;
+    const int64_t inner = model_.layers[0].down.inputs;
+    layer_cuts_ = {Cut{of_queries, of_keys, of_keys}, Cut{model_.hidden}, Cut{inner, inner}, Cut{model_.hidden}};
   }
+
+  // Take an adapter of this rank. operands: of each linear layer the panels of A and of B, or two nulls.
+  void hold(int64_t index, Operands operands, int64_t rank) {
+    TORCH_CHECK(rank > 0 && operands.size() == 2 * LINEARS * model_.layers.size(), "Network: an adapter of rank ", rank,
+                " with ", operands.size(), " operands");
+    Adapter adapter{rank, {}};
+    for (size_t i = 0; i < model_.layers.size(); ++i) {
+      const Layer& layer = model_.layers[i];
+      const Matrix* matrices[LINEARS] = {&layer.query_key_value, &layer.output, &layer.gate_up, &layer.down};
+      auto& block = adapter.blocks.emplace_back();
+      for (size_t of = 0; of < LINEARS; ++of) {
+        const Cut& cut = layer_cuts_[of];
+        const int64_t first = 2 * (i * LINEARS + of), panels = cut.pieces.size();
+        block[of] = {pointer_of(operands.get(first), type_, cut.low_width(rank) * matrices[of]->inputs),
+                     pointer_of(operands.get(first + 1), type_, panels * PANEL * rank)};
+      }
+    }
+    held_.insert_or_assign(index, Held{std::move(operands), std::move(adapter)});
+  }
+
+  void release(int64_t index) { held_.erase(index); }
 
   // Returns the normalised stream of all tokens, right where rows or others ask for it, and the logits of rows.
   std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& cosines,
                                          const at::Tensor& sines, const at::Tensor& slots, const at::Tensor& starts,
                                          const at::Tensor& lengths, const at::Tensor& tables, const at::Tensor& rows,
-                                         const at::Tensor& others) {
+                                         const at::Tensor& others, const at::Tensor& adapters) {
     const int64_t tokens = ids.numel(), num_blocks = pages_.size(2), block_size = pages_.size(4);
     check_indexes(ids, tokens, vocabulary_, "token");
     check_indexes(slots, tokens, num_blocks * block_size, "slot");
@@ -79,6 +116,8 @@ class Network : public torch::CustomClassHolder {
     at::Tensor hidden = at::empty({tokens, model_.hidden}, pages_.options());
     at::Tensor logits = at::empty({rows.numel(), model_.head.outputs}, pages_.options());
     const Kept kept = keep(starts, tokens, rows, others);
+    const std::vector<const Adapter*> of_token = adapters_of(starts, adapters, tokens);
+    const Adapted adapted(layer_cuts_, of_token), adapted_kept(layer_cuts_, only(of_token, kept.tokens));
     dispatch(pages_, [&](auto zero) {
       using T = decltype(zero);
       const attention::Task<T> task{nullptr, nullptr, nullptr, nullptr, starts.const_data_ptr<int32_t>(),
@@ -89,9 +128,9 @@ class Network : public torch::CustomClassHolder {
                                    nullptr, nullptr, model_.eps, model_.heads, model_.kv_heads, model_.dim};
       Cuts<T> cuts(model_, task, lengths.numel(), kept);
       Step<T> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, task,
-                   pages_.mutable_data_ptr<T>(), pages_.stride(1), cuts, kept, hidden.mutable_data_ptr<T>(),
+                   pages_.mutable_data_ptr<T>(), pages_.stride(1), cuts, kept, adapted, adapted_kept, hidden.mutable_data_ptr<T>(),
                    logits.mutable_data_ptr<T>()};
-      const Activations<T> activations = room<T>(tokens, rows.numel());
+      const Activations<T> activations = room<T>(tokens, rows.numel(), adapted);
       together([&](Member& member) { network::run(member, step, activations); });
     });
     return {hidden, logits};
@@ -121,15 +160,29 @@ class Network : public torch::CustomClassHolder {
     TORCH_CHECK(model_.layers.back().attention_norm && model_.layers.back().mlp_norm, "Network: a block without norms");
   }
 
+  std::vector<const Adapter*> adapters_of(const at::Tensor& starts, const at::Tensor& indexes, int64_t tokens) const {
+    TORCH_CHECK(indexes.scalar_type() == at::kInt && indexes.is_contiguous() && indexes.numel() + 1 == starts.numel(),
+                "an adapter of int32 is needed for each share, not ", indexes.sizes());
+    std::vector<const Adapter*> of_token(tokens);
+    for (int64_t share = 0; share < indexes.numel(); ++share) {
+      const int32_t index = indexes.const_data_ptr<int32_t>()[share], *bounds = starts.const_data_ptr<int32_t>() + share;
+      if (index < 0) continue;
+      const auto found = held_.find(index);
+      TORCH_CHECK(found != held_.end(), "there is no adapter ", index);
+      std::fill(of_token.begin() + bounds[0], of_token.begin() + bounds[1], &found->second.adapter);
+    }
+    return of_token;
+  }
+
   // Kept from step to step and only ever larger: what is written anew each time is in no page of memory yet.
   template <class T>
-  Activations<T> room(int64_t tokens, int64_t rows) {
+  Activations<T> room(int64_t tokens, int64_t rows, const Adapted& adapted) {
     Space measured(nullptr);
-    Activations<T>(model_, tokens, rows, measured);
+    Activations<T>(model_, tokens, rows, adapted, measured);
     if (!memory_.defined() || memory_.numel() < measured.used())
       memory_ = at::empty({measured.used()}, pages_.options().dtype(at::kByte));
     Space space(static_cast<char*>(memory_.mutable_data_ptr()));
-    return Activations<T>(model_, tokens, rows, space);
+    return Activations<T>(model_, tokens, rows, adapted, space);
   }
 
   Operands blocks_, ends_;  // hold what the model points to
@@ -137,6 +190,8 @@ class Network : public torch::CustomClassHolder {
   at::ScalarType type_;
   int64_t vocabulary_ = 0;
   Model model_{};
+  LayerCuts layer_cuts_;
+  std::map<int64_t, Held> held_;  // adapters
 };
 
 }  // namespace penstock::network
@@ -146,5 +201,7 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   using penstock::network::Operands;
   m.class_<Network>("Network")
       .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, at::Tensor>())
+      .def("hold", &Network::hold)
+      .def("release", &Network::release)
       .def("run", &Network::run);
 }

@@ -4,12 +4,15 @@
 // threads meet after each. Waking them for each phase, nine times a block, took a third of a step's time of a
 // small model, and so did what Python did between blocks (ADR 0033).
 //
+// What adapters add comes after each product (adapted.h).
+//
 // Of the last block only what somebody asks for is computed: all tokens give their keys and values, and those
 // from the first asked-for token of each share on are attended and go through the feed-forward layer.
 #pragma once
 
 #include <map>
 
+#include "adapted.h"
 #include "attention.h"
 #include "gate.h"
 #include "norm.h"
@@ -52,10 +55,11 @@ class Space {
 template <class T>
 struct Activations {
   T *x, *normed, *qkv, *q, *mixed, *delta, *gate_up, *gated, *asked;
+  T *gathered, *low;  // of tokens with adapters
   char* rounded;  // what products round tokens in
 
-  Activations(const Model& model, int64_t tokens, int64_t rows, Space& space) {
-    const int64_t width = model.heads * model.dim;
+  Activations(const Model& model, int64_t tokens, int64_t rows, const Adapted& adapted, Space& space) {
+    const int64_t width = model.heads * model.dim, num_adapted = adapted.tokens.size();
     int64_t inner = 0, bytes = product_bytes(model.head, rows);
     for (const Layer& layer : model.layers) {
       inner = std::max(inner, layer.down.inputs);
@@ -67,6 +71,8 @@ struct Activations {
     qkv = space.take<T>(tokens * (width + 2 * model.kv_heads * model.dim));
     gate_up = space.take<T>(tokens * 2 * inner), gated = space.take<T>(tokens * inner);
     asked = space.take<T>(rows * model.hidden);
+    gathered = space.take<T>(num_adapted * std::max({model.hidden, width, inner}));
+    low = space.take<T>(num_adapted * adapted.low_width);
     rounded = space.take<char>(bytes);
   }
 };
@@ -114,16 +120,9 @@ struct Step {
   int64_t half_layer;  // numbers of a layer's keys
   Cuts<T>& cuts;
   const Kept& kept;
-  T *hidden, *logits;  // [tokens, hidden] and [rows, vocabulary]
+  const Adapted &adapted, &adapted_kept;  // the tokens, and those kept
+  T *hidden, *logits;                     // [tokens, hidden] and [rows, vocabulary]
 };
-
-// to[i] = from[rows[i]].
-template <class T>
-void gather(Threads& threads, const T* from, const std::vector<int64_t>& rows, int64_t size, T* to) {
-  threads.each(static_cast<int64_t>(rows.size()), grain_of(size), [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::copy_n(from + rows[i] * size, size, to + i * size);
-  });
-}
 
 template <class T>
 void embed(Threads& threads, const Step<T>& step, T* x) {
@@ -152,12 +151,17 @@ void run(Threads& threads, const Step<T>& step, Activations<T> at) {
   const Model& model = step.model;
   const auto norm = [&](const void* weight) { return Norm<T>{static_cast<const T*>(weight), model.eps, model.hidden}; };
   int64_t tokens = step.num_tokens;
+  Adding<T> adapters{&step.adapted, at.gathered, at.low};
   const T* delta = nullptr;  // what is still to be added to the stream
   embed(threads, step, at.x);
   for (size_t i = 0; i < model.layers.size(); ++i) {
     const Layer& layer = model.layers[i];
+    const auto linear = [&](Linear of, const Matrix& matrix, const T* x, T* out) {
+      product(threads, matrix, x, tokens, out, at.rounded);
+      adapters.add(threads, i, of, matrix, x, out);
+    };
     add_and_norm(threads, norm(layer.attention_norm), at.x, delta, model.residual_multiplier, tokens, at.normed);
-    product(threads, layer.query_key_value, at.normed, tokens, at.qkv, at.rounded);
+    linear(QUERY_KEY_VALUE, layer.query_key_value, at.normed, at.qkv);
     rotary::Heads<T> heads = step.heads;
     heads.q_norm = static_cast<const T*>(layer.query_norm), heads.k_norm = static_cast<const T*>(layer.key_norm);
     T* keys = step.pages + 2 * i * step.half_layer;
@@ -167,13 +171,14 @@ void run(Threads& threads, const Step<T>& step, Activations<T> at) {
       gather(threads, at.x, step.kept.tokens, model.hidden, at.normed);
       gather(threads, at.q, step.kept.tokens, model.heads * model.dim, at.qkv);
       std::swap(at.x, at.normed), std::swap(at.q, at.qkv);
+      adapters.adapted = &step.adapted_kept;
     }
     attend_layer(threads, step, i, at.q, at.mixed);
-    product(threads, layer.output, at.mixed, tokens, at.delta, at.rounded);
+    linear(OUTPUT, layer.output, at.mixed, at.delta);
     add_and_norm(threads, norm(layer.mlp_norm), at.x, at.delta, model.residual_multiplier, tokens, at.normed);
-    product(threads, layer.gate_up, at.normed, tokens, at.gate_up, at.rounded);
+    linear(GATE_UP, layer.gate_up, at.normed, at.gate_up);
     gate::gate_rows(threads, at.gate_up, tokens, layer.down.inputs, at.gated);
-    product(threads, layer.down, at.gated, tokens, at.delta, at.rounded);
+    linear(DOWN, layer.down, at.gated, at.delta);
     delta = at.delta;
   }
   add_and_norm(threads, norm(model.norm), at.x, delta, model.residual_multiplier, tokens, at.normed);

@@ -78,11 +78,11 @@ template <int tokens>
 template <class Of, int tokens>
 using Sums = typename Of::Sum[tokens][2];
 
-// sums = tokens x panel; x has `units` units per token. They are summed up in an array of our own: the
+// sums = tokens x panel; x has `units` units per token, and the next token's `stride` units on. They are summed up in an array of our own: the
 // caller's loops over `sums` keep that one in memory, where the compiler then also adds, at half the speed.
 template <class Of, int tokens>
 [[gnu::always_inline]] inline void multiply(const int32_t* panel, const int32_t* x, int64_t units,
-                                            Sums<Of, tokens>& sums) {
+                                            int64_t stride, Sums<Of, tokens>& sums) {
   Sums<Of, tokens> own;
 #pragma GCC unroll 14
   for (int t = 0; t < tokens; ++t) own[t][0] = own[t][1] = Of::zero();
@@ -92,13 +92,21 @@ template <class Of, int tokens>
     prefetch<tokens>(reinterpret_cast<const char*>(panel + 16) + AHEAD);
 #pragma GCC unroll 14
     for (int t = 0; t < tokens; ++t) {
-      const __m512i unit = _mm512_set1_epi32(x[t * units + u]);
+      const __m512i unit = _mm512_set1_epi32(x[t * stride + u]);
       own[t][0] = Of::add(own[t][0], low, unit);
       own[t][1] = Of::add(own[t][1], high, unit);
     }
   }
 #pragma GCC unroll 14
   for (int t = 0; t < tokens; ++t) sums[t][0] = own[t][0], sums[t][1] = own[t][1];
+}
+
+// Call body with a count from 1 to `most` as a constant: the compiler makes a body for each.
+template <int most, class Body>
+void with_constant(int64_t count, const Body& body) {
+  [&]<int... n>(std::integer_sequence<int, n...>) {
+    (void)((count == n + 1 && (body(std::integral_constant<int, n + 1>{}), true)) || ...);
+  }(std::make_integer_sequence<int, most>{});
 }
 
 // Call tile(panel, first token, number of tokens as a constant) for all tiles. Those of one panel follow each
@@ -112,9 +120,7 @@ void each_tile(Threads& threads, int64_t tokens, int64_t outputs, int64_t units,
     for (int64_t item = begin; item < end; ++item) {
       const int64_t panel = item / runs, run = item % runs;
       const int64_t first = tokens * run / runs, count = tokens * (run + 1) / runs - first;
-      [&]<int... n>(std::integer_sequence<int, n...>) {  // the compiler makes one tile for each number
-        (void)((count == n + 1 && (tile(panel, first, std::integral_constant<int, n + 1>{}), true)) || ...);
-      }(std::make_integer_sequence<int, most>{});
+      with_constant<most>(count, [&](auto constant) { tile(panel, first, constant); });
     }
   });
 }

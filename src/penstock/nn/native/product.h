@@ -15,7 +15,7 @@ void multiply_float(Threads& threads, const Matrix& matrix, const T* x, int64_t 
   const auto* bias = static_cast<const T*>(matrix.bias);
   const auto tile = [&](int64_t panel, int64_t first, auto count) {
     typename Of::Sum sums[count][2];
-    multiply<Of, count>(panels + panel * units * PANEL, xs + first * units, units, sums);
+    multiply<Of, count>(panels + panel * units * PANEL, xs + first * units, units, units, sums);
     for (int half = 0; half < 2; ++half) {
       const int64_t n = panel * PANEL + half * LANES;
       const Lanes at = lanes(n, outputs);

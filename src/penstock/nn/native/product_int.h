@@ -73,7 +73,7 @@ void multiply_int8(Threads& threads, const Matrix& matrix, const Tokens& x, T* o
   const auto* bias = static_cast<const T*>(matrix.bias);
   const auto tile = [&](int64_t panel, int64_t first, auto count) {
     __m512i sums[count][2];
-    multiply<OfInt8, count>(panels + panel * units * PANEL, x.row(first), units, sums);
+    multiply<OfInt8, count>(panels + panel * units * PANEL, x.row(first), units, units, sums);
     Vec scaled[count][2];
     for (int half = 0; half < 2; ++half) {
       const int64_t n = panel * PANEL + half * LANES;

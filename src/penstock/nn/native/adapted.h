@@ -1,0 +1,163 @@
+// What LoRA adapters add to the products of a step: y += (x A^T) B^T, with the A and B of each token's adapter.
+//
+// Tokens that have an adapter are gathered, those of one beside each other, so that its matrices are read once for
+// up to 14 of them. Then come two products over panels (panels.h), down to the rank and up to the outputs; sums are
+// float32, and a token's do not depend on the others.
+//
+// A layer may be several that read the same input (query, key, value). The A of these parts lie below one another,
+// [parts x rank, inputs]; of B no panel has outputs of two parts.
+#pragma once
+
+#include <array>
+#include <map>
+#include <vector>
+
+#include "matrix.h"
+#include "panels.h"
+
+namespace penstock::network {
+
+enum Linear { QUERY_KEY_VALUE, OUTPUT, GATE_UP, DOWN, LINEARS };  // of a block
+
+// What an adapter adds to one layer; null: nothing.
+struct LowRank {
+  const void *down, *up;  // panels of A and of B
+};
+
+struct Adapter {
+  int64_t rank;  // filled up to whole units
+  std::vector<std::array<LowRank, LINEARS>> blocks;
+};
+
+// The outputs of one panel of B, all of one part.
+struct Piece {
+  int64_t part, first, past;
+};
+
+// How one layer's outputs are cut.
+struct Cut {
+  int64_t parts = 0;
+  std::vector<Piece> pieces;
+
+  Cut(std::initializer_list<int64_t> sizes = {}) {
+    int64_t begin = 0;
+    for (const int64_t size : sizes) {
+      for (int64_t first = 0; first < size; first += PANEL)
+        pieces.push_back({parts, begin + first, begin + std::min(first + PANEL, size)});
+      begin += size, ++parts;
+    }
+  }
+  // Rows of the A of all parts, in whole panels.
+  int64_t low_width(int64_t rank) const { return (parts * rank + PANEL - 1) / PANEL * PANEL; }
+};
+
+using LayerCuts = std::array<Cut, LINEARS>;  // alike in all blocks
+
+// Tokens that have an adapter, those of one beside each other, and how they are cut into tiles.
+struct Adapted {
+  struct Run {
+    const Adapter* adapter;
+    int64_t first, count;  // among `tokens`
+  };
+  const LayerCuts& cuts;
+  std::vector<int64_t> tokens;
+  std::vector<Run> runs;
+  int64_t low_width = 0;  // of the largest adapter and layer
+
+  // of_token: null where a token has none.
+  Adapted(const LayerCuts& cuts, const std::vector<const Adapter*>& of_token) : cuts(cuts) {
+    std::map<const Adapter*, std::vector<int64_t>> found;
+    for (size_t token = 0; token < of_token.size(); ++token)
+      if (of_token[token]) found[of_token[token]].push_back(token);
+    for (const auto& [adapter, own] : found) {
+      for (const Cut& cut : cuts) low_width = std::max(low_width, cut.low_width(adapter->rank));
+      for (int64_t first = 0, size = own.size(); first < size; first += MAX_TOKENS)
+        runs.push_back({adapter, static_cast<int64_t>(tokens.size()) + first, std::min(MAX_TOKENS, size - first)});
+      tokens.insert(tokens.end(), own.begin(), own.end());
+    }
+  }
+};
+
+// to[i] = from[rows[i]].
+template <class T>
+void gather(Threads& threads, const T* from, const std::vector<int64_t>& rows, int64_t size, T* to) {
+  threads.each(static_cast<int64_t>(rows.size()), grain_of(size), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) std::copy_n(from + rows[i] * size, size, to + i * size);
+  });
+}
+
+template <class T>
+struct Adding {
+  const Adapted* adapted;
+  T *gathered, *low;  // of each adapted token: what a layer reads, and its product with A
+
+  // Add to the outputs of one layer what adapters make of its inputs.
+  void add(Threads& threads, size_t block, Linear layer, const Matrix& matrix, const T* x, T* out) const {
+#ifdef HAS_PANELS
+    if (adapted->runs.empty()) return;
+    using Of = std::conditional_t<std::is_same_v<T, float>, OfFloat, OfBFloat16>;
+    gather(threads, x, adapted->tokens, matrix.inputs, gathered);
+    go_down<Of>(threads, block, layer, matrix.inputs);
+    go_up<Of>(threads, block, layer, matrix.outputs, out);
+#endif
+  }
+
+ private:
+#ifdef HAS_PANELS
+  static int64_t units(int64_t numbers) { return numbers * static_cast<int64_t>(sizeof(T)) / 4; }
+
+  // low = gathered A^T
+  template <class Of>
+  void go_down(Threads& threads, size_t block, Linear layer, int64_t inputs) const {
+    const int64_t width = adapted->low_width;
+    each_run(threads, width / PANEL, [&](int64_t panel, const Adapted::Run& run) {
+      const auto* matrix = static_cast<const int32_t*>(run.adapter->blocks[block][layer].down);
+      if (!matrix || panel * PANEL >= adapted->cuts[layer].low_width(run.adapter->rank)) return;
+      const auto* rows = reinterpret_cast<const int32_t*>(gathered + run.first * inputs);
+      with_constant<MAX_TOKENS>(run.count, [&](auto count) {
+        typename Of::Sum sums[count][2];
+        multiply<Of, count>(matrix + panel * units(inputs) * PANEL, rows, units(inputs), units(inputs), sums);
+        for (int t = 0; t < count; ++t)
+          for (int half = 0; half < 2; ++half)
+            Vec(sums[t][half]).store(low + (run.first + t) * width + panel * PANEL + half * LANES);
+      });
+    });
+  }
+
+  // out[token] += low B^T
+  template <class Of>
+  void go_up(Threads& threads, size_t block, Linear layer, int64_t outputs, T* out) const {
+    const std::vector<Piece>& pieces = adapted->cuts[layer].pieces;
+    const int64_t width = adapted->low_width;
+    each_run(threads, pieces.size(), [&](int64_t panel, const Adapted::Run& run) {
+      const auto* matrix = static_cast<const int32_t*>(run.adapter->blocks[block][layer].up);
+      if (!matrix) return;
+      const Piece& piece = pieces[panel];
+      const int64_t rank = run.adapter->rank;
+      const auto* rows = reinterpret_cast<const int32_t*>(low + run.first * width + piece.part * rank);
+      with_constant<MAX_TOKENS>(run.count, [&](auto count) {
+        typename Of::Sum sums[count][2];
+        multiply<Of, count>(matrix + panel * units(rank) * PANEL, rows, units(rank), units(width), sums);
+        for (int t = 0; t < count; ++t)
+          for (int half = 0; half < 2; ++half) {
+            const int64_t n = piece.first + half * LANES;
+            T* to = out + adapted->tokens[run.first + t] * outputs + n;
+            const Lanes at = lanes(n, piece.past);
+            at.store(to, at.load(to) + Vec(sums[t][half]));
+          }
+      });
+    });
+  }
+
+  // Runs of one panel follow each other, so that of one adapter it is read from memory once.
+  template <class Body>
+  void each_run(Threads& threads, int64_t panels, const Body& body) const {
+    const int64_t runs = adapted->runs.size();
+    threads.each(panels * runs, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) body(item / runs, adapted->runs[item % runs]);
+    });
+  }
+#endif
+};
+
+}  // namespace penstock::network

@@ -1,0 +1,26 @@
+"""LoRA adapters as PEFT writes them, with random numbers, for networks that have no folder of their own."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+
+from penstock.models.llama.model import Llama
+
+
+def save_lora(folder, model, *, rank, seed=0, only="", std=0.3):
+    """Write an adapter of all linear layers of a plain model's blocks whose names contain `only`."""
+    theirs, tensors = Llama.hugging_face_names(model.config), {}
+    random = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        if name.startswith("layers.") and weight.dim() == 2 and only in name:
+            layer = f"base_model.model.{theirs[name].removesuffix('.weight')}"
+            outputs, inputs = weight.shape
+            tensors[f"{layer}.lora_A.weight"] = torch.randn(rank, inputs, generator=random) * std
+            tensors[f"{layer}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * std
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank})
+    )
+    return folder
