@@ -16,6 +16,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from penstock.checkpoint.hf_weights import read_weights, write_weights
+from penstock.checkpoint.stored_type import type_of_most
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError, UsageError, nearest
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
@@ -65,7 +66,7 @@ def load_pretrained(
     """Open a model folder; the model is in evaluation mode and remembers its `config`.
 
     Args:
-        dtype: of the weights; None: as stored.
+        dtype: of the weights; None: as stored, or as most are.
         place: which part of each matrix is read; the model is then that part.
 
     Raises:
@@ -79,8 +80,10 @@ def load_pretrained(
         stored = family(whole)
     shapes = {theirs: stored.get_parameter(ours).shape for ours, theirs in names.items()}
     slices = {theirs: slice_of(ours, whole, place) for ours, theirs in names.items()}
-    read = {name: tensor.to(device, dtype) for name, tensor in read_weights(folder, shapes, slices=slices)}
-    model.load_state_dict({ours: read[theirs] for ours, theirs in names.items()}, assign=True)
+    read = dict(read_weights(folder, shapes, slices=slices))
+    dtype = dtype or type_of_most(folder, read)
+    state = {ours: read.pop(theirs).to(device, dtype) for ours, theirs in names.items()}
+    model.load_state_dict(state, assign=True)
     return model.eval()
 
 

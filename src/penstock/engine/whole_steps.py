@@ -88,7 +88,7 @@ def whole_steps(model: Llama, cache: PagedCache) -> WholeSteps | None:
     )
     rope = RopeCache(
         lambda positions: model.rope(positions, cache.pages.dtype),
-        max_positions=model.config.max_position_embeddings,
+        max_positions=model.config.context,
     )
     return WholeSteps(network, rope, model, cache.pages.dtype)
 

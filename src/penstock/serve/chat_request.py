@@ -31,7 +31,7 @@ def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, 
     grammar = grammar_of_calls(
         body.tool_choice,
         tools,
-        marked=OPEN in (template.source or ""),
+        marked=OPEN in (template.tool_source or template.source or ""),
         several=body.parallel_tool_calls is not False,
     )
     asked = Asked(
