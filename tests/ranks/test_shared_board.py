@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from penstock.engine import shared_board
 from penstock.engine.rank_group import RankGroup
 from penstock.engine.shared_board import SharedBoard
 from penstock.models.llama.slices import Place
@@ -16,7 +17,7 @@ from penstock.testing.ranks import on_ranks
 needs_operators = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
 
 SIZES = [1, 17, 768, 300_000, 5, 1_100_000]
-"""Of sums one after the other; the large ones are several pieces."""
+"""Of sums one after the other; the large ones are several pieces of a board of 1 MiB slots."""
 
 
 def numbers(rank, size, dtype):
@@ -41,6 +42,7 @@ def group_of(world, meeting):
 def exchange(world, *, meeting, without=None):
     if world.ranks.rank == without:
         native.is_available = lambda: False
+    shared_board.SLOT_BYTES = 2**20
     group, place = group_of(world, meeting)
     sums, gathered = [], []
     for dtype in (torch.float32, torch.bfloat16):
@@ -48,7 +50,7 @@ def exchange(world, *, meeting, without=None):
             sums.append(group.sum(numbers(place.rank, size, dtype)))
             gathered.append(group.gather(numbers(place.rank, size, dtype).view(1, -1)))
     doubles = group.sum(torch.full((3,), 0.5, dtype=torch.float64))
-    shares = group._board is not None
+    shares = group.board is not None
     group.close()
     group.close()
     return sums, gathered, doubles, shares
@@ -80,21 +82,22 @@ def test_ranks_of_which_one_has_no_operators_exchange_over_loopback(tmp_path):
 
 
 def meet_and_leave(world, *, meeting, how):
-    """The second rank never comes to the sum; return what the first is told."""
-    group, place = group_of(world, meeting)
-    group._board._timeout_s = 0.3 if how == "late" else 100.0
-    said = ""
+    """The second rank never comes to the sum; return what the first is told, in this sum and in the next."""
+    place = Place(world.ranks.rank, world.ranks.world_size)
+    store = dist.FileStore(str(meeting), place.ranks)
+    board = SharedBoard.meet(store, place, timeout_s=0.3 if how == "late" else 100.0)
+    said = []
     if place.rank == 1 and how == "gone":
-        os.close(group._board._file)  # as the kernel does when a process ends
+        os.close(board._file)  # as the kernel does when a process ends
     if place.rank == 1 and how == "closed":
-        group.close()
-    if place.rank == 0:
+        board.close()
+    for _ in range(2 if place.rank == 0 else 0):
         with pytest.raises(RuntimeError) as told:
-            group.sum(torch.ones(4))
-        said = str(told.value)
+            board.sum(torch.ones(4))
+        said.append(str(told.value))
     dist.barrier()
     if how != "gone":
-        group.close()
+        board.close()
     return said
 
 
@@ -109,18 +112,22 @@ def meet_and_leave(world, *, meeting, how):
 )
 def test_a_rank_that_waits_in_vain_is_told_why(how, said, tmp_path):
     found = on_ranks(partial(meet_and_leave, meeting=tmp_path / "meeting", how=how), ranks=2)
-    assert found[0] == said
+    assert found[0] == [said, said]
 
 
 @needs_operators
-def test_a_board_is_read_by_its_own_layout(tmp_path):
-    with (tmp_path / "board").open("w+b") as file:
-        file.truncate(2**23)
-        board = SharedBoard(os.dup(file.fileno()), Place(0, 2), timeout_s=1.0)
-    with pytest.raises(RuntimeError, match="1048580 bytes for slots of 1048576"):
-        torch.ops.penstock.sum_of_ranks(torch.zeros(262_145), board._lines, board._slots, 0, 1, 0.0)
+def test_what_is_no_board_or_no_part_of_one_is_refused():
+    make = torch.classes.penstock.Board
+    lines, slots = torch.zeros(3, 16, dtype=torch.int32), torch.zeros(2, 2, 64, dtype=torch.uint8)
+    for wrong in ((lines[:2], slots, 0), (lines, slots, 2), (lines, slots.view(2, -1), 0), (slots, lines, 0)):
+        with pytest.raises(RuntimeError, match="Board: lines"):
+            make(*wrong, 0, 1.0)
+    board = make(lines, slots, 0, -1, 0.0)
+    with pytest.raises(RuntimeError, match="68 bytes for slots of 64"):
+        board.sum(torch.zeros(17))
     with pytest.raises(RuntimeError, match="must be contiguous"):
-        torch.ops.penstock.sum_of_ranks(torch.zeros(4, 4).t(), board._lines, board._slots, 0, 1, 0.0)
-    assert torch.ops.penstock.sum_of_ranks(torch.zeros(4), board._lines, board._slots, 0, 1, 0.0) == 0
-    board.close()
-    assert torch.ops.penstock.sum_of_ranks(torch.zeros(4), board._lines, board._slots, 0, 1, 0.0) == -1
+        board.sum(torch.zeros(4, 4).t())
+    with pytest.raises(RuntimeError, match="no room for all ranks"):
+        board.gather(torch.zeros(4), torch.zeros(1, 4))
+    with pytest.raises(RuntimeError, match="Timed out after 0 s"):
+        board.sum(torch.zeros(4))

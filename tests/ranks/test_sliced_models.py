@@ -27,7 +27,7 @@ def compute(world, *, folder, meeting):
     size = sum(parameter.numel() for parameter in model.parameters())
     join_ranks(model, whole, group)
     hidden = model.hidden(IDS)[0]
-    logits = GatheredLogits(model.head, group, vocab_size=whole.vocab_size)(hidden)
+    logits = GatheredLogits(model, group)(hidden)
     group.close()
     return logits, hidden, size
 

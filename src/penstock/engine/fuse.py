@@ -49,15 +49,23 @@ class FusedBlock(nn.Module):
 
     def operands_now(self) -> BlockOperands | None:
         """Return them, anew whenever a layer was replaced: packed, rounded, or wrapped by an adapter."""
+        layers = self.linears_now()
+        if layers != self._layers:  # modules are equal if they are the same
+            self._operands, self._layers = self.operands_with(layers), layers
+        return self._operands
+
+    def linears_now(self) -> tuple[nn.Module | None, ...]:
+        """Return the layers that multiply by matrices, as `linears_of` does."""
         attention, mlp = self._modules["attention"], self._modules["mlp"]
         assert isinstance(attention, FusedAttention) and isinstance(mlp, FusedSwiGLU)  # noqa: PT018
-        layers = linears_of(attention, mlp)
-        if layers != self._layers:  # modules are equal if they are the same
-            assert isinstance(self.attention_norm, FusedRMSNorm), type(self.attention_norm)
-            assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
-            self._operands = block_operands(self.attention_norm, attention, self.mlp_norm, mlp)
-            self._layers = layers
-        return self._operands
+        return linears_of(attention, mlp)
+
+    def operands_with(self, layers: tuple[nn.Module | None, ...]) -> BlockOperands | None:
+        """Return the operands as if the layers of `linears_now` were these."""
+        assert isinstance(self.attention, FusedAttention), type(self.attention)
+        assert isinstance(self.attention_norm, FusedRMSNorm), type(self.attention_norm)
+        assert isinstance(self.mlp_norm, FusedRMSNorm), type(self.mlp_norm)
+        return block_operands(self.attention_norm, self.attention, self.mlp_norm, layers)
 
 
 MERGED: dict[type[nn.Module], Callable[..., nn.Module]] = {

@@ -20,7 +20,7 @@ from penstock.engine.kv_cache import PagedCache
 from penstock.engine.open import open_config, open_model
 from penstock.engine.rank_group import RankGroup
 from penstock.engine.runner import Runner
-from penstock.engine.tensor_parallel import GatheredLogits, join_ranks
+from penstock.engine.tensor_parallel import join_ranks
 from penstock.engine.weights import convert, prepare
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place
@@ -51,10 +51,7 @@ class Part:
             dtype=self.dtype,
             device=self.device,
         )
-        project = None
-        if self.group is not None:
-            project = GatheredLogits(self.model.logits, self.group, vocab_size=config.vocab_size)
-        return Runner(self.model, cache, self.adapters, project=project)
+        return Runner(self.model, cache, self.adapters, group=self.group)
 
     def close(self) -> None:
         """Leave the other ranks; once more does nothing."""

@@ -32,7 +32,8 @@ class RankGroup:
         self._device = device
         self._timeout = timedelta(seconds=TIMEOUT_S)
         self._group: Any = None  # Any: torch has no types for it
-        self._board: SharedBoard | None = None
+        self.board: SharedBoard | None = None
+        """What CPU ranks share, once they have met; None: there is none."""
 
     def join(self, meeting: Path) -> None:
         """Meet the other ranks.
@@ -45,21 +46,21 @@ class RankGroup:
         join = _nccl if self._device.type == "cuda" else _gloo
         self._group = join(store, self.place, self._timeout)
         if self._device.type == "cpu":
-            self._board = SharedBoard.meet(store, self.place, timeout_s=self._timeout.total_seconds())
+            self.board = SharedBoard.meet(store, self.place, timeout_s=self._timeout.total_seconds())
 
     def sum(self, x: Tensor) -> Tensor:
         """Return the elementwise sum over the ranks, in place where `x` is contiguous."""
         x = x.contiguous()
-        if self._board is not None and self._board.takes(x):
-            self._board.sum(x)
+        if self.board is not None and self.board.takes(x):
+            self.board.sum(x)
         else:
             self._group.allreduce([x]).wait()
         return x
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what the ranks have, of equal shapes, in their order; nothing on others than the first."""
-        if self._board is not None:
-            return self._board.gather(x)
+        if self.board is not None:
+            return self.board.gather(x)
         parts = [torch.empty_like(x) for _ in range(self.place.ranks)] if self.place.rank == 0 else []
         self._group.gather([parts] if parts else [], [x.contiguous()], _TO_FIRST).wait()
         return parts
@@ -67,8 +68,8 @@ class RankGroup:
     def close(self) -> None:
         """Leave; a wait that is under way fails, here and on the other ranks. Once more does nothing."""
         group, self._group = self._group, None
-        if self._board is not None:
-            self._board.close()
+        if self.board is not None:
+            self.board.close()
         if group is not None:
             try:
                 group.abort()

@@ -22,6 +22,7 @@ from penstock.models.llama.slices import Place
 
 if TYPE_CHECKING:
     from penstock.engine.part import Part
+    from penstock.engine.runner import Runner
 
 _DONE = b"{}"
 
@@ -69,15 +70,15 @@ def _compute(pipe: Connection, part: "Part", meeting: Path) -> None:
         if bytes(message[: len(STEP)]) == STEP:
             runner.run(decode(content))
         else:
-            _change_adapters(part, **json.loads(bytes(content)))
+            _change_adapters(runner, **json.loads(bytes(content)))
             pipe.send_bytes(_DONE)
 
 
-def _change_adapters(part: "Part", *, name: str, folder: str | None) -> None:
+def _change_adapters(runner: "Runner", *, name: str, folder: str | None) -> None:
     if folder is None:
-        part.adapters.remove(name)
+        runner.remove_adapter(name)
     else:
-        part.adapters.add(name, Path(folder))
+        runner.add_adapter(name, Path(folder))
 
 
 def _config(raw: dict[str, Any]) -> EngineConfig:  # Any: JSON

@@ -13,6 +13,8 @@ from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
 from penstock.engine.compiled import CompiledSteps
 from penstock.engine.kv_cache import BoundCache, PagedCache
+from penstock.engine.rank_group import RankGroup
+from penstock.engine.tensor_parallel import GatheredLogits
 from penstock.engine.whole_steps import WholeSteps, whole_steps
 from penstock.models.llama.model import Llama
 
@@ -72,7 +74,7 @@ class Runner:
 
     Args:
         adapters: of the model; may be empty.
-        project: from hidden states to logits; None: the network's own output matrix.
+        group: the ranks that share each layer, which have met; None: this one has all of it.
         forward: computes the residual stream; None: the network itself.
     """
 
@@ -82,16 +84,17 @@ class Runner:
         cache: PagedCache,
         adapters: Adapters,
         *,
-        project: Callable[[Tensor], Tensor] | None = None,
+        group: RankGroup | None = None,
         forward: Forward | None = None,
     ) -> None:
         self.model = model
         self.cache = cache
         self._adapters = adapters
-        self.project = project or model.logits
+        self._group = group
+        self._project = model.logits if group is None else GatheredLogits(model, group)
         self.forward: Forward = forward or self._plain
         self._compiled: CompiledSteps | None = None
-        self._is_plain = project is None and forward is None
+        self._is_plain = forward is None
         self._whole: WholeSteps | None = None
         self._is_settled = False  # whether it is known that there is a `_whole`, or none
 
@@ -103,7 +106,8 @@ class Runner:
     @torch.inference_mode()
     def run(self, batch: Batch) -> Output:
         """Compute one step; keys and values of its tokens are in the pages afterwards."""
-        if (whole := self._whole_now()) is not None:
+        whole = self._whole_now()
+        if whole is not None and whole.takes(batch):
             return Output(*whole.run(batch))
         ids, positions, rows = (
             torch.from_numpy(array).to(self.cache.device, non_blocking=True)
@@ -111,7 +115,7 @@ class Runner:
         )
         self._adapters.begin(batch)
         hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
-        return Output(hidden, self.project(hidden[rows]))
+        return Output(hidden, self._project(hidden[rows]))
 
     def add_adapter(self, name: str, folder: Path) -> None:
         """Open an adapter; errors as in `Adapters.add`."""
@@ -152,7 +156,7 @@ class Runner:
 
     def _whole_now(self) -> WholeSteps | None:
         if not self._is_settled:
-            self._whole = whole_steps(self.model, self.cache) if self._is_plain else None
+            self._whole = whole_steps(self.model, self.cache, self._group) if self._is_plain else None
             self._is_settled = True
             if self._whole is not None:
                 for name in self._adapters.indexes:

@@ -3,35 +3,25 @@
 The board is a memory file of the first rank, which the others open through /proc, so that nothing of it is
 left on any disk. What lies in it and who waits how: nn/native/exchange.cpp.
 
-A rank that waits long looks who is still there: each holds a lock on a byte of the file, and the kernel lets
-go of it when a process ends, however it ends.
+Each rank holds a lock on a byte of the file, and the kernel lets go of it when a process ends, however it
+ends: so a rank that waits long sees who is still there.
 """
 
 import fcntl
 import mmap
 import os
-import struct
-from collections.abc import Callable
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from penstock.core.clock import monotonic
 from penstock.models.llama.slices import Place
 from penstock.nn import native
 
 _LINE_BYTES = 64
-_SLOT_BYTES = 2**20
+
+SLOT_BYTES = 2**26
 """What is exchanged at once; what is larger goes piece by piece. Memory is taken when it is first written."""
-
-_SLICE_S = 0.1
-"""A rank that has waited so long looks who is there."""
-
-_MET, _ENDED = 1, -1
-
-_LOCK = "hhqqi4x"
-"""struct flock of 64-bit Linux: type, whence, start, length, process."""
 
 
 class Store(Protocol):
@@ -57,13 +47,18 @@ class SharedBoard:
     def __init__(self, file: int, place: Place, *, timeout_s: float) -> None:
         self._file = file
         self._place = place
-        self._timeout_s = timeout_s
-        self._number = 0
         memory = mmap.mmap(file, _bytes_for(place.ranks))  # alive as long as the tensors
         lines = (place.ranks + 1) * _LINE_BYTES
-        self._lines = torch.frombuffer(memory, dtype=torch.int32, count=lines // 4).view(place.ranks + 1, -1)
-        slots = torch.frombuffer(memory, dtype=torch.uint8, offset=mmap.PAGESIZE)
-        self._slots = slots.view(place.ranks, 2, _SLOT_BYTES)
+        self.native_board: Any = torch.classes.penstock.Board(  # Any: torch has no types for these
+            torch.frombuffer(memory, dtype=torch.int32, count=lines // 4).view(place.ranks + 1, -1),
+            torch.frombuffer(memory, dtype=torch.uint8, offset=mmap.PAGESIZE).view(
+                place.ranks, 2, SLOT_BYTES
+            ),
+            place.rank,
+            file,
+            timeout_s,
+        )
+        """As the C++ operators know it."""
 
     @classmethod
     def meet(cls, store: Store, place: Place, *, timeout_s: float) -> Self | None:
@@ -95,7 +90,7 @@ class SharedBoard:
             RuntimeError: a rank is gone, or does not answer; the wording is gloo's.
         """
         for piece in _pieces(x):
-            self._exchange(torch.ops.penstock.sum_of_ranks, piece)
+            self.native_board.sum(piece)
 
     def gather(self, x: Tensor) -> list[Tensor]:
         """Return what the ranks have, on the first; nothing on others. Errors as in `sum`."""
@@ -103,47 +98,25 @@ class SharedBoard:
         found = []
         for piece in _pieces(x.contiguous()):
             found.append(piece.new_empty(self._place.ranks if is_first else 0, len(piece)))
-            self._exchange(torch.ops.penstock.gather_of_ranks, piece, found[-1])
+            self.native_board.gather(piece, found[-1])
         return [part.view(x.shape) for part in torch.cat(found, dim=1)] if is_first else []
 
     def close(self) -> None:
         """End a wait that is under way, on all ranks, and any later one. Once more does nothing."""
         file, self._file = self._file, -1
         if file >= 0:
-            torch.ops.penstock.end_exchanges(self._lines)
+            self.native_board.end()
             os.close(file)
-
-    def _exchange(self, attempt: Callable[..., int], *numbers: Tensor) -> None:
-        self._number += 1
-        arguments = *numbers, self._lines, self._slots, self._place.rank, self._number, _SLICE_S
-        until = monotonic() + self._timeout_s
-        while (met := attempt(*arguments)) != _MET:
-            if met == _ENDED:
-                raise RuntimeError("The ranks' board was closed: Connection closed by peer")
-            if gone := [rank for rank in range(self._place.ranks) if self._is_gone(rank)]:
-                raise RuntimeError(f"Rank {gone[0]} is gone: Connection closed by peer")
-            if monotonic() > until:
-                raise RuntimeError(f"Timed out after {self._timeout_s:g} s of waiting for another rank")
-
-    def _is_gone(self, rank: int) -> bool:
-        if rank == self._place.rank:
-            return False
-        asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, rank, 1, 0)
-        try:
-            answer = fcntl.fcntl(self._file, fcntl.F_GETLK, asked)
-        except (OSError, ValueError):  # closed by another thread meanwhile, which the next attempt is told
-            return False
-        return bool(struct.unpack(_LOCK, answer)[0] == fcntl.F_UNLCK)
 
 
 def _bytes_for(ranks: int) -> int:
     lines = (ranks + 1) * _LINE_BYTES
     assert lines <= mmap.PAGESIZE, ranks
-    return mmap.PAGESIZE + ranks * 2 * _SLOT_BYTES
+    return mmap.PAGESIZE + ranks * 2 * SLOT_BYTES
 
 
 def _pieces(x: Tensor) -> tuple[Tensor, ...]:
-    return torch.split(x.view(-1), _SLOT_BYTES // x.itemsize)
+    return torch.split(x.view(-1), SLOT_BYTES // x.itemsize)
 
 
 def _all_say(store: Store, place: Place, what: str, answer: str) -> bool:

@@ -9,9 +9,9 @@ DTensors for checkpoints); here a message must cost as little as possible, for a
 layer.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -28,21 +28,20 @@ class SummedLinear(nn.Module):
 
     Args:
         linear: from this rank's inputs to summands of all outputs; may be replaced by what computes the same.
-            Its bias is taken from it, because it must be added once.
+            On other ranks than the first its bias is taken from it, because it must be added once.
     """
 
     def __init__(self, linear: nn.Module, group: RankGroup) -> None:
         super().__init__()
         assert isinstance(linear, nn.Linear), type(linear)
-        self.bias = linear.bias
-        linear.bias = None  # type: ignore[assignment]  # torch's way to have none
+        if group.place.rank > 0:
+            linear.bias = None  # type: ignore[assignment]  # torch's way to have none
         self.linear: nn.Module = linear
         self._group = group
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Apply the layer."""
-        out = self._group.sum(self.linear(x))
-        return out if self.bias is None else out + self.bias
+        return self._group.sum(self.linear(x))
 
 
 class SummedEmbedding(nn.Module):
@@ -71,23 +70,31 @@ class GatheredLogits:
     """The logits of all ranks' rows of the output matrix, on the first rank; elsewhere nothing, [r, 0].
 
     Args:
-        project: from hidden states to the logits of this rank's rows.
+        model: this rank's part, after `join_ranks`.
     """
 
-    def __init__(self, project: Callable[[Tensor], Tensor], group: RankGroup, *, vocab_size: int) -> None:
-        self._project = project
+    def __init__(self, model: Llama, group: RankGroup) -> None:
+        self._model = model
         self._group = group
-        ranks = group.place.ranks
-        self._sizes = [len(Place(rank, ranks).part(vocab_size)) for rank in range(ranks)]
+        self._sizes = np.diff(vocabulary_of(model, group)).tolist()
 
     def __call__(self, hidden: Float[Tensor, "r hidden"]) -> Float[Tensor, "r vocab"]:
         """Project; every rank must call it."""
-        logits = self._project(hidden)
+        logits = self._model.logits(hidden)
         room = max(self._sizes) - logits.shape[-1]
         parts = self._group.gather(functional.pad(logits, (0, room)) if room else logits)
         if not parts:
             return logits[:, :0]
         return torch.cat([part[:, :size] for part, size in zip(parts, self._sizes, strict=True)], dim=-1)
+
+
+def vocabulary_of(model: Llama, group: RankGroup | None) -> list[int]:
+    """Return the first token of each rank's rows of the vocabulary, and the number of all."""
+    ranks = 1 if group is None else group.place.ranks
+    return [
+        *(Place(rank, ranks).part(model.config.vocab_size).start for rank in range(ranks)),
+        model.config.vocab_size,
+    ]
 
 
 def join_ranks(model: Llama, whole: LlamaConfig, group: RankGroup) -> None:

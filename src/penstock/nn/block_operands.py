@@ -61,10 +61,16 @@ def linears_of(attention: FusedAttention, mlp: FusedSwiGLU) -> tuple[nn.Module |
 
 
 def block_operands(
-    attention_norm: FusedRMSNorm, attention: FusedAttention, mlp_norm: FusedRMSNorm, mlp: FusedSwiGLU
+    attention_norm: FusedRMSNorm,
+    attention: FusedAttention,
+    mlp_norm: FusedRMSNorm,
+    layers: tuple[nn.Module | None, ...],
 ) -> BlockOperands | None:
-    """Return the operands of a block; None: its modules have to compute one by one."""
-    layers = linears_of(attention, mlp)
+    """Return the operands of a block; None: its modules have to compute one by one.
+
+    Args:
+        layers: as `linears_of` returns them, or what those have inside.
+    """
     found = [operands for layer in layers if (operands := operands_of(layer)) is not None]
     head_norms = attention.query_norm, attention.key_norm
     rows = dict(attention.query_key_value.parts)

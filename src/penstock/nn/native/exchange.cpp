@@ -1,63 +1,26 @@
-// Sums and gathers among processes of one machine, through memory that they share.
-//
-// Each rank has a line of the board, with the number of the last exchange that it has written, and two
-// slots that take turns. It writes its numbers, then its line, then waits for all other lines, then
-// reads all slots. Two slots are enough: who writes exchange n + 2 has seen all lines at n + 1, so all
-// ranks have read what was written for n. All ranks add in the order of ranks, so they get the same bits.
-//
-// A rank waits 40 us with its core, because the others compute the same at the same time, then asleep
-// (a futex in the line), because where cores are few the one it waits for needs this one. It gives up after
-// `slice_s`, so that the caller can see who is still there; the same call then goes on waiting.
+// Sums and gathers among processes of one machine: how a rank waits, and the board as an object.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 #ifdef __linux__
+#include <fcntl.h>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
 
-#include <atomic>
-#include <chrono>
 #include <climits>
 #include <cstring>
 #include <ctime>
 #include <thread>
 
-#include "threads.h"
-#include "rows.h"
+#include "exchange.h"
 
 namespace penstock::exchange {
 
-constexpr int64_t MET = 1, NOT_YET = 0, ENDED = -1;
-constexpr auto AWAKE = std::chrono::microseconds(40);
+using namespace std::chrono_literals;
 
-using Clock = std::chrono::steady_clock;
-
-// The first line is the board's: `value` is 1 once it has ended.
-struct alignas(64) Line {
-  std::atomic<uint32_t> value;
-  std::atomic<uint32_t> sleepers;  // who wait for the value to change
-};
-static_assert(sizeof(Line) == 64 && std::atomic<uint32_t>::is_always_lock_free);
-
-struct Board {
-  Line* lines;
-  char* slots;
-  int64_t ranks, room;
-  Line& of(int64_t rank) const { return lines[1 + rank]; }
-  char* slot(int64_t rank, int64_t number) const { return slots + (2 * rank + number % 2) * room; }
-  bool has_ended() const { return lines->value.load(std::memory_order_relaxed) != 0; }
-};
-
-inline Board board_of(const at::Tensor& lines, const at::Tensor& slots, int64_t bytes) {
-  TORCH_CHECK(lines.is_contiguous() && lines.dim() == 2 && lines.size(1) * lines.element_size() == sizeof(Line) &&
-              slots.is_contiguous() && slots.scalar_type() == at::kByte && slots.dim() == 3 && slots.size(1) == 2 &&
-              slots.size(0) + 1 == lines.size(0),
-              "exchange: a board has lines [ranks + 1, 64 bytes] and slots [ranks, 2, room], not ", lines.sizes(), slots.sizes());
-  TORCH_CHECK(bytes <= slots.size(2), "exchange: ", bytes, " bytes for slots of ", slots.size(2));
-  return {static_cast<Line*>(lines.mutable_data_ptr()), static_cast<char*>(slots.mutable_data_ptr()), slots.size(0),
-          slots.size(2)};
-}
+constexpr auto AWAKE = 40us;
+constexpr auto SLICE = 100ms;
 
 inline void wake(Line& line) {
 #ifdef __linux__
@@ -83,91 +46,95 @@ inline void stay_awake() {
 #endif
 }
 
-// Return once `line` is at `number`, the board has ended, or it is `until`.
-inline int64_t wait(const Board& board, Line& line, uint32_t number, Clock::time_point until) {
-  const auto awake_until = std::min(until, Clock::now() + AWAKE);
+Board::Board(at::Tensor lines, at::Tensor slots, int64_t rank, int64_t file, double timeout_s)
+    : lines_(std::move(lines)), slots_(std::move(slots)), first_slot_(static_cast<char*>(slots_.mutable_data_ptr())),
+      room_(slots_.size(-1)), rank_(rank), file_(file), timeout_s_(timeout_s) {
+  TORCH_CHECK(lines_.is_contiguous() && lines_.dim() == 2 && lines_.size(1) * lines_.element_size() == sizeof(Line) &&
+              slots_.is_contiguous() && slots_.scalar_type() == at::kByte && slots_.dim() == 3 && slots_.size(1) == 2 &&
+              slots_.size(0) + 1 == lines_.size(0) && rank_ >= 0 && rank_ < slots_.size(0),
+              "Board: lines [ranks + 1, 64 bytes] and slots [ranks, 2, room] are needed, not ", lines_.sizes(), " and ",
+              slots_.sizes());
+}
+
+void Board::meet() {
+  ++number_;
+  if (!why_.empty()) return;
+  line(rank_).value.store(number_);
+  wake(line(rank_));
+  for (int64_t other = 0; other < ranks() && why_.empty(); ++other)
+    if (other != rank_) why_ = wait_for(other);
+}
+
+// Return once the rank has written its part, or why it will not; the wording is gloo's.
+std::string Board::wait_for(int64_t rank) {
+  Line& other = line(rank);
+  const auto begin = Clock::now(), until = begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout_s_));
+  auto look_at = begin + SLICE;
   for (;;) {
-    const uint32_t seen = line.value.load();
-    if (static_cast<int32_t>(seen - number) >= 0) return MET;
-    if (board.has_ended()) return ENDED;
+    const uint32_t seen = other.value.load();
+    if (static_cast<int32_t>(seen - number_) >= 0) return "";
     const auto now = Clock::now();
-    if (now >= until) return NOT_YET;
-    if (now < awake_until)
+    const bool is_gone_now = now >= look_at && is_gone(rank);
+    if (has_ended()) return "The ranks' board was closed: Connection closed by peer";  // asked last: its file is closed then
+    if (is_gone_now) return c10::str("Rank ", rank, " is gone: Connection closed by peer");
+    if (now >= until) return c10::str("Timed out after ", timeout_s_, " s of waiting for another rank");
+    if (now >= look_at) look_at = now + SLICE;
+    if (now < begin + AWAKE)
       stay_awake();
     else
-      sleep(line, seen, until - now);
+      sleep(other, seen, std::min(look_at, until) - now);
   }
 }
 
-// Write x as this rank's part of an exchange, once; wait for all others' parts.
-inline int64_t meet(const at::Tensor& x, const Board& board, int64_t rank, int64_t number, double slice_s) {
-  TORCH_CHECK(x.is_contiguous(), "exchange: numbers must be contiguous");
-  Line& own = board.of(rank);
-  if (own.value.load(std::memory_order_relaxed) != static_cast<uint32_t>(number)) {
-    std::memcpy(board.slot(rank, number), x.const_data_ptr(), x.nbytes());
-    own.value.store(static_cast<uint32_t>(number));
-    wake(own);
-  }
-  const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(slice_s));
-  for (int64_t other = 0; other < board.ranks; ++other) {
-    if (other == rank) continue;
-    const int64_t met = wait(board, board.of(other), static_cast<uint32_t>(number), until);
-    if (met != MET) return met;
-  }
-  return MET;
+// Whether a rank's process has ended: nobody holds its lock.
+bool Board::is_gone(int64_t rank) const {
+#ifdef __linux__
+  struct flock lock = {};
+  lock.l_type = F_WRLCK, lock.l_whence = SEEK_SET, lock.l_start = rank, lock.l_len = 1;
+  return fcntl(static_cast<int>(file_), F_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+#else
+  return false;
+#endif
 }
 
-// x = the sum of all ranks' x.
-int64_t sum_of_ranks(at::Tensor x, at::Tensor lines, at::Tensor slots, int64_t rank, int64_t number, double slice_s) {
-  const Board board = board_of(lines, slots, x.nbytes());
-  const int64_t met = meet(x, board, rank, number, slice_s);
-  if (met != MET) return met;
+void Board::end() {
+  line(-1).value.store(1);
+  for (int64_t rank = 0; rank < ranks(); ++rank) wake(line(rank));
+}
+
+void Board::write(const at::Tensor& x) {
+  TORCH_CHECK(x.is_contiguous(), "Board: numbers must be contiguous");
+  TORCH_CHECK(static_cast<int64_t>(x.nbytes()) <= room_, "Board: ", x.nbytes(), " bytes for slots of ", room_);
+  std::memcpy(own(), x.const_data_ptr(), x.nbytes());
+}
+
+void Board::sum(at::Tensor x) {
+  write(x);
+  meet();
+  check();
   dispatch(x, [&](auto zero) {
-    using T = decltype(zero);
-    T* out = x.mutable_data_ptr<T>();
-    parallel(x.numel(), 16384, [&](int64_t begin, int64_t end) {
-      each_lane(end - begin, [&](int64_t i, auto at) {
-        Vec sum = at.load(reinterpret_cast<const T*>(board.slot(0, number)) + begin + i);
-        for (int64_t r = 1; r < board.ranks; ++r)
-          sum = sum + at.load(reinterpret_cast<const T*>(board.slot(r, number)) + begin + i);
-        at.store(out + begin + i, sum);
-      });
-    });
+    Regions threads;
+    add_parts(threads, *this, x.numel(), x.mutable_data_ptr<decltype(zero)>());
   });
-  return MET;
 }
 
-// out[r] = rank r's x; an empty out receives nothing.
-int64_t gather_of_ranks(const at::Tensor& x, at::Tensor out, at::Tensor lines, at::Tensor slots, int64_t rank,
-                        int64_t number, double slice_s) {
-  const Board board = board_of(lines, slots, x.nbytes());
-  TORCH_CHECK(out.is_contiguous() && (!out.numel() || out.nbytes() == board.ranks * x.nbytes()),
-              "exchange: ", out.sizes(), " has no room for all ranks' ", x.sizes());
-  const int64_t met = meet(x, board, rank, number, slice_s);
-  if (met != MET) return met;
-  for (int64_t r = 0; out.numel() && r < board.ranks; ++r)
-    std::memcpy(static_cast<char*>(out.mutable_data_ptr()) + r * x.nbytes(), board.slot(r, number), x.nbytes());
-  return MET;
-}
-
-// No rank waits any more, now or later.
-void end_exchanges(at::Tensor lines) {
-  const auto board = static_cast<Line*>(lines.mutable_data_ptr());
-  board->value.store(1);
-  for (int64_t line = 1; line < lines.size(0); ++line) wake(board[line]);
+void Board::gather(const at::Tensor& x, at::Tensor out) {
+  TORCH_CHECK(out.is_contiguous() && (!out.numel() || out.nbytes() == ranks() * x.nbytes()),
+              "Board: ", out.sizes(), " has no room for all ranks' ", x.sizes());
+  write(x);
+  meet();
+  check();
+  for (int64_t r = 0; out.numel() && r < ranks(); ++r)
+    std::memcpy(static_cast<char*>(out.mutable_data_ptr()) + r * x.nbytes(), part(r), x.nbytes());
 }
 
 }  // namespace penstock::exchange
 
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
-  m.def("sum_of_ranks(Tensor(a!) x, Tensor(b!) lines, Tensor(c!) slots, int rank, int number, float slice_s) -> int");
-  m.def("gather_of_ranks(Tensor x, Tensor(a!) out, Tensor(b!) lines, Tensor(c!) slots, int rank, int number, "
-        "float slice_s) -> int");
-  m.def("end_exchanges(Tensor(a!) lines) -> ()");
-}
-
-TORCH_LIBRARY_IMPL(penstock, CPU, m) {
-  m.impl("sum_of_ranks", penstock::exchange::sum_of_ranks);
-  m.impl("gather_of_ranks", penstock::exchange::gather_of_ranks);
-  m.impl("end_exchanges", penstock::exchange::end_exchanges);
+  using penstock::exchange::Board;
+  m.class_<Board>("Board")
+      .def(torch::init<at::Tensor, at::Tensor, int64_t, int64_t, double>())
+      .def("sum", &Board::sum)
+      .def("gather", &Board::gather)
+      .def("end", &Board::end);
 }

@@ -57,17 +57,28 @@ class Network : public torch::CustomClassHolder {
  public:
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
-  // residual sums and of the embedding; pages: [blocks of the network, 2, pages, heads, positions, dim].
+  // residual sums and of the embedding; vocabulary: first token of each rank's rows, and the number of all;
+  // pages: [blocks of the network, 2, pages, heads, positions, dim]; board: of the ranks, if there are several.
   Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
-          std::vector<double> numbers, at::Tensor pages)
-      : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), type_(pages_.scalar_type()) {
+          std::vector<double> numbers, std::vector<int64_t> vocabulary, at::Tensor pages,
+          std::optional<c10::intrusive_ptr<exchange::Board>> board)
+      : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), board_(std::move(board)),
+        type_(pages_.scalar_type()) {
     const size_t count = windows.size();
     TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 4 && count > 0 &&
                 outputs.size() == count * LINEARS + 1 && pages_.dim() == 6 && pages_.is_contiguous() &&
                 pages_.size(0) == static_cast<int64_t>(count), "Network: operands of ", count, " blocks, pages ", pages_.sizes());
     const at::Tensor embedding = ends_.get(0).value();
     model_.kv_heads = pages_.size(3), model_.dim = pages_.size(5);
-    model_.hidden = embedding.size(1), vocabulary_ = embedding.size(0);
+    model_.hidden = embedding.size(1);
+    model_.board = board_ ? board_->get() : nullptr;
+    model_.vocabulary = std::move(vocabulary);
+    TORCH_CHECK(model_.vocabulary.size() == static_cast<size_t>(model_.board ? model_.board->ranks() : 1) + 1 &&
+                std::is_sorted(model_.vocabulary.begin(), model_.vocabulary.end()) && model_.vocabulary[0] == 0 &&
+                own_vocabulary() == embedding.size(0) && own_vocabulary() == outputs.back(),
+                "Network: ", embedding.size(0), " rows of an embedding, ", outputs.back(), " of a head, for ", model_.vocabulary);
+    TORCH_CHECK(!board_ || model_.logits_bytes(pages_.element_size()) <= model_.board->room(),
+                "Network: slots of ", model_.board->room(), " bytes for logits of ", model_.vocabulary.back(), " tokens");
     model_.embedding = pointer_of(embedding, type_, embedding.numel());
     model_.norm = pointer_of(ends_.get(1), type_, model_.hidden);
     model_.head = linear(ends_, 2, model_.hidden, outputs.back());
@@ -106,7 +117,7 @@ class Network : public torch::CustomClassHolder {
                                          const at::Tensor& lengths, const at::Tensor& tables, const at::Tensor& rows,
                                          const at::Tensor& others, const at::Tensor& adapters) {
     const int64_t tokens = ids.numel(), num_blocks = pages_.size(2), block_size = pages_.size(4);
-    check_indexes(ids, tokens, vocabulary_, "token");
+    check_indexes(ids, tokens, model_.vocabulary.back(), "token");
     check_indexes(slots, tokens, num_blocks * block_size, "slot");
     check_indexes(positions, tokens, cosines.numel() / model_.dim, "position");
     check_indexes(rows, rows.numel(), tokens, "row");
@@ -114,7 +125,9 @@ class Network : public torch::CustomClassHolder {
     attention::check_shares(tokens, num_blocks, block_size, starts, lengths, tables);
     for (const at::Tensor& t : {cosines, sines}) pointer_of(t, type_, cosines.numel());
     at::Tensor hidden = at::empty({tokens, model_.hidden}, pages_.options());
-    at::Tensor logits = at::empty({rows.numel(), model_.head.outputs}, pages_.options());
+    at::Tensor logits = at::empty({rows.numel(), model_.rank() ? 0 : model_.vocabulary.back()}, pages_.options());
+    TORCH_CHECK(!model_.board || static_cast<int64_t>(hidden.nbytes()) <= model_.board->room(), "Network: ", tokens,
+                " tokens for slots of ", model_.board->room(), " bytes");
     const Kept kept = keep(starts, tokens, rows, others);
     const std::vector<const Adapter*> of_token = adapters_of(starts, adapters, tokens);
     const Adapted adapted(layer_cuts_, of_token), adapted_kept(layer_cuts_, only(of_token, kept.tokens));
@@ -133,10 +146,13 @@ class Network : public torch::CustomClassHolder {
       const Activations<T> activations = room<T>(tokens, rows.numel(), adapted);
       together([&](Member& member) { network::run(member, step, activations); });
     });
+    if (model_.board) model_.board->check();
     return {hidden, logits};
   }
 
  private:
+  int64_t own_vocabulary() const { return model_.vocabulary[model_.rank() + 1] - model_.vocabulary[model_.rank()]; }
+
   Matrix linear(const Operands& from, int64_t first, int64_t inputs, int64_t outputs) const {
     const at::Tensor panels = from.get(first).value();
     const Matrix matrix = matrix_of(type_, panels, from.get(first + 1), from.get(first + 2), from.get(first + 3), outputs);
@@ -187,8 +203,8 @@ class Network : public torch::CustomClassHolder {
 
   Operands blocks_, ends_;  // hold what the model points to
   at::Tensor pages_, memory_;
+  std::optional<c10::intrusive_ptr<exchange::Board>> board_;
   at::ScalarType type_;
-  int64_t vocabulary_ = 0;
   Model model_{};
   LayerCuts layer_cuts_;
   std::map<int64_t, Held> held_;  // adapters
@@ -200,7 +216,8 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
   using penstock::network::Network;
   using penstock::network::Operands;
   m.class_<Network>("Network")
-      .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>, at::Tensor>())
+      .def(torch::init<Operands, Operands, std::vector<int64_t>, std::vector<int64_t>, std::vector<double>,
+                       std::vector<int64_t>, at::Tensor, std::optional<c10::intrusive_ptr<penstock::exchange::Board>>>())
       .def("hold", &Network::hold)
       .def("release", &Network::release)
       .def("run", &Network::run);

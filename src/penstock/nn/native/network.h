@@ -8,12 +8,16 @@
 //
 // Of the last block only what somebody asks for is computed: all tokens give their keys and values, and those
 // from the first asked-for token of each share on are attended and go through the feed-forward layer.
+//
+// Where the network is one rank's part (engine/tensor_parallel.py), its threads write their summands straight to the
+// board that the ranks share, and one of them meets the other ranks.
 #pragma once
 
 #include <map>
 
 #include "adapted.h"
 #include "attention.h"
+#include "exchange.h"
 #include "gate.h"
 #include "norm.h"
 #include "product.h"
@@ -32,8 +36,13 @@ struct Model {
   std::vector<Layer> layers;
   Matrix head;
   const void *embedding, *norm;
+  std::vector<int64_t> vocabulary;  // first token of each rank's rows of embedding and head, and the number of all
+  exchange::Board* board;           // null: there is one rank
   int64_t hidden, heads, kv_heads, dim;
   float eps, scale, residual_multiplier, embedding_multiplier;
+  int64_t rank() const { return board ? board->rank() : 0; }
+  // Of one token, on the rank that has most of the vocabulary.
+  int64_t logits_bytes(int64_t item) const { return item * (vocabulary.back() / (std::ssize(vocabulary) - 1) + 1); }
 };
 
 // Memory for a step's tokens, one array behind the other.
@@ -124,16 +133,54 @@ struct Step {
   T *hidden, *logits;                     // [tokens, hidden] and [rows, vocabulary]
 };
 
+// out = the sum of what `write(part)` writes on all ranks, `count` numbers.
+template <class T, class Write>
+void summed(Threads& threads, exchange::Board* board, int64_t count, T* out, const Write& write) {
+  if (!board) return write(out);
+  write(reinterpret_cast<T*>(board->own()));
+  threads.once([&] { board->meet(); });
+  exchange::add_parts(threads, *board, count, out);
+}
+
 template <class T>
 void embed(Threads& threads, const Step<T>& step, T* x) {
-  const int64_t size = step.model.hidden;
-  const Vec multiplier(step.model.embedding_multiplier);
-  threads.each(step.num_tokens, grain_of(size), [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token) {
-      const T* row = static_cast<const T*>(step.model.embedding) + step.ids[token] * size;
-      each_lane(size, [&](int64_t i, auto at) { at.store(x + token * size + i, at.load(row + i) * multiplier); });
-    }
+  const Model& model = step.model;
+  const int64_t size = model.hidden, first = model.vocabulary[model.rank()], past = model.vocabulary[model.rank() + 1];
+  const Vec multiplier(model.embedding_multiplier);
+  summed(threads, model.board, step.num_tokens * size, x, [&](T* part) {
+    threads.each(step.num_tokens, grain_of(size), [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        const int64_t id = step.ids[token];
+        const T* row = static_cast<const T*>(model.embedding) + (id - first) * size;
+        const bool is_here = id >= first && id < past;
+        each_lane(size, [&](int64_t i, auto at) { at.store(part + token * size + i, is_here ? at.load(row + i) * multiplier : Vec()); });
+      }
+    });
   });
+}
+
+// The logits of the tokens that are asked for, on the first rank; as many at once as the board has room for.
+template <class T>
+void project(Threads& threads, const Step<T>& step, const T* asked, char* rounded) {
+  const Model& model = step.model;
+  const int64_t rows = static_cast<int64_t>(step.kept.rows.size());
+  if (!model.board) return product(threads, model.head, asked, rows, step.logits, rounded);
+  const std::vector<int64_t>& starts = model.vocabulary;
+  const int64_t at_once = model.board->room() / model.logits_bytes(sizeof(T));
+  for (int64_t first = 0; first < rows; first += at_once) {
+    const int64_t count = std::min(at_once, rows - first);
+    product(threads, model.head, asked + first * model.hidden, count, reinterpret_cast<T*>(model.board->own()), rounded);
+    threads.once([&] { model.board->meet(); });
+    if (model.rank() > 0) continue;
+    threads.each(count, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row)
+        for (int64_t rank = 0; rank < model.board->ranks(); ++rank) {
+          const int64_t size = starts[rank + 1] - starts[rank];
+          const T* part = reinterpret_cast<const T*>(model.board->part(rank)) + row * size;
+          std::copy_n(part, size, step.logits + (first + row) * starts.back() + starts[rank]);
+        }
+    });
+  }
 }
 
 template <class T>
@@ -174,11 +221,13 @@ void run(Threads& threads, const Step<T>& step, Activations<T> at) {
       adapters.adapted = &step.adapted_kept;
     }
     attend_layer(threads, step, i, at.q, at.mixed);
-    linear(OUTPUT, layer.output, at.mixed, at.delta);
+    summed(threads, model.board, tokens * model.hidden, at.delta,
+           [&](T* part) { linear(OUTPUT, layer.output, at.mixed, part); });
     add_and_norm(threads, norm(layer.mlp_norm), at.x, at.delta, model.residual_multiplier, tokens, at.normed);
     linear(GATE_UP, layer.gate_up, at.normed, at.gate_up);
     gate::gate_rows(threads, at.gate_up, tokens, layer.down.inputs, at.gated);
-    linear(DOWN, layer.down, at.gated, at.delta);
+    summed(threads, model.board, tokens * model.hidden, at.delta,
+           [&](T* part) { linear(DOWN, layer.down, at.gated, part); });
     delta = at.delta;
   }
   add_and_norm(threads, norm(model.norm), at.x, delta, model.residual_multiplier, tokens, at.normed);
@@ -187,7 +236,7 @@ void run(Threads& threads, const Step<T>& step, Activations<T> at) {
       std::copy_n(at.normed + row * model.hidden, model.hidden, step.hidden + step.kept.tokens[row] * model.hidden);
   });
   gather(threads, at.normed, step.kept.rows, model.hidden, at.asked);
-  product(threads, model.head, at.asked, static_cast<int64_t>(step.kept.rows.size()), step.logits, at.rounded);
+  project(threads, step, at.asked, at.rounded);
 }
 
 }  // namespace penstock::network

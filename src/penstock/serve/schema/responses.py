@@ -7,7 +7,6 @@ from pydantic import Field
 from penstock.serve.schema.generation import (
     ABSENT,
     ANY_JSON,
-    RETURNED,
     Body,
     JsonObjectFormat,
     Name,
@@ -36,7 +35,6 @@ class InputMessage(Body):
     type: Literal["message"] | None = None
     id: Name | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    phase: str | None = RETURNED
 
 
 class SchemaFormat(Body):
@@ -86,8 +84,6 @@ class ResponsesRequest(Body):
     previous_response_id: str | None = None
     background: bool | None = None
     tools: list[ANY_JSON] | None = None
-    include: list[str] | None = None
-    reasoning: dict[str, ANY_JSON] | None = None
 
     # Accepted, without effect.
     tool_choice: Literal["none", "auto"] | None = None
