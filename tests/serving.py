@@ -31,6 +31,7 @@ TEMPLATE = """\
     {{- '<|end|>' }}
 {%- endfor %}
 {%- if loud %}{{ 'LOUD' }}{% endif %}
+{%- if reasoning_effort %}{{ reasoning_effort }}{% endif %}
 {%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"""
 
 HELLO = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "the penstock"}]

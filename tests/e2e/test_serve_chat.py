@@ -2,8 +2,10 @@
 
 import json
 
+import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
 
 from tests.serving import ADD, HELLO, strict
 
@@ -109,3 +111,35 @@ def test_variables_of_the_template_can_be_given(client):
     plain = client.chat.completions.create(**asked).usage.prompt_tokens
     loud = client.chat.completions.create(**asked, extra_body={"chat_template_kwargs": {"loud": True}})
     assert loud.usage.prompt_tokens > plain
+    effort = client.chat.completions.create(**asked, reasoning_effort="minimal")
+    assert effort.usage.prompt_tokens > plain
+
+
+def test_an_answer_can_be_sent_back_whole_as_the_client_has_it(client):
+    asked = {"model": "tiny", "temperature": 0, "max_tokens": 40}
+    called = client.chat.completions.parse(
+        messages=HELLO,
+        tools=[openai.pydantic_function_tool(Point)],
+        tool_choice={"type": "function", "function": {"name": "Point"}},
+        **asked,
+    )
+    message = called.choices[0].message
+    assert message.tool_calls[0].function.parsed_arguments == Point(
+        x=message.tool_calls[0].function.parsed_arguments.x
+    )
+    for answer in (message, message.model_dump()):  # with all that the API's objects have and we do not
+        said = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "name": "Point", "content": "3"}
+        client.chat.completions.create(messages=[*HELLO, answer, said], **asked)
+
+
+class Point(BaseModel):
+    x: bool
+
+
+def test_what_the_client_sends_back_is_no_part_of_the_prompt(http):
+    plain = {"role": "assistant", "content": "the turbine"}
+    decked = plain | {"annotations": [], "audio": None, "function_call": None, "parsed": {"a": 1}}
+    ids = [
+        http.post("/tokenize", json={"messages": [*HELLO, turn]}).json()["tokens"] for turn in (plain, decked)
+    ]
+    assert ids[0] == ids[1]

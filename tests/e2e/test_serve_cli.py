@@ -30,6 +30,16 @@ def test_embeddings_are_unit_vectors_in_both_encodings(client, http):
     assert numbers == pytest.approx(reply.data[0].embedding, abs=1e-4)
 
 
+def test_more_texts_than_are_computed_at_a_time_have_their_vectors_in_order(client):
+    texts = ["the penstock", "größer", "the turbine"] * 50
+    found = client.embeddings.create(model="tiny", input=texts)
+    assert [entry.index for entry in found.data] == list(range(150))
+    for entry, text in zip(found.data, texts, strict=True):
+        assert entry.embedding == pytest.approx(found.data[texts.index(text)].embedding, abs=1e-4)
+    one = client.embeddings.create(model="tiny", input=texts[:3])
+    assert found.usage.prompt_tokens == 50 * one.usage.prompt_tokens
+
+
 def test_a_text_that_fills_the_context_has_a_vector_and_one_more_token_is_400(client):
     full = client.embeddings.create(model="tiny", input=[1] * CONTEXT)
     assert full.usage.prompt_tokens == CONTEXT
@@ -94,6 +104,18 @@ def test_metrics_count_what_was_asked(tiny_server, client):
     assert tiny_server.metric("penstock_time_to_first_token_seconds_count") - first == 2
     assert tiny_server.metric("penstock_inter_token_seconds_count") > 0
     assert tiny_server.metric("penstock_cache_blocks") == tiny_server.started["cache_blocks"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models", "/"])
+def test_head_says_what_get_would_without_its_body(http, path):
+    whole, head = http.get(path), http.head(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == str(len(whole.content))
+
+
+def test_a_slash_at_the_end_says_nothing(http):
+    assert http.get("/v1/models/").json() == http.get("/v1/models").json()
+    assert http.post("/v1/completions/", json={"prompt": "a", "max_tokens": 1}).status_code == 200
 
 
 def test_the_document_lists_every_route(http):

@@ -21,7 +21,10 @@ REFUSED = {
     ),
     "stop of numbers": ("completions", {"prompt": "a", "stop": [1]}, "stop: Must be a text or a list of"),
     "not finite": ("completions", '{"prompt": "a", "temperature": NaN}', "temperature: "),
-    "no JSON": ("completions", '{"prompt":', "The body is not JSON"),
+    "no JSON": ("completions", '{"prompt":', "The body is not JSON: Expecting value (character 10)."),
+    "no UTF-8": ("completions", b'{"prompt": "\xff"}', "The body is not JSON: byte 12 is not UTF-8."),
+    "deep": ("completions", "[" * 100_000, "it is nested too deeply."),
+    "many digits": ("completions", '{"prompt": "a", "n": ' + "9" * 5000 + "}", "too many digits."),
     "no prompt": ("completions", {}, "prompt: this key is missing"),
     "no role": ("chat/completions", {"messages": [{"content": "x"}]}, "messages.0: Must have a known 'role'"),
     "half a character": (
@@ -67,6 +70,12 @@ REFUSED = {
         {**CHAT, "tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
         "tool_choice names 'sub'",
     ),
+    "filling in": (
+        "completions",
+        {"prompt": "a", "suffix": "b"},
+        "suffix: Must be null, or left out (got 'b')",
+    ),
+    "many texts": ("embeddings", {"input": ["a"] * 2049}, "at most 2,048"),
     "top_logprobs": ("chat/completions", {**CHAT, "top_logprobs": 2}, "without logprobs"),
     "embedding nothing": ("embeddings", {"input": []}, "empty list"),
 }
@@ -75,7 +84,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_mistake_is_400_and_says_what_to_do(http, name):
     route, body, message = REFUSED[name]
-    content = body if isinstance(body, str) else json.dumps(body)
+    content = body if isinstance(body, str | bytes) else json.dumps(body)
     reply = http.post(f"/v1/{route}", content=content, headers={"Content-Type": "application/json"})
     error = reply.json()["error"]
     assert (reply.status_code, error["type"]) == (400, "invalid_request_error"), reply.text
@@ -83,13 +92,39 @@ def test_a_mistake_is_400_and_says_what_to_do(http, name):
     assert set(error) == {"message", "type", "param", "code"}
 
 
-def test_a_body_of_another_type_is_refused(http):
-    reply = http.post("/v1/completions", content='{"prompt": "a"}', headers={"Content-Type": "text/plain"})
-    assert reply.status_code == 400  # what a form of any web page could send
+@pytest.mark.parametrize(
+    ("headers", "message"),
+    [
+        (
+            {"Content-Type": "text/plain"},
+            "(got Content-Type: text/plain). Send `Content-Type: application/json`.",
+        ),
+        ({}, "(got Content-Type: none)"),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "Compressed bodies are not read"),
+    ],
+)
+def test_a_body_that_is_not_declared_to_be_json_is_refused(http, headers, message):
+    reply = http.post("/v1/completions", content='{"prompt": "a"}', headers=headers)
+    assert reply.status_code == 415  # without a type: what a form of any web page could send
+    assert message in reply.json()["error"]["message"]
 
 
-@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/v2", 404), ("GET", "/v1/completions", 405)])
-def test_addresses_that_are_not_there_are_errors_too(http, method, path, status):
+@pytest.mark.parametrize(
+    ("method", "path", "status", "message"),
+    [
+        ("GET", "/v2", 404, "There is nothing at /v2. Known: /detokenize, "),
+        ("POST", "/chat/completions", 404, "Did you mean '/v1/chat/completions'?"),
+        ("GET", "/v1/completions", 405, "GET does not go with /v1/completions. Use POST."),
+    ],
+)
+def test_an_address_that_is_not_there_is_told_what_is(http, method, path, status, message):
     reply = http.request(method, path)
     assert reply.status_code == status
-    assert "message" in reply.json()["error"]
+    assert message in reply.json()["error"]["message"]
+
+
+def test_a_conversation_that_is_too_long_names_its_messages(http):
+    reply = http.post(
+        "/v1/chat/completions", json={"messages": [{"role": "user", "content": "a" * 2 * CONTEXT}]}
+    )
+    assert reply.json()["error"].items() >= {"param": "messages", "code": "context_length_exceeded"}.items()

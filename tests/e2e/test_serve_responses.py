@@ -45,7 +45,8 @@ def test_an_answer_is_of_the_published_type_and_that_of_a_chat(client):
 def test_an_answer_can_be_sent_back_as_part_of_the_next_input(client):
     first = client.responses.create(**GREEDY)
     said = [{"role": "user", "content": [{"type": "input_text", "text": "the penstock"}]}]
-    second = client.responses.create(**{**GREEDY, "input": [*said, *first.output, *said]})
+    written = [item.model_dump() for item in first.output]  # with what the API's objects have and we do not
+    second = client.responses.create(**{**GREEDY, "input": [*said, *written, *said]})
     user = {"role": "user", "content": "the penstock"}
     text, _ = chat(client, [user, {"role": "assistant", "content": first.output_text}, user])
     assert second.output_text == text
@@ -91,7 +92,9 @@ def test_an_answer_follows_a_schema_alone_and_gathered_by_the_clients_own_helper
         ({"input": [{"type": "function_call_output"}]}, "input", "there are no other items"),
         ({"input": "a " * 5000}, "input", "fills the model's context"),
         ({"max_output_tokens": 10**6}, "max_output_tokens", "do not fit the context"),
-        ({"reasoning": {"effort": "low"}}, "reasoning", "this key is not known"),
+        ({"conversation": "conv_1"}, "conversation", "this key is not known"),
+        ({"reasoning": {"effort": "low"}}, "reasoning", "leave reasoning out"),
+        ({"include": ["reasoning.encrypted_content"]}, "include", "leave include out"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, None, "Unimplem"),
     ],
 )

@@ -11,6 +11,7 @@ from threading import Event
 import pytest
 import torch
 import torch.distributed as dist
+from tests.families import small_llama
 
 from penstock.checkpoint.find import Saved, find, saved_of
 from penstock.checkpoint.layout import Meta
@@ -20,19 +21,10 @@ from penstock.checkpoint.place_local import LocalPlace
 from penstock.checkpoint.resume import resume
 from penstock.checkpoint.saver import Keeping, Saver
 from penstock.core.errors import CheckpointDamaged, CheckpointError
-from penstock.models.llama.config import LlamaConfig
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
 
-MODEL = LlamaConfig(
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    max_position_embeddings=16,
-)
+MODEL = small_llama()
 SIZE = 100_000  # enough to be shared out over two ranks
 
 

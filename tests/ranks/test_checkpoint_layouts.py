@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
+from tests.families import small_llama
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
@@ -19,7 +20,6 @@ from penstock.checkpoint.place import place_in
 from penstock.checkpoint.saver import Keeping, Saver
 from penstock.checkpoint.shares import SPLIT_BYTES
 from penstock.checkpoint.tensors import held, training_tensors
-from penstock.models.llama.config import LlamaConfig
 from penstock.parallel.mesh import World
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
@@ -27,15 +27,7 @@ from penstock.testing.training import records_of
 from penstock.train.config import TrainConfig, build_recipe
 from penstock.train.setup import open_state
 
-MODEL = LlamaConfig(
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    max_position_embeddings=16,
-)
+MODEL = small_llama()
 Whole = dict[str, Tensor]
 
 

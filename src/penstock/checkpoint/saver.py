@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from math import prod
 from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar
@@ -26,13 +25,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from penstock.checkpoint.find import saved_in
-from penstock.checkpoint.layout import FileEntry, Index, Meta, TensorEntry, encode, name_of, step_of
+from penstock.checkpoint.layout import FileEntry, Meta, TensorEntry, encode, name_of, step_of
 from penstock.checkpoint.place import Place
 from penstock.checkpoint.retain import to_remove
 from penstock.checkpoint.shard_file import Part, header_of, in_order
 from penstock.checkpoint.shares import Held, holders, share_of
 from penstock.checkpoint.stage import Stage
-from penstock.checkpoint.tensors import DTYPES, held, spelled
+from penstock.checkpoint.tensors import held, spelled
+from penstock.checkpoint.written import Written, index_of
 from penstock.core import clock
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, PeerLost, PenstockError
@@ -167,7 +167,7 @@ class Saver:
         except Exception as error:  # a peer is gone; said where training waits
             self._outcome = error
         if dist.get_rank() == 0 and self._outcome is None:
-            size = sum(said_by.file.num_bytes for said_by in said if isinstance(said_by, _Written))
+            size = sum(said_by.file.num_bytes for said_by in said if isinstance(said_by, Written))
             log.info(
                 "checkpoint step=%d size=%s write_s=%.1f path=%s",
                 meta.step,
@@ -178,7 +178,7 @@ class Saver:
 
     def _write(
         self, name: str, parts: list[Part], data: memoryview, entries: dict[str, TensorEntry]
-    ) -> "_Written | str":
+    ) -> Written | str:
         """Write this rank's file; return what the index says of it, or what went wrong."""
         try:
             header = header_of(parts, data)
@@ -190,9 +190,9 @@ class Saver:
         entry = FileEntry(
             num_bytes=len(header) + len(data), header_bytes=len(header), header_crc32=zlib.crc32(header)
         )
-        return _Written(file, entry, entries)
+        return Written(file, entry, entries)
 
-    def _commit(self, meta: Meta, said: list["_Written | str"]) -> str | None:
+    def _commit(self, meta: Meta, said: list[Written | str]) -> str | None:
         """Make the checkpoint exist, or clear it away; return what went wrong."""
         name = name_of(meta.step)
         failed = sorted({reason for reason in said if isinstance(reason, str)})
@@ -200,7 +200,7 @@ class Saver:
             if failed:
                 self._place.abandon(name)
                 return "; ".join(failed)
-            index = _index_of(meta, [each for each in said if isinstance(each, _Written)])
+            index = index_of(meta, [each for each in said if isinstance(each, Written)])
             self._place.commit(name, encode(index))
         except Exception as error:
             log.debug("a save failed", exc_info=True)
@@ -264,36 +264,8 @@ class Saver:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """What a rank wrote."""
-
-    name: str
-    file: FileEntry
-    tensors: dict[str, TensorEntry]
-    """Those of which it wrote the first element."""
-
-
 def _part(name: str, box: Box, tensor: Tensor) -> Part:
     return Part(name, tuple(tensor.shape), box, spelled(name, tensor), tensor.element_size())
-
-
-def _index_of(meta: Meta, written: list[_Written]) -> Index:
-    """Return the index of what all ranks wrote.
-
-    Raises:
-        CheckpointError: it is not the whole of every tensor, or more than that.
-    """
-    tensors = {name: entry for each in written for name, entry in each.tensors.items()}
-    expected = sum(prod(entry.shape) * DTYPES[entry.dtype].itemsize for entry in tensors.values())
-    found = sum(each.file.num_bytes - each.file.header_bytes for each in written)
-    if found != expected:
-        raise CheckpointError(
-            f"The ranks wrote {found:,} bytes of tensors that have {expected:,}",
-            fix="Write to the authors: a tensor is laid out in a way that the saver does not understand.",
-        )
-    files = {each.name: each.file for each in written}
-    return Index(meta=meta, tensors=dict(sorted(tensors.items())), files=files)
 
 
 def _reason(error: BaseException) -> str:

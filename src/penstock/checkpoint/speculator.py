@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from penstock.checkpoint.hf import appearing, read_weights, write_weights
+from penstock.checkpoint.hf import appearing
+from penstock.checkpoint.hf_weights import read_weights, write_weights
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, UsageError
 from penstock.models.speculator import MODEL_TYPE, Speculator, SpeculatorConfig, stored_names

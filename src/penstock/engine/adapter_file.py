@@ -18,7 +18,7 @@ from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from penstock.checkpoint.hf import read_slice
+from penstock.checkpoint.hf_weights import read_slice
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.models.llama.config import LlamaConfig

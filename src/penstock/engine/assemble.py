@@ -107,12 +107,15 @@ def _window(part: Part, source: Source) -> int | None:
 def _grammars(words: Words | None, capacity: Capacity) -> Grammars | None:
     if words is None:
         return None
-    return Grammars(words.tokenizer, vocab_size=capacity.vocab_size, end_ids=words.stop_ids)
+    # some folders name end tokens that nothing ever draws
+    known = min(capacity.vocab_size, words.tokenizer.vocab_size)
+    ends = [end for end in words.stop_ids if end < known]
+    return Grammars(words.tokenizer, vocab_size=capacity.vocab_size, end_ids=ends)
 
 
 def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
     model, device = part.model.config, part.device
-    longest = model.max_position_embeddings
+    longest = model.context
     if config.max_context is not None and config.max_context > longest:
         raise ConfigError(
             f"max_context is beyond the model's context of {longest:,} tokens", got=config.max_context

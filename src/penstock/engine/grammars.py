@@ -75,12 +75,13 @@ class Grammars:
     """Compiles grammars for one tokenizer; safe to share between threads.
 
     Args:
-        vocab_size: logits of the model; its tokenizer may have fewer entries, and not more.
+        vocab_size: logits of the model; what its tokenizer has beyond them is never allowed.
         end_ids: tokens that end an answer, allowed where a grammar is complete.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, end_ids: Collection[int]) -> None:
         self._content = tokenizer.content
+        self._num_entries = max(vocab_size, tokenizer.vocab_size)
         self._vocab_size = vocab_size
         self._end_ids = frozenset(end_ids)
         self._tokenizer: LLTokenizer | None = None
@@ -195,7 +196,7 @@ class Grammars:
                 )
             try:
                 self._tokenizer = _library().LLTokenizer(
-                    self._content.decode(), n_vocab=self._vocab_size, eos_token=sorted(self._end_ids)
+                    self._content.decode(), n_vocab=self._num_entries, eos_token=sorted(self._end_ids)
                 )
             except Exception as error:  # the library raises whatever its own libraries do
                 raise UsageError(

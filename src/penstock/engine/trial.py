@@ -25,7 +25,7 @@ def activation_bytes(part: Part, *, tokens_per_step: int, max_sequences: int, bl
 
 def try_step(part: Part, *, tokens_per_step: int, max_sequences: int, block_size: int) -> None:
     """Compute a prompt as long as a step, and draw as many tokens from it as answers can be in the making."""
-    num_tokens = min(tokens_per_step, part.model.config.max_position_embeddings)
+    num_tokens = min(tokens_per_step, part.model.config.context)
     num_blocks = -(-num_tokens // block_size)
     positions = np.arange(num_tokens)
     output = part.runner(num_blocks=num_blocks, block_size=block_size).run(

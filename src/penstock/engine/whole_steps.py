@@ -113,7 +113,7 @@ def _of_blocks(
     )
     rope = RopeCache(
         lambda positions: model.rope(positions, cache.pages.dtype),
-        max_positions=model.config.max_position_embeddings,
+        max_positions=model.config.context,
     )
     most_tokens = math.inf if board is None else SLOT_BYTES // model.norm.weight.nbytes
     return WholeSteps(network, rope, model, dtype=cache.pages.dtype, most_tokens=most_tokens)

@@ -47,12 +47,12 @@ class Words:
         Raises:
             InputError, ModelError: one of them cannot be read.
         """
-        tokenizer = Tokenizer.load(tokenizer_path)
+        tokenizer, template = Tokenizer.load(tokenizer_path), load_template(tokenizer_path.parent)
         return cls(
             tokenizer=tokenizer,
-            stop_ids=_stop_ids(tokenizer_path.parent, tokenizer),
+            stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
             start_ids=_start_ids(tokenizer_path),
-            template=load_template(tokenizer_path.parent),
+            template=template,
             trust_contents=trust_contents,
             sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
             vector_lengths=_vector_lengths(tokenizer_path.parent / "config.json"),
@@ -105,13 +105,14 @@ class Words:
         return text
 
 
-def _stop_ids(folder: Path, tokenizer: Tokenizer) -> frozenset[int]:
-    """Collect the end tokens that the tokenizer, `generation_config.json` and `config.json` name."""
-    found = {tokenizer.eos_id}
+def _stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
+    """Collect the end tokens that the tokenizer, its config and those of generation and the model name."""
+    named = template.variables.get("eos_token", "")
+    found: list[Any] = [tokenizer.eos_id, tokenizer.vocabulary().get(named)]
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids
-            found.update(stored if isinstance(stored, list) else [stored])
+            found += stored if isinstance(stored, list) else [stored]
     return frozenset(token for token in found if isinstance(token, int) and token >= 0)  # -1: none
 
 

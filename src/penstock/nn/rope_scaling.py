@@ -9,11 +9,13 @@ Four published rules, with the field names of Hugging Face's `rope_parameters`:
 - llama3: the rule of Llama 3.1, which leaves high frequencies alone.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from penstock.core.errors import ConfigError, ModelError, nearest
+from penstock.core.ranges import is_number
 
 RopeType = Literal["linear", "dynamic", "yarn", "llama3"]
 
@@ -79,12 +81,16 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     Raises:
         ModelError: a rule or a number that Penstock does not have.
     """
-    scaling = {**(raw.get("rope_parameters") or {}), **(raw.get("rope_scaling") or {})}
-    theta = float(scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10_000.0)
+    parameters, scaling = (_rule(raw, name) for name in ("rope_parameters", "rope_scaling"))
+    # who adds the older key to a file of transformers 5 means it to hold, as it does there
+    scaling = scaling or parameters
+    theta = scaling.pop("rope_theta", None) or parameters.get("rope_theta") or raw.get("rope_theta")
     if (scaling.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ModelError("Rotating a part of each head is not supported")
+    scaling.pop("finetuned", None)  # of the first models with yarn: how they came to be
     older_name = scaling.pop("type", None)
     rule = scaling.pop("rope_type", None) or older_name or "default"
+    theta = 10_000.0 if theta is None else _number("rope_theta", theta)
     if rule == "default":
         return theta, None
     if rule not in _FIELDS:
@@ -97,7 +103,28 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     unknown = sorted(set(given) - {"factor", *_FIELDS[rule][0], *_FIELDS[rule][1]})
     if unknown or "factor" not in given:
         raise ModelError(f"rope_parameters of {rule} are not understood", got=unknown or "no factor")
-    return theta, RopeScaling(rope_type=rule, **given)
+    for name in given.keys() - {"truncate"}:
+        _number(name, given[name])
+    try:
+        return theta, RopeScaling(rope_type=rule, **given)
+    except ConfigError as error:
+        raise ModelError(f"config.json describes no model that can be built: {error}") from error
+
+
+def _rule(raw: Mapping[str, Any], key: str) -> dict[str, Any]:  # Any: JSON
+    """Return a copy of what one of the two keys says."""
+    given = raw.get(key) or {}
+    if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
+        raise ModelError(f"{key} must be one rule for all layers", got=given, fix="Use a model that has one.")
+    return dict(given)
+
+
+def _number(name: str, value: object) -> float:
+    """Return a finite number that is not negative."""
+    if not is_number(value) or not 0 <= value < math.inf:  # type: ignore[operator]
+        fix = "Take config.json from where the weights came from."
+        raise ModelError(f"{name} of the rotary embedding must be a number", got=value, fix=fix)
+    return float(value)  # type: ignore[arg-type]
 
 
 def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:

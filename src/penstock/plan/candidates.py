@@ -16,7 +16,7 @@ from penstock.parallel.fit import check_fit
 from penstock.parallel.layout import REST, ContextRule, Layout, ParallelConfig
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import Compute, Job, Kernels, Linear
-from penstock.plan.memory import ADAMW, Kept
+from penstock.plan.rank_bytes import ADAMW, Kept
 
 _LONG_ROWS = 16_384
 """Tokens of a row from which on ranks may share one."""

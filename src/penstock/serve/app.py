@@ -1,8 +1,9 @@
 """The application: every route, behind the gate; the one file that knows their order."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from fastapi.telemetry import TelemetryConfig
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
@@ -13,7 +14,7 @@ from penstock.engine.sampling import Sampling
 from penstock.serve.body import Bodies
 from penstock.serve.bridge import Bridge
 from penstock.serve.errors import add_handlers
-from penstock.serve.gate import Gate, Rules
+from penstock.serve.gate import REQUEST_ID, Gate, Rules
 from penstock.serve.limits import Admission, Limits
 from penstock.serve.metrics import Metrics
 from penstock.serve.routes import chat, completions, embeddings, health, models, page, responses, tokens
@@ -87,9 +88,11 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
         description="Generates from one model, as the OpenAI API has it.",
         docs_url=None,  # these pages load scripts of others
         redoc_url=None,
+        redirect_slashes=False,  # a redirect behind a gateway names the wrong address; see Gate
         telemetry=_NO_TELEMETRY,
     )
     app.state.service = service
+    app.state.addresses = sorted(_addresses())
     add_handlers(app)
     for router in ROUTERS:
         app.include_router(router)
@@ -106,5 +109,13 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
         gated,
         allow_origins=sorted(rules.origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["Authorization", "Content-Type"],
+        allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
+        expose_headers=["Retry-After", REQUEST_ID],
     )
+
+
+def _addresses() -> Iterator[str]:
+    """Yield where something is, but for the page's files and addresses that vary."""
+    for route in (route for router in ROUTERS for route in router.routes):
+        if isinstance(route, APIRoute) and route.include_in_schema and "{" not in route.path:
+            yield route.path

@@ -25,8 +25,12 @@ class Bodies:
         """Return the whole body; None if the client left before its end.
 
         Raises:
-            ApiError: it is too large (413) or too slow (408), or the server ends before it has come (503).
+            ApiError: it is too large (413), too slow (408) or compressed (415), or the server ends before it
+                has come (503).
         """
+        encoding = headers.get("content-encoding", "identity")
+        if encoding.lower() != "identity":
+            raise ApiError(415, f"Compressed bodies are not read (got {encoding[:40]!r}). Send it as it is.")
         declared = headers.get("content-length", "0")
         if not declared.isdecimal() or int(declared) > self._limits.max_body_bytes:
             raise self._too_large()

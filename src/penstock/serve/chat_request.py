@@ -7,10 +7,11 @@ from penstock.engine.request import Request
 from penstock.serve.errors import ApiError
 from penstock.serve.prompts import chat_prompt
 from penstock.serve.requests import Asked, engine_request
-from penstock.serve.schema.chat import ChatRequest, Tool
+from penstock.serve.schema.chat import ChatRequest, TemplateValue, Tool
 from penstock.serve.served import Service
 from penstock.serve.structure import grammar_of, grammar_of_calls
 from penstock.serve.tool_forms import OPEN
+from penstock.text.chat import ChatTemplate
 
 
 def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, client: str) -> Request:
@@ -24,12 +25,13 @@ def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, 
         ModelError: the model's chat template fails.
     """
     _check(body, tools)
-    prompt = chat_prompt(body.messages, service, tools=tools, variables=body.chat_template_kwargs)
     template = service.served.words.template
+    variables = {**_effort(body, template), **(body.chat_template_kwargs or {})}
+    prompt = chat_prompt(body.messages, service, tools=tools, variables=variables)
     grammar = grammar_of_calls(
         body.tool_choice,
         tools,
-        marked=OPEN in (template.source or ""),
+        marked=OPEN in (template.tool_source or template.source or ""),
         several=body.parallel_tool_calls is not False,
     )
     asked = Asked(
@@ -37,6 +39,7 @@ def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, 
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         grammar=grammar or grammar_of(body.response_format),
         stop_texts=template.stop_texts,
+        prompt_key="messages",
     )
     made = engine_request(
         body,
@@ -50,8 +53,20 @@ def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, 
     return service.checked(made)
 
 
+def _effort(body: ChatRequest, template: ChatTemplate) -> dict[str, TemplateValue]:
+    if body.reasoning_effort is None:
+        return {}
+    if "reasoning_effort" not in (template.source or ""):
+        raise ApiError(
+            400,
+            "The model's chat template knows no reasoning_effort. Leave it out.",
+            param="reasoning_effort",
+        )
+    return {"reasoning_effort": body.reasoning_effort}
+
+
 def _check(body: ChatRequest, tools: Sequence[Tool]) -> None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs: true.", param="top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise ApiError(

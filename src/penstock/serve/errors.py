@@ -5,13 +5,14 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.serve.schema.others import ErrorObject, ErrorReply
 
 log = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer every kind of failure with an error object."""
+    """Answer every kind of failure with an error object; `app.state.addresses` names what could be meant."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(PenstockError, _on_penstock_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -99,8 +100,14 @@ async def _on_penstock_error(_request: Request, error: Exception) -> JSONRespons
     return api_error_of(error).response()
 
 
-async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
+async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError), error
+    if isinstance(error.body, bytes):  # read as it was, because it is declared to be something else
+        declared = (request.headers.get("content-type") or "none")[:_SHOWN_CHARACTERS]
+        fix = "Send `Content-Type: application/json`."
+        return ApiError(
+            415, f"The body is not declared to be JSON (got Content-Type: {declared}). {fix}"
+        ).response()
     found = error.errors()
     said = "; ".join(_sentence(one, error.body) for one in found[:_MAX_REPORTED])
     more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
@@ -108,11 +115,35 @@ async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
     return ApiError(400, f"{said}{more}.", param=param).response()
 
 
-async def _on_http_error(_request: Request, error: Exception) -> JSONResponse:
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException), error
-    response = ApiError(error.status_code, f"{error.detail}.").response()
+    response = ApiError(error.status_code, _told(request, error)).response()
     response.headers.update(error.headers or {})
     return response
+
+
+def _told(request: Request, error: HTTPException) -> str:
+    """Return in our words what the frameworks below found."""
+    method, path = request.method, request.url.path[:_SHOWN_CHARACTERS]
+    match error.status_code:
+        case 404:
+            return f"There is nothing at {path}. {nearest(path, request.app.state.addresses)}"
+        case 405:
+            return f"{method} does not go with {path}. Use {(error.headers or {}).get('Allow', 'GET')}."
+        case 400:
+            return f"The body is not JSON{_unread(error.__cause__)}."
+    return f"{error.detail}."
+
+
+def _unread(cause: BaseException | None) -> str:
+    match cause:
+        case UnicodeDecodeError():
+            return f": byte {cause.start:,} is not {cause.encoding.upper()}"
+        case RecursionError():
+            return " that is read: it is nested too deeply"
+        case ValueError():
+            return ": a number has too many digits"
+    return ""
 
 
 async def _on_unexpected(_request: Request, error: Exception) -> JSONResponse:
@@ -145,17 +176,19 @@ def key_of(location: Sequence[str | int], body: object) -> str:
     return ".".join(found)
 
 
-def _sentence(one: Mapping[str, object], body: object) -> str:
+def _sentence(one: Mapping[str, Any], body: object) -> str:  # Any: as pydantic has it
     """Return what pydantic found as one clause: the key, what is wrong, the value."""
     where, what, kind = _where(one, body), str(one.get("msg")), one.get("type")
     if kind == "extra_forbidden":
         return f"{where}: this key is not known"
     if kind == "json_invalid":
-        return "The body is not JSON"
+        return f"The body is not JSON: {one['ctx']['error']} (character {one['loc'][-1]:,})"
     if kind == "missing":
         return f"{where}: this key is missing" if where else "There is no body"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         what = "Must be an object"
+    if kind == "none_required":
+        what = "Must be null, or left out"
     context = one.get("ctx")
     if kind in ("union_tag_invalid", "union_tag_not_found") and isinstance(context, dict):
         forms = f", one of {context['expected_tags']}" if "expected_tags" in context else ""

@@ -115,6 +115,7 @@ class Gate:
             return
         began_s, headers = clock.monotonic(), Headers(scope=scope)
         reply = _Reply(send, request_id_of(headers.get(REQUEST_ID)))
+        scope = _as_routed(scope)
         try:
             await self._pass(scope, headers, receive, reply)
         except ApiError as error:
@@ -210,6 +211,12 @@ async def _watch(receive: Receive, visit: Visit, left: asyncio.Event) -> None:
         continue
     left.set()
     visit.end()
+
+
+def _as_routed(scope: Scope) -> Scope:
+    """Return what routes see: HEAD is GET, whose body the connection keeps; a last slash says nothing."""
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "method": method, "path": scope["path"].rstrip("/") or "/"}
 
 
 def _route_of(scope: Scope) -> str:

@@ -21,7 +21,9 @@ class Limits:
     body_timeout_s: float = 20.0
     """For a body to arrive, and for the lines before it."""
     max_prompts: int = 128
-    """Prompts or texts of one request."""
+    """Prompts of one request."""
+    max_texts: int = 2048
+    """Texts of one request for vectors, of which `max_prompts` are computed at a time."""
     max_output_tokens: int | None = None
     """Tokens of one answer; None: what the context has room for."""
     max_answers: int = 16

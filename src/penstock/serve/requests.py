@@ -24,6 +24,8 @@ class Asked:
     grammar: str | None = None
     stop_texts: tuple[str, ...] = ()
     """Besides those of the request: a plain transcript's."""
+    prompt_key: str = "prompt"
+    """Where the request has its prompt."""
 
 
 def engine_request(
@@ -46,7 +48,7 @@ def engine_request(
         raise ApiError(400, f"n is at most {limits.max_answers} (got {num_answers}).", param="n")
     return Request(
         prompt=tuple(prompt),
-        max_tokens=_max_tokens(prompt, asked.max_tokens, served=served, limits=limits),
+        max_tokens=_max_tokens(prompt, asked, served=served, limits=limits),
         sampling=_sampling(body, asked.num_logprobs, served),
         stop_ids=_stop_ids(body, served),
         stop_texts=_stop_texts(body.stop, limits) + asked.stop_texts,
@@ -78,15 +80,15 @@ def _refused(error: UsageError, *, param: str, is_long: bool) -> ApiError:
     return refused
 
 
-def _room(prompt: Sequence[int], served: Served) -> int:
+def _room(prompt: Sequence[int], served: Served, *, key: str) -> int:
     try:
         return room_after(prompt, context=served.context, vocab_size=served.vocab_size, max_tokens=None)
     except UsageError as error:
-        raise _refused(error, param="prompt", is_long=len(prompt) >= served.context) from None
+        raise _refused(error, param=key, is_long=len(prompt) >= served.context) from None
 
 
-def _max_tokens(prompt: Sequence[int], wanted: int | None, *, served: Served, limits: Limits) -> int:
-    room = _room(prompt, served)
+def _max_tokens(prompt: Sequence[int], asked: Asked, *, served: Served, limits: Limits) -> int:
+    wanted, room = asked.max_tokens, _room(prompt, served, key=asked.prompt_key)
     most = min(room, limits.max_output_tokens or room)
     if wanted is None:
         return most

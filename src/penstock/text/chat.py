@@ -28,6 +28,8 @@ from penstock.core.clock import utc_now
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError, UsageError
 
+_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
+
 
 class Message(TypedDict):
     """One turn."""
@@ -42,6 +44,8 @@ class ChatTemplate:
 
     source: str | None = None
     """Jinja text; None: the plain transcript."""
+    tool_source: str | None = None
+    """Jinja text where the model is told of tools; None: `source`."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Names of special tokens the template may use, such as `bos_token`."""
 
@@ -52,7 +56,7 @@ class ChatTemplate:
 
 
 def load_template(folder: Path) -> ChatTemplate:
-    """Read `chat_template.jinja` or the template in `tokenizer_config.json`; plain if neither is there.
+    """Read the templates in a folder's files or in `tokenizer_config.json`; plain if neither is there.
 
     Raises:
         ModelError: the file is not readable JSON.
@@ -63,11 +67,16 @@ def load_template(folder: Path) -> ChatTemplate:
             config = load_json(path)
         except ConfigError as error:
             raise ModelError(str(error).removesuffix(".")) from None
-    source = _pick(config.get("chat_template"))
-    if (jinja := folder / "chat_template.jinja").is_file():
-        source = jinja.read_text(encoding="utf-8")
+    named = _named(config.get("chat_template"))
+    for name, file in _FILES.items():
+        if (folder / file).is_file():
+            named[name] = (folder / file).read_text(encoding="utf-8")
     tokens = {name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    return ChatTemplate(source=source, variables={n: text for n, text in tokens.items() if text is not None})
+    return ChatTemplate(
+        source=named.get("default", named.get("tool_use")),
+        tool_source=named.get("tool_use"),
+        variables={n: text for n, text in tokens.items() if text is not None},
+    )
 
 
 def render(
@@ -97,11 +106,12 @@ def render(
         raise UsageError("There is no message to answer", fix="Give at least one.")
     for message in messages:
         _check_message(message)
-    if template.source is None:
+    source = template.tool_source or template.source if tools else template.source
+    if source is None:
         return _transcript(messages, has_tools=bool(tools), asks=asks)
     known = {"messages": messages, "add_generation_prompt": asks, "tools": list(tools) or None}
     try:
-        compiled = _compiled(template.source)
+        compiled = _compiled(source)
         return compiled.render({**(variables or {}), **template.variables, **known})
     except _RefusedMessages as refusal:
         raise UsageError(f"The model's chat template refuses these messages: {refusal}") from None
@@ -135,11 +145,12 @@ def _transcript(messages: Sequence[Mapping[str, object]], *, has_tools: bool, as
     return "\n\n".join([*turns, "Assistant:"] if asks else turns)
 
 
-def _pick(stored: Any) -> str | None:  # Any: JSON; a text, or a list of named texts
+def _named(stored: Any) -> dict[str, str]:  # Any: JSON; a text, or a list of named texts
     if isinstance(stored, list):
         named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}
-        stored = named.get("default")
-    return stored if isinstance(stored, str) else None
+    else:
+        named = {"default": stored}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
 
 
 def _token(stored: Any) -> str | None:  # Any: JSON; a text, or an object with the text

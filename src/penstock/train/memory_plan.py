@@ -6,7 +6,8 @@ from penstock.parallel.layout import Layout
 from penstock.parallel.recompute_plan import Mode, plan
 from penstock.plan.activations import block_bytes
 from penstock.plan.job import Job
-from penstock.plan.memory import Kept, Memory, peak
+from penstock.plan.memory import Memory, peak
+from penstock.plan.rank_bytes import Kept
 from penstock.train.changes import plan as planned_changes
 from penstock.train.config import TrainConfig
 from penstock.train.optim.config import OptimConfig, optimizer_bytes_per_parameter

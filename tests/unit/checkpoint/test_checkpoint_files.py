@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.families import small_llama
 
 from penstock.checkpoint.find import Saved, find, saved_in
 from penstock.checkpoint.layout import (
@@ -25,17 +26,8 @@ from penstock.checkpoint.shard_file import BLOCK_BYTES, Part, header_of
 from penstock.checkpoint.verify import faults
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointDamaged, CheckpointError
-from penstock.models.llama.config import LlamaConfig
 
-MODEL = LlamaConfig(
-    vocab_size=10,
-    hidden_size=8,
-    intermediate_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=1,
-    num_key_value_heads=1,
-    max_position_embeddings=16,
-)
+MODEL = small_llama()
 ROWS = BLOCK_BYTES // 4 // 8  # of 8 float32: a third of what follows is one block
 BIG = np.arange(3 * ROWS * 8, dtype=np.float32).reshape(3 * ROWS, 8)
 SMALL = np.arange(5, dtype=np.int16)

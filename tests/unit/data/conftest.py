@@ -1,4 +1,4 @@
-"""A small input folder, a tokenizer, and a preparation in this process."""
+"""A small input folder, a tokenizer, a preparation in this process, and a loader of a small corpus."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from penstock.data import Loader
 from penstock.data.prepare import PrepareConfig, Selection, Summary, prepare
+from penstock.testing.corpora import numbered_corpus
 from penstock.text.tokenizer import train_tokenizer
 
 WORDS = "the cat sat on the mat and looked at the dog "
@@ -51,3 +53,19 @@ def run() -> Callable[..., Summary]:
 def content() -> Callable[[Path], dict[str, bytes]]:
     """A function that returns every file of a corpus folder but the lock."""
     return lambda out: {path.name: path.read_bytes() for path in out.iterdir() if path.name != ".lock"}
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    return numbered_corpus(tmp_path / "web", [1 + (7 * i) % 43 for i in range(60)], documents_per_shard=20)
+
+
+@pytest.fixture
+def make(corpus: Path) -> Callable[..., Loader]:
+    """A function that makes a loader of that corpus; options over plain ones."""
+
+    def made(**options: Any) -> Loader:
+        plain = {"sequence_length": 16, "global_batch_size": 4, "num_workers": 0, "deliver": "numpy"}
+        return Loader(options.pop("corpora", {"web": corpus}), **{**plain, **options})
+
+    return made

@@ -200,6 +200,26 @@ def test_a_misspelt_key_of_a_recipe_names_the_nearest():
         build(LlamaConfig, {**SIZES, "hiden_size": 32})
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 100.0}, r"vocab_size is of the wrong kind \(got 100.0\)"),
+        ({"num_hidden_layers": "2"}, r"num_hidden_layers is of the wrong kind \(got '2'\)"),
+        ({"tie_word_embeddings": "false"}, r"tie_word_embeddings is of the wrong kind \(got 'false'\)"),
+        ({"max_position_embeddings": None}, "max_position_embeddings is of the wrong kind"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be positive"),
+        ({"rope_theta": "10000"}, r"rope_theta of the rotary embedding must be a number \(got '10000'\)"),
+        ({"rope_scaling": [2]}, "rope_scaling must be one rule for all layers"),
+        ({"rope_scaling": {"type": "linear", "factor": "2"}}, "factor of the rotary embedding must be"),
+        ({"rope_scaling": {"type": "linear", "factor": 0.5}}, "factor must be at least 1"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e6}}}, "must be one rule for all layers"),
+    ],
+)
+def test_a_config_json_with_something_else_where_a_number_belongs_is_refused(changes, message):
+    with pytest.raises(ModelError, match=message):
+        LlamaConfig.from_hugging_face({"model_type": "llama", **SIZES, **changes})
+
+
 def test_a_config_json_without_a_size_is_refused():
     raw = {name: value for name, value in SIZES.items() if name != "vocab_size"}
     with pytest.raises(ModelError, match="vocab_size"):

@@ -7,7 +7,8 @@ import pytest
 from penstock.models.llama.config import LlamaConfig
 from penstock.parallel.layout import Layout
 from penstock.plan.job import Job
-from penstock.plan.memory import Kept, moments, peak
+from penstock.plan.memory import moments, peak
+from penstock.plan.rank_bytes import Kept
 
 SHAPE = {
     "hidden_size": 256,

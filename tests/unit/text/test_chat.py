@@ -46,10 +46,19 @@ def test_the_file_wins_over_the_config_and_special_tokens_are_read(tmp_path):
     assert load_template(tmp_path).source == "new"
 
 
-def test_of_several_named_templates_the_default_is_taken(tmp_path):
-    named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": "yes"}]
+def test_of_several_named_templates_one_is_for_tools(tmp_path):
+    messages = [{"role": "user", "content": "Hi"}]
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "none"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert load_template(tmp_path).source == "yes"
+    template = load_template(tmp_path)
+    assert render(messages, template) == "none"
+    assert render(messages, template, tools=[{}]) == "tools"
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("of a file")
+    (tmp_path / "chat_template.jinja").write_text("plain")
+    assert render(messages, load_template(tmp_path)) == "plain"
+    assert render(messages, load_template(tmp_path), tools=[{}]) == "of a file"
 
 
 def test_a_folder_without_a_template_has_the_plain_transcript(tmp_path):

@@ -123,7 +123,7 @@ def _model_drafter(config: EngineConfig, model: Llama, capacity: Capacity) -> Mo
         num_blocks=capacity.num_blocks,
         block_size=capacity.block_size,
         vocab_size=capacity.vocab_size,
-        context=model.config.max_position_embeddings,
+        context=model.config.context,
         num_drafts=config.num_drafts,
     )
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from math import inf
 from typing import Any, Self
 
 from penstock.core.errors import ConfigError, ModelError, nearest
@@ -63,7 +64,7 @@ class LlamaConfig:
             raise ConfigError("Unknown model_type", got=self.model_type, fix=known)
         for name in _POSITIVE:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < inf:
                 raise ConfigError(f"{name} must be positive", got=value)
         if self.num_hidden_layers > _MAX_LAYERS:
             raise ConfigError(
@@ -138,6 +139,16 @@ class LlamaConfig:
         return self.hidden_size // self.num_attention_heads if self.head_dim is None else self.head_dim
 
     @property
+    def context(self) -> int:
+        """Tokens that it is made for: `max_position_embeddings`, or what yarn stretches a context to."""
+        scaling = self.rope_scaling
+        if scaling is None or scaling.rope_type != "yarn":
+            return self.max_position_embeddings
+        assert scaling.original_max_position_embeddings is not None, scaling
+        stretched = int(scaling.factor * scaling.original_max_position_embeddings)
+        return max(self.max_position_embeddings, stretched)
+
+    @property
     def attention_scale(self) -> float:
         """Factor on the attention scores."""
         return self.size_of_head**-0.5 if self.attention_multiplier is None else self.attention_multiplier
@@ -199,6 +210,7 @@ class LlamaConfig:
         if "max_window_layers" in FAMILY[model_type].fields:
             values |= _read_windows(raw)
         try:
+            _check_kinds(values)
             return cls(**values)
         except (ConfigError, TypeError) as error:
             raise ModelError(f"config.json describes no model that can be built: {error}") from error
@@ -220,6 +232,17 @@ class LlamaConfig:
         if "max_window_layers" in values:
             values["use_sliding_window"] = self.sliding_window is not None
         return values
+
+
+def _check_kinds(values: Mapping[str, Any]) -> None:  # Any: JSON
+    """Refuse a text, a fraction or null where only something else can be."""
+    for field in fields(LlamaConfig):
+        if field.name == "model_type" or field.name not in values:
+            continue
+        value, kind = values[field.name], field.type
+        allowed: Any = kind | int if kind in (float, float | None) else kind
+        if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+            raise ConfigError(f"{field.name} is of the wrong kind", got=value)
 
 
 def _read_windows(raw: Mapping[str, Any]) -> dict[str, int | None]:  # Any: JSON

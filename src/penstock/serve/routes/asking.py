@@ -14,8 +14,13 @@ from penstock.serve.served import Service
 FAILURES: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
 """For the OpenAPI document; Any as FastAPI has it."""
 
+_EVENT = {
+    "type": "object",
+    "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
+    "required": ["data"],
+}
 STREAMED: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}},
+    200: {"content": {"text/event-stream": {"itemSchema": _EVENT}}},  # the word of OpenAPI 3.2
     **FAILURES,
 }
 """Also of routes that can stream."""

@@ -24,15 +24,15 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     service, visit = service_of(request), visit_of(request)
     service.check_open()
     requests = await asyncio.to_thread(_requests, body, service, client=visit.client)
-    tally = Tally(visit.opened(service.bridge.submit(requests)))
-    vectors: list[tuple[float, ...]] = [()] * len(requests)
-    async for index, piece in tally:
-        if piece.embedding is not None:
-            vectors[index] = piece.embedding
+    vectors, num_tokens = [], 0
+    for begin in range(0, len(requests), service.limits.max_prompts):
+        some = requests[begin : begin + service.limits.max_prompts]
+        tally = Tally(visit.opened(service.bridge.submit(some)))
+        vectors += await _vectors(tally, len(some))
+        num_tokens += tally.usage().prompt_tokens
     lengths = service.served.words.vector_lengths
     cut = [shortened(vector, body.dimensions, lengths=lengths) for vector in vectors]
     as_text = body.encoding_format == "base64"
-    num_tokens = tally.usage().prompt_tokens
     return reply(
         Embeddings(
             data=[
@@ -45,9 +45,17 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     )
 
 
+async def _vectors(tally: Tally, num_texts: int) -> list[tuple[float, ...]]:
+    vectors: list[tuple[float, ...]] = [()] * num_texts
+    async for index, piece in tally:
+        if piece.embedding is not None:
+            vectors[index] = piece.embedding
+    return vectors
+
+
 def _requests(body: EmbeddingsRequest, service: Service, *, client: str) -> list[engine.Request]:
     served, limits = service.served, service.limits
-    prompts = prompts_of(body.input, served, max_prompts=limits.max_prompts, param="input")
+    prompts = prompts_of(body.input, served, max_prompts=limits.max_texts, param="input")
     for prompt in prompts:
         check_embedded(prompt, served)
     deadline_s = None if limits.deadline_s is None else clock.monotonic() + limits.deadline_s

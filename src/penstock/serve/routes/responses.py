@@ -33,6 +33,9 @@ _NOT_HERE = {
     "previous_response_id": "Answers are not kept: send the earlier messages in input instead.",
     "background": "Answers are made while the client waits: leave background out, or stream.",
     "tools": "Tools can be called at /v1/chat/completions only.",
+    "include": "An answer has its text and nothing besides: leave include out.",
+    "reasoning": "Reasoning is not told from the answer: leave reasoning out. /v1/chat/completions has "
+    "reasoning_effort, for models whose chat template knows it.",
 }
 
 

@@ -7,6 +7,7 @@ from pydantic import Field
 from penstock.serve.schema.generation import (
     ABSENT,
     ANY_JSON,
+    RETURNED,
     Body,
     Generation,
     Name,
@@ -50,6 +51,7 @@ class CalledFunction(Body):
 
     name: Name
     arguments: str
+    parsed_arguments: ANY_JSON = RETURNED
 
 
 class ToolCall(Body):
@@ -58,6 +60,7 @@ class ToolCall(Body):
     id: Name
     type: Literal["function"]
     function: CalledFunction
+    index: int | None = RETURNED
 
 
 class AssistantMessage(Body):
@@ -66,8 +69,14 @@ class AssistantMessage(Body):
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: list[ToolCall] | None = None
-    refusal: None = None
     name: Name | None = None
+    reasoning_content: str | None = None
+    """Beyond the API: for templates that know it, such as Qwen 3's."""
+    refusal: None = RETURNED
+    annotations: list[ANY_JSON] | None = RETURNED
+    audio: None = RETURNED
+    function_call: None = RETURNED
+    parsed: ANY_JSON = RETURNED
 
 
 class ToolMessage(Body):
@@ -76,6 +85,8 @@ class ToolMessage(Body):
     role: Literal["tool"]
     content: Content
     tool_call_id: Name
+    name: Name | None = None
+    """Of the function; not in the API, but in its examples, and templates use it."""
 
 
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
@@ -133,6 +144,9 @@ class ChatRequest(Generation):
     parallel_tool_calls: bool | None = None
     """false: an answer that must be calls is one; a model that is free to call may still make several."""
     response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: Name | None = None
+    """A variable of the model's chat template; refused where the template does not know it."""
     chat_template_kwargs: dict[str, TemplateValue] | None = None
     """Beyond the API: variables of the model's chat template, such as `enable_thinking`."""
 

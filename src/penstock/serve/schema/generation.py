@@ -19,6 +19,9 @@ def _is_none(value: object) -> bool:
 ABSENT: Any = Field(default=None, exclude_if=_is_none)
 """Of a reply: null is not written."""
 
+RETURNED: Any = Field(default=None, exclude=True)
+"""Of a message: what the openai client's objects have besides, and come back with; without effect."""
+
 
 class Body(BaseModel):
     """A request: unknown keys and values of another type are errors, never dropped or bent."""
@@ -97,6 +100,7 @@ class Generation(Body):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
 
     @property
     def wants_stream(self) -> bool:

@@ -7,6 +7,7 @@ from pydantic import Field
 from penstock.serve.schema.generation import (
     ABSENT,
     ANY_JSON,
+    RETURNED,
     Body,
     JsonObjectFormat,
     Name,
@@ -35,6 +36,7 @@ class InputMessage(Body):
     type: Literal["message"] | None = None
     id: Name | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: str | None = RETURNED
 
 
 class SchemaFormat(Body):
@@ -84,6 +86,8 @@ class ResponsesRequest(Body):
     previous_response_id: str | None = None
     background: bool | None = None
     tools: list[ANY_JSON] | None = None
+    include: list[str] | None = None
+    reasoning: dict[str, ANY_JSON] | None = None
 
     # Accepted, without effect.
     tool_choice: Literal["none", "auto"] | None = None

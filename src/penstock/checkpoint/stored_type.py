@@ -1,0 +1,34 @@
+"""Of which type a model is whose folder stores its tensors in several.
+
+Some writers keep norms, or the output matrix, in float32 beside matrices in bfloat16. A network computes in
+one type: that of most of its numbers, which is also what `config.json` then says.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.core.errors import ModelError
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def type_of_most(folder: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """Return the type of most numbers.
+
+    Raises:
+        ModelError: some are stored in a type that means nothing without a scale.
+    """
+    numbers = Counter[torch.dtype]()
+    for name, tensor in tensors.items():
+        if tensor.dtype not in COMPUTED:
+            raise ModelError(
+                f"{name} in {folder} is quantised, and nothing says how",
+                got=str(tensor.dtype).removeprefix("torch."),
+                fix="Use the model's bf16 or fp32 folder.",
+            )
+        numbers[tensor.dtype] += tensor.numel()
+    return numbers.most_common(1)[0][0]
