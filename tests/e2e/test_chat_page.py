@@ -51,12 +51,18 @@ def page(browser, server):
 
 
 def is_complaint(message):
-    return message.type == "error" and "responded with a status of 400" not in message.text
+    expected = ("responded with a status of 400", "net::ERR_FAILED")
+    return message.type == "error" and not any(words in message.text for words in expected)
 
 
 def ask(page, text):
     page.get_by_label("Message").fill(text)
     page.get_by_label("Message").press("Enter")
+
+
+def events(*chunks):
+    """Return a stream of one answer's pieces."""
+    return "".join(f"data: {json.dumps({'choices': [{'index': 0, **chunk}]})}\n\n" for chunk in chunks)
 
 
 def finished(page, count):
@@ -87,8 +93,7 @@ def test_an_answer_streams_and_says_how_fast(page):
 def test_code_looks_like_code_and_markup_stays_text(page):
     answer = "Use `head` **now** <i>x</i>:\n```python\nprint(1)\n```\nDone."
     chunks = [{"delta": {"role": "assistant"}}, {"delta": {"content": answer}, "finish_reason": "stop"}]
-    events = [f"data: {json.dumps({'choices': [{'index': 0, **chunk}]})}\n\n" for chunk in chunks]
-    body = ": still here\n\n" + "".join(events) + "data: [DONE]\n\n"
+    body = ": still here\n\n" + events(*chunks) + "data: [DONE]\n\n"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=body, content_type=EVENTS))
     ask(page, "how?")
     text = finished(page, 1).locator(".text")
@@ -96,6 +101,49 @@ def test_code_looks_like_code_and_markup_stays_text(page):
     assert [text.locator(tag).inner_text() for tag in ("code", "strong")] == ["head", "now"]
     assert text.locator("i").count() == 0
     assert "<i>x</i>" in text.inner_text()
+
+
+def test_a_new_chat_forgets_the_answer_under_way(page):
+    page.route("**/v1/chat/completions", without_end)
+    ask(page, "the turbine")
+    expect(page.locator(".turn.assistant .text")).not_to_be_empty(timeout=PATIENCE_MS)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.get_by_role("button", name="Send")).to_be_visible(timeout=PATIENCE_MS)
+    expect(page.get_by_label("Message")).to_have_value("")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "the penstock")
+    page.get_by_role("button", name="Stop").click()
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "the penstock"}]
+    finished(page, 1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (
+            lambda route: route.fulfill(body=events({"delta": {"content": "The pen"}}), content_type=EVENTS),
+            "The connection ended before the answer did.",
+        ),
+        (lambda route: route.abort(), "The server cannot be reached, or went away."),
+    ],
+    ids=["cut", "gone"],
+)
+def test_an_answer_that_breaks_off_says_so_and_gives_the_question_back(page, reply, said):
+    page.route("**/v1/chat/completions", reply)
+    ask(page, "the turbine")
+    turn = finished(page, 1)
+    expect(turn.locator(".wrong")).to_have_text(said)
+    expect(page.get_by_label("Message")).to_have_value("the turbine")
+    assert turn.locator(".text").inner_text() in ("The pen", "")
+
+
+def test_a_narrow_window_has_everything_in_it(page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    for found in (page.get_by_label("Model"), *page.get_by_role("button").all()):
+        box = found.bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 def test_stop_ends_an_answer_and_frees_its_blocks(page, server):

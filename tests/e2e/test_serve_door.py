@@ -33,7 +33,7 @@ def test_keys_limits_and_deadlines_hold(folder, tmp_path):
     keys = tmp_path / "keys.txt"
     keys.write_text("alice alices-secret-key\nbob bobs-secret-key-too\n")
     words = ("--api-keys", keys, "--max-open", 8, "--max-body-bytes", 2000, "--cache-gib", "0.05")
-    with serving(folder, *words, "--max-output-tokens", 5000, "--cors", "https://chat.example") as server:
+    with serving(folder, *words, "--max-output-tokens", 5000, "--cors", "https://Chat.example/") as server:
         with server.http() as http:
             assert http.get("/health").status_code == http.get("/ready").status_code == 200
             assert http.get("/metrics").status_code == http.get("/v1/models").status_code == 401
@@ -217,6 +217,10 @@ def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
         (["--max-open", "0"], 2, "max_open must be positive"),
         (["--host", "no.such.host.invalid", "--insecure"], 2, "No address no.such.host.invalid"),
         (["--port", "99999"], 2, "a port is from 0 to 65,535"),
+        (["--cors", "chat.example.com"], 2, "--cors is no origin of web pages (got 'chat.example.com')"),
+        (["--cors", "https://chat.example.com/page"], 2, "such as https://chat.example.com"),
+        (["--drain-s", "-1"], 2, "--drain-s must be 0 or more seconds (got -1"),
+        (["--deadline-s", "nan"], 2, "deadline_s must be positive (got nan)"),
     ],
 )
 def test_wrong_words_are_one_paragraph_before_a_model_is_loaded(words, code, message, capsys, monkeypatch):

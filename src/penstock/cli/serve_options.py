@@ -1,9 +1,11 @@
 """The options of `penstock serve`, and what they ask for."""
 
 import argparse
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
+from urllib.parse import urlsplit
 
 from penstock.core import env
 from penstock.core.errors import UsageError
@@ -43,7 +45,16 @@ def rules_of(arguments: argparse.Namespace) -> "Rules":
             fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if something in front of the "
             "server decides who may ask.",
         )
-    return Rules(keys=keys, origins=frozenset(origin.rstrip("/") for origin in arguments.cors))
+    return Rules(keys=keys, origins=frozenset(map(_origin, arguments.cors)))
+
+
+def _origin(given: str) -> str:
+    """Return an origin as browsers write it; another text would never be one."""
+    parts = urlsplit(origin := given.rstrip("/").lower())
+    if origin not in ("*", "null") and (not parts.scheme or origin != f"{parts.scheme}://{parts.netloc}"):
+        fix = "Write scheme and host, such as https://chat.example.com or http://localhost:3000."
+        raise UsageError("--cors is no origin of web pages", got=given, fix=fix)
+    return origin
 
 
 def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
@@ -77,6 +88,8 @@ def limits_of(arguments: argparse.Namespace) -> "Limits":
     """Return what requests may take."""
     from penstock.serve.limits import Limits
 
+    if not 0 <= arguments.drain_s < math.inf:
+        raise UsageError("--drain-s must be 0 or more seconds", got=arguments.drain_s)
     return Limits(
         max_body_bytes=arguments.max_body_bytes,
         max_output_tokens=arguments.max_output_tokens,

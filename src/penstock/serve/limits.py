@@ -40,7 +40,7 @@ class Limits:
         """Refuse what would refuse everything."""
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not value > 0:  # NaN is not
                 raise ConfigError(f"{name} must be positive", got=value)
 
 

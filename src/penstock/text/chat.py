@@ -59,7 +59,7 @@ def load_template(folder: Path) -> ChatTemplate:
     """Read the templates in a folder's files or in `tokenizer_config.json`; plain if neither is there.
 
     Raises:
-        ModelError: the file is not readable JSON.
+        ModelError: one of them cannot be read.
     """
     path, config = folder / "tokenizer_config.json", {}
     if path.is_file():
@@ -70,7 +70,7 @@ def load_template(folder: Path) -> ChatTemplate:
     named = _named(config.get("chat_template"))
     for name, file in _FILES.items():
         if (folder / file).is_file():
-            named[name] = (folder / file).read_text(encoding="utf-8")
+            named[name] = _read(folder / file)
     tokens = {name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return ChatTemplate(
         source=named.get("default", named.get("tool_use")),
@@ -143,6 +143,13 @@ def _transcript(messages: Sequence[Mapping[str, object]], *, has_tools: bool, as
         for message in messages
     ]
     return "\n\n".join([*turns, "Assistant:"] if asks else turns)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", fix="Restore it.") from None
 
 
 def _named(stored: Any) -> dict[str, str]:  # Any: JSON; a text, or a list of named texts

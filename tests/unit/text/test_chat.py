@@ -82,6 +82,12 @@ def test_a_template_that_breaks_out_or_breaks_down_is_an_error(source):
         render(TALK, ChatTemplate(source=source))
 
 
+def test_a_template_that_is_no_text_is_an_error(tmp_path):
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja cannot be read: .+ Restore it\."):
+        load_template(tmp_path)
+
+
 def test_messages_that_a_template_refuses_are_the_users_error():
     source = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(UsageError, match="refuses these messages: roles must alternate"):

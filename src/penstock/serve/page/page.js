@@ -2,7 +2,7 @@
 "use strict";
 
 const at = (id) => document.getElementById(id);
-const messages = [];
+let messages = []; // of the chat that is shown
 let stopping = null; // an AbortController while an answer is written
 
 function headers() {
@@ -15,6 +15,11 @@ async function problem(response) {
   return new Error(body?.error?.message ?? `The server answered ${response.status}.`);
 }
 
+// What a person is told of an error; of a lost connection each browser says something else.
+function words(error) {
+  return error instanceof TypeError ? "The server cannot be reached, or went away." : error.message;
+}
+
 async function loadModels() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
@@ -23,7 +28,7 @@ async function loadModels() {
     at("model").replaceChildren(...data.map(({ id }) => new Option(id, id)));
     at("status").textContent = "";
   } catch (error) {
-    at("status").textContent = error.message;
+    at("status").textContent = words(error);
     if (!at("key").value) showSettings(true);
   }
 }
@@ -128,12 +133,14 @@ async function stream(turn) {
       seen.text += choice.delta.content ?? "";
       painting ||= requestAnimationFrame(paint);
     });
+    if (!seen.finish) throw new Error("The connection ended before the answer did.");
   } catch (error) {
     if (error.name !== "AbortError") throw error;
     seen.finish = "stopped";
+  } finally {
+    cancelAnimationFrame(painting); // it would write over what is said of the end
+    paint();
   }
-  cancelAnimationFrame(painting);
-  paint();
   const waited = `first after ${((seen.first - seen.began) / 1000).toFixed(2)} s`;
   const ends = { length: "cut at its limit", stopped: "stopped" };
   const count = seen.tokens ? `${seen.tokens} tokens` : "";
@@ -142,6 +149,7 @@ async function stream(turn) {
 }
 
 async function ask(question) {
+  const chat = messages; // "New chat" may come before the answer's end
   messages.push({ role: "user", content: question });
   addTurn("user", question);
   const turn = addTurn("assistant", "");
@@ -150,13 +158,13 @@ async function ask(question) {
   stopping = new AbortController();
   setBusy(true);
   try {
-    messages.push({ role: "assistant", content: await stream(turn) });
+    chat.push({ role: "assistant", content: await stream(turn) });
   } catch (error) {
-    messages.pop(); // the question may be asked again
+    chat.pop(); // the question may be asked again
     const note = turn.querySelector(".note");
-    note.textContent = error.name === "AbortError" ? "stopped" : error.message;
+    note.textContent = error.name === "AbortError" ? "stopped" : words(error);
     note.classList.toggle("wrong", error.name !== "AbortError");
-    if (!at("prompt").value) at("prompt").value = question;
+    if (chat === messages && !at("prompt").value) at("prompt").value = question;
   }
   turn.classList.remove("writing");
   stopping = null;
@@ -205,7 +213,7 @@ at("key").addEventListener("change", () => {
 at("settings-button").addEventListener("click", () => showSettings(at("settings").hidden));
 at("new").addEventListener("click", () => {
   stopping?.abort();
-  messages.length = 0;
+  messages = [];
   for (const turn of document.querySelectorAll(".turn")) turn.remove();
   at("hello").hidden = false;
   at("prompt").focus();
