@@ -1,0 +1,63 @@
+"""Commands that documents and help texts print are read by the parser of their verb; none is carried out."""
+
+import argparse
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.cli.main import main
+
+ROOT = Path(__file__).parents[3]
+FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+EXAMPLES = re.compile(r"^examples?:\n((?:  .*\n)+)", re.MULTILINE)
+PAGES = [
+    *((page, FENCED) for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]),
+    *((page, EXAMPLES) for page in sorted((ROOT / "src/penstock/cli").glob("*.py"))),
+]
+
+
+def printed(text: str, blocks: re.Pattern[str]) -> Iterator[list[str]]:
+    """Yield the words of each command in the blocks of a text, as a shell takes a line apart."""
+    for block in blocks.findall(text.replace("\\\n", " ")):
+        for line in re.findall(r"^.*\bpenstock .*", block, re.MULTILINE):
+            lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&>")
+            lexer.whitespace_split = True
+            words: list[str] = []
+            for word in [*lexer, ";"]:
+                if word[0] not in ";|&>":
+                    words.append(word)
+                    continue
+                if words[:1] == ["penstock"]:
+                    yield words[1:]
+                words = []
+
+
+COMMANDS = [
+    pytest.param(words, id=f"{page.name}: {' '.join(words)}")
+    for page, blocks in PAGES
+    for words in printed(page.read_text(), blocks)
+]
+
+
+class Understood(Exception):
+    """Raised instead of doing what a command says."""
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_printed_command_is_understood(words, monkeypatch):
+    parse = argparse.ArgumentParser.parse_args
+
+    def and_no_further(self, *given):
+        parse(self, *given)
+        raise Understood
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_no_further)
+    with pytest.raises(Understood):
+        main(words)
+
+
+def test_commands_are_found():
+    assert len(COMMANDS) > 80
