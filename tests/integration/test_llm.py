@@ -2,10 +2,12 @@
 
 import asyncio
 import queue
+import re
 import subprocess
 import sys
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from penstock.core.errors import ConfigError, EngineClosed, UsageError
 from penstock.engine.request import Request
 from penstock.engine.sampling import GREEDY
 
+INFERENCE = Path(__file__).parents[2] / "docs" / "inference.md"
 CONTEXT = 4096
 TEN = Params(sampling=GREEDY, max_tokens=10, stop_ids=frozenset())
 LONG = replace(TEN, max_tokens=4000)
@@ -319,6 +322,14 @@ def test_a_forked_process_is_told_to_open_the_model_itself(folder):
     done = subprocess.run(program, capture_output=True, text=True, timeout=120)
     assert done.returncode == 7, done.stderr
     assert done.stdout.startswith("EngineClosed The engine runs in the process that opened it")
+
+
+def test_the_program_of_the_documents_runs_as_printed(tmp_path, monkeypatch, capsys):
+    [program] = re.findall(r"^```python\n(.*?)^```", INFERENCE.read_text(), re.DOTALL | re.MULTILINE)
+    save_talker(tmp_path / "runs" / "first", context=512)  # what it asks a conversation fills it
+    monkeypatch.chdir(tmp_path)
+    exec(program, {})
+    assert len(capsys.readouterr().out.splitlines()) > 2
 
 
 def test_the_package_has_the_names_of_the_api():
