@@ -214,6 +214,7 @@ def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
         (["--host", "0.0.0.0"], 2, "there is no API key"),
         (["--api-keys", "absent"], 2, "file of keys absent cannot be read"),
         (["--adapter", "x"], 2, "--adapter is NAME=FOLDER"),
+        (["--name", "x", "--adapter", "x=y"], 2, "a name that neither the model has"),
         (["--max-open", "0"], 2, "max_open must be positive"),
         (["--host", "no.such.host.invalid", "--insecure"], 2, "No address no.such.host.invalid"),
         (["--port", "99999"], 2, "a port is from 0 to 65,535"),

@@ -176,7 +176,9 @@ HEAD = "base_model.model.model.layers"
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("base_model.model.lm_head.lora_A.weight", (8, 32), "adapts no linear layer"),
+        ("base_model.model.lm_head.lora_A.weight", (8, 32), "changes lm_head, and adapters change"),
+        ("base_model.model.model.embed_tokens.weight", (8, 32), "changes embed_tokens, and adapters change"),
+        ("base_model.model.model.layers.0.mlp.router.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.2.mlp.up_proj.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.0.input_layernorm.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.0.mlp.up_proj.weight", (8, 32), "adapts no linear layer"),
@@ -206,6 +208,25 @@ def test_pickles_damaged_files_and_other_folders_are_refused(one_base, tmp_path)
     weights.rename(tmp_path / "a" / "adapter_model.bin")
     with pytest.raises(ModelError, match="Pickled weights are not opened"):
         read_adapter(tmp_path / "a", config)
+
+
+def test_the_folder_that_peft_made_below_is_named(one_base, tmp_path):
+    torch.manual_seed(0)
+    model = get_peft_model(copy.deepcopy(one_base[1]), LoraConfig(**KINDS["two-layers"]), adapter_name="own")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=r"has no adapter_config\.json\. Give .*/own\."):
+        read_adapter(tmp_path, read_config(one_base[0]))
+    assert read_adapter(tmp_path / "own", read_config(one_base[0]))
+    with pytest.raises(ModelError, match=r"There is no such folder of an adapter .*Download it first"):
+        read_adapter(tmp_path / "other", read_config(one_base[0]))
+
+
+def test_a_setting_that_is_not_understood_is_found_before_the_model_is_read(one_base, tmp_path):
+    save_adapter(one_base[1], tmp_path / "adapter", "two-layers", seed=0)
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"peft_type": "IA3"}')
+    (tmp_path / "config.json").write_bytes((one_base[0] / "config.json").read_bytes())  # no weights there
+    with pytest.raises(ModelError, match="only LoRA adapters are known"):
+        build_engine(tmp_path, settings(adapters={"a": tmp_path / "adapter"}))
 
 
 def test_adapters_of_one_name_are_refused(one_base, tmp_path):

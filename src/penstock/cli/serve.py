@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.serve_options import add_options, engine_config_of, limits_of, rules_of
+from penstock.cli.serve_options import add_options, engine_config_of, limits_of, name_of, rules_of
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.core.log import set_up
@@ -57,10 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.serve.served import API_SAMPLING, recommended_sampling
 
     with open_socket(arguments.host, arguments.port) as sock, LLM(arguments.path, config) as llm:
-        name = arguments.name or arguments.path.resolve().name
         service = build_service(
             llm,
-            name=name,
+            name=name_of(arguments),
             adapters=config.adapters,
             limits=limits,
             created=int(clock.unix_seconds()),

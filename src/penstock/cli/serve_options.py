@@ -57,13 +57,23 @@ def _origin(given: str) -> str:
     return origin
 
 
+def name_of(arguments: argparse.Namespace) -> str:
+    """Return what requests call the model."""
+    name: str = arguments.name or arguments.path.resolve().name
+    return name
+
+
 def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
     """Return how the engine is built."""
     adapters: dict[str, Path] = {}
     for given in arguments.adapter:
         name, mark, folder = given.partition("=")
-        if not name or not mark or name in adapters:
-            raise UsageError("--adapter is NAME=FOLDER, with a name of its own", got=given)
+        if not name or not mark or name in (name_of(arguments), *adapters):
+            raise UsageError(
+                "--adapter is NAME=FOLDER, with a name that neither the model has nor another adapter",
+                got=given,
+                fix="Requests choose by it. --name calls the model something else.",
+            )
         adapters[name] = Path(folder)
     return replace(
         _ENGINE,

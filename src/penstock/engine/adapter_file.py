@@ -44,6 +44,9 @@ _OF_NO_EFFECT = frozenset({
 _EFFECT_FREE_STARTS = (None, True, False, "gaussian", "orthogonal")
 """Of init_lora_weights: the others change the base weights, which are not in the folder."""
 
+_OUTER = ("embed_tokens", "lm_head")
+"""Layers outside of the blocks that PEFT can adapt or save whole."""
+
 _TENSOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<which>[AB])\.weight")
 
 
@@ -66,7 +69,7 @@ def read_adapter(folder: Path, config: LlamaConfig, *, place: Place = ALONE) -> 
     Raises:
         ModelError: it is no LoRA adapter of this model, or has what is not understood.
     """
-    settings = _settings(folder)
+    settings = read_settings(folder)
     layers = {theirs.removesuffix(".weight"): ours for ours, theirs in hugging_face_names(config).items()}
     found: dict[str, dict[str, Tensor]] = {}
     try:
@@ -83,19 +86,28 @@ def read_adapter(folder: Path, config: LlamaConfig, *, place: Place = ALONE) -> 
     return {name: _lora(folder, name, pair, settings, shapes[name]) for name, pair in found.items()}
 
 
-def _settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
+def read_settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
+    """Read how an adapter was trained; what can be refused without knowing the model is refused here.
+
+    Raises:
+        ModelError: it is no LoRA adapter, or has what is not understood.
+    """
     path = folder / _CONFIG
+    if not folder.is_dir():
+        raise ModelError("There is no such folder of an adapter", got=str(folder), fix="Download it first.")
     if not path.is_file():
-        raise ModelError(f"{folder} has no {_CONFIG}", fix="Give the folder of a LoRA adapter saved by PEFT.")
+        below = min(folder.glob(f"*/{_CONFIG}"), default=None)  # where PEFT saves adapters with names
+        fix = f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
+        raise ModelError(f"{folder} has no {_CONFIG}", fix=fix)
     if not (folder / _WEIGHTS).is_file():
         pickled = " Pickled weights are not opened." if (folder / _PICKLED).exists() else ""
         raise ModelError(f"{folder} has no {_WEIGHTS}", fix=f"Save it with PEFT as safetensors.{pickled}")
     try:
         settings = load_json(path)
     except ConfigError as error:
-        raise ModelError(str(error).removesuffix(".")) from None
+        raise ModelError(str(error), fix="Save the adapter again.") from None
     if settings.get("peft_type") != "LORA":
-        raise ModelError(f"{path}: only LoRA adapters are known", got=settings.get("peft_type"))
+        raise ModelError(f"{path}: only LoRA adapters are known", got=settings.get("peft_type"), fix=_PLAIN)
     neutral = {"bias": "none", "init_lora_weights": settings.get("init_lora_weights")}
     for key in sorted(settings.keys() - _READ - _OF_NO_EFFECT):
         if settings[key] and settings[key] != neutral.get(key):
@@ -113,20 +125,26 @@ def _settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
 def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:
-        raise ModelError(f"{path}: r must be a whole number from 1 to {MAX_RANK}", got=rank)
+        raise ModelError(f"{path}: r must be a whole number from 1 to {MAX_RANK}", got=rank, fix=_PLAIN)
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ModelError(f"{path}: lora_alpha must be a finite number", got=alpha)
+        raise ModelError(f"{path}: lora_alpha must be a finite number", got=alpha, fix="Save it again.")
 
 
 def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, str]:
     """Return the name of our weight that a stored tensor belongs to, and which of the two it is."""
+    if outer := [layer for layer in _OUTER if f".{layer}." in name]:
+        raise ModelError(
+            f"{folder / _WEIGHTS} changes {outer[0]}, and adapters change the linear layers of blocks only",
+            got=name,
+            fix=f"If it was not trained, save with save_embedding_layers=False. {_PLAIN}",
+        )
     match = _TENSOR.fullmatch(name)
     ours = layers.get(match["layer"], "") if match else ""
     if match is None or not ours.startswith("layers.") or "norm" in ours:
         raise ModelError(
             f"{folder / _WEIGHTS} has a tensor that adapts no linear layer of this model's blocks",
             got=name,
-            fix="Check that it was trained for this model.",
+            fix=_CHECK,
         )
     return ours, match["which"]
 
@@ -156,12 +174,15 @@ def _lora(
     if shapes != expected:
         raise ModelError(
             f"{folder / _WEIGHTS}: what adapts {name} has shapes {shapes}, in this model {expected}",
-            fix="Check that it was trained for this model.",
+            fix=_CHECK,
         )
     if not all(bool(tensor.isfinite().all()) for tensor in pair.values()):
-        raise ModelError(f"{folder / _WEIGHTS}: what adapts {name} has numbers that are not finite")
+        raise ModelError(
+            f"{folder / _WEIGHTS}: what adapts {name} has numbers that are not finite", fix="Train it again."
+        )
     scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
     return Lora(pair["A"], pair["B"] * scale)
 
 
+_CHECK = "Check that it was trained for this model."
 _PLAIN = "Train it as plain LoRA, or merge it into the base model with PEFT and serve that."

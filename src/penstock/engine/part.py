@@ -13,6 +13,7 @@ import torch
 
 from penstock.core import env
 from penstock.core.errors import ConfigError
+from penstock.engine.adapter_file import read_settings
 from penstock.engine.adapters import Adapters
 from penstock.engine.config import EngineConfig
 from penstock.engine.fuse import fuse
@@ -69,6 +70,8 @@ def open_part(path: Path, config: EngineConfig, *, place: Place = ALONE) -> tupl
     if place.ranks > 1 and device.type == "cpu":
         torch.set_num_threads(env.num_threads(place.ranks))
     whole = open_config(path)
+    for folder in config.adapters.values():
+        read_settings(folder)  # before the model is read, which takes long
     model, tokenizer_path = open_model(path, place=place)
     model = model.to(device)
     convert(model, config.weights)
