@@ -22,7 +22,9 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare them, by what they are about."""
     _add_door_arguments(parser.add_argument_group("who may ask"))
-    _add_engine_arguments(parser.add_argument_group("engine"))
+    engine = parser.add_argument_group("engine")
+    _add_model_arguments(engine)
+    _add_step_arguments(engine)
     _add_chat_arguments(parser.add_argument_group("requests"))
     _add_limit_arguments(parser.add_argument_group("limits"))
 
@@ -141,7 +143,7 @@ def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+def _add_model_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--device", help="default: the first GPU if there is one, else the CPU")
     group.add_argument(
         "--weights",
@@ -176,6 +178,9 @@ def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="guessed tokens a step, at most; default: %(default)s",
     )
+
+
+def _add_step_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--max-sequences",
         type=int,

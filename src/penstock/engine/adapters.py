@@ -194,9 +194,8 @@ def _adapted(owner: nn.Module, step: Step) -> Iterator[tuple[str, AdaptedLinear,
             for part, _ in child.parts:
                 rows = child.rows(part)
                 yield part, layer, slice(rows.start, rows.stop)
-        elif isinstance(
-            child, SummedLinear
-        ):  # inside the sum, for A of such a layer is cut as its inputs are
+        elif isinstance(child, SummedLinear):
+            # inside the sum, for A of such a layer is cut as its inputs are
             layer = child.linear = _wrapped(child.linear, step)
             yield name, layer, slice(None)
         elif not isinstance(child, RMSNorm):

@@ -1,4 +1,5 @@
-// The operators that others are made of, each defined in the file of its name.
+// The operators that a block in one call is made of (block.cpp): norm.cpp, linear.cpp, paged_attention.cpp, gate.cpp
+// and rotary.cpp define them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
