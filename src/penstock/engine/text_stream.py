@@ -43,9 +43,8 @@ class TextStream:
             if num_certain < _MAX_PENDING:
                 return ""
             num_certain, text = self._certain()
-        self._context = self._pending[:num_certain]
+        self._go_on_after(self._pending[:num_certain])
         del self._pending[:num_certain]
-        self._before = self._decode(self._context)
         if not may_stop or not self._stop_texts:
             return text
         return self._until_stop(text, is_last=False)
@@ -54,6 +53,13 @@ class TextStream:
         """Return what was held back."""
         text, self._pending = self._new_text(), []
         return self._until_stop(text, is_last=True)
+
+    def _go_on_after(self, told: list[int]) -> None:
+        """Make what was told the context, if it has text: behind a control token no word is a first one."""
+        if self._before and not self._decode(told):
+            return
+        self._context = told if self._before else [*self._context, *told][-_MAX_PENDING:]
+        self._before = self._decode(self._context)
 
     def _new_text(self) -> str:
         return self._decode([*self._context, *self._pending])[len(self._before) :]

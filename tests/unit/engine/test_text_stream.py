@@ -12,7 +12,9 @@ from penstock.text.tokenizer import train_tokenizer
 BYTES = train_tokenizer(["grün, naïve"] * 5, vocab_size=280)
 MARKS = BYTES.encode("😀") + BYTES.encode("€")  # half characters, where they come alone
 # as in Llama 2: spaces are underscores, and the first of a text is dropped when decoding
-PIECES = tokenizers.Tokenizer(models.WordLevel({"▁the": 0, "▁pen": 1, "stock": 2}, unk_token="▁the"))
+PIECES = tokenizers.Tokenizer(models.WordLevel({"▁the": 0, "▁pen": 1, "stock": 2, "▁": 3}, unk_token="▁the"))
+PIECES.add_special_tokens(["</s>"])
+END = 4
 PIECES.decoder = decoders.Metaspace()
 
 
@@ -59,6 +61,12 @@ def test_no_piece_has_half_a_character():
 
 def test_spaces_between_words_survive_a_decoder_that_drops_the_first():
     assert "".join(streamed([0, 1, 2, 0], PIECES.decode)) == PIECES.decode([0, 1, 2, 0]) == "the penstock the"
+    assert "".join(streamed([0, END, 0], PIECES.decode)) == "the the"
+
+
+@given(st.lists(st.integers(0, 4), max_size=7))
+def test_control_tokens_between_words_take_no_space_with_them(tokens):
+    assert "".join(streamed(tokens, PIECES.decode)) == PIECES.decode(tokens)
 
 
 @given(st.text(alphabet="ab\n:U", max_size=30), st.sampled_from(["\nU:", "ab", "aab", ":"]))
