@@ -1,8 +1,8 @@
 """Swap a loaded model's layers for those of serving; the one place that knows which becomes which.
 
-Comes before matrices are packed, quantised or given adapters: they find merged products then, whose
-parts keep their names. Parameters are those of the model; what is merged is freed layer by layer, so
-that the model is never in memory twice.
+Comes before matrices are packed or rounded and before anything is added to them: whoever does so finds merged
+products, whose parts keep their names. Parameters are those of the model; what is merged is freed layer by
+layer, so that the model is never in memory twice.
 """
 
 from collections.abc import Callable

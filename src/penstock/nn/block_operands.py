@@ -1,7 +1,8 @@
 """What the C++ operator of a whole block computes with, taken from a block's modules as they are now.
 
-Adapters, slices over ranks and matrices that the operators do not know stand in a block as modules of other
-types: such a block has no operands, and its modules compute one by one.
+What adapters add, sums over ranks and matrices that the operators do not know stand in a block as modules of
+other types: such a block has no operands, and its modules compute one by one. Whole steps, which add and sum
+by themselves (engine/whole_steps.py), ask for those of the layers inside.
 """
 
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ def operands_of(layer: nn.Module | None) -> Operands | None:
     if isinstance(layer, PackedLinear):
         return layer.panels, None, None, layer.bias
     if isinstance(layer, TiledLinear):
-        return layer._matrix, None, None, layer._bias
+        return layer.matrix, None, None, layer.bias
     if isinstance(layer, Int8Linear) and layer.is_native:
         return layer.codes, layer.scales, layer.offsets, layer.bias
     if isinstance(layer, Int4Linear) and layer.is_native:

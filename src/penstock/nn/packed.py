@@ -85,12 +85,12 @@ class TiledLinear(nn.Module):
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
         # no buffer: oneDNN's tensors cannot be moved or saved
-        self._matrix = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), 1)
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self.matrix = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), 1)
+        self.bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Apply the layer."""
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._matrix, self._bias, "none", [], "")
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.matrix, self.bias, "none", [], "")
         return out
 
 
