@@ -1,1 +1,1 @@
-"""Generation: a model, a cache, a sampler, and a stream of text."""
+"""Answers from a model, many at once: whose turn it is, the network over pages, what is drawn, text."""
