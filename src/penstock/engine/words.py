@@ -126,6 +126,8 @@ def _sampling(path: Path) -> dict[str, float]:
             raise InputError(
                 f"{path}: {name} is no number to draw by (got {str(value)[:40]})", fix="Correct or remove it."
             )
+    if found.get("top_k", 1) <= 0:  # which stands for all tokens
+        del found["top_k"]
     return found
 
 

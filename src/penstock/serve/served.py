@@ -24,10 +24,8 @@ def recommended_sampling(words: Words) -> Sampling:
     Raises:
         UsageError: nothing could be drawn so.
     """
-    own = dict(words.sampling)
-    top_k = int(own.pop("top_k", 0))
     try:
-        return replace(API_SAMPLING, top_k=top_k if top_k > 0 else None, **own)  # type: ignore[arg-type]
+        return replace(API_SAMPLING, **words.sampling)  # type: ignore[arg-type]
     except UsageError as error:
         fix = "Correct that file, or serve with --api-sampling."
         raise UsageError(f"generation_config.json: {str(error).rstrip('.')}", fix=fix) from None

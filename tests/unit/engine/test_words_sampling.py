@@ -36,6 +36,7 @@ def test_a_model_says_to_which_lengths_its_vectors_may_be_cut(tmp_path, text, le
 def test_settings_are_read_and_others_left(load):
     text = '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true, "eos_token_id": 5}'
     assert load(text) == {"temperature": 0.6, "top_k": 20}
+    assert load('{"top_k": 0}') == load('{"top_k": -1}') == {}  # all tokens
 
 
 @pytest.mark.parametrize(
