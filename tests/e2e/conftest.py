@@ -20,6 +20,14 @@ def penstock(*words, timeout=240, **options):
     )
 
 
+def torchrun(*words):
+    """Run a command on two processes that torchrun starts."""
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "penstock"]
+    return subprocess.run(
+        [sys.executable, *command, *map(str, words)], capture_output=True, text=True, timeout=240
+    )
+
+
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
     """A corpus made by `penstock data prepare` from Python sources that every machine has."""

@@ -23,18 +23,24 @@ def children_of(pid):
     return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
-def hurt(words, run, number, *, rank):
-    """Start three ranks, send one of them a signal after some steps; return how the job ended."""
-    command = [sys.executable, "-m", "penstock", *words, "--set", "run.steps=1000000", "--processes", "3"]
+def interrupted(words, run, interrupt, *, ranks):
+    """Start a job without end and do something to its process after some steps; return how it ended."""
+    command = [sys.executable, "-m", "penstock", *words, "--set", "run.steps=1000000"]
+    command += ["--processes", str(ranks)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         deadline = time.monotonic() + 180
         while len(steps_of(run)) < 5:
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.kill(children_of(process.pid)[rank], number)
+        interrupt(process)
         _, said = process.communicate(timeout=180)
     return process.returncode, said
+
+
+def hurt(words, run, number, *, rank):
+    """Start three ranks, send one of them a signal after some steps; return how the job ended."""
+    return interrupted(words, run, lambda process: os.kill(children_of(process.pid)[rank], number), ranks=3)
 
 
 def resumes(words, run):
@@ -73,17 +79,9 @@ def test_a_killed_rank_ends_the_job_which_says_so_and_resumes(words, tmp_path):
 
 def test_a_save_that_comes_too_late_for_the_scheduler_is_given_up(words, tmp_path):
     run = tmp_path / "run"
-    in_no_time = [*words, "--set", "guard.stop_within_s=0.001", "--set", "run.steps=1000000"]
-    command = [sys.executable, "-m", "penstock", *in_no_time, "--processes", "2"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 180
-        while len(steps_of(run)) < 5:
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=180)
-    assert process.returncode == 75, said
+    in_no_time = [*words, "--set", "guard.stop_within_s=0.001"]
+    code, said = interrupted(in_no_time, run, lambda process: process.terminate(), ranks=2)
+    assert code == 75, said
     assert "not saved within 0.001 s of the request to stop" in said
     assert "stopped on request" not in said
     resumes(words, run)

@@ -15,7 +15,7 @@ from penstock.cli.main import main
 from penstock.core import config
 from penstock.core.files import write_json
 from penstock.train.config import build_recipe
-from tests.e2e.conftest import penstock
+from tests.e2e.conftest import penstock, torchrun
 
 
 @pytest.fixture(scope="module")
@@ -255,19 +255,6 @@ def prepared(corpus, second, tmp_path_factory):
 
 
 def test_torchrun_says_what_is_wrong_with_a_recipe_once(mixed):
-    words = [
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "penstock",
-        "train",
-        str(mixed),
-        "--set",
-        "run.steps=0",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=240
-    )
+    done = torchrun("train", mixed, "--set", "run.steps=0")
     assert done.returncode == 1
     assert done.stderr.count("run.steps must be at least 1") == 1

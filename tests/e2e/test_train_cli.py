@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from tests.e2e.conftest import penstock
+from tests.e2e.conftest import penstock, torchrun
 
 
 def records_of(run):
@@ -157,20 +157,7 @@ def test_a_finished_run_says_so_and_can_be_extended(recipe):
 
 
 def test_torchrun_trains_too(recipe, tmp_path):
-    words = [
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "penstock",
-        "train",
-        str(recipe),
-        "--set",
-        "run.steps=4",
-    ]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *words], capture_output=True, text=True, timeout=240
-    )
+    done = torchrun("train", recipe, "--set", "run.steps=4")
     assert done.returncode == 0, done.stderr
     assert sorted(losses_of(tmp_path / "run")) == [1, 2, 3, 4]
 

@@ -1,8 +1,6 @@
 """Servers for these tests: a web server of a folder, and the S3 server of moto in a process of its own."""
 
 import os
-import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +8,9 @@ from urllib.request import urlopen
 
 import pytest
 from tests.integration.remote.faulty import FaultyServer, serving
+from tests.integration.remote.processes import answering, free_port
 from tests.integration.remote.setting import quick_options
 
-from penstock.core import clock
 from penstock.data.remote import RemoteOptions
 
 
@@ -34,25 +32,11 @@ def options(tmp_path: Path) -> RemoteOptions:
 @pytest.fixture(scope="session")
 def s3_process() -> Iterator[str]:
     """The address of an S3 server that ends with the session."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
-    try:
-        deadline_s = clock.monotonic() + 30
-        while True:
-            try:
-                urlopen(f"{url}/moto-api/", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None, "the S3 server ended"
-                assert clock.monotonic() < deadline_s, "the S3 server does not answer"
-                clock.sleep(0.05)
+    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with answering(command, lambda: urlopen(f"{url}/moto-api/", timeout=5).close()):
         yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture

