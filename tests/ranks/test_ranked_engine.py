@@ -147,6 +147,28 @@ def test_a_rank_that_hangs_is_given_up_and_named(folder, monkeypatch):
         assert not workers()
 
 
+def test_ctrl_c_is_heard_while_a_rank_stands_still_whose_step_then_goes_on(ranked, monkeypatch):
+    begun, heard = threading.Event(), Heard(1)
+    step = RankProcesses.step
+
+    def begin(self, batch):
+        step(self, batch)
+        begun.set()
+
+    monkeypatch.setattr(RankProcesses, "step", begin)
+    (pid,) = workers()
+    os.kill(pid, signal.SIGSTOP)
+    ranked.submit(LONG, heard)
+    assert begun.wait(PATIENCE_S)  # and waits for the other rank from here on
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it is ignored
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, before)
+    os.kill(pid, signal.SIGCONT)
+    assert heard.ended.wait(PATIENCE_S)
+    assert heard.finishes == ["length"]
+
+
 def test_a_rank_that_takes_nothing_from_its_pipe_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(rank_processes, "_SEND_LIMIT_S", 1)
     monkeypatch.setattr(rank_processes, "_PATIENCE_S", 0.5)
