@@ -33,7 +33,7 @@ from penstock.models.llama.model import Block, Llama
 from penstock.nn import native
 from penstock.nn.attention import Attend, Rope
 from penstock.nn.kernels.hidden_pages import HiddenPages, pages_in_use
-from penstock.nn.kernels.paged import PagedStep
+from penstock.nn.kernels.paged_step import PagedStep
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.kv_cache import BoundCache, PagedCache
-from penstock.nn.kernels.paged import PagedStep
+from penstock.nn.kernels.paged_step import PagedStep
 
 Replay = Callable[[], Tensor]
 Record = Callable[[Callable[[], Tensor]], Replay]

@@ -15,7 +15,8 @@ from torch import Tensor
 from penstock.core.huge_pages import reserve
 from penstock.engine.batch import Batch
 from penstock.nn.attention import Attend
-from penstock.nn.kernels.paged import LayerPages, Paged, PagedStep
+from penstock.nn.kernels.paged import LayerPages, Paged
+from penstock.nn.kernels.paged_step import PagedStep
 
 
 class PagedCache:

@@ -24,20 +24,24 @@ def activation_bytes(part: Part, *, tokens_per_step: int, max_sequences: int, bl
 
 
 def try_step(part: Part, *, tokens_per_step: int, max_sequences: int, block_size: int) -> None:
-    """Compute a prompt as long as a step, and draw as many tokens from it as answers can be in the making."""
+    """Compute one answer's token and a prompt that fills the step, and draw as many tokens as steps may.
+
+    Both kinds of shares, so that whatever attends to either is compiled now and not in a request.
+    """
     num_tokens = min(tokens_per_step, part.model.config.context)
     num_blocks = -(-num_tokens // block_size)
-    positions = np.arange(num_tokens)
-    output = part.runner(num_blocks=num_blocks, block_size=block_size).run(
+    positions = np.arange(num_tokens - 1)
+    prompt_blocks = np.arange(1, num_blocks + 1, dtype=np.int32)
+    output = part.runner(num_blocks=num_blocks + 1, block_size=block_size).run(
         Batch(
             token_ids=np.zeros(num_tokens, np.int64),
-            positions=positions,
-            slots=positions,
-            query_starts=np.array([0, num_tokens], np.int32),
-            lengths=np.array([num_tokens], np.int32),
-            block_tables=np.arange(num_blocks, dtype=np.int32)[None],
-            logit_rows=positions[: min(num_tokens, max_sequences)],
-            adapters=np.array([-1], np.int32),
+            positions=np.concatenate([[0], positions]),
+            slots=np.concatenate([[0], block_size + positions]),
+            query_starts=np.array([0, 1, num_tokens], np.int32),
+            lengths=np.array([1, num_tokens - 1], np.int32),
+            block_tables=np.stack([np.zeros_like(prompt_blocks), prompt_blocks]),
+            logit_rows=np.arange(min(num_tokens, max_sequences)),
+            adapters=np.array([-1, -1], np.int32),
         )
     )
     rows = len(output.logits)

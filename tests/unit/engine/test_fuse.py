@@ -13,7 +13,8 @@ from penstock.engine.weights import prepare
 from penstock.models.llama.model import Llama
 from penstock.nn import fused, packed
 from penstock.nn.block_operands import linears_of
-from penstock.nn.kernels.paged import LayerPages, PagedStep
+from penstock.nn.kernels.paged import LayerPages
+from penstock.nn.kernels.paged_step import PagedStep
 from penstock.nn.packed import TiledLinear, can_multiply
 
 CONFIGS = small_families(

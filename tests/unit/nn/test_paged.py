@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from penstock.nn import native
 from penstock.nn.kernels import paged
 from penstock.nn.kernels.layout import Layout
-from penstock.nn.kernels.paged import LayerPages, Paged, PagedStep
+from penstock.nn.kernels.paged import LayerPages, Paged
+from penstock.nn.kernels.paged_step import PagedStep
 
 CPU = torch.device("cpu")
 WAYS = [

@@ -8,66 +8,27 @@ so the positions of one head lie one after the other and a kernel streams them. 
 sequence with block table `table` is at keys[table[p // block_size], :, p % block_size]. The tokens of
 a step are laid one after the other as [1, t]; what is whose is said by a `PagedStep`, made once a step.
 
-On CPUs one C++ operator attends (nn/native/paged_attention.cpp); plain PyTorch is the reference beside
-it, and what other devices use: single tokens together over gathered pages, longer shares one by one.
+On CPUs one C++ operator attends (nn/native/paged_attention.cpp), on GPUs kernels in Triton
+(paged_triton.py). Plain PyTorch is the reference beside them, and what all else uses: single tokens together
+over gathered pages, longer shares one by one.
 
 Legend: t tokens, s shares, w blocks of the longest table, h query heads, k key-value heads, d head dim.
 """
 
 from dataclasses import dataclass
-from typing import Self
+from functools import cache
+from importlib.util import find_spec
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int32, Int64
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
+from penstock.nn.kernels.paged_step import PagedStep
 
 MAX_GROUP = 48
 """Query heads per key-value head that the operator takes: a tile's rows."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PagedStep:
-    """Whose the tokens of one step are, and where their keys and values go; tensors where the model is."""
-
-    slots: Int64[Tensor, "t"]
-    """Where each token's key and value go: block * block_size + offset."""
-    query_starts: Int32[Tensor, "s_plus_1"]
-    """Share i is tokens query_starts[i] to query_starts[i + 1]."""
-    lengths: Int32[Tensor, "s"]
-    """Keys that the last query of each share sees, its own included."""
-    block_tables: Int32[Tensor, "s w"]
-    """Filled up with any block."""
-    spans: tuple[tuple[int, int, int], ...]
-    """First token, past the last, and length of each share again, for code that runs on the host."""
-    num_singles: int
-    """Shares at the front that have one token each."""
-
-    @classmethod
-    def from_arrays(
-        cls,
-        *,
-        slots: np.ndarray,
-        query_starts: np.ndarray,
-        lengths: np.ndarray,
-        block_tables: np.ndarray,
-        device: torch.device,
-    ) -> Self:
-        """Copy the integers of a step to the device (arrays shared, not copied, on CPUs)."""
-        tensors = (
-            torch.from_numpy(array).to(device, non_blocking=True)
-            for array in (slots, query_starts, lengths, np.ascontiguousarray(block_tables))
-        )
-        many = np.flatnonzero(np.diff(query_starts) != 1)
-        starts = query_starts.tolist()
-        return cls(
-            **dict(zip(("slots", "query_starts", "lengths", "block_tables"), tensors, strict=True)),
-            spans=tuple(zip(starts, starts[1:], lengths.tolist(), strict=False)),
-            num_singles=int(many[0]) if len(many) else len(lengths),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +65,15 @@ class Paged:
         self, q_thd: Float[Tensor, "t h d"], keys: Tensor, values: Tensor, *, scale: float
     ) -> Float[Tensor, "t h d"]:
         """The same with tokens first, the order in which the kernel reads and writes."""
-        if not _has_operator(q_thd, keys):
-            return plain_attention(q_thd, keys, values, self.step, window=self.window, scale=scale)
         step = self.step
+        if _has_triton(q_thd, keys):
+            from penstock.nn.kernels.paged_triton import (
+                paged_attention,
+            )  # takes a second, and CPUs do without
+
+            return paged_attention(q_thd, keys, values, step, window=self.window, scale=scale)
+        if not _has_operator(q_thd, keys):
+            return plain_attention(q_thd, keys, values, step, window=self.window, scale=scale)
         out: Tensor = torch.ops.penstock.paged_attention(
             q_thd, keys, values, step.query_starts, step.lengths, step.block_tables, scale, self.window or 0
         )
@@ -121,6 +88,21 @@ def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
         and q_thd.shape[1] <= MAX_GROUP * keys.shape[1]
         and native.is_available()
     )
+
+
+def _has_triton(q_thd: Tensor, keys: Tensor) -> bool:
+    """Whether the kernels for GPUs compute this."""
+    return (
+        keys.device.type == "cuda"
+        and keys.dtype == q_thd.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        and _triton_is_here(keys.device.index)
+    )
+
+
+@cache
+def _triton_is_here(device: int | None) -> bool:
+    """Whether there is a Triton for that device: torch brings it along on Linux."""
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def plain_attention(

@@ -1,0 +1,210 @@
+"""Attention over pages in Triton, for GPUs: keys and values are read where they lie, heads are not copied.
+
+A program attends with a tile of rows, which are the query heads of one key-value head times a few tokens of
+a share, and goes over the keys in tiles with a running softmax (FlashAttention-2, arXiv:2307.08691, algorithm
+1, in powers of two). Single tokens have long contexts and few rows, so their keys are dealt out as well: a
+program takes `SPLIT` keys, and a second kernel adds the parts up. Where a part begins depends on the sequence
+alone, so no result depends on what else is in the step.
+
+Nothing is read on the host: which share a tile belongs to is searched on the device. A launch depends on the
+numbers of tokens and shares and on the width of the tables, so it can be recorded in a CUDA graph; what is
+compiled depends on the model alone.
+
+No GPU has run these kernels. They are tested in Triton's interpreter, and compiled for GPUs that are not
+there.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float
+from torch import Tensor
+
+from penstock.nn.kernels.paged_step import PagedStep
+
+SPLIT = 256
+"""Keys of a single token's context that one program attends to."""
+
+_LOG2_E = 1.4426950408889634
+_MIN_TILE = 16  # of the instructions that multiply
+
+
+def paged_attention(
+    q_thd: Float[Tensor, "t h d"],
+    keys: Tensor,
+    values: Tensor,
+    step: PagedStep,
+    *,
+    window: int | None,
+    scale: float,
+) -> Float[Tensor, "t h d"]:
+    """Attend with each share's tokens over its own pages.
+
+    Args:
+        q_thd: contiguous; of the same type as the pages, float32, bfloat16 or float16.
+        keys, values: [blocks, k, block_size, d], contiguous.
+        window: a query sees itself and the `window - 1` positions before it; None: all.
+    """
+    out = torch.empty_like(q_thd)
+    kv_heads, group = keys.shape[1], q_thd.shape[1] // keys.shape[1]
+    sizes = _sizes(keys, group=group, window=window)
+    num_singles, num_shares = step.num_singles, len(step.lengths)
+    if num_singles:
+        parts = triton.cdiv(step.block_tables.shape[1] * keys.shape[2], SPLIT)
+        weights = q_thd.new_empty(num_singles, q_thd.shape[1], parts, dtype=torch.float32)
+        sums = q_thd.new_empty(*weights.shape, q_thd.shape[2], dtype=torch.float32)
+        _attend[(num_singles, kv_heads, parts)](
+            q_thd, keys, values, sums, weights, step.query_starts, step.lengths, step.block_tables,
+            num_singles, step.block_tables.stride(0), scale * _LOG2_E,
+            TOKENS=1, ROWS=max(_MIN_TILE, triton.next_power_of_2(group)), SPLIT=SPLIT, **sizes,
+        )  # fmt: skip
+        _add_up[(num_singles, q_thd.shape[1])](
+            sums, weights, out, step.lengths, parts,
+            WINDOW=sizes["WINDOW"], D=sizes["D"], D_PADDED=sizes["D_PADDED"], SPLIT=SPLIT,
+        )  # fmt: skip
+    if num_shares > num_singles:
+        rows = max(128 // keys.element_size(), triton.next_power_of_2(group))
+        tokens = rows // group
+        # one more for each share, whose last tile may not be full
+        tiles = (len(q_thd) - num_singles) // tokens + num_shares - num_singles
+        _attend[(tiles, kv_heads, 1)](
+            q_thd, keys, values, out, out, step.query_starts[num_singles:], step.lengths[num_singles:],
+            step.block_tables[num_singles:], num_shares - num_singles, step.block_tables.stride(0),
+            scale * _LOG2_E, TOKENS=tokens, ROWS=rows, SPLIT=0, **sizes,
+        )  # fmt: skip
+    return out
+
+
+def _sizes(keys: Tensor, *, group: int, window: int | None) -> dict[str, int]:
+    """Return what both launches are compiled for; 16 KiB of keys in a tile leave registers enough."""
+    _, kv_heads, block_size, head_dim = keys.shape
+    padded, width = max(_MIN_TILE, triton.next_power_of_2(head_dim)), keys.element_size()
+    return {
+        "WINDOW": window or 0,
+        "GROUP": group,
+        "KV_HEADS": kv_heads,
+        "BLOCK_SIZE": block_size,
+        "D": head_dim,
+        "D_PADDED": padded,
+        "KEYS": max(_MIN_TILE, min(128 // width, 2**14 // (padded * width))),
+    }
+
+
+# what differs from step to step must not be compiled for
+@triton.jit(
+    do_not_specialize=["num_shares", "table_stride", "scale"],
+    do_not_specialize_on_alignment=["starts", "lengths", "tables"],
+)
+def _attend(
+    q, keys, values, sums, weights, starts, lengths, tables, num_shares, table_stride, scale,
+    TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
+    GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    """Attend with a tile of TOKENS tokens of one share, with the heads of one key-value head.
+
+    SPLIT > 0: shares are single tokens, `sums` and `weights` take the parts. SPLIT = 0: `sums` is the result.
+    """
+    tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if SPLIT > 0:
+        share = tile
+        begin = 0
+    else:
+        share, begin = _place(starts, num_shares, tile, TOKENS)
+    first = tl.load(starts + share)
+    count = tl.load(starts + share + 1) - first
+    length = tl.load(lengths + share)
+
+    since = 0
+    if WINDOW > 0:
+        since = tl.maximum(0, length - count + begin + 1 - WINDOW)
+    until = tl.minimum(length, length - count + begin + TOKENS)
+    if SPLIT > 0:
+        since = tl.maximum(since, part * SPLIT)
+        until = tl.minimum(until, part * SPLIT + SPLIT)
+    if begin >= count or since >= until:
+        return
+
+    row = tl.arange(0, ROWS)
+    token = begin + row // GROUP
+    is_row = (row < TOKENS * GROUP) & (token < count)
+    position = length - count + token
+    d = tl.arange(0, D_PADDED)
+    is_d = d < D
+    at = (first + token).to(tl.int64) * (KV_HEADS * GROUP) + kv_head * GROUP + row % GROUP
+    q_md = tl.load(q + at[:, None] * D + d[None, :], mask=is_row[:, None] & is_d[None, :], other=0.0)
+
+    highest = tl.full([ROWS], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    sum_md = tl.zeros([ROWS, D_PADDED], dtype=tl.float32)
+    for here in range(since // KEYS * KEYS, until, KEYS):
+        key = here + tl.arange(0, KEYS)
+        is_key = (key >= since) & (key < until)
+        block = tl.load(tables + share * table_stride + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
+        line = (block * KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        k_dn = tl.load(keys + line[None, :] * D + d[:, None], mask=is_key[None, :] & is_d[:, None], other=0.0)
+        v_nd = tl.load(
+            values + line[:, None] * D + d[None, :], mask=is_key[:, None] & is_d[None, :], other=0.0
+        )
+        seen = is_key[None, :] & (key[None, :] <= position[:, None])
+        if WINDOW > 0:
+            seen &= key[None, :] > position[:, None] - WINDOW
+        scores = tl.dot(q_md, k_dn, input_precision="tf32x3") * scale
+        scores = tl.where(seen, scores, float("-inf"))
+        higher = tl.maximum(highest, tl.max(scores, 1))
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that has seen nothing yet
+        weight = tl.exp2(scores - base[:, None])
+        shrink = tl.exp2(highest - base)
+        sum_md = sum_md * shrink[:, None] + tl.dot(weight.to(v_nd.dtype), v_nd, input_precision="tf32x3")
+        total = total * shrink + tl.sum(weight, 1)
+        highest = higher
+
+    total = tl.where(is_row, total, 1.0)
+    if SPLIT > 0:
+        at = at * tl.num_programs(2) + part
+        tl.store(weights + at, highest + tl.log2(total), mask=is_row)
+    result = (sum_md / total[:, None]).to(sums.dtype.element_ty)
+    tl.store(sums + at[:, None] * D + d[None, :], result, mask=is_row[:, None] & is_d[None, :])
+
+
+@triton.jit
+def _place(starts, num_shares, tile, TOKENS: tl.constexpr):
+    """Return the share that a tile belongs to, and its first token there.
+
+    Share i has the tiles from (tokens before it) // TOKENS + i on, which are enough for its own.
+    """
+    before = tl.load(starts)
+    share, above = 0, num_shares - 1
+    while share < above:
+        middle = (share + above + 1) // 2
+        if (tl.load(starts + middle) - before) // TOKENS + middle <= tile:
+            share = middle
+        else:
+            above = middle - 1
+    return share, (tile - (tl.load(starts + share) - before) // TOKENS - share) * TOKENS
+
+
+@triton.jit(do_not_specialize=["num_parts"])
+def _add_up(
+    sums, weights, out, lengths, num_parts,
+    WINDOW: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """Add up the parts of one head of one single token, each weighted by the sum of its own softmax."""
+    at = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
+    length = tl.load(lengths + tl.program_id(0))
+    since = 0
+    if WINDOW > 0:
+        since = tl.maximum(0, length - WINDOW)
+    d = tl.arange(0, D_PADDED)
+    highest = float("-inf")
+    total = 0.0
+    sum_d = tl.zeros([D_PADDED], dtype=tl.float32)
+    for part in range(since // SPLIT, tl.cdiv(length, SPLIT)):
+        weight = tl.load(weights + at * num_parts + part)
+        part_d = tl.load(sums + (at * num_parts + part) * D + d, mask=d < D, other=0.0)
+        higher = tl.maximum(highest, weight)
+        shrink, grown = tl.exp2(highest - higher), tl.exp2(weight - higher)
+        sum_d = sum_d * shrink + part_d * grown
+        total = total * shrink + grown
+        highest = higher
+    tl.store(out + at * D + d, (sum_d / total).to(out.dtype.element_ty), mask=d < D)

@@ -1,0 +1,28 @@
+"""The kernels for GPUs: interpreted on the CPU against a softmax written out in float64, and compiled."""
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+
+
+def run(what, tmp_path, **variables):
+    words = [sys.executable, "-m", "tests.unit.nn.pages_triton", what]
+    variables = {**os.environ, **variables, "TRITON_CACHE_DIR": str(tmp_path)}
+    found = subprocess.run(words, capture_output=True, text=True, check=False, env=variables)
+    assert found.returncode == 0, found.stderr
+    return found.stdout
+
+
+def test_what_is_interpreted_attends_as_written_out(tmp_path):
+    run("interpret", tmp_path, TRITON_INTERPRET="1")
+
+
+def test_kernels_of_an_8b_model_compile_for_two_generations_of_gpus(tmp_path):
+    shared = [int(line) for line in run("compile", tmp_path).split()]
+    assert len(shared) == 6
+    assert max(shared) < 99 * 2**10  # bytes that a program may have on every GPU since the A100
