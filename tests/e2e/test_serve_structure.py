@@ -27,11 +27,6 @@ def tool(name, parameters=None):
 TOOLS = [tool("measure", SCHEMA), tool("now")]
 
 
-@pytest.fixture
-def server(tiny_server):
-    return tiny_server
-
-
 def ask(client, **more):
     return client.chat.completions.create(**{"model": "tiny", "messages": HELLO, "max_tokens": 300, **more})
 
@@ -128,12 +123,12 @@ def test_what_turns_out_too_large_on_the_way_is_400_alone_and_an_error_in_a_stre
     assert ask(client).choices
 
 
-def test_a_schema_of_a_thousand_links_does_not_end_the_server(server, client):
+def test_a_schema_of_a_thousand_links_does_not_end_the_server(tiny_server, client):
     links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(900)}
     schema = {"$ref": "#/$defs/d0", "$defs": {**links, "d900": {"type": "null"}}}
     form = {"type": "json_schema", "json_schema": {"name": "deep", "schema": schema}}
     assert ask(client, response_format=form, max_tokens=3).choices[0].finish_reason in ("length", "stop")
-    assert server.process.poll() is None
+    assert tiny_server.process.poll() is None
 
 
 def test_an_end_that_is_to_be_ignored_does_not_go_with_a_grammar(client):
