@@ -97,7 +97,7 @@ SHARES = st.lists(
 
 @given(
     shares=SHARES,
-    heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (9, 3), (4, 1)]),
+    heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (9, 3), (10, 5), (4, 1)]),
     block_size=st.sampled_from([1, 4, 16]),
     head_dim=st.sampled_from([2, 16, 40]),
     window=st.sampled_from([None, 1, 5, 30]),

@@ -3,10 +3,10 @@
 // Layout and meaning of the arguments: nn/kernels/paged.py, whose plain PyTorch is the reference.
 //
 // The keys of a sequence are cut at fixed positions, PART apart. A part's scores are computed for all
-// rows (a row is one query of one head of the group that shares a key-value head), then its softmax,
-// then its sum of values; parts are joined by their maxima and sums as in flash decoding (Dao et al.,
-// 2023). The cuts depend on positions only, so no result depends on a neighbour or on the number of
-// threads. A single token's parts go to different threads; many tokens are cut into tiles instead.
+// rows (a row is one query of one head), then its softmax, then its sum of values; parts are joined by
+// their maxima and sums as in flash decoding (Dao et al., 2023). The cuts depend on positions only, and
+// a row's sums on nothing but its keys, so no result depends on a neighbour or on the number of threads.
+// A single token's parts go to different threads; many tokens are cut into tiles instead.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -40,6 +40,15 @@ struct Plan {
   int64_t num_partials = 0;
 };
 
+// How many key-value heads of a few rows each are one unit: many are read from the pages in one stream, and few
+// leave work for all threads where there are few shares.
+template <class T>
+int64_t heads_together(const Task<T>& task, int64_t num_shares, int64_t rows) {
+  const int64_t most = std::clamp<int64_t>(num_shares * task.kv_heads / (2 * num_threads()), 1, TILE_ROWS / rows);
+  const int64_t units = (task.kv_heads + most - 1) / most;
+  return (task.kv_heads + units - 1) / units;
+}
+
 // kept: starts of the shares among those of their last tokens that are attended; null: all are. A tile that is
 // attended in part is computed as it would be whole, so that no result depends on what else is attended.
 template <class T>
@@ -57,14 +66,16 @@ Plan cut(const Task<T>& task, int64_t num_shares, const int32_t* kept = nullptr)
       const int64_t since = task.window ? std::max<int64_t>(0, length - (past - token) + 1 - task.window) : 0;
       const bool is_split = past - first == 1 && since / PART != (until - 1) / PART;
       const bool is_few = (end - token) * task.group() <= FEW_ROWS;
-      for (int64_t head = 0; head < task.kv_heads; ++head) {
-        const Tile tile{share, head, rows[share + 1] - (past - begin), end - begin, position, is_few};
+      const int64_t together = is_few ? heads_together(task, num_shares, (end - token) * task.group()) : 1;
+      for (int64_t head = 0; head < task.kv_heads; head += together) {
+        const int64_t num_heads = std::min(together, task.kv_heads - head);
+        const Tile tile{share, head, num_heads, rows[share + 1] - (past - begin), end - begin, position, is_few};
         if (!is_split) {
           plan.units.push_back({tile, since, until, -1});
           continue;
         }
-        for (int64_t key = since; key < until; key = up(key + 1, PART))
-          plan.units.push_back({tile, key, std::min(up(key + 1, PART), until), plan.num_partials++});
+        for (int64_t key = since; key < until; key = up(key + 1, PART), plan.num_partials += num_heads)
+          plan.units.push_back({tile, key, std::min(up(key + 1, PART), until), plan.num_partials});
       }
     }
   }
@@ -73,11 +84,11 @@ Plan cut(const Task<T>& task, int64_t num_shares, const int32_t* kept = nullptr)
 
 template <class T>
 void write(const Task<T>& task, const Tile& tile, const Joined& joined) {
-  const int64_t group = task.group(), wide = up(task.dim, LANES);
-  for (int64_t row = 0; row < tile.tokens * group; ++row) {
+  const int64_t rows = tile.rows(task), wide = up(task.dim, LANES);
+  for (int64_t row = 0; row < rows; ++row) {
     const Vec share(1.0f / joined.total[row]);
     const float* sums = joined.sums + row * wide;
-    T* out = task.out + ((tile.first_token + row / group) * task.heads + tile.kv_head * group + row % group) * task.dim;
+    T* out = task.out + ((tile.first_token + tile.token(row, task.group())) * task.heads + tile.head(task, row)) * task.dim;
     each_lane(task.dim, [&](int64_t i, auto at) { at.store(out + i, Vec::load(sums + i) * share); });
   }
 }
@@ -85,7 +96,7 @@ void write(const Task<T>& task, const Tile& tile, const Joined& joined) {
 template <class T>
 void compute(const Task<T>& task, const Unit& unit, Partials& partials) {
   static thread_local Scratch own;
-  const int64_t rows = unit.tile.tokens * task.group(), wide = up(task.dim, LANES);
+  const int64_t rows = unit.tile.rows(task), wide = up(task.dim, LANES);
   Joined joined = unit.unfinished < 0
                       ? Joined{room(own.joined, rows * wide), own.joined_most, own.joined_total}
                       : partials.at(unit.unfinished);
@@ -106,7 +117,7 @@ void finish(const Task<T>& task, const Plan& plan, Partials& partials) {
     for (; i + 1 < num_units && plan.units[i + 1].unfinished >= 0 && plan.units[i + 1].tile.share == first.tile.share &&
            plan.units[i + 1].tile.kv_head == first.tile.kv_head; ++i) {
       const Joined part = partials.at(plan.units[i + 1].unfinished);
-      join(all, part.sums, part.most, part.total, partials.rows, partials.wide);
+      join(all, part.sums, part.most, part.total, first.tile.rows(task), partials.wide);
     }
     write(task, first.tile, all);
   }

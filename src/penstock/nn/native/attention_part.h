@@ -1,152 +1,12 @@
-// Attention of a few or many queries of one key-value head over one part of a sequence's pages.
+// Attention of a few or many queries over one part of a sequence's pages.
 //
-// Few rows read keys and values where they lie, which is all the memory traffic there is. Many rows
-// first lay a part out as a matrix product wants it (tile.h), so that it is paid once for all of them.
+// Few rows read keys and values where they lie (attention_few.h). Many rows first lay a part out as a matrix
+// product wants it (tile.h), so that it is paid once for all of them.
 #pragma once
 
-#include <limits>
-#include <vector>
-
-#include "rows.h"
-#include "tile.h"
+#include "attention_few.h"
 
 namespace penstock::attention {
-
-using namespace tile;
-
-constexpr int64_t PART = 256;     // keys
-constexpr int64_t TILE_ROWS = 48;  // a multiple of the product's 6
-constexpr int64_t FEW_ROWS = 4;
-constexpr int64_t AHEAD = 16;     // keys
-constexpr float NEVER = -std::numeric_limits<float>::infinity();
-
-inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
-
-template <class T>
-struct Task {
-  const T *q, *keys, *values;
-  T* out;
-  const int32_t *starts, *lengths, *tables;
-  int64_t q_stride, heads, kv_heads, block_size, dim, table_width, window;
-  float scale;
-
-  int64_t group() const { return heads / kv_heads; }
-};
-
-// Rows of one tile: `tokens` queries of one share, each with the heads of one group; token-major.
-struct Tile {
-  int64_t share, kv_head, first_token, tokens, first_position;
-  bool is_few;  // whether its rows read keys and values where they lie
-};
-
-// The joined result of the parts seen so far: weighted sums of values, largest score, sum of weights.
-struct Joined {
-  float *sums, *most, *total;
-};
-
-// Buffers of one thread, kept between steps.
-struct Scratch {
-  std::vector<float> scores, sums, joined, cells_q, cells_k, cells_v, cells_p;
-  const void *key_rows[PART], *value_rows[PART];
-  float most[TILE_ROWS], total[TILE_ROWS], joined_most[TILE_ROWS], joined_total[TILE_ROWS];
-};
-
-inline float* room(std::vector<float>& buffer, int64_t size) {
-  if (static_cast<int64_t>(buffer.size()) < size) buffer.resize(size);
-  return buffer.data();
-}
-
-// ---- few rows: straight from the pages
-
-// What adds up to the product of two rows. SIZE is that of a usual head, and its loop is unrolled; or 0, and
-// `size` counts.
-template <int64_t SIZE, class T>
-inline Vec products(const T* a, const T* b, int64_t size) {
-  Vec sum;
-#ifdef __AVX512BF16__
-  if constexpr (SIZE > 0 && sizeof(T) == 2) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < SIZE; i += 32)
-      sum = Product<Pair>::add(_mm512_loadu_si512(a + i), _mm512_loadu_si512(b + i), sum);
-    return sum;
-  }
-#endif
-  if constexpr (SIZE > 0) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < SIZE; i += LANES) sum = Vec::fma(Vec::load(a + i), Vec::load(b + i), sum);
-  } else {
-    each_lane(size, [&](int64_t i, auto at) { sum = Vec::fma(at.load(a + i), at.load(b + i), sum); });
-  }
-  return sum;
-}
-
-// Ask memory for a row that is needed soon. Pages lie anywhere, so the CPU cannot guess the next one.
-inline void fetch(const void* row, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(row) + i);
-}
-
-// 16 keys at a time; behind the last the list repeats it, and nobody reads those scores.
-template <int ROWS, int64_t SIZE, class T>
-void few_scores_of(const Task<T>& task, const T* const* q_rows, Scratch& own, int64_t num_keys) {
-  const int64_t size = SIZE ? SIZE : task.dim;
-  for (int64_t first = 0; first < num_keys; first += LANES) {
-    for (int64_t key = first; key < std::min(first + LANES, num_keys); ++key) {
-      fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], size * sizeof(T));
-      fetch(own.value_rows[key], size * sizeof(T));
-    }
-    for (int row = 0; row < ROWS; ++row) {
-      Vec parts[LANES];
-#pragma GCC unroll 16
-      for (int i = 0; i < LANES; ++i)
-        parts[i] = products<SIZE>(q_rows[row], static_cast<const T*>(own.key_rows[first + i]), size);
-      sums_of(parts).store(own.scores.data() + row * PART + first);
-    }
-  }
-}
-
-template <int ROWS, class T>
-void few_scores(const Task<T>& task, const T* const* q_rows, Scratch& own, int64_t num_keys) {
-  if (task.dim == 64) return few_scores_of<ROWS, 64>(task, q_rows, own, num_keys);
-  if (task.dim == 128) return few_scores_of<ROWS, 128>(task, q_rows, own, num_keys);
-  few_scores_of<ROWS, 0>(task, q_rows, own, num_keys);
-}
-
-// ROWS rows of sums at once, so that a value is read and widened once for all of them.
-template <class T, int ROWS, int WIDE>
-void few_sums_block(const Scratch& own, const float* weights, int64_t num_keys, int64_t column, float* out,
-                    int64_t out_stride) {
-  Vec sums[ROWS][WIDE];
-  for (int64_t key = 0; key < num_keys; ++key) {
-    const T* value = static_cast<const T*>(own.value_rows[key]) + column;
-    Vec values[WIDE];
-    for (int j = 0; j < WIDE; ++j) values[j] = Vec::load(value + j * LANES);
-    for (int row = 0; row < ROWS; ++row)
-      for (int j = 0; j < WIDE; ++j)
-        sums[row][j] = Vec::fma(Vec(weights[row * PART + key]), values[j], sums[row][j]);
-  }
-  for (int row = 0; row < ROWS; ++row)
-    for (int j = 0; j < WIDE; ++j) sums[row][j].store(out + row * out_stride + column + j * LANES);
-}
-
-template <int ROWS, class T>
-void few_sums(const Task<T>& task, Scratch& own, int64_t num_keys) {
-  const int64_t wide = up(task.dim, LANES);
-  const float* weights = own.scores.data();
-  float* out = own.sums.data();
-  int64_t column = 0;
-  for (; column + 4 * LANES <= task.dim; column += 4 * LANES)
-    few_sums_block<T, ROWS, 4>(own, weights, num_keys, column, out, wide);
-  for (; column + LANES <= task.dim; column += LANES)
-    few_sums_block<T, ROWS, 1>(own, weights, num_keys, column, out, wide);
-  for (; column < task.dim; ++column)
-    for (int row = 0; row < ROWS; ++row) {
-      float sum = 0;
-      for (int64_t key = 0; key < num_keys; ++key)
-        sum = std::fma(weights[row * PART + key],
-                       static_cast<float>(static_cast<const T*>(own.value_rows[key])[column]), sum);
-      out[row * wide + column] = sum;
-    }
-}
 
 // ---- many rows: two matrix products
 
@@ -221,7 +81,7 @@ inline void clear(Joined joined, int64_t rows, int64_t wide) {
   std::fill(joined.total, joined.total + rows, 0.0f);
 }
 
-// Note where each key and value lies; the list is filled up to a multiple of 16 with the last.
+// Note where each key and value of the tile's first head lies; the lists are filled up to a multiple of 16 with the last.
 template <class T>
 void find_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
   const int32_t* table = task.tables + tile.share * task.table_width;
@@ -232,15 +92,16 @@ void find_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t
     const T *key = task.keys + row * task.dim, *value = task.values + row * task.dim;
     for (; i < past; ++i, key += task.dim, value += task.dim) own.key_rows[i] = key, own.value_rows[i] = value;
   }
-  for (int64_t i = num_keys; i < up(num_keys, LANES); ++i) own.key_rows[i] = own.key_rows[num_keys - 1];
+  for (int64_t i = num_keys; i < up(num_keys, LANES); ++i)
+    own.key_rows[i] = own.key_rows[num_keys - 1], own.value_rows[i] = own.value_rows[num_keys - 1];
 }
 
 // Turn all scores into weights; a row sees the keys up to its own position, of the window's last ones.
 template <class T>
 void soften_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
-  const int64_t group = task.group(), width = up(num_keys, LANES);
-  for (int64_t row = 0; row < tile.tokens * group; ++row) {
-    const int64_t past = tile.first_position + row / group + 1;
+  const int64_t rows = tile.rows(task), width = up(num_keys, LANES);
+  for (int64_t row = 0; row < rows; ++row) {
+    const int64_t past = tile.first_position + tile.token(row, task.group()) + 1;
     const int64_t since = task.window ? past - task.window : 0;
     const int64_t low = std::clamp<int64_t>(since - first_key, 0, num_keys);
     const int64_t high = std::clamp<int64_t>(past - first_key, 0, num_keys);
@@ -254,13 +115,14 @@ void soften_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64
   }
 }
 
-// Scores, weights and sums of a part whose rows are found already. ROWS is a constant: with a number known
+// Scores, weights and sums of a part whose rows are found already. ROWS, of each head, is a constant: with a number known
 // only at run time the compiler's loops are twice as slow.
 template <int ROWS, class T>
 void attend_few(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
-  few_scores<ROWS>(task, q_rows, own, num_keys);
+  const Runs<T> runs{task, tile, num_keys};
+  few_scores<ROWS>(runs, q_rows, own);
   soften_rows(task, tile, first_key, num_keys, own);
-  few_sums<ROWS>(task, own, num_keys);
+  few_sums<ROWS>(runs, own);
 }
 
 template <class T>
@@ -283,14 +145,14 @@ void attend_many(const Task<T>& task, const Tile& tile, int64_t first_key, int64
 // Attend the rows of a tile to the keys [first_key, past_key) of one part; join what comes out.
 template <class T>
 void attend_part(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t past_key, Scratch& own, Joined joined) {
-  const int64_t group = task.group(), rows = tile.tokens * group, num_keys = past_key - first_key;
+  const int64_t rows = tile.rows(task), num_keys = past_key - first_key;
   const int64_t wide = up(task.dim, LANES);
   const T* q_rows[TILE_ROWS];
   for (int64_t row = 0; row < rows; ++row)
-    q_rows[row] = task.q + (tile.first_token + row / group) * task.q_stride + (tile.kv_head * group + row % group) * task.dim;
+    q_rows[row] = task.q + (tile.first_token + tile.token(row, task.group())) * task.q_stride + tile.head(task, row) * task.dim;
   find_rows(task, tile, first_key, num_keys, own);
   room(own.scores, rows * PART), room(own.sums, rows * wide);
-  switch (tile.is_few ? rows : 0) {
+  switch (tile.is_few ? tile.tokens * task.group() : 0) {
     case 1: attend_few<1>(task, tile, first_key, num_keys, q_rows, own); break;
     case 2: attend_few<2>(task, tile, first_key, num_keys, q_rows, own); break;
     case 3: attend_few<3>(task, tile, first_key, num_keys, q_rows, own); break;
