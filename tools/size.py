@@ -1,7 +1,8 @@
 """Refuse files and functions that have grown too large, and files with names that say nothing.
 
 Limits are those of CONTRIBUTING.md: a file 500 lines (300 is reported), a function 100 (50 is
-reported), 7 arguments. What is exempt stands here by name, with the reason.
+reported), 7 arguments. What is exempt stands here by name, with the reason. Of tests, and of C++ and
+JavaScript, files are measured, not functions.
 """
 
 import ast
@@ -11,7 +12,8 @@ from pathlib import Path
 MAX_FILE, TALK_FILE = 500, 300
 MAX_FUNCTION, TALK_FUNCTION = 100, 50
 MAX_ARGUMENTS = 7
-VAGUE = {"utils.py", "util.py", "helpers.py", "common.py", "misc.py"}
+VAGUE = {"utils", "util", "helpers", "common", "misc"}
+MEASURED = {".py", ".cpp", ".h", ".js"}
 
 EXEMPT = {
     "src/penstock/nn/kernels/documents.py:_attend_backward": "operators take no records",
@@ -23,17 +25,19 @@ EXEMPT = {
 }
 
 
-def problems(path: Path, *, root: Path) -> tuple[list[str], list[str]]:
-    """Return what is refused and what is worth discussing in one file."""
-    name = str(path.relative_to(root))
-    lines = path.read_text().splitlines()
+def of_file(path: Path, *, root: Path) -> tuple[list[str], list[str]]:
+    """Return what is refused and what is worth discussing of a file's name and length."""
+    name, num_lines = path.relative_to(root), len(path.read_text().splitlines())
+    refused = [f"{name}: a file is named for what it does"] if path.stem in VAGUE else []
+    if num_lines > MAX_FILE:
+        return [*refused, f"{name}: {num_lines} lines, at most {MAX_FILE}"], []
+    return refused, [f"{name}: {num_lines} lines"] if num_lines > TALK_FILE else []
+
+
+def of_functions(path: Path, *, root: Path) -> tuple[list[str], list[str]]:
+    """Return what is refused and what is worth discussing of the functions in a file of Python."""
+    name = path.relative_to(root)
     refused, discuss = [], []
-    if path.name in VAGUE:
-        refused.append(f"{name}: a file is named for what it does")
-    if len(lines) > MAX_FILE:
-        refused.append(f"{name}: {len(lines)} lines, at most {MAX_FILE}")
-    elif len(lines) > TALK_FILE:
-        discuss.append(f"{name}: {len(lines)} lines")
     for qualified, node in functions(ast.parse(path.read_text())):
         where = f"{name}:{qualified}"
         size = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node)
@@ -77,13 +81,15 @@ def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def main() -> int:
-    """Check the package; print what is refused and what to discuss."""
+    """Check the package and its tests; print what is refused and what to discuss."""
     root = Path(__file__).parent.parent
-    refused, discuss = [], []
-    for path in sorted((root / "src").rglob("*.py")):
-        bad, long = problems(path, root=root)
-        refused += bad
-        discuss += long
+    package = sorted(path for path in (root / "src").rglob("*") if path.suffix in MEASURED)
+    found = [of_file(path, root=root) for path in package]
+    found += [of_functions(path, root=root) for path in package if path.suffix == ".py"]
+    refused, discuss = ([line for each in found for line in each[kind]] for kind in (0, 1))
+    refused += [
+        line for path in sorted((root / "tests").rglob("*.py")) for line in of_file(path, root=root)[0]
+    ]
     for line in discuss:
         print(f"discuss  {line}")
     for line in refused:
