@@ -16,7 +16,7 @@ REFUSED = {
     "no form": (
         "completions",
         {"prompt": {"text": "a"}},
-        "prompt: Must be a text, a list of texts, a list of token ids, or a list of such lists "
+        "prompt: Must be a text, a list of texts, a list of token ids, or a list of up to 10,000 such lists "
         "(got {'text': 'a'}).",
     ),
     "stop of numbers": ("completions", {"prompt": "a", "stop": [1]}, "stop: Must be a text or a list of"),
@@ -27,6 +27,11 @@ REFUSED = {
     "many digits": ("completions", '{"prompt": "a", "n": ' + "9" * 5000 + "}", "too many digits."),
     "no prompt": ("completions", {}, "prompt: this key is missing"),
     "no role": ("chat/completions", {"messages": [{"content": "x"}]}, "messages.0: Must have a known 'role'"),
+    "many mistakes": (
+        "chat/completions",
+        {"messages": [{}] * 9},
+        "messages.0: Must have a known 'role' (got {}).",
+    ),
     "half a character": (
         "completions",
         '{"prompt": "\\ud83d"}',

@@ -56,7 +56,7 @@ def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, 
 def _effort(body: ChatRequest, template: ChatTemplate) -> dict[str, TemplateValue]:
     if body.reasoning_effort is None:
         return {}
-    if "reasoning_effort" not in (template.source or ""):
+    if not any("reasoning_effort" in (text or "") for text in (template.source, template.tool_source)):
         raise ApiError(
             400,
             "The model's chat template knows no reasoning_effort. Leave it out.",

@@ -17,6 +17,7 @@ from typing import TypeVar, cast
 import tokenizers
 
 from penstock.core.errors import UsageError
+from penstock.text.encoding import ids_of
 
 T = TypeVar("T")
 
@@ -43,8 +44,7 @@ class Guard:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text whose special names stand for their tokens, but for guarded ones."""
-        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return [token for token in ids if token != self._mark_id]
+        return [token for token in ids_of(text, self._tokenizer) if token != self._mark_id]
 
     def guarded(self, value: T) -> T:
         """Return texts, or JSON with texts inside, in which no special name stands for its token.

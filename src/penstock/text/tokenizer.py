@@ -19,6 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from penstock.core.errors import InputError, UsageError
 from penstock.core.files import write_atomic
 from penstock.core.units import mib
+from penstock.text.encoding import ids_of
 from penstock.text.guard import Guard
 
 T = TypeVar("T")
@@ -102,10 +103,7 @@ class Tokenizer:
             UsageError: half of a surrogate pair is in it, which Python's texts can hold.
         """
         try:
-            if special:
-                return self._guard.encode(text)
-            ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-            return ids
+            return self._guard.encode(text) if special else ids_of(text, self._plain)
         except TypeError:  # which the library raises of all that is not UTF-8
             half = next((letter for letter in text if "\ud800" <= letter <= "\udfff"), None)
             if half is None:

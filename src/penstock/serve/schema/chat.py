@@ -7,6 +7,7 @@ from pydantic import Field
 from penstock.serve.schema.generation import (
     ABSENT,
     ANY_JSON,
+    FIRST,
     RETURNED,
     Body,
     Generation,
@@ -26,7 +27,8 @@ class TextPart(Body):
 
 
 Content = Annotated[
-    str | list[TextPart], OneOf('a text or a list of {"type": "text", "text": ...}; there are no other parts')
+    str | Annotated[list[TextPart], FIRST],
+    OneOf('a text or a list of {"type": "text", "text": ...}; there are no other parts'),
 ]
 
 
@@ -68,7 +70,7 @@ class AssistantMessage(Body):
 
     role: Literal["assistant"]
     content: Content | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST] | None = None
     name: Name | None = None
     reasoning_content: str | None = None
     """Beyond the API: for templates that know it, such as Qwen 3's."""
@@ -134,7 +136,7 @@ TemplateValue = Annotated[bool | int | float | str, OneOf("true, false, a number
 class ChatRequest(Generation):
     """What is asked."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """The newer name of `max_tokens`."""
     logprobs: bool | None = None

@@ -4,11 +4,23 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.serve.schema.generation import ABSENT, Generation, OneOf, Reply, ResponseFormat, TokenId, Usage
+from penstock.serve.schema.generation import (
+    ABSENT,
+    FIRST,
+    Generation,
+    OneOf,
+    Reply,
+    ResponseFormat,
+    TokenId,
+    Usage,
+)
 
 Prompt = Annotated[
-    str | list[str] | list[TokenId] | list[list[TokenId]],
-    OneOf("a text, a list of texts, a list of token ids, or a list of such lists"),
+    str
+    | Annotated[list[str], FIRST]
+    | Annotated[list[TokenId], FIRST]
+    | Annotated[list[Annotated[list[TokenId], FIRST]], Field(max_length=10_000, fail_fast=True)],
+    OneOf("a text, a list of texts, a list of token ids, or a list of up to 10,000 such lists"),
 ]
 
 

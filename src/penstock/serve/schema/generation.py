@@ -8,6 +8,9 @@ from pydantic_core import CoreSchema
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 Name = Annotated[str, Field(max_length=256)]
 
+FIRST: Any = Field(fail_fast=True)
+"""Of a list: only its first mistake is told. A body has room for a million, and telling them holds all up."""
+
 ANY_JSON = Any
 """JSON that is handed on as it came, such as a JSON schema."""
 
@@ -70,7 +73,7 @@ class Generation(Body):
     n: Annotated[int, Field(ge=1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: Annotated[str | list[str], OneOf("a text or a list of texts")] | None = None
+    stop: Annotated[str | Annotated[list[str], FIRST], OneOf("a text or a list of texts")] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     """Left out: another one for each request."""
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -87,7 +90,7 @@ class Generation(Body):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], FIRST] | None = None
     ignore_eos: bool | None = None
     """Go on after the model's own end tokens."""
     priority: Annotated[int, Field(ge=0, le=1000)] | None = None
@@ -160,7 +163,7 @@ class ChoiceFormat(Body):
     """Beyond the API: one of these texts."""
 
     type: Literal["choice"]
-    choice: Annotated[list[str], Field(min_length=1)]
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)]
 
 
 ResponseFormat = Annotated[

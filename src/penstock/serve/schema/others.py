@@ -6,7 +6,7 @@ from pydantic import Field
 
 from penstock.serve.schema.chat import Message, TemplateValue, Tool
 from penstock.serve.schema.completions import Prompt
-from penstock.serve.schema.generation import Body, Name, Reply, TokenId
+from penstock.serve.schema.generation import FIRST, Body, Name, Reply, TokenId
 
 
 class EmbeddingsRequest(Body):
@@ -69,7 +69,7 @@ class TokenizeRequest(Body):
     """A text, or a conversation as the model sees it."""
 
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     model: Name | None = None
     add_special_tokens: bool = True
     """Also those that begin every text of this model; a conversation's are its template's affair."""
@@ -91,7 +91,7 @@ class Tokens(Reply):
 class DetokenizeRequest(Body):
     """Token ids."""
 
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], FIRST]
     model: Name | None = None
 
 

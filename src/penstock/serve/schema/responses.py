@@ -7,6 +7,7 @@ from pydantic import Field
 from penstock.serve.schema.generation import (
     ABSENT,
     ANY_JSON,
+    FIRST,
     RETURNED,
     Body,
     JsonObjectFormat,
@@ -31,7 +32,8 @@ class InputMessage(Body):
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Annotated[
-        str | list[InputText], OneOf('a text or a list of {"type": "input_text", "text": ...}')
+        str | Annotated[list[InputText], FIRST],
+        OneOf('a text or a list of {"type": "input_text", "text": ...}'),
     ]
     type: Literal["message"] | None = None
     id: Name | None = None
@@ -67,7 +69,7 @@ class ResponsesRequest(Body):
 
     model: Name | None = None
     input: Annotated[
-        str | Annotated[list[InputMessage], Field(min_length=1)],
+        str | Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)],
         OneOf('a text or a list of messages, each {"role": ..., "content": ...}; there are no other items'),
     ]
     instructions: str | None = None
