@@ -220,6 +220,13 @@ def test_a_config_json_with_something_else_where_a_number_belongs_is_refused(cha
         LlamaConfig.from_hugging_face({"model_type": "llama", **SIZES, **changes})
 
 
+def test_null_for_what_only_other_families_have_is_nothing():
+    raw = {"model_type": "qwen2", **SIZES, "mlp_bias": None, "attention_multiplier": None}
+    assert LlamaConfig.from_hugging_face(raw) == LlamaConfig.from_hugging_face(
+        {"model_type": "qwen2", **SIZES}
+    )
+
+
 def test_a_config_json_without_a_size_is_refused():
     raw = {name: value for name, value in SIZES.items() if name != "vocab_size"}
     with pytest.raises(ModelError, match="vocab_size"):

@@ -204,10 +204,12 @@ class LlamaConfig:
         if raw.get("hidden_act", "silu") not in ("silu", "swish"):
             raise ModelError("hidden_act must be silu", got=raw["hidden_act"])
         theta, scaling = read_rope(raw)
+        family = FAMILY[model_type]
         known_names = {field.name for field in fields(cls)} - {"rope_theta", "rope_scaling"}
+        known_names -= {name for name in NEUTRAL.keys() - family.fields if raw.get(name) is None}
         read = {name: value for name, value in raw.items() if name in known_names}
-        values = {**FAMILY[model_type].defaults, **read, "rope_theta": theta, "rope_scaling": scaling}
-        if "max_window_layers" in FAMILY[model_type].fields:
+        values = {**family.defaults, **read, "rope_theta": theta, "rope_scaling": scaling}
+        if "max_window_layers" in family.fields:
             values |= _read_windows(raw)
         try:
             _check_kinds(values)
