@@ -19,6 +19,8 @@ EXEMPT = {
     "src/penstock/nn/kernels/documents.py:_attend_backward": "operators take no records",
     "src/penstock/nn/kernels/paged_triton.py:_attend": "a program for GPUs, which takes no records",
     "src/penstock/nn/kernels/paged_triton.py:_add_up": "a program for GPUs, which takes no records",
+    "src/penstock/nn/low_bit_triton.py:_multiply_int8": "a program for GPUs, which takes no records",
+    "src/penstock/nn/low_bit_triton.py:_multiply_int4": "a program for GPUs, which takes no records",
     "src/penstock/data/loader.py:Loader.__init__": "the public signature, each option by name",
     "src/penstock/data/run.py:Run.__init__": "what Loader is made with, handed on by name",
     "src/penstock/checkpoint/hf.py:save_pretrained": "public: each keyword is one independent choice",

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int8, UInt8
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.nn import low_bit_gpu
 from penstock.nn.float8 import ROW, Scaled, product, scaled
 from penstock.nn.packed import PANEL, can_multiply, empty_panels, from_panels
 
@@ -121,7 +122,9 @@ class Int8Linear(_Quantized):
                 x, self.codes, self.scales, self.offsets, self.bias, self.out_features
             )
             return out
-        if x.device.type != "cpu":  # to be fused by torch.compile
+        if low_bit_gpu.is_for(x):
+            return self._with_bias(torch.ops.penstock.few_int8(x, self.codes, self.scales))
+        if x.device.type != "cpu":
             return self._with_bias(functional.linear(x, self.codes.to(x.dtype)) * self.scales.to(x.dtype))
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = torch._int_mm(tokens, self.codes.t()).float() * self.scales * factors.unsqueeze(-1)
@@ -166,7 +169,9 @@ class Int4Linear(_Quantized):
                 x, self.codes, self.scales, self.bias, self.out_features
             )
             return out
-        if x.device.type != "cpu":  # to be fused by torch.compile
+        if low_bit_gpu.is_for(x):
+            return self._with_bias(torch.ops.penstock.few_int4(x, self.codes, self.scales))
+        if x.device.type != "cpu":
             return self._with_bias(functional.linear(x, self.matrix().to(x.dtype)))
         tokens, factors = to_int8(x.flatten(0, -2))
         sums = functional.linear(tokens.float(), self.matrix()) * factors.unsqueeze(-1)

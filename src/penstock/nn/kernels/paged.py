@@ -16,8 +16,6 @@ Legend: t tokens, s shares, w blocks of the longest table, h query heads, k key-
 """
 
 from dataclasses import dataclass
-from functools import cache
-from importlib.util import find_spec
 
 import torch
 from jaxtyping import Bool, Float
@@ -26,6 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
 from penstock.nn.kernels.paged_step import PagedStep
+from penstock.nn.triton_here import has_triton
 
 MAX_GROUP = 48
 """Query heads per key-value head that the operator takes: a tile's rows."""
@@ -66,7 +65,7 @@ class Paged:
     ) -> Float[Tensor, "t h d"]:
         """The same with tokens first, the order in which the kernel reads and writes."""
         step = self.step
-        if _has_triton(q_thd, keys):
+        if _has_kernels(q_thd, keys):
             from penstock.nn.kernels.paged_triton import (
                 paged_attention,
             )  # takes a second, and CPUs do without
@@ -90,19 +89,10 @@ def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
     )
 
 
-def _has_triton(q_thd: Tensor, keys: Tensor) -> bool:
+def _has_kernels(q_thd: Tensor, keys: Tensor) -> bool:
     """Whether the kernels for GPUs compute this."""
-    return (
-        keys.device.type == "cuda"
-        and keys.dtype == q_thd.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and _triton_is_here(keys.device.index)
-    )
-
-
-@cache
-def _triton_is_here(device: int | None) -> bool:
-    """Whether there is a Triton for that device: torch brings it along on Linux."""
-    return find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (8, 0)
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    return keys.dtype == q_thd.dtype in kinds and has_triton(keys.device)
 
 
 def plain_attention(

@@ -1,0 +1,16 @@
+"""Whether kernels in Triton can run: torch brings it along on Linux, and their products need an Ampere."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+
+
+def has_triton(device: torch.device) -> bool:
+    """Whether a device is an NVIDIA GPU that kernels in Triton are made for."""
+    return device.type == "cuda" and _is_made_for(device.index)
+
+
+@cache
+def _is_made_for(index: int | None) -> bool:
+    return find_spec("triton") is not None and torch.cuda.get_device_capability(index) >= (8, 0)

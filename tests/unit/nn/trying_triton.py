@@ -1,0 +1,146 @@
+"""What test_triton_kernels.py runs in processes of their own: on import Triton decides if it interprets."""
+
+import sys
+
+import torch
+import triton
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.unit.nn.test_paged import a_layer, a_step, written_out
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from penstock.nn import low_bit_triton
+from penstock.nn.kernels import paged_triton
+from penstock.nn.quantized import GROUP, to_int4, to_int8
+
+SINGLES = st.lists(st.integers(1, 100).map(lambda length: (1, length)), max_size=3)
+LONGER = st.lists(
+    st.tuples(st.integers(2, 70), st.integers(0, 40)).map(lambda s: (s[0], s[0] + s[1])), max_size=2
+)
+
+
+@given(
+    shares=st.tuples(SINGLES, LONGER).map(lambda both: both[0] + both[1]).filter(bool),
+    heads=st.sampled_from([(1, 1), (4, 2), (9, 3), (20, 1)]),
+    block_size=st.sampled_from([1, 16]),
+    head_dim=st.sampled_from([16, 40]),
+    window=st.sampled_from([None, 1, 5, 30]),
+)
+@settings(max_examples=25, deadline=None)
+def any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window):
+    check(shares, heads=heads, block_size=block_size, head_dim=head_dim, window=window)
+
+
+def check(shares, *, heads, block_size, head_dim, window=None, dtype=torch.float32, tolerance=1e-5):
+    step, num_blocks = a_step(shares, block_size=block_size)
+    sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head_dim}
+    pages, q, k, v = a_layer(step, num_blocks, **sizes, dtype=dtype)
+    keys, values = pages.append(k, v)
+    q_thd = q[0].transpose(0, 1).contiguous()
+    out = paged_triton.paged_attention(q_thd, keys, values, step, window=window, scale=0.3)
+    expected = written_out(q, pages, shares, scale=0.3, window=window)[0].transpose(0, 1)
+    torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@given(
+    num_tokens=st.sampled_from([1, 5, 16, 33, 64]),
+    outputs=st.sampled_from([1, 40, 64]),
+    groups=st.sampled_from([1, 4, 10]),
+    dtype=st.sampled_from([torch.float32, torch.float16]),
+)
+@settings(max_examples=15, deadline=None)
+def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, groups, dtype):
+    torch.manual_seed(num_tokens)
+    weight, x = torch.randn(outputs, groups * GROUP) / 10, torch.randn(num_tokens, groups * GROUP).to(dtype)
+    # float32: sums of 320 products about 0.1; float16: those of the tokens, rounded at the end
+    near = {"rtol": 1e-5, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2**-10, "atol": 2**-10}
+
+    codes, scales = to_int8(weight)
+    expected = x.double() @ (codes.double() * scales.double()[:, None]).T
+    torch.testing.assert_close(low_bit_triton.linear_int8(x, codes, scales).double(), expected, **near)
+
+    codes, scales = to_int4(weight)
+    numbers = ((codes.float() - 8) * scales.float().repeat_interleave(GROUP, 1)).to(dtype)
+    halves = codes[:, 0::2] | codes[:, 1::2] << 4
+    out = low_bit_triton.linear_int4(x, halves, scales)
+    torch.testing.assert_close(out.double(), x.double() @ numbers.double().T, **near)
+
+
+def interpret():
+    paged_triton.SPLIT = 32
+    any_layout_is_attended_as_written_out()
+    products_are_those_of_the_numbers_that_codes_stand_for()
+    # half a unit in the last place is 2^-12, of weights and of results up to about 2; of bfloat16 the
+    # interpreter multiplies bits
+    shape = {"heads": (4, 2), "block_size": 16, "head_dim": 32}
+    check([(1, 90), (20, 50)], **shape, dtype=torch.float16, tolerance=2**-10)
+
+
+TYPES = {
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+}
+
+
+class Compiler:
+    """Stands for a kernel: what is launched is compiled for GPUs; prints what shared memory it takes."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+
+    def __getitem__(self, grid):
+        return self.compile
+
+    def compile(self, *arguments, **constants):
+        given = dict(zip(self.kernel.arg_names, arguments, strict=False))
+        signature = {name: kind_of(value) for name, value in given.items()} | dict.fromkeys(
+            constants, "constexpr"
+        )
+        aligned = {
+            (parameter.num,): [["tt.divisibility", 16]]
+            for parameter in self.kernel.params
+            if is_aligned(parameter, given.get(parameter.name))
+        }
+        source = ASTSource(self.kernel, signature, constexprs=constants, attrs=aligned)
+        for capability in (80, 90):
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+            assert made.asm["cubin"]
+            print(made.metadata.shared)
+
+
+def is_aligned(parameter, value):
+    if isinstance(value, torch.Tensor):
+        return not parameter.do_not_specialize_on_alignment
+    return isinstance(value, int) and value % 16 == 0 and not parameter.do_not_specialize
+
+
+def kind_of(value):
+    if isinstance(value, torch.Tensor):
+        return "*" + TYPES[value.dtype]
+    return "i32" if isinstance(value, int) else "fp32"
+
+
+def compile_for_gpus():
+    """Launch what an 8B model does."""
+    for module, names in (
+        (paged_triton, ("_attend", "_add_up")),
+        (low_bit_triton, ("_multiply_int8", "_multiply_int4")),
+    ):
+        for name in names:
+            setattr(module, name, Compiler(getattr(module, name)))
+    step, num_blocks = a_step([(1, 700), (20, 30)], block_size=16)
+    keys = torch.empty(num_blocks, 8, 16, 128, dtype=torch.bfloat16)
+    queries = torch.empty(21, 32, 128, dtype=torch.bfloat16)
+    paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
+    x, codes = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(6144, 4096, dtype=torch.int8)
+    low_bit_triton.linear_int8(x, codes, torch.empty(6144))
+    groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)
+    low_bit_triton.linear_int4(x, codes.view(torch.uint8)[:, ::2].contiguous(), groups)
+
+
+if __name__ == "__main__":
+    {"interpret": interpret, "compile": compile_for_gpus}[sys.argv[1]]()
