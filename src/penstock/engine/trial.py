@@ -1,7 +1,8 @@
-"""One step of the full size on a GPU, to see what it needs beside weights and pages."""
+"""Steps on a GPU before the first request: what the largest takes beside weights and pages, and compiling."""
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from penstock.engine.batch import Batch
 from penstock.engine.filters import choose
@@ -24,25 +25,39 @@ def activation_bytes(part: Part, *, tokens_per_step: int, max_sequences: int, bl
 
 
 def try_step(part: Part, *, tokens_per_step: int, max_sequences: int, block_size: int) -> None:
-    """Compute one answer's token and a prompt that fills the step, and draw as many tokens as steps may.
+    """Compute steps of answers, then a prompt as long as a step; draw as many tokens from it as a step may.
 
-    Both kinds of shares, so that whatever attends to either is compiled now and not in a request.
+    What kernels are compiled for (docs/adr/0040) is compiled here and not in a request.
     """
     num_tokens = min(tokens_per_step, part.model.config.context)
-    num_blocks = -(-num_tokens // block_size)
-    positions = np.arange(num_tokens - 1)
-    prompt_blocks = np.arange(1, num_blocks + 1, dtype=np.int32)
-    output = part.runner(num_blocks=num_blocks + 1, block_size=block_size).run(
+    for num_answers in (1, 32, 64):
+        if num_answers <= min(max_sequences, num_tokens):
+            _compute(part, [1] * num_answers, num_rows=num_answers, block_size=block_size)
+    num_rows = min(num_tokens, max_sequences)
+    logits = _compute(part, [num_tokens], num_rows=num_rows, block_size=block_size)
+    # with an order of all: the dearest
+    choose(logits, [Sampling(top_p=0.9)] * num_rows, [0.5] * num_rows)
+
+
+def _compute(part: Part, lengths: list[int], *, num_rows: int, block_size: int) -> Tensor:
+    """Return logits of the first tokens of a step of texts as long, which begin with it."""
+    blocks = -(-max(lengths) // block_size)
+    tables = np.arange(len(lengths) * blocks, dtype=np.int32).reshape(len(lengths), blocks)
+    runner = part.runner(num_blocks=tables.size, block_size=block_size)
+    return runner.run(
         Batch(
-            token_ids=np.zeros(num_tokens, np.int64),
-            positions=np.concatenate([[0], positions]),
-            slots=np.concatenate([[0], block_size + positions]),
-            query_starts=np.array([0, 1, num_tokens], np.int32),
-            lengths=np.array([1, num_tokens - 1], np.int32),
-            block_tables=np.stack([np.zeros_like(prompt_blocks), prompt_blocks]),
-            logit_rows=np.arange(min(num_tokens, max_sequences)),
-            adapters=np.array([-1, -1], np.int32),
+            token_ids=np.zeros(sum(lengths), np.int64),
+            positions=np.concatenate([np.arange(length) for length in lengths]),
+            slots=np.concatenate(
+                [
+                    first * block_size + np.arange(length)
+                    for first, length in zip(tables[:, 0], lengths, strict=True)
+                ]
+            ),
+            query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+            lengths=np.array(lengths, np.int32),
+            block_tables=tables,
+            logit_rows=np.arange(num_rows),
+            adapters=np.full(len(lengths), -1, np.int32),
         )
-    )
-    rows = len(output.logits)
-    choose(output.logits, [Sampling(top_p=0.9)] * rows, [0.5] * rows)  # with an order of all: the dearest
+    ).logits

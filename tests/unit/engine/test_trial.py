@@ -1,4 +1,4 @@
-"""The step that is tried on a GPU can be computed, whatever the sizes; what it takes is not measured here."""
+"""The steps that are tried on a GPU can be computed, whatever the sizes; what they take is not measured."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CONFIG = small_llama(max_position_embeddings=64)
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(7, 3), (16, 16), (1000, 256)])
-def test_a_step_as_large_as_steps_may_be_is_computed(tokens, sequences):
+def test_steps_of_answers_and_one_as_large_as_steps_may_be_are_computed(tokens, sequences):
     model = Llama(CONFIG).eval()
     part = Part(
         model=model,
@@ -25,4 +25,5 @@ def test_a_step_as_large_as_steps_may_be_is_computed(tokens, sequences):
     seen = []
     model.norm.register_forward_hook(lambda _, __, out: seen.append(tuple(out.shape)))
     try_step(part, tokens_per_step=tokens, max_sequences=sequences, block_size=4)
-    assert seen == [(1, min(tokens, 64), CONFIG.hidden_size)]
+    answers = [count for count in (1, 32, 64) if count <= min(tokens, sequences)]
+    assert seen == [(1, count, CONFIG.hidden_size) for count in [*answers, min(tokens, 64)]]
