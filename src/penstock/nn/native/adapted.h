@@ -62,7 +62,7 @@ struct Adapted {
   const LayerCuts& cuts;
   std::vector<int64_t> tokens;
   std::vector<Run> runs;
-  int64_t low_width = 0;  // of the largest adapter and layer
+  int64_t rank = 0;  // the largest
 
   // of_token: null where a token has none.
   Adapted(const LayerCuts& cuts, const std::vector<const Adapter*>& of_token) : cuts(cuts) {
@@ -70,11 +70,19 @@ struct Adapted {
     for (size_t token = 0; token < of_token.size(); ++token)
       if (of_token[token]) found[of_token[token]].push_back(token);
     for (const auto& [adapter, own] : found) {
-      for (const Cut& cut : cuts) low_width = std::max(low_width, cut.low_width(adapter->rank));
-      for (int64_t first = 0, size = own.size(); first < size; first += MAX_TOKENS)
-        runs.push_back({adapter, static_cast<int64_t>(tokens.size()) + first, std::min(MAX_TOKENS, size - first)});
+      rank = std::max(rank, adapter->rank);
+      const int64_t begin = tokens.size(), size = own.size(), parts = (size + MAX_TOKENS - 1) / MAX_TOKENS;
+      for (int64_t part = 0; part < parts; ++part) {  // of about one size, for the threads' sake
+        const int64_t first = size * part / parts;
+        runs.push_back({adapter, begin + first, size * (part + 1) / parts - first});
+      }
       tokens.insert(tokens.end(), own.begin(), own.end());
     }
+  }
+  int64_t widest() const {
+    int64_t width = 0;
+    for (const Cut& cut : cuts) width = std::max(width, cut.low_width(rank));
+    return width;
   }
 };
 
@@ -86,12 +94,12 @@ void gather(Threads& threads, const T* from, const std::vector<int64_t>& rows, i
   });
 }
 
+// Adds to the outputs of layers what the adapters of a step make of their inputs.
 template <class T>
 struct Adding {
   const Adapted* adapted;
   T *gathered, *low;  // of each adapted token: what a layer reads, and its product with A
 
-  // Add to the outputs of one layer what adapters make of its inputs.
   void add(Threads& threads, size_t block, Linear layer, const Matrix& matrix, const T* x, T* out) const {
 #ifdef HAS_PANELS
     if (adapted->runs.empty()) return;
@@ -109,10 +117,11 @@ struct Adding {
   // low = gathered A^T
   template <class Of>
   void go_down(Threads& threads, size_t block, Linear layer, int64_t inputs) const {
-    const int64_t width = adapted->low_width;
+    const Cut& cut = adapted->cuts[layer];
+    const int64_t width = cut.low_width(adapted->rank);
     each_run(threads, width / PANEL, [&](int64_t panel, const Adapted::Run& run) {
       const auto* matrix = static_cast<const int32_t*>(run.adapter->blocks[block][layer].down);
-      if (!matrix || panel * PANEL >= adapted->cuts[layer].low_width(run.adapter->rank)) return;
+      if (!matrix || panel * PANEL >= cut.low_width(run.adapter->rank)) return;
       const auto* rows = reinterpret_cast<const int32_t*>(gathered + run.first * inputs);
       with_constant<MAX_TOKENS>(run.count, [&](auto count) {
         typename Of::Sum sums[count][2];
@@ -127,12 +136,12 @@ struct Adding {
   // out[token] += low B^T
   template <class Of>
   void go_up(Threads& threads, size_t block, Linear layer, int64_t outputs, T* out) const {
-    const std::vector<Piece>& pieces = adapted->cuts[layer].pieces;
-    const int64_t width = adapted->low_width;
-    each_run(threads, pieces.size(), [&](int64_t panel, const Adapted::Run& run) {
+    const Cut& cut = adapted->cuts[layer];
+    const int64_t width = cut.low_width(adapted->rank);
+    each_run(threads, cut.pieces.size(), [&](int64_t panel, const Adapted::Run& run) {
       const auto* matrix = static_cast<const int32_t*>(run.adapter->blocks[block][layer].up);
       if (!matrix) return;
-      const Piece& piece = pieces[panel];
+      const Piece& piece = cut.pieces[panel];
       const int64_t rank = run.adapter->rank;
       const auto* rows = reinterpret_cast<const int32_t*>(low + run.first * width + piece.part * rank);
       with_constant<MAX_TOKENS>(run.count, [&](auto count) {

@@ -81,7 +81,7 @@ struct Activations {
     gate_up = space.take<T>(tokens * 2 * inner), gated = space.take<T>(tokens * inner);
     asked = space.take<T>(rows * model.hidden);
     gathered = space.take<T>(num_adapted * std::max({model.hidden, width, inner}));
-    low = space.take<T>(num_adapted * adapted.low_width);
+    low = space.take<T>(num_adapted * adapted.widest());
     rounded = space.take<char>(bytes);
   }
 };
