@@ -40,7 +40,7 @@ class SharedBoard:
     """Memory of all ranks, as one of them sees it; for one thread, `close` excepted.
 
     Args:
-        file: open, of `bytes_for(place.ranks)` zeros; closed by this.
+        file: open, of `_bytes_for(place.ranks)` zeros; closed by this.
         timeout_s: a rank that waits longer for another gives up.
     """
 
