@@ -1,7 +1,7 @@
 """Sums and gathers of an engine's ranks through memory that they share; where the C++ operators compute.
 
 The board is a memory file of the first rank, which the others open through /proc, so that nothing of it is
-left on any disk. What lies in it and who waits how: nn/native/exchange.cpp.
+left on any disk. What lies in it and who waits how: nn/native/exchange.h.
 
 Each rank holds a lock on a byte of the file, and the kernel lets go of it when a process ends, however it
 ends: so a rank that waits long sees who is still there.
