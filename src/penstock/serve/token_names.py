@@ -1,5 +1,6 @@
 """How tokens are written in log-probabilities."""
 
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -51,28 +52,29 @@ class TokenNames:
         """Return the text of a prompt."""
         return self._tokenizer.decode(tokens)
 
+    def written(self, token: int) -> bytes:
+        """Return what a token adds to a text; nothing, if it is a special one."""
+        spelled = (self._spelled or {}).get(token)
+        return self.text([token]).encode() if spelled is None else spelled
+
     def for_chat(self, logprobs: Sequence[TokenLogprob]) -> chat.ChatLogprobs:
         """Return log-probabilities as chats have them."""
         return chat.ChatLogprobs(content=[self._chat_entry(one) for one in logprobs])
 
     def for_completion(
-        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], *, offset: int
+        self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob | None], *, offsets: "Offsets"
     ) -> CompletionLogprobs:
         """Return log-probabilities as completions have them.
 
         Args:
             logprobs: one per token; None: not known, as of a prompt's first.
-            offset: where the first token begins in the text of its choice.
+            offsets: of the choice; told these tokens.
         """
-        names = [self.name(token) for token in token_ids]
-        offsets = [offset]
-        for name in names:
-            offsets.append(offsets[-1] + len(name))
         return CompletionLogprobs(
-            tokens=names,
+            tokens=[self.name(token) for token in token_ids],
             token_logprobs=[None if one is None else max(one.logprob, _LOWEST) for one in logprobs],
             top_logprobs=[None if one is None else self._table(one) for one in logprobs],
-            text_offset=offsets[:-1],
+            text_offset=[offsets.push(self.written(token)) for token in token_ids],
         )
 
     def _table(self, one: TokenLogprob) -> dict[str, float]:
@@ -89,3 +91,25 @@ class TokenNames:
     def _top(self, token: int, logprob: float) -> chat.TopLogprob:
         name, exact = self._named(token)
         return chat.TopLogprob(token=name, logprob=max(logprob, _LOWEST), bytes=exact)
+
+
+class Offsets:
+    """Where the tokens of a text begin in it, in characters; parts of a character where that one does.
+
+    >>> offsets = Offsets()
+    >>> [offsets.push(part) for part in ("größer ".encode(), b"\\xe6", b"\\x97", b"\\xa5", b"!")]
+    [0, 7, 7, 7, 8]
+    """
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._at = 0
+
+    def push(self, written: bytes) -> int:
+        """Take the bytes of the next token; return where it begins."""
+        has_begun = bool(self._decoder.getstate()[0])
+        text = self._decoder.decode(written)
+        broke_off = has_begun and text.startswith("\ufffd")  # what had begun was no character
+        begin = self._at + broke_off
+        self._at += len(text)
+        return begin

@@ -5,7 +5,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from penstock.engine.request import TokenLogprob
-from penstock.serve.token_names import TokenNames
+from penstock.serve.token_names import Offsets, TokenNames
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -43,3 +43,21 @@ def test_parts_of_a_character_have_their_bytes(sentencepiece):
 
 def test_special_tokens_have_their_names(sentencepiece):
     assert entry(sentencepiece, sentencepiece.vocabulary()["</s>"]) == ("</s>", list(b"</s>"))
+
+
+def test_tokens_begin_where_the_text_has_them_after_characters_of_several_tokens():
+    tokenizer = train_tokenizer(["the water"] * 9, vocab_size=300)
+    names, offsets, text = TokenNames(tokenizer), Offsets(), "the \u6c34 \U0001f600 water"
+    token_ids = [*tokenizer.encode(text), tokenizer.eos_id]
+    logprobs = [TokenLogprob(token=token, logprob=-1.0, rank=1, top={}) for token in token_ids]
+    found = names.for_completion(token_ids[:3], logprobs[:3], offsets=offsets)
+    rest = names.for_completion(token_ids[3:], logprobs[3:], offsets=offsets)
+    begins = list(zip(found.tokens + rest.tokens, found.text_offset + rest.text_offset, strict=True))
+    assert [at for name, at in begins if name == "\ufffd"] == [4] * 3 + [6] * 4
+    assert all(text[at:].startswith(name) for name, at in begins[:-1] if name != "\ufffd")
+    assert begins[-1] == ("<|endoftext|>", len(text))
+
+
+def test_a_character_that_is_not_ended_is_one():
+    offsets = Offsets()
+    assert [offsets.push(written) for written in (b"\xe6", b"a", b"", b"b")] == [0, 1, 2, 2]

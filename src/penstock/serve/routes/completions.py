@@ -23,7 +23,7 @@ from penstock.serve.served import Service
 from penstock.serve.stream import EventStream
 from penstock.serve.structure import grammar_of
 from penstock.serve.tally import Tally
-from penstock.serve.token_names import TokenNames
+from penstock.serve.token_names import Offsets, TokenNames
 
 router = APIRouter()
 
@@ -71,7 +71,7 @@ class ChoiceWriter:
         self._wants_logprobs = body.logprobs is not None
         self._only_prompt = body.max_tokens == 0
         self._echo = tuple(prompt) if body.echo else ()
-        self._offset = 0
+        self._offsets = Offsets()
 
     def take(self, piece: engine.Piece) -> CompletionChoice:
         """Return what a piece adds to the choice."""
@@ -92,9 +92,7 @@ class ChoiceWriter:
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[engine.TokenLogprob | None]
     ) -> CompletionLogprobs:
-        found = self._names.for_completion(token_ids, logprobs, offset=self._offset)
-        self._offset += sum(map(len, found.tokens))
-        return found
+        return self._names.for_completion(token_ids, logprobs, offsets=self._offsets)
 
 
 def _check(body: CompletionRequest) -> None:
