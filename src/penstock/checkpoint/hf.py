@@ -81,7 +81,7 @@ def load_pretrained(
     shapes = {theirs: stored.get_parameter(ours).shape for ours, theirs in names.items()}
     slices = {theirs: slice_of(ours, whole, place) for ours, theirs in names.items()}
     read = dict(read_weights(folder, shapes, slices=slices))
-    dtype = dtype or type_of_most(folder, read)
+    dtype = dtype or type_of_most(folder, read, shapes)
     state = {ours: read.pop(theirs).to(device, dtype) for ours, theirs in names.items()}
     model.load_state_dict(state, assign=True)
     return model.eval()

@@ -16,8 +16,14 @@ from penstock.core.errors import ModelError
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def type_of_most(folder: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
+def type_of_most(
+    folder: Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> torch.dtype:
     """Return the type of most numbers.
+
+    Args:
+        tensors: or a rank's part of each.
+        shapes: of the whole tensors, so that all ranks agree.
 
     Raises:
         ModelError: some are stored in a type that means nothing without a scale.
@@ -30,5 +36,5 @@ def type_of_most(folder: Path, tensors: Mapping[str, Tensor]) -> torch.dtype:
                 got=str(tensor.dtype).removeprefix("torch."),
                 fix="Use the model's bf16 or fp32 folder.",
             )
-        numbers[tensor.dtype] += tensor.numel()
+        numbers[tensor.dtype] += shapes[name].numel()
     return numbers.most_common(1)[0][0]
