@@ -52,6 +52,7 @@ def test_keys_limits_and_deadlines_hold(folder, tmp_path):
             page["Access-Control-Request-Headers"] = (
                 "authorization, x-stainless-os"  # OpenAI's client for browsers
             )
+            page["Access-Control-Request-Private-Network"] = "true"
             allowed = http.options("/v1/completions", headers=page)
             assert (allowed.status_code, allowed.headers["access-control-allow-origin"]) == (
                 200,

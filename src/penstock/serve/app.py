@@ -110,6 +110,7 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
         allow_origins=sorted(rules.origins),
         allow_methods=["GET", "POST"],
         allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
+        allow_private_network=True,  # asked where a page of the internet wants a server of this network
         expose_headers=["Retry-After", REQUEST_ID],
     )
 
