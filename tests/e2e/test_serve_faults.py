@@ -184,6 +184,20 @@ def test_bytes_that_are_not_http_are_refused_or_dropped(server, content):
     assert reply == b"" or reply.startswith(b"HTTP/1.1 400 "), reply[:300]
 
 
+def test_a_client_that_would_rather_speak_http_2_is_answered(server):
+    asked = b'{"prompt": "a", "max_tokens": 1}'
+    wish = b"Connection: Upgrade, HTTP2-Settings\r\nHTTP2-Settings: AAEAAEAAAAIAAAAA\r\nUpgrade: h2c\r\n"
+    with connected(server) as sock:
+        for _ in range(2):  # also on a connection that was used before
+            sock.sendall(post(asked).replace(b"\r\n", b"\r\n" + wish, 1))
+            reply = b""
+            while not reply.endswith(b"}}}"):  # the end of the usage
+                part = sock.recv(1 << 16)
+                assert part, reply
+                reply += part
+            assert reply.startswith(b"HTTP/1.1 200 "), reply
+
+
 def test_bodies_that_are_too_large_are_413_before_they_are_read(server):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with connected(server) as sock:

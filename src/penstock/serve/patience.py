@@ -5,12 +5,29 @@ descriptors of the process. It also keeps headers of any size. The body's limits
 """
 
 import asyncio
+import re
 from collections import deque
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 HEAD_TIMEOUT_S = 20.0
 MAX_HEAD_BYTES = 1 << 16
+
+
+_UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
+
+
+def without_upgrade(data: bytes) -> bytes:
+    r"""Return the head of a request, and what follows, without the wish to speak another protocol.
+
+    Clients of Java ask for HTTP/2 in every request; the parser takes what follows such a head for that
+    protocol already, and the body is lost. A server may pass the wish over (RFC 9110, section 7.8).
+
+    >>> without_upgrade(b"POST / HTTP/1.1\r\nUpgrade: h2c\r\nA: b\r\n\r\nbody")
+    b'POST / HTTP/1.1\r\nA: b\r\n\r\nbody'
+    """
+    head, mark, rest = data.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"", head + mark) + rest
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -27,6 +44,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what came before the end of the headers."""
+        if self._deadline is not None or self.cycle is None or self.cycle.response_complete:
+            data = without_upgrade(data)
         super().data_received(data)
         if self._deadline is not None:
             self._head_bytes += len(data)
