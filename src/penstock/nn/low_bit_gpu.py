@@ -17,13 +17,15 @@ def is_for(x: Tensor) -> bool:
 def _few_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     from penstock.nn.low_bit_triton import linear_int8  # takes a second, and CPUs do without
 
-    return linear_int8(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
+    with torch.cuda.device_of(x):  # Triton launches on the thread's device, whatever it is handed
+        return linear_int8(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
 
 
 def _few_int4(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     from penstock.nn.low_bit_triton import linear_int4
 
-    return linear_int4(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
+    with torch.cuda.device_of(x):
+        return linear_int4(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
 
 
 def _shape(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG001

@@ -66,11 +66,11 @@ class Paged:
         """The same with tokens first, the order in which the kernel reads and writes."""
         step = self.step
         if _has_kernels(q_thd, keys):
-            from penstock.nn.kernels.paged_triton import (
-                paged_attention,
-            )  # takes a second, and CPUs do without
+            # here, because it takes a second, and CPUs do without
+            from penstock.nn.kernels.paged_triton import paged_attention
 
-            return paged_attention(q_thd, keys, values, step, window=self.window, scale=scale)
+            with torch.cuda.device_of(q_thd):  # Triton launches on the thread's device, whatever it is handed
+                return paged_attention(q_thd, keys, values, step, window=self.window, scale=scale)
         if not _has_operator(q_thd, keys):
             return plain_attention(q_thd, keys, values, step, window=self.window, scale=scale)
         out: Tensor = torch.ops.penstock.paged_attention(

@@ -78,8 +78,9 @@ template <int tokens>
 template <class Of, int tokens>
 using Sums = typename Of::Sum[tokens][2];
 
-// sums = tokens x panel; x has `units` units per token, and the next token's `stride` units on. They are summed up in an array of our own: the
-// caller's loops over `sums` keep that one in memory, where the compiler then also adds, at half the speed.
+// sums = tokens x panel; x has `units` units per token, and the next token's `stride` units on. They are summed up in
+// an array of our own: the caller's loops over `sums` keep that one in memory, where the compiler then also adds, at
+// half the speed.
 template <class Of, int tokens>
 [[gnu::always_inline]] inline void multiply(const int32_t* panel, const int32_t* x, int64_t units,
                                             int64_t stride, Sums<Of, tokens>& sums) {
