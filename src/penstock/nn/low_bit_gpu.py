@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from penstock.nn.triton_here import has_triton
+from penstock.nn.triton_here import has_triton, on_device_of
 
 MAX_TOKENS = 64
 """Beyond, a matrix is read so often that its numbers are written out once."""
@@ -17,14 +17,14 @@ def is_for(x: Tensor) -> bool:
 def _few_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     from penstock.nn.low_bit_triton import linear_int8  # takes a second, and CPUs do without
 
-    with torch.cuda.device_of(x):  # Triton launches on the thread's device, whatever it is handed
+    with on_device_of(x):
         return linear_int8(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
 
 
 def _few_int4(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     from penstock.nn.low_bit_triton import linear_int4
 
-    with torch.cuda.device_of(x):
+    with on_device_of(x):
         return linear_int4(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
 
 

@@ -24,7 +24,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
 from penstock.nn.kernels.paged_step import PagedStep
-from penstock.nn.triton_here import has_triton
+from penstock.nn.triton_here import has_triton, on_device_of
 
 MAX_GROUP = 48
 """Query heads per key-value head that the operator takes: a tile's rows."""
@@ -69,7 +69,7 @@ class Paged:
             # here, because it takes a second, and CPUs do without
             from penstock.nn.kernels.paged_triton import paged_attention
 
-            with torch.cuda.device_of(q_thd):  # Triton launches on the thread's device, whatever it is handed
+            with on_device_of(q_thd):
                 return paged_attention(q_thd, keys, values, step, window=self.window, scale=scale)
         if not _has_operator(q_thd, keys):
             return plain_attention(q_thd, keys, values, step, window=self.window, scale=scale)
