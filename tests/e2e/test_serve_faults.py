@@ -198,6 +198,21 @@ def test_a_client_that_would_rather_speak_http_2_is_answered(server):
             assert reply.startswith(b"HTTP/1.1 200 "), reply
 
 
+@pytest.mark.parametrize("beyond", [5, 2], ids=["in the body", "in the mark between head and body"])
+def test_nothing_is_left_out_of_a_body_that_looks_like_that_wish(server, beyond):
+    """Else the next request on the connection, which may be another client's, would lose its beginning."""
+    request = post(b"{\r\nUpgrade: h2c\r\n\r\n}").replace(b"\r\n", b"\r\nOrigin: https://evil.example\r\n", 1)
+    at = request.index(b"\r\n\r\n") + beyond
+    with connected(server) as sock, server.http() as http:
+        sock.sendall(request[:at])
+        assert http.get("/health").status_code == 200  # by now it has read that
+        sock.sendall(request[at:])
+        sock.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        reply = b"".join(iter(lambda: sock.recv(1 << 16), b""))
+    assert reply.startswith(b"HTTP/1.1 403 ")  # at once, for its origin, whatever its body is
+    assert b"HTTP/1.1 200 OK" in reply, reply
+
+
 def test_bodies_that_are_too_large_are_413_before_they_are_read(server):
     head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
     with connected(server) as sock:

@@ -35,6 +35,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     _deadline: asyncio.TimerHandle | None = None
     _head_bytes = 0
+    _is_between = True
+    """Whether the next byte begins a request. What a body is robbed of would be taken from the next one."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for the first request."""
@@ -44,7 +46,7 @@ class PatientProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Count what came before the end of the headers."""
-        if self._deadline is not None or self.cycle is None or self.cycle.response_complete:
+        if self._is_between:
             data = without_upgrade(data)
         super().data_received(data)
         if self._deadline is not None:
@@ -60,8 +62,14 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         """Begin to wait for the end of a later request's headers."""
+        self._is_between = False
         self._begin()
         super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        """Expect another request."""
+        super().on_message_complete()
+        self._is_between = True
 
     def on_headers_complete(self) -> None:
         """Stop waiting: the head is there."""
