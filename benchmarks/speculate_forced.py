@@ -18,9 +18,9 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.drafting import Drafting
 from penstock.engine.drafts.ngram import NgramDrafter
 from penstock.engine.drafts.pace import Pace
+from penstock.engine.drawing.verify import kept
 from penstock.engine.request import Request
 from penstock.engine.sampling import Sampling
-from penstock.engine.verify import kept
 
 CHANCES = (0.0, 0.5, 0.7, 0.9, 1.0)
 PACES = {"2 drafts": (2, False), "4 drafts": (4, False), "up to 4": (4, True)}

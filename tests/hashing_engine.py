@@ -6,14 +6,14 @@ import torch
 
 from penstock.engine.answers import Drawn
 from penstock.engine.batch import Batch
-from penstock.engine.blocks import BlockPool
 from penstock.engine.capacity import Capacity
 from penstock.engine.engine import Engine
 from penstock.engine.request import Piece
 from penstock.engine.runner import Output
-from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import Share, StepPlan
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Share, StepPlan
 from tests.hashing_model import ADAPTERS, VOCAB, HashingModel
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from penstock.engine.batch import Batch, batch_of
 from penstock.engine.request import Request
-from penstock.engine.scheduler import Scheduler
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import StepPlan
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import StepPlan
 
 VOCAB = 1000
 ADAPTERS = {"a": 0, "b": 1}

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.engine.batch import batch_of
-from penstock.engine.blocks import BlockPool
 from penstock.engine.drafts.drafter import Done
 from penstock.engine.drafts.model import ModelDrafter, num_spare_blocks
+from penstock.engine.drawing.verify import kept
 from penstock.engine.request import Request
-from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.sequence import Sequence
-from penstock.engine.verify import kept
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.sequence import Sequence
 
 VOCAB = 7
 

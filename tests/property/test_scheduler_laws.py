@@ -6,10 +6,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from penstock.engine.blocks import BlockPool
 from penstock.engine.request import Request
-from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.step_size import StepSize
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.step_size import StepSize
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
 BLOCK_SIZE, NUM_BLOCKS, BUDGET, PIECE = 4, 12, 10, 6

@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.blocks import BlockPool
 from penstock.engine.capacity import Capacity
 from penstock.engine.drafting import Drafting
 from penstock.engine.drafts.ngram import NgramDrafter
 from penstock.engine.drafts.pace import Pace
-from penstock.engine.drawer import Drawer
+from penstock.engine.drawing.drawer import Drawer
+from penstock.engine.drawing.sampler import Sampler
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request
 from penstock.engine.runner import Output
-from penstock.engine.sampler import Sampler
 from penstock.engine.sampling import Sampling
-from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.scheduler import Limits, Scheduler
 from tests.hashing_model import VOCAB as STATES
 from tests.hashing_model import HashingModel, step_hash
 

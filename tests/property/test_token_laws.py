@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.filters import choose, choose_plain, probabilities, told
+from penstock.engine.drawing.filters import choose, choose_plain, probabilities, told
 from penstock.engine.sampling import Sampling
 from penstock.nn import native
 

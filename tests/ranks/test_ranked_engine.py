@@ -10,11 +10,11 @@ import pytest
 from tests.tiny_models import save_tiny_model
 
 from penstock.core.errors import EngineClosed, ModelError, RunnerLost, UsageError
-from penstock.engine import rank_group, rank_processes
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.config import EngineConfig
-from penstock.engine.rank_processes import RankProcesses
+from penstock.engine.ranks import group, processes
+from penstock.engine.ranks.processes import RankProcesses
 from penstock.engine.request import Request
 
 PROMPTS = [(3,), (3, 4, 5, 9), tuple(range(100, 145)), (7, 7, 1) * 9, (210, 0, 105, 106)]
@@ -70,7 +70,7 @@ def workers():
     found = []
     for children in Path("/proc/self/task").glob("*/children"):
         found += [int(pid) for pid in children.read_text().split()]
-    return sorted(pid for pid in found if b"rank_worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(pid for pid in found if b"ranks.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 class Heard:
@@ -133,8 +133,8 @@ def test_a_rank_killed_while_nobody_asks_is_noticed_at_once(ranked):
 
 
 def test_a_rank_that_hangs_is_given_up_and_named(folder, monkeypatch):
-    monkeypatch.setattr(rank_group, "TIMEOUT_S", 3.0)
-    monkeypatch.setattr(rank_processes, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(group, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(processes, "_PATIENCE_S", 1.0)
     with EngineThread(
         build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))
     ) as thread:
@@ -170,8 +170,8 @@ def test_ctrl_c_is_heard_while_a_rank_stands_still_whose_step_then_goes_on(ranke
 
 
 def test_a_rank_that_takes_nothing_from_its_pipe_is_given_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(rank_processes, "_SEND_LIMIT_S", 1)
-    monkeypatch.setattr(rank_processes, "_PATIENCE_S", 0.5)
+    monkeypatch.setattr(processes, "_SEND_LIMIT_S", 1)
+    monkeypatch.setattr(processes, "_PATIENCE_S", 0.5)
     others = RankProcesses.start({1: {"path": tmp_path, "config": {}}})
     others.ranks[0].process.send_signal(signal.SIGSTOP)
     with pytest.raises(RunnerLost, match="rank 1 does not answer"):

@@ -11,9 +11,10 @@ import torch.distributed as dist
 from tests.tiny_models import CONFIGS, save_tiny_model
 from tests.unit.engine.test_whole_steps import BLOCK_SIZE, STEPS, a_batch
 
-from penstock.engine import shared_board, whole_steps
+from penstock.engine import whole_steps
 from penstock.engine.config import EngineConfig
 from penstock.engine.part import open_part
+from penstock.engine.ranks import board as board_module
 from penstock.engine.runner import Runner
 from penstock.models.llama.slices import Place
 from penstock.nn import packed
@@ -53,9 +54,9 @@ def by_modules(part):
     )
 
 
-def compare(world, *, folder, weights, slot_bytes=shared_board.SLOT_BYTES):
+def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
     """Return, for each type of the matrices, whether steps were one call, and whether any number differs."""
-    shared_board.SLOT_BYTES = whole_steps.SLOT_BYTES = slot_bytes
+    board_module.SLOT_BYTES = whole_steps.SLOT_BYTES = slot_bytes
     packed.has_tiles = lambda: False  # with them bfloat16 is left to blocks
     found = []
     for kind in weights:

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from penstock.engine import shared_board
-from penstock.engine.rank_group import RankGroup
-from penstock.engine.shared_board import SharedBoard
+from penstock.engine.ranks import board as board_module
+from penstock.engine.ranks.board import SharedBoard
+from penstock.engine.ranks.group import RankGroup
 from penstock.models.llama.slices import Place
 from penstock.nn import native
 from penstock.testing.ranks import on_ranks
@@ -42,7 +42,7 @@ def group_of(world, meeting):
 def exchange(world, *, meeting, without=None):
     if world.ranks.rank == without:
         native.is_available = lambda: False
-    shared_board.SLOT_BYTES = 2**20
+    board_module.SLOT_BYTES = 2**20
     group, place = group_of(world, meeting)
     sums, gathered = [], []
     for dtype in (torch.float32, torch.bfloat16):

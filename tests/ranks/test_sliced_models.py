@@ -8,8 +8,8 @@ from tests.tiny_models import CONFIGS, save_tiny_model
 
 from penstock.checkpoint.hf import load_pretrained, read_config
 from penstock.core.errors import UsageError
-from penstock.engine.rank_group import RankGroup
-from penstock.engine.tensor_parallel import GatheredLogits, join_ranks
+from penstock.engine.ranks.group import RankGroup
+from penstock.engine.ranks.tensor_parallel import GatheredLogits, join_ranks
 from penstock.models.llama.slices import Place, check_ranks
 from penstock.testing.ranks import on_ranks
 

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from penstock.core.errors import UsageError, nearest
 from penstock.engine.adapter_file import Lora, read_adapter
 from penstock.engine.batch import Batch
-from penstock.engine.tensor_parallel import SummedLinear
+from penstock.engine.ranks.tensor_parallel import SummedLinear
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place

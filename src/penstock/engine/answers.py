@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.engine.request import Finish, Piece, TokenLogprob
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text_stream import TextStream
 
 

@@ -6,22 +6,22 @@ import torch
 
 from penstock.core import env
 from penstock.core.errors import ConfigError
-from penstock.engine.blocks import BlockPool
 from penstock.engine.capacity import PIECE_TOKENS, SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
 from penstock.engine.compiled import is_wanted
 from penstock.engine.config import EngineConfig
 from penstock.engine.drafts.opening import Source, build_drafting, bytes_of_block, open_source
-from penstock.engine.drawer import Drawer
+from penstock.engine.drawing.drawer import Drawer
+from penstock.engine.drawing.sampler import Sampler
 from penstock.engine.engine import Engine
 from penstock.engine.grammars import Grammars
 from penstock.engine.kv_cache import bytes_per_block
 from penstock.engine.part import Part, open_part
-from penstock.engine.rank_processes import RankProcesses
-from penstock.engine.ranked_runner import RankedRunner, start_others
+from penstock.engine.ranks.processes import RankProcesses
+from penstock.engine.ranks.runner import RankedRunner, start_others
 from penstock.engine.runner import Runs
-from penstock.engine.sampler import Sampler
-from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.step_size import StepSize
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.step_size import StepSize
 from penstock.engine.trial import activation_bytes
 from penstock.engine.words import Words
 from penstock.models.llama.model import Llama

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from penstock.engine.step_plan import Share, StepPlan
+from penstock.engine.scheduling.step_plan import Share, StepPlan
 
 NO_ADAPTERS: Mapping[str, int] = MappingProxyType({})
 

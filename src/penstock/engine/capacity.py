@@ -14,7 +14,7 @@ SHARE_OF_FREE = {"cpu": 0.5, "cuda": 0.9}
 """Of the memory that is free once weights are loaded and, on a GPU, a step was tried."""
 
 STEP_TOKENS = {"cpu": 4096, "cuda": 8192}
-"""What memory for activations is planned for; what a step lasts is for `engine.step_size` to say."""
+"""What memory for activations is planned for; what a step lasts says `scheduling.step_size`."""
 PIECE_TOKENS = {"cpu": 512, "cuda": 2048}
 """Of a prompt that is alone: enough rows for matrix products to run at full speed, no more than needed."""
 

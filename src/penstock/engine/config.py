@@ -31,7 +31,7 @@ class EngineConfig:
     """Tokens computed in one step at most, whatever it may last; None: computed."""
     between_tokens_ms: float = 50.0
     """What a step may last while answers are in the making and prompts wait, or twice a step without prompts
-    if that is more: smaller means an evener stream, and later first tokens; see `engine.step_size`."""
+    if that is more: smaller means an evener stream, and later first tokens (`scheduling.step_size`)."""
     block_size: int = 16
     """Positions of a block of the cache."""
     cache_gib: float | None = None

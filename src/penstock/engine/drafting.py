@@ -5,7 +5,7 @@ import logging
 from penstock.core import clock
 from penstock.engine.drafts.drafter import Done, Drafter
 from penstock.engine.drafts.pace import Pace
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.stats import Counts
 
 log = logging.getLogger(__name__)

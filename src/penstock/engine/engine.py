@@ -26,10 +26,10 @@ from penstock.engine.grammars import Grammars
 from penstock.engine.request import Finish, Piece, Request
 from penstock.engine.runner import Output, Runs
 from penstock.engine.sampling import check_bias
-from penstock.engine.scheduler import Scheduler
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.scheduler import Scheduler
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import StepPlan
 from penstock.engine.stats import Counts, Stats
-from penstock.engine.step_plan import StepPlan
 from penstock.engine.words import Words
 
 log = logging.getLogger(__name__)

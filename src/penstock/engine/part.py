@@ -19,9 +19,9 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.fuse import fuse
 from penstock.engine.kv_cache import PagedCache
 from penstock.engine.open import open_config, open_model
-from penstock.engine.rank_group import RankGroup
+from penstock.engine.ranks.group import RankGroup
+from penstock.engine.ranks.tensor_parallel import join_ranks
 from penstock.engine.runner import Runner
-from penstock.engine.tensor_parallel import join_ranks
 from penstock.engine.weights import convert, prepare
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place

@@ -13,8 +13,8 @@ from penstock.engine.adapters import Adapters
 from penstock.engine.batch import Batch
 from penstock.engine.compiled import CompiledSteps
 from penstock.engine.kv_cache import BoundCache, PagedCache
-from penstock.engine.rank_group import RankGroup
-from penstock.engine.tensor_parallel import GatheredLogits
+from penstock.engine.ranks.group import RankGroup
+from penstock.engine.ranks.tensor_parallel import GatheredLogits
 from penstock.engine.whole_steps import WholeSteps, whole_steps
 from penstock.models.llama.model import Llama
 

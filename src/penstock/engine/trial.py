@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from penstock.engine.batch import Batch
-from penstock.engine.filters import choose
+from penstock.engine.drawing.filters import choose
 from penstock.engine.part import Part
 from penstock.engine.sampling import Sampling
 

@@ -4,7 +4,7 @@ The operator (nn/native/network.h) is handed the operands of all blocks once, an
 computes what the modules do, to the same bits. Of the last block it leaves out what nobody asks for: a token
 before the first of its share whose logits or hidden state are wanted gives its key and value, no more.
 
-Of a rank's part it is handed the board besides, on which ranks exchange what they sum (shared_board.py).
+Of a rank's part it is handed the board besides, on which ranks exchange what they sum (ranks/board.py).
 Either all of them compute in this way or none, for all must make the same exchanges.
 """
 
@@ -21,9 +21,9 @@ from penstock.engine.adapter_panels import adapter_panels
 from penstock.engine.batch import Batch
 from penstock.engine.fuse import FusedBlock
 from penstock.engine.kv_cache import PagedCache
-from penstock.engine.rank_group import RankGroup
-from penstock.engine.shared_board import SLOT_BYTES
-from penstock.engine.tensor_parallel import SummedEmbedding, SummedLinear, vocabulary_of
+from penstock.engine.ranks.board import SLOT_BYTES
+from penstock.engine.ranks.group import RankGroup
+from penstock.engine.ranks.tensor_parallel import SummedEmbedding, SummedLinear, vocabulary_of
 from penstock.models.llama.model import Llama
 from penstock.nn.block_operands import BlockOperands, operands_of
 from penstock.nn.fused import FusedRMSNorm

@@ -5,7 +5,7 @@ import pytest
 from penstock.engine.answers import Drawn, OpenAnswer
 from penstock.engine.request import Request, TokenLogprob
 from penstock.engine.sampling import Sampling
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.text_stream import TextStream
 
 

@@ -4,8 +4,8 @@ import numpy as np
 
 from penstock.engine.batch import batch_of
 from penstock.engine.request import Request
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import Share, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Share, StepPlan
 
 
 def share_of(tokens, start, num_tokens, *, blocks, drafts=(), num_prompt=None, **request):

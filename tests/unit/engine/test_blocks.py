@@ -1,6 +1,6 @@
 """Blocks are counted, found again by what they hold, and given away least recently used first."""
 
-from penstock.engine.blocks import BlockPool
+from penstock.engine.scheduling.blocks import BlockPool
 
 
 def test_all_blocks_are_given_once():

@@ -2,10 +2,10 @@
 
 import random
 
-from penstock.engine import fairness
-from penstock.engine.fairness import WaitingLine
 from penstock.engine.request import Request
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling import fairness
+from penstock.engine.scheduling.fairness import WaitingLine
+from penstock.engine.scheduling.sequence import Sequence
 
 
 class Line:

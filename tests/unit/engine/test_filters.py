@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from penstock.engine.filters import choose, probabilities, weights
+from penstock.engine.drawing.filters import choose, probabilities, weights
 from penstock.engine.sampling import GREEDY, Sampling
 from penstock.nn import native
 

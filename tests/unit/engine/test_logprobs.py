@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from penstock.engine.logprobs import logprobs_of
+from penstock.engine.drawing.logprobs import logprobs_of
 
 LOGITS = torch.randn(3, 30, generator=torch.Generator().manual_seed(0)) * 3
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from penstock.engine.penalties import Tally, penalise
+from penstock.engine.drawing.penalties import Tally, penalise
 from penstock.engine.sampling import Sampling
 
 

@@ -1,9 +1,9 @@
 """Names of blocks say all that their content depends on."""
 
-from penstock.engine.blocks import BlockPool
-from penstock.engine.prefix import find_prefix, name_blocks, names_of
 from penstock.engine.request import Request
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.prefix import find_prefix, name_blocks, names_of
+from penstock.engine.scheduling.sequence import Sequence
 
 
 def sequence_of(*prompt, blocks=(), **request):

@@ -3,9 +3,9 @@
 import pytest
 from tests.hashing_model import sequences_of
 
-from penstock.engine.blocks import BlockPool
 from penstock.engine.request import Request
-from penstock.engine.running import Running
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.running import Running
 
 
 class Table:

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from penstock.engine.drawing.sampler import NOT_FINITE, NOTHING_LEFT, Row, Sampler, rows_of, uniforms
 from penstock.engine.request import Request
-from penstock.engine.sampler import NOT_FINITE, NOTHING_LEFT, Row, Sampler, rows_of, uniforms
 from penstock.engine.sampling import Sampling
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import Share, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Share, StepPlan
 
 VOCAB = 50
 LOGITS = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(0)) * 2

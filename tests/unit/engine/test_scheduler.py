@@ -6,10 +6,10 @@ import pytest
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
 from penstock.core.errors import UsageError
-from penstock.engine.blocks import BlockPool
-from penstock.engine.fairness import Turns, WaitingLine
 from penstock.engine.request import Request
-from penstock.engine.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.fairness import Turns, WaitingLine
+from penstock.engine.scheduling.scheduler import Limits, Scheduler
 
 
 class Engine:

@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.engine.blocks import BlockPool
 from penstock.engine.request import Request
-from penstock.engine.scheduler import Limits, Scheduler
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_size import TOGETHER_S, StepSize
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_size import TOGETHER_S, StepSize
 
 MACHINES = {  # what a step costs, and each of its tokens, in seconds
     "tokens are all that costs": (0.0, 0.0003),

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.verify import kept
+from penstock.engine.drawing.verify import kept
 
 TOKENS = st.integers(min_value=0, max_value=4)
 

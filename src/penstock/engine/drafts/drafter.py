@@ -7,8 +7,8 @@ from typing import Protocol
 from torch import Tensor
 
 from penstock.engine.batch import Batch
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ from itertools import islice
 import torch
 
 from penstock.engine.drafts.drafter import Done
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 from penstock.models.speculator import Speculator
 
 

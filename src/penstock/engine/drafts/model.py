@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.engine.batch import Batch
 from penstock.engine.drafts.drafter import Done
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 
 Logits = Callable[[Batch], Tensor]
 """Runs the small model; returns the logits [r, vocab] of the rows that the batch asks for."""

@@ -9,7 +9,7 @@ lookups, and one entry per size for each new token.
 from collections.abc import Sequence as Many
 from typing import TYPE_CHECKING
 
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 
 if TYPE_CHECKING:
     from penstock.engine.drafts.drafter import Done

@@ -17,7 +17,7 @@ measured, and what other work adds to a step is filtered. Nothing here changes a
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 
 _FORGET = 0.98
 """Weight of a measurement after one more: the last fifty steps count."""

@@ -9,7 +9,7 @@
 // Of the last block only what somebody asks for is computed: all tokens give their keys and values, and those
 // from the first asked-for token of each share on are attended and go through the feed-forward layer.
 //
-// Where the network is one rank's part (engine/tensor_parallel.py), its threads write their summands straight to the
+// Where the network is one rank's part (engine/ranks/tensor_parallel.py), its threads write their summands straight to the
 // board that the ranks share, and one of them meets the other ranks.
 #pragma once
 

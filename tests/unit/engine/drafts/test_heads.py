@@ -7,8 +7,8 @@ from penstock.engine.batch import Batch
 from penstock.engine.drafts.drafter import Done
 from penstock.engine.drafts.heads import HeadsDrafter
 from penstock.engine.request import Request
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import Share, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Share, StepPlan
 from penstock.models.speculator import Speculator, SpeculatorConfig
 
 

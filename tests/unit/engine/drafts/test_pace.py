@@ -5,7 +5,7 @@ import pytest
 
 from penstock.engine.drafts.pace import Pace
 from penstock.engine.request import Request
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 
 
 def sequence(number=0, *, drawn=1, max_tokens=1000):

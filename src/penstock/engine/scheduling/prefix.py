@@ -10,8 +10,8 @@ two contents with one name could have others' answers computed from tokens they 
 from array import array
 from hashlib import blake2b
 
-from penstock.engine.blocks import BlockPool, Name
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.blocks import BlockPool, Name
+from penstock.engine.scheduling.sequence import Sequence
 
 
 def names_of(sequence: Sequence, *, block_size: int, num_blocks: int) -> list[Name]:

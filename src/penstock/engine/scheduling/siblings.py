@@ -1,6 +1,6 @@
 """Other answers of one request wait until the first has computed the prompt, whose blocks they then share."""
 
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 
 
 class Siblings:

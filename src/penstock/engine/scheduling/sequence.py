@@ -32,7 +32,7 @@ class Sequence:
     admitted: bool = False
     """Whether it ran before; one that was pre-empted waits again, and is not charged again."""
     names: list[bytes] = field(default_factory=list)
-    """What each of its full blocks holds, as far as anybody asked; see `engine.prefix`."""
+    """What each of its full blocks holds, as far as anybody asked; see `engine.scheduling.prefix`."""
     finish: Finish | None = None
 
     @property

@@ -5,12 +5,12 @@ import logging
 from torch import Tensor
 
 from penstock.engine.answers import Drawn
-from penstock.engine.prompt_logprobs import PromptLogprobs
+from penstock.engine.drawing.prompt_logprobs import PromptLogprobs
+from penstock.engine.drawing.sampler import Draws, Sampler, rows_of
+from penstock.engine.drawing.verify import kept
 from penstock.engine.runner import Output
-from penstock.engine.sampler import Draws, Sampler, rows_of
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import Share, StepPlan
-from penstock.engine.verify import kept
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Share, StepPlan
 
 log = logging.getLogger(__name__)
 

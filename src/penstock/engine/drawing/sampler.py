@@ -4,7 +4,7 @@ The random number of a token is a hash of (seed, answer, position), never the ne
 a request's tokens are the same whatever shares its batch, and after a pre-emption.
 
 What excludes tokens or moves their logits comes first (grammar, `min_tokens`, bias, penalties), then the
-filters of `engine.filters`. What a sampler knows of an answer, its tally and its place in a grammar, is
+filters of `drawing.filters`. What a sampler knows of an answer, its tally and its place in a grammar, is
 caught up from the answer's tokens when a row of it is drawn: tokens that were guessed and refused, or an
 answer that was pre-empted, need no word to the sampler. It is told only when an answer has ended.
 """
@@ -19,13 +19,13 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from penstock.core.rng import key_of, mix64
-from penstock.engine.filters import choose, probabilities
-from penstock.engine.logprobs import logprobs_of
-from penstock.engine.penalties import Tallied, Tally, needs_tally, penalise
+from penstock.engine.drawing.filters import choose, probabilities
+from penstock.engine.drawing.logprobs import logprobs_of
+from penstock.engine.drawing.penalties import Tallied, Tally, needs_tally, penalise
 from penstock.engine.request import TokenLogprob
 from penstock.engine.sampling import GREEDY
-from penstock.engine.sequence import Sequence as Answer
-from penstock.engine.step_plan import StepPlan
+from penstock.engine.scheduling.sequence import Sequence as Answer
+from penstock.engine.scheduling.step_plan import StepPlan
 
 NOT_FINITE = "The model's logits are not finite. Use an earlier checkpoint of the run."
 NOTHING_LEFT = "No token is left to draw: all are excluded. Exclude fewer."

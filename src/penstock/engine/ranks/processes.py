@@ -1,7 +1,7 @@
 """The other ranks of an engine as processes of this one: start them, tell them, notice that one is gone.
 
-A rank is a process of its own (`python -m penstock.engine.rank_worker`) with one pipe to the first rank. On
-the pipe comes what to open, then each step's batch; the sums go among the ranks themselves (rank_group.py).
+A rank is a process of its own (`python -m penstock.engine.ranks.worker`) with one pipe to the first rank. On
+the pipe comes what to open, then each step's batch; the sums go among the ranks themselves (group.py).
 The pipe is also how each learns of the other's death, at once and in any state: the kernel closes it. So a
 rank that waits for work needs no heartbeat and may wait for days, and none outlives the first.
 
@@ -197,7 +197,7 @@ def _start(number: int, job: Mapping[str, Any]) -> _Rank:
         line.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", _SEND_LIMIT_S, 0))
     with theirs:
         # -P: what lies in the current folder is not imported
-        command = [sys.executable, "-P", "-m", "penstock.engine.rank_worker", str(theirs.fileno())]
+        command = [sys.executable, "-P", "-m", "penstock.engine.ranks.worker", str(theirs.fileno())]
         process = subprocess.Popen(
             command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )

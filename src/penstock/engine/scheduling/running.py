@@ -1,13 +1,13 @@
 """The running sequences and the blocks they hold: how one enters, grows and leaves; integers only.
 
-Who does so, and when, is decided by `engine.scheduler`. Blocks for all known tokens are taken on entering, so
+Who does so, and when, is decided by `scheduler.py`. Blocks for all known tokens are taken on entering, so
 a prompt never stops half-way for want of them; from then on a sequence takes one whenever its last is full.
 """
 
 from bisect import insort
 
-from penstock.engine.blocks import BlockPool
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.sequence import Sequence
 
 
 class Running:

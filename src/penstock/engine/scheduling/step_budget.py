@@ -1,7 +1,7 @@
 """The tokens of one step, handed out to sequences: who gets how many of what is left."""
 
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import Share
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Share
 
 
 class StepBudget:

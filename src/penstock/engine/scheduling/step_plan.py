@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: made per answer and step, and freezing doubles its price

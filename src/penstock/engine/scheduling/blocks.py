@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 Name = bytes
-"""What a block holds: see `engine.prefix`."""
+"""What a block holds: see `engine.scheduling.prefix`."""
 
 
 class BlockPool:

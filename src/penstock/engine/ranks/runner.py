@@ -10,7 +10,7 @@ from penstock.engine.batch_bytes import encode
 from penstock.engine.config import EngineConfig
 from penstock.engine.open import open_config
 from penstock.engine.part import Part
-from penstock.engine.rank_processes import RankProcesses
+from penstock.engine.ranks.processes import RankProcesses
 from penstock.engine.runner import Output, Runner
 from penstock.models.llama.slices import check_ranks
 

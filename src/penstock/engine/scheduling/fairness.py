@@ -14,7 +14,7 @@ import heapq
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.sequence import Sequence
 
 PROMPT_WEIGHT = 1
 DRAWN_WEIGHT = 2

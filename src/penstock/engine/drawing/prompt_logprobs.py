@@ -6,10 +6,10 @@ alone needs those of the last position: a step's chunk times the vocabulary.
 
 from torch import Tensor
 
-from penstock.engine.logprobs import logprobs_of
+from penstock.engine.drawing.logprobs import logprobs_of
 from penstock.engine.request import TokenLogprob
-from penstock.engine.sequence import Sequence
-from penstock.engine.step_plan import Share, StepPlan
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.step_plan import Share, StepPlan
 
 
 class PromptLogprobs:

@@ -1,4 +1,4 @@
-"""A rank of an engine other than the first, as a process: `python -m penstock.engine.rank_worker PIPE`.
+"""A rank of an engine other than the first, as a process: `python -m penstock.engine.ranks.worker PIPE`.
 
 It opens its part of the model, makes pages for its heads, then computes every step that the first rank sends.
 It draws no tokens and knows no requests. It ends when the pipe does.
@@ -17,7 +17,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.garbage import look_seldom
 from penstock.engine.batch_bytes import decode
 from penstock.engine.config import EngineConfig
-from penstock.engine.rank_processes import COMMAND, STEP
+from penstock.engine.ranks.processes import COMMAND, STEP
 from penstock.models.llama.slices import Place
 
 if TYPE_CHECKING:

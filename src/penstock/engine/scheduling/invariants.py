@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 from collections.abc import Sequence as List
 
-from penstock.engine.blocks import BlockPool
-from penstock.engine.prefix import names_of
-from penstock.engine.sequence import Sequence
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.prefix import names_of
+from penstock.engine.scheduling.sequence import Sequence
 
 
 def check(pool: BlockPool, running: List[Sequence], waiting: Iterable[Sequence], *, block_size: int) -> None:

@@ -2,7 +2,7 @@
 
 The group is no part of torch.distributed's global state: an engine must be able to live in a process that
 trains, or beside another engine. Its ranks are of one machine, meet in a private file, and exchange numbers
-through shared memory (shared_board.py), over loopback where that cannot be (gloo), or between GPUs (NCCL).
+through shared memory (board.py), over loopback where that cannot be (gloo), or between GPUs (NCCL).
 """
 
 import logging
@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.engine.shared_board import SharedBoard
+from penstock.engine.ranks.board import SharedBoard
 from penstock.models.llama.slices import Place
 
 log = logging.getLogger(__name__)

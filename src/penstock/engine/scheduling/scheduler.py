@@ -7,10 +7,10 @@ Sarathi-Serve, OSDI 2024). A step is filled in this order:
 1. Every sequence that has one token left gets it. If a block is needed and none is free, the running
    sequence of the worst priority that came last gives up its blocks and waits again; what it had computed
    stays findable until its room is needed. Drafts take what is left, or half of it if prompts want some.
-2. Prompts that were begun, then those whose turn it is (`engine.fairness`), get the rest. One that is
+2. Prompts that were begun, then those whose turn it is (`fairness.py`), get the rest. One that is
    longer than a step leaves half of it to others, so that short prompts pass a long one.
 
-Here is who; how a sequence gets and gives back its blocks is in `engine.running`.
+Here is who; how a sequence gets and gives back its blocks is in `engine.scheduling.running`.
 
 Nothing waits for ever. The running sequence that comes first by (priority, id) always has a share: it is the
 last to be pre-empted, and no request is accepted that would not fit alone. So it ends, and the next is first.
@@ -22,17 +22,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
-from penstock.engine.blocks import BlockPool
-from penstock.engine.fairness import DRAWN_WEIGHT, PROMPT_WEIGHT, WaitingLine
-from penstock.engine.invariants import check
-from penstock.engine.prefix import find_prefix, name_blocks
 from penstock.engine.request import Finish, Request
-from penstock.engine.running import Running
-from penstock.engine.sequence import Sequence
-from penstock.engine.siblings import Siblings
-from penstock.engine.step_budget import StepBudget
-from penstock.engine.step_plan import Share, StepPlan
-from penstock.engine.step_size import StepSize
+from penstock.engine.scheduling.blocks import BlockPool
+from penstock.engine.scheduling.fairness import DRAWN_WEIGHT, PROMPT_WEIGHT, WaitingLine
+from penstock.engine.scheduling.invariants import check
+from penstock.engine.scheduling.prefix import find_prefix, name_blocks
+from penstock.engine.scheduling.running import Running
+from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.scheduling.siblings import Siblings
+from penstock.engine.scheduling.step_budget import StepBudget
+from penstock.engine.scheduling.step_plan import Share, StepPlan
+from penstock.engine.scheduling.step_size import StepSize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
