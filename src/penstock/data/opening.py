@@ -12,7 +12,7 @@ from penstock.data.foreign import OnProgress, foreign_manifest, probe_of
 from penstock.data.formats import FORMATS, Options, TokenShard, synthetic
 from penstock.data.manifest import FILE, TOKENIZER_FILE, Manifest, ShardEntry, load_manifest, read_manifest
 from penstock.data.spec import SYNTHETIC, TEXT, Spec, parse_spec
-from penstock.data.storage import Absent, LocalStorage, Storage
+from penstock.data.storage import Absent, LocalStorage, Storage, file_sizes
 
 _LISTED_SHARDS = 1024
 """A synthetic corpus of more shards is opened without a list of them."""
@@ -164,7 +164,7 @@ def _files(location: str, storage: Storage) -> tuple[Storage, dict[str, int], st
         if leaf == FILE and storage.folder.is_file():
             raise CorpusError(f"{location} is the manifest of a corpus", fix=f"Name its folder: {parent}.")
         beside = parent.iterdir() if parent.is_dir() else iter(())
-        sizes = {path.name: path.stat().st_size for path in beside if path.is_file()}
+        sizes = {path.name: size for path, size in file_sizes(beside)}
         storage = LocalStorage(parent)
     else:
         if sizes := _visible(storage.sizes()):

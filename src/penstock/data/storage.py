@@ -5,8 +5,8 @@ arrays to slice and never learn how the bytes come: from a memory map, or throug
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -174,6 +174,14 @@ def _reading(path: Path) -> Generator[None]:
         raise CorpusError(f"{path} cannot be read: {error}", fix="Check the path and its rights.") from None
 
 
+def file_sizes(paths: Iterable[Path]) -> Iterator[tuple[Path, int]]:
+    """Yield those that are files, with their bytes; not what another process has renamed meanwhile."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                yield path, path.stat().st_size
+
+
 class LocalStorage:
     """A folder of this machine."""
 
@@ -183,8 +191,8 @@ class LocalStorage:
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of every file below the folder, by relative name, in byte order."""
-        files = (path for path in self.folder.rglob("*") if path.is_file())
-        found = {path.relative_to(self.folder).as_posix(): path.stat().st_size for path in files}
+        files = file_sizes(self.folder.rglob("*"))
+        found = {path.relative_to(self.folder).as_posix(): size for path, size in files}
         return dict(sorted(found.items(), key=lambda item: item[0].encode()))
 
     def open(self, name: str) -> LocalBlob:
