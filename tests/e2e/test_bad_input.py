@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +12,15 @@ import pytest
 
 from penstock.cli.main import main
 from tests.e2e.conftest import penstock
+
+
+@pytest.fixture(autouse=True)
+def handlers_of_signals():
+    """Put them back: a command leaves its own, and what other tests fork would only note a SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def said(capsys, *words):
