@@ -7,7 +7,9 @@ from importlib.util import find_spec
 
 import pytest
 
-pytestmark = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton here")
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None, reason="NOT TESTED: there is no Triton for this machine"
+)
 
 
 def run(what, tmp_path, **variables):
