@@ -149,8 +149,10 @@ def test_training_goes_on_while_a_save_is_written(tmp_path: Path) -> None:
             assert place.reached.wait(60)
             (total,) = world.sum(1.0)  # a step's collective
             assert saved_of(tmp_path) == [], "what is half-written is not there"
+            assert not saver.is_idle()
             place.opened.set()
             saver.finish()
+            assert saver.is_idle()
             assert [saved.name for saved in saved_of(tmp_path)] == ["step-00000001"]
         times = saver.times()
         assert 0 < times["checkpoint_share"] <= 1

@@ -124,6 +124,10 @@ class Saver:
         self._thread.start()
         self._blocked_s += clock.monotonic() - began
 
+    def is_idle(self) -> bool:
+        """Whether no save is under way on this rank."""
+        return self._thread is None or not self._thread.is_alive()
+
     def finish(self) -> None:
         """Wait for the save under way; every rank must call it.
 
