@@ -6,6 +6,9 @@ import re
 import jsonschema
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
+
+from tests.serving import strict
 
 HELLO = [{"role": "user", "content": "the penstock"}]
 SCHEMA = {
@@ -90,6 +93,17 @@ def test_a_named_function_is_called(client):
         (call,) = choice.message.tool_calls
         assert call.function.name == "measure"
         jsonschema.validate(json.loads(call.function.arguments), SCHEMA)
+
+
+def test_of_the_allowed_tools_alone_one_is_called_and_the_model_is_told_of_all(client):
+    some = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": some}
+    asked = {"tools": TOOLS, "parallel_tool_calls": False}
+    reply = ask(client, **asked, tool_choice=choice, n=8)
+    strict(ChatCompletion, reply)
+    called = [call.function.name for one in reply.choices for call in one.message.tool_calls]
+    assert called == ["now"] * 8
+    assert reply.usage.prompt_tokens == ask(client, **asked, tool_choice="required").usage.prompt_tokens
 
 
 @pytest.mark.parametrize(

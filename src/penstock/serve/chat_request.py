@@ -1,36 +1,34 @@
 """From a conversation to what the engine is asked, for every route that has one."""
 
-from collections.abc import Sequence
-
 from penstock.core import clock
 from penstock.engine.request import Request
 from penstock.serve.errors import ApiError
 from penstock.serve.prompts import chat_prompt
 from penstock.serve.requests import Asked, engine_request
-from penstock.serve.schema.chat import ChatRequest, TemplateValue, Tool
+from penstock.serve.schema.chat import ChatRequest, TemplateValue
 from penstock.serve.served import Service
 from penstock.serve.structure import grammar_of, grammar_of_calls
+from penstock.serve.tool_choice import ToolUse
 from penstock.serve.tool_forms import OPEN
 from penstock.text.chat import ChatTemplate
 
 
-def chat_request(body: ChatRequest, tools: Sequence[Tool], service: Service, *, client: str) -> Request:
+def chat_request(body: ChatRequest, use: ToolUse, service: Service, *, client: str) -> Request:
     """Return what the engine is asked; slow for long conversations, so not for the event loop.
 
     Args:
-        tools: those of the body that the model is told of.
+        use: what the body says of tools.
 
     Raises:
         ApiError, UsageError: it cannot be answered.
         ModelError: the model's chat template fails.
     """
-    _check(body, tools)
+    _check(body, use)
     template = service.served.words.template
     variables = {**_effort(body, template), **(body.chat_template_kwargs or {})}
-    prompt = chat_prompt(body.messages, service, tools=tools, variables=variables)
+    prompt = chat_prompt(body.messages, service, tools=use.told, variables=variables)
     grammar = grammar_of_calls(
-        body.tool_choice,
-        tools,
+        use,
         marked=OPEN in (template.tool_source or template.source or ""),
         several=body.parallel_tool_calls is not False,
     )
@@ -65,7 +63,7 @@ def _effort(body: ChatRequest, template: ChatTemplate) -> dict[str, TemplateValu
     return {"reasoning_effort": body.reasoning_effort}
 
 
-def _check(body: ChatRequest, tools: Sequence[Tool]) -> None:
+def _check(body: ChatRequest, use: ToolUse) -> None:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs: true.", param="top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -75,7 +73,7 @@ def _check(body: ChatRequest, tools: Sequence[Tool]) -> None:
     if body.max_tokens == 0:
         raise ApiError(400, "max_tokens must be at least 1 (got 0).", param="max_tokens")
     has_format = body.response_format is not None and body.response_format.type != "text"
-    if has_format and tools and body.tool_choice not in (None, "auto"):
+    if has_format and use.must_call:
         raise ApiError(
             400, "An answer is a call or follows response_format, not both.", param="response_format"
         )

@@ -16,7 +16,8 @@ from penstock.serve.schema.chat import (
     ReplyToolCall,
 )
 from penstock.serve.token_names import TokenNames
-from penstock.serve.tool_forms import Call, Tools
+from penstock.serve.tool_choice import ToolUse
+from penstock.serve.tool_forms import Call
 from penstock.serve.tools import Said, ToolReader
 
 
@@ -24,17 +25,14 @@ class ChatWriter:
     """One answer.
 
     Args:
-        tools: that may be called; none: the text is only text.
-        forced: the tool whose arguments the text is.
+        use: of tools; where none may be called the text is only text.
     """
 
-    def __init__(
-        self, index: int, *, names: TokenNames | None, tools: Tools | None = None, forced: str | None = None
-    ) -> None:
+    def __init__(self, index: int, *, names: TokenNames | None, use: ToolUse) -> None:
         self._index = index
         self._names = names
-        self._reader = ToolReader(tools) if tools and forced is None else None
-        self._forced = forced
+        self._reader = ToolReader(use.schemas) if use.allowed and use.forced is None else None
+        self._forced = use.forced
         self._num_calls = 0
 
     def begin(self) -> ChunkChoice:

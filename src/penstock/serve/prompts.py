@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from penstock.serve.errors import ApiError
 from penstock.serve.schema.chat import (
     AssistantMessage,
-    ChatRequest,
     Content,
     Message,
     TemplateValue,
@@ -64,30 +63,6 @@ def chat_prompt(
         asks=asks,
     )
     return words.encode_rendered(text)
-
-
-def tools_of(body: ChatRequest) -> list[Tool]:
-    """Return the tools that the model is told of.
-
-    Raises:
-        ApiError: two have one name, or one is to be called that is not there.
-    """
-    tools = body.tools or []
-    names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        raise ApiError(400, f"Two tools have one name (got {names}).", param="tools")
-    choice = body.tool_choice
-    if choice is None or choice == "auto":
-        return tools
-    if choice == "none":
-        return []
-    if not tools:
-        raise ApiError(400, "tool_choice asks for a call, but there are no tools.", param="tool_choice")
-    if not isinstance(choice, str) and choice.function.name not in names:
-        raise ApiError(
-            400, f"tool_choice names {choice.function.name!r}, the tools are {names}.", param="tool_choice"
-        )
-    return tools
 
 
 def _ids(prompt: Sequence[int]) -> list[int]:

@@ -1,11 +1,8 @@
 """From `response_format` and `tool_choice` to the grammar that the engine holds an answer to; pure."""
 
-from collections.abc import Sequence
-
 from penstock.core.errors import UsageError
 from penstock.engine import structured
 from penstock.serve.errors import api_error_of
-from penstock.serve.schema.chat import NamedTool, Tool
 from penstock.serve.schema.generation import (
     ChoiceFormat,
     GrammarFormat,
@@ -15,6 +12,7 @@ from penstock.serve.schema.generation import (
     ResponseFormat,
     TextFormat,
 )
+from penstock.serve.tool_choice import ToolUse
 from penstock.serve.tool_forms import CLOSE, OPEN
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -32,9 +30,7 @@ def grammar_of(wanted: ResponseFormat | None) -> str | None:
         raise api_error_of(error, param="response_format") from None
 
 
-def grammar_of_calls(
-    choice: str | NamedTool | None, tools: Sequence[Tool], *, marked: bool, several: bool
-) -> str | None:
+def grammar_of_calls(use: ToolUse, *, marked: bool, several: bool) -> str | None:
     """Return the grammar of an answer that must be calls; None: it need not be one.
 
     A call of a named tool is its arguments alone, one that the model chooses has its name too: this is how
@@ -47,12 +43,12 @@ def grammar_of_calls(
     Raises:
         ApiError: the tools' schemas are too long.
     """
-    if choice is None or choice in ("auto", "none") or not tools:
+    if not use.must_call:
         return None
-    parameters = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in tools}
+    parameters = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in use.allowed}
     try:
-        if isinstance(choice, NamedTool):
-            return structured.json_schema(parameters[choice.function.name])
+        if use.forced is not None:
+            return structured.json_schema(parameters[use.forced])
         begin, end = (f"{OPEN}\n", f"\n{CLOSE}") if marked else ("", "")
         return structured.tool_calls(parameters, begin=begin, end=end, several=several)
     except UsageError as error:

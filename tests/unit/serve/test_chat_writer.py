@@ -2,23 +2,30 @@
 
 from penstock.engine.request import Piece
 from penstock.serve.chat_writer import ChatWriter, joined
+from penstock.serve.schema.chat import NamedTool, Tool
+from penstock.serve.tool_choice import ToolUse, tool_use
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+ADD = [Tool.model_validate({"type": "function", "function": {"name": "add"}})]
+MAY_ADD = tool_use(ADD, "auto")
+MUST_ADD = tool_use(
+    ADD, NamedTool.model_validate(ADD[0].model_dump(include={"type", "function"}, exclude_none=True))
+)
 
 
-def written(*texts, finish="stop", **options):
-    writer = ChatWriter(0, names=None, **options)
+def written(*texts, use=MAY_ADD, finish="stop"):
+    writer = ChatWriter(0, names=None, use=use)
     pieces = [Piece(request_id=0, text=text) for text in texts[:-1]]
     return [writer.take(piece) for piece in (*pieces, Piece(request_id=0, text=texts[-1], finish=finish))]
 
 
 def test_text_is_text_where_there_are_no_tools():
-    message = joined(0, written("a ", CALL)).message
+    message = joined(0, written("a ", CALL, use=ToolUse())).message
     assert (message.content, message.tool_calls) == (f"a {CALL}", None)
 
 
 def test_a_call_is_a_tool_call_with_arguments_in_a_text():
-    choice = joined(0, written("Sure. ", CALL, tools={"add": {}}))
+    choice = joined(0, written("Sure. ", CALL))
     assert (choice.message.content, choice.finish_reason) == ("Sure. ", "tool_calls")
     [call] = choice.message.tool_calls
     assert (call.type, call.function.name, call.function.arguments) == ("function", "add", '{"a": 1}')
@@ -26,11 +33,11 @@ def test_a_call_is_a_tool_call_with_arguments_in_a_text():
 
 
 def test_a_call_alone_leaves_no_content():
-    assert joined(0, written(CALL, tools={"add": {}})).message.content is None
+    assert joined(0, written(CALL)).message.content is None
 
 
 def test_a_named_function_streams_its_arguments():
-    chunks = written('{"a"', ": 1", "}", tools={"add": {}}, forced="add")
+    chunks = written('{"a"', ": 1", "}", use=MUST_ADD)
     deltas = [chunk.delta.tool_calls[0] for chunk in chunks]
     assert [delta.function.name for delta in deltas] == ["add", None, None]
     assert [delta.id is not None for delta in deltas] == [True, False, False]
@@ -38,4 +45,4 @@ def test_a_named_function_streams_its_arguments():
 
 
 def test_an_answer_that_was_cut_says_so_even_with_a_call():
-    assert joined(0, written(CALL, finish="length", tools={"add": {}})).finish_reason == "length"
+    assert joined(0, written(CALL, finish="length")).finish_reason == "length"

@@ -9,19 +9,16 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.serve.chat_request import chat_request
 from penstock.serve.chat_writer import ChatWriter, joined
-from penstock.serve.prompts import tools_of
 from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
 from penstock.serve.schema.chat import (
     ChatChunk,
     ChatCompletion,
     ChatRequest,
     ChunkChoice,
-    NamedTool,
-    Tool,
 )
-from penstock.serve.served import Service
 from penstock.serve.stream import EventStream
 from penstock.serve.tally import Tally
+from penstock.serve.tool_choice import tool_use
 
 router = APIRouter()
 
@@ -31,10 +28,11 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     service, visit = service_of(request), visit_of(request)
     service.check_open()
-    tools = tools_of(body)
-    asked = await asyncio.to_thread(chat_request, body, tools, service, client=visit.client)
+    use = tool_use(body.tools or (), body.tool_choice)
+    asked = await asyncio.to_thread(chat_request, body, use, service, client=visit.client)
     tally = Tally(visit.opened(service.bridge.submit([asked])))
-    writers = [_writer(index, body, tools, service) for index in range(asked.num_answers)]
+    names = service.names if body.logprobs else None
+    writers = [ChatWriter(index, names=names, use=use) for index in range(asked.num_answers)]
     frame = ChatChunk(
         id=new_id("chatcmpl"),
         created=int(clock.unix_seconds()),
@@ -51,16 +49,6 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         ChatCompletion(
             id=frame.id, created=frame.created, model=frame.model, choices=choices, usage=tally.usage()
         )
-    )
-
-
-def _writer(index: int, body: ChatRequest, tools: Sequence[Tool], service: Service) -> ChatWriter:
-    forced = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
-    return ChatWriter(
-        index,
-        names=service.names if body.logprobs else None,
-        tools={tool.function.name: tool.function.parameters or {} for tool in tools},
-        forced=forced,
     )
 
 

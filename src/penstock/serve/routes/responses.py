@@ -25,6 +25,7 @@ from penstock.serve.schema.responses import (
 from penstock.serve.served import Service
 from penstock.serve.stream import EventStream
 from penstock.serve.tally import Tally
+from penstock.serve.tool_choice import ToolUse
 
 router = APIRouter()
 
@@ -98,7 +99,7 @@ def _format(body: ResponsesRequest) -> ResponseFormat | None:
 
 def _request(body: ResponsesRequest, service: Service, *, client: str) -> engine.Request:
     try:
-        return chat_request(chat_of(body), (), service, client=client)
+        return chat_request(chat_of(body), ToolUse(), service, client=client)
     except ApiError as error:
         error.param = _PARAMS.get(error.param or "", error.param)
         raise

@@ -125,9 +125,27 @@ class NamedTool(Body):
     function: FunctionName
 
 
+class AllowedTools(Body):
+    """Some of the tools."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)]
+    """By their names; whatever else is said of them here is without effect."""
+
+
+class AllowedChoice(Body):
+    """Call none but these."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 ToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedTool,
-    OneOf('"none", "auto", "required", or {"type": "function", "function": {"name": ...}}'),
+    Literal["none", "auto", "required"] | NamedTool | AllowedChoice,
+    OneOf(
+        '"none", "auto", "required", {"type": "function", "function": {"name": ...}}, or '
+        '{"type": "allowed_tools", "allowed_tools": {"mode": "auto" or "required", "tools": [...]}}'
+    ),
 ]
 
 TemplateValue = Annotated[bool | int | float | str, OneOf("true, false, a number or a text")]
