@@ -6,9 +6,9 @@ import jsonschema
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
-from tests.serving import strict
+from tests.serving import ADD, strict
 
 SCHEMA = {
     "type": "object",
@@ -16,6 +16,9 @@ SCHEMA = {
     "required": ["open"],
     "additionalProperties": False,
 }
+TOOL = {"type": "function", **ADD["function"], "strict": True}
+NOW = {"type": "function", "name": "now", "parameters": None, "strict": False}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "2"}
 EVENT = TypeAdapter(ResponseStreamEvent)
 GREEDY = {"model": "tiny", "input": "the penstock", "temperature": 0, "max_output_tokens": 12}
 
@@ -81,19 +84,90 @@ def test_an_answer_follows_a_schema_alone_and_gathered_by_the_clients_own_helper
         assert (found.status, found.text.format.name) == ("completed", "state")
 
 
+def test_a_function_is_called_and_its_output_answered_as_in_a_chat(client):
+    choice = {"type": "function", "name": "add"}
+    asked = {**GREEDY, "max_output_tokens": 200, "tools": [TOOL]}
+    reply = client.responses.create(**asked, tool_choice=choice)
+    strict(Response, reply)
+    [call] = reply.output
+    assert (call.type, call.name, call.status, reply.status) == ("function_call", "add", *["completed"] * 2)
+    assert set(json.loads(call.arguments)) == {"a", "big"}
+    assert (reply.tools[0].name, reply.tool_choice.name, reply.output_text) == ("add", "add", "")
+    for item in (call.model_dump(), call.to_dict()):  # as a client has it
+        output = {**OUTPUT, "call_id": call.call_id}
+        turns = [{"role": "user", "content": "the penstock"}, item, output]
+        second = client.responses.create(**{**asked, "input": turns}, tool_choice="none")
+        function = {"name": call.name, "arguments": call.arguments}
+        made = {"role": "assistant", "tool_calls": [{"id": "c", "type": "function", "function": function}]}
+        told = [turns[0], made, {"role": "tool", "tool_call_id": "c", "content": "2"}]
+        text, usage = chat(client, told, max_tokens=200)
+        assert (second.output_text, second.usage.input_tokens) == (text, usage.prompt_tokens)
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_calls_stream_as_events_that_the_clients_own_helper_joins(client, several):
+    asked = {**GREEDY, "max_output_tokens": 400, "tools": [TOOL, NOW], "temperature": 1}
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
+    choice = "required" if several else allowed
+    asked |= {"tool_choice": choice, "parallel_tool_calls": several}
+    events = list(client.responses.create(**asked, stream=True))
+    for event in events:
+        assert type(EVENT.validate_json(event.model_dump_json(exclude_unset=True), strict=True)) is type(
+            event
+        )
+    last = strict(Response, events[-1].response)
+    done = [event.arguments for event in events if event.type.endswith("arguments.done")]
+    assert [item.arguments for item in last.output if item.type == "function_call"] == done
+    with client.responses.stream(**asked) as stream:
+        joined = [event for event in stream if event.type == "response.function_call_arguments.delta"]
+        calls = stream.get_final_response().output if not several else []
+    assert joined
+    if not several:
+        assert [(call.name, call.arguments) for call in calls] == [("add", joined[-1].snapshot)]
+
+
+class State(BaseModel):
+    open: bool
+
+
+def test_the_client_parses_answers_and_arguments(client):
+    asked = {"model": "tiny", "input": "the", "max_output_tokens": 200}
+    assert isinstance(client.responses.parse(**asked, text_format=State).output_parsed, State)
+    tool = openai.pydantic_function_tool(State)["function"]
+    tools = [{"type": "function", **tool}]
+    reply = client.responses.parse(**asked, tools=tools, tool_choice={"type": "function", "name": "State"})
+    [call] = reply.output
+    assert State.model_validate(call.parsed_arguments)
+    sent = [{"role": "user", "content": "the"}, call.model_dump(), {**OUTPUT, "call_id": call.call_id}]
+    assert client.responses.create(**{**asked, "input": sent}).status in ("completed", "incomplete")
+
+
+def test_an_effort_is_a_variable_of_the_template(client):
+    plain = client.responses.create(**GREEDY)
+    more = client.responses.create(**GREEDY, reasoning={"effort": "low"})
+    assert more.usage.input_tokens > plain.usage.input_tokens
+    assert more.reasoning.effort == "low"
+
+
 @pytest.mark.parametrize(
     ("more", "param", "said"),
     [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier messages in input"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier items in input"),
         ({"store": True}, "store", "not kept"),
         ({"background": True}, "background", "while the client waits"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "at /v1/chat/completions only"),
-        ({"input": []}, "input", "Must be a text or a list of messages"),
-        ({"input": [{"type": "function_call_output"}]}, "input", "there are no other items"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "Input should be 'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tool_choice": {"type": "mcp"}}, "tool_choice", 'Must be "none", "auto", "required"'),
+        ({"input": []}, "input", "at least 1 item"),
+        ({"input": 5}, "input", "a text or a list of items"),
+        ({"input": [{"type": "function_call_output"}]}, "input.0.call_id", "this key is missing"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input.0", "there are no other items"),
+        ({"input": [OUTPUT]}, "input", "Send the function_call too"),
+        ({"truncation": "auto"}, "truncation", "shorten input"),
         ({"input": "a " * 5000}, "input", "fills the model's context"),
         ({"max_output_tokens": 10**6}, "max_output_tokens", "do not fit the context"),
         ({"conversation": "conv_1"}, "conversation", "this key is not known"),
-        ({"reasoning": {"effort": "low"}}, "reasoning", "leave reasoning out"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "leave its summary out"),
         ({"include": ["reasoning.encrypted_content"]}, "include", "leave include out"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, None, "Unimplem"),
     ],

@@ -3,7 +3,7 @@
 import secrets
 
 from penstock.engine.request import Piece
-from penstock.serve.schema.chat import (
+from penstock.serve.schema.chat_reply import (
     ChatChoice,
     ChatFinish,
     ChatLogprobs,

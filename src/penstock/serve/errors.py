@@ -158,10 +158,14 @@ def _where(one: Mapping[str, object], body: object) -> str:
 
 
 def key_of(location: Sequence[str | int], body: object) -> str:
-    """Return where in a body something is wrong: the parts of its path that are there, and the last.
+    """Return where in a body something is wrong: the parts of its path that are there, and a key that is not.
 
     >>> key_of(("messages", 0, "user", "content"), {"messages": [{"role": "user", "content": 5}]})
     'messages.0.content'
+    >>> key_of(("input", "items", 0, "message", "role"), {"input": [{"content": "a"}]})
+    'input.0.role'
+    >>> key_of(("input", "items"), {"input": []})
+    'input'
     """
     found = []
     for at, part in enumerate(location):
@@ -170,7 +174,7 @@ def key_of(location: Sequence[str | int], body: object) -> str:
             held = dict(enumerate(body))
         if part in held:
             body = held[part]
-        elif at < len(location) - 1:
+        elif at < len(location) - 1 or not isinstance(body, dict):
             continue  # the name of a form, not a key
         found.append(str(part))
     return ".".join(found)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from penstock.engine.request import TokenLogprob
-from penstock.serve.schema import chat
+from penstock.serve.schema import chat_reply as chat
 from penstock.serve.schema.completions import CompletionLogprobs
 from penstock.text.token_bytes import spellings
 from penstock.text.tokenizer import Tokenizer

@@ -10,12 +10,8 @@ from penstock.core import clock
 from penstock.serve.chat_request import chat_request
 from penstock.serve.chat_writer import ChatWriter, joined
 from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
-from penstock.serve.schema.chat import (
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    ChunkChoice,
-)
+from penstock.serve.schema.chat import ChatRequest
+from penstock.serve.schema.chat_reply import ChatChunk, ChatCompletion, ChunkChoice
 from penstock.serve.stream import EventStream
 from penstock.serve.tally import Tally
 from penstock.serve.tool_choice import tool_use

@@ -1,11 +1,10 @@
-"""`/v1/chat/completions`: the next message of a conversation."""
+"""`/v1/chat/completions`: a conversation whose next message is asked for."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from penstock.serve.schema.generation import (
-    ABSENT,
     ANY_JSON,
     FIRST,
     RETURNED,
@@ -13,9 +12,7 @@ from penstock.serve.schema.generation import (
     Generation,
     Name,
     OneOf,
-    Reply,
     ResponseFormat,
-    Usage,
 )
 
 
@@ -94,10 +91,13 @@ class ToolMessage(Body):
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
 class Function(Body):
     """What may be called."""
 
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, ANY_JSON] | None = None
     """A JSON schema of an object; left out: no arguments."""
@@ -112,7 +112,7 @@ class Tool(Body):
     function: Function
 
 
-class FunctionName(Body):
+class NamedFunction(Body):
     """Which function."""
 
     name: Name
@@ -122,7 +122,7 @@ class NamedTool(Body):
     """Call this one."""
 
     type: Literal["function"]
-    function: FunctionName
+    function: NamedFunction
 
 
 class AllowedTools(Body):
@@ -169,115 +169,3 @@ class ChatRequest(Generation):
     """A variable of the model's chat template; refused where the template does not know it."""
     chat_template_kwargs: dict[str, TemplateValue] | None = None
     """Beyond the API: variables of the model's chat template, such as `enable_thinking`."""
-
-
-class TopLogprob(Reply):
-    """A token that could have come."""
-
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class TokenLogprob(TopLogprob):
-    """A token that came."""
-
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(Reply):
-    """How likely each token was."""
-
-    content: list[TokenLogprob] | None
-    refusal: None = None
-
-
-class ReplyFunction(Reply):
-    """The function to call."""
-
-    name: str
-    arguments: str
-
-
-class ReplyToolCall(Reply):
-    """A call that the model wants."""
-
-    id: str
-    type: Literal["function"] = "function"
-    function: ReplyFunction
-
-
-class ReplyMessage(Reply):
-    """The answer."""
-
-    role: Literal["assistant"] = "assistant"
-    content: str | None
-    refusal: None = None
-    tool_calls: list[ReplyToolCall] | None = ABSENT
-
-
-ChatFinish = Literal["stop", "length", "tool_calls"]
-
-
-class ChatChoice(Reply):
-    """One answer."""
-
-    index: int
-    message: ReplyMessage
-    logprobs: ChatLogprobs | None = None
-    finish_reason: ChatFinish
-
-
-class ChatCompletion(Reply):
-    """All answers."""
-
-    id: str
-    object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: Usage
-
-
-class DeltaFunction(Reply):
-    """What a chunk adds to a call."""
-
-    name: str | None = ABSENT
-    arguments: str
-
-
-class DeltaToolCall(Reply):
-    """Which call a chunk adds to; the first of a call names it."""
-
-    index: int
-    id: str | None = ABSENT
-    type: Literal["function"] | None = ABSENT
-    function: DeltaFunction
-
-
-class Delta(Reply):
-    """What a chunk adds to a message."""
-
-    role: Literal["assistant"] | None = ABSENT
-    content: str | None = ABSENT
-    tool_calls: list[DeltaToolCall] | None = ABSENT
-
-
-class ChunkChoice(Reply):
-    """What a chunk adds to an answer."""
-
-    index: int
-    delta: Delta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: ChatFinish | None = None
-
-
-class ChatChunk(Reply):
-    """One event of a stream."""
-
-    id: str
-    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
-    choices: list[ChunkChoice]
-    usage: Usage | None = ABSENT

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Discriminator, Field, Tag
 
+from penstock.serve.schema.chat import FunctionName
 from penstock.serve.schema.generation import (
-    ABSENT,
     ANY_JSON,
     FIRST,
     RETURNED,
@@ -13,9 +13,10 @@ from penstock.serve.schema.generation import (
     JsonObjectFormat,
     Name,
     OneOf,
-    Reply,
     TextFormat,
 )
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(Body):
@@ -25,20 +26,119 @@ class InputText(Body):
     text: str
     annotations: list[ANY_JSON] | None = None
     logprobs: list[ANY_JSON] | None = None
+    parsed: ANY_JSON = RETURNED
+
+
+Texts = Annotated[
+    str | Annotated[list[InputText], FIRST],
+    OneOf('a text or a list of {"type": "input_text", "text": ...}'),
+]
 
 
 class InputMessage(Body):
     """A turn, also one that was an answer."""
 
     role: Literal["user", "assistant", "system", "developer"]
-    content: Annotated[
-        str | Annotated[list[InputText], FIRST],
-        OneOf('a text or a list of {"type": "input_text", "text": ...}'),
-    ]
+    content: Texts
     type: Literal["message"] | None = None
     id: Name | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    status: ItemStatus | None = None
     phase: str | None = RETURNED
+
+
+class InputCall(Body):
+    """A function that the model wanted called."""
+
+    type: Literal["function_call"]
+    call_id: Name
+    name: Name
+    arguments: str
+    id: Name | None = None
+    status: ItemStatus | None = None
+    parsed_arguments: ANY_JSON = RETURNED
+    async_: None = Field(default=None, exclude=True, validation_alias=AliasChoices("async", "async_"))
+    caller: None = RETURNED
+    namespace: None = RETURNED
+
+
+class InputCallOutput(Body):
+    """What a function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: Name
+    output: Texts
+    id: Name | None = None
+    status: ItemStatus | None = None
+    name: Name | None = RETURNED
+    caller: None = RETURNED
+    namespace: None = RETURNED
+
+
+def _kind_of_item(item: object) -> str | None:
+    """Return the type of an item; messages need not say theirs."""
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return kind if isinstance(kind, str) else "message" if kind is None else None
+
+
+def _kind_of_input(given: object) -> str | None:
+    return "text" if isinstance(given, str) else "items" if isinstance(given, list) else None
+
+
+InputItem = Annotated[
+    Annotated[InputMessage, Tag("message")]
+    | Annotated[InputCall, Tag("function_call")]
+    | Annotated[InputCallOutput, Tag("function_call_output")],
+    Discriminator(
+        _kind_of_item,
+        custom_error_type="one_of",
+        custom_error_message='Must have the type "message", "function_call" or "function_call_output"; there '
+        "are no other items",
+    ),
+]
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[InputItem], Field(min_length=1, fail_fast=True), Tag("items")],
+    Discriminator(
+        _kind_of_input, custom_error_type="one_of", custom_error_message="Must be a text or a list of items"
+    ),
+]
+
+
+class ResponseTool(Body):
+    """A function that may be called; there are no tools of the server's own."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, ANY_JSON] | None = None
+    """A JSON schema of an object; left out: no arguments."""
+    strict: bool | None = None
+    """As in `/v1/chat/completions`."""
+
+
+class NamedFunction(Body):
+    """Call this one."""
+
+    type: Literal["function"]
+    name: Name
+
+
+class AllowedFunctions(Body):
+    """Call none but these."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ResponseTool], Field(min_length=1, max_length=128, fail_fast=True)]
+    """By their names; whatever else is said of them here is without effect."""
+
+
+ResponseToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions,
+    OneOf(
+        '"none", "auto", "required", {"type": "function", "name": ...}, or '
+        '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [...]}'
+    ),
+]
 
 
 class SchemaFormat(Body):
@@ -58,6 +158,15 @@ class TextConfig(Body):
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
+class Reasoning(Body):
+    """How much a model is to reason."""
+
+    effort: Name | None = None
+    """As `reasoning_effort` in `/v1/chat/completions`."""
+    summary: str | None = None
+    """Refused: reasoning is not told from the answer."""
+
+
 class ResponseStreamOptions(Body):
     """Accepted, without effect."""
 
@@ -68,16 +177,18 @@ class ResponsesRequest(Body):
     """What is asked."""
 
     model: Name | None = None
-    input: Annotated[
-        str | Annotated[list[InputMessage], Field(min_length=1, fail_fast=True)],
-        OneOf('a text or a list of messages, each {"role": ..., "content": ...}; there are no other items'),
-    ]
+    input: Input
     instructions: str | None = None
     """Come first, as the system's."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     text: TextConfig | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: ResponseToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    """As in `/v1/chat/completions`."""
+    reasoning: Reasoning | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, str] | None = None
@@ -87,121 +198,11 @@ class ResponsesRequest(Body):
     store: bool | None = None
     previous_response_id: str | None = None
     background: bool | None = None
-    tools: list[ANY_JSON] | None = None
     include: list[str] | None = None
-    reasoning: dict[str, ANY_JSON] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
 
     # Accepted, without effect.
-    tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
-    truncation: Literal["disabled"] | None = None
     user: str | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-
-
-Status = Literal["in_progress", "completed", "incomplete", "failed"]
-
-
-class OutputText(Reply):
-    """What the model said."""
-
-    type: Literal["output_text"] = "output_text"
-    text: str
-    annotations: list[str] = Field(default_factory=list)
-    logprobs: list[float] = Field(default_factory=list)
-
-
-class OutputMessage(Reply):
-    """The answer."""
-
-    type: Literal["message"] = "message"
-    id: str
-    status: Status
-    role: Literal["assistant"] = "assistant"
-    content: list[OutputText]
-
-
-class InputTokensDetails(Reply):
-    """What of the prompt was found computed."""
-
-    cached_tokens: int
-    cache_write_tokens: int = 0
-
-
-class OutputTokensDetails(Reply):
-    """Reasoning is not told from the answer."""
-
-    reasoning_tokens: int = 0
-
-
-class ResponseUsage(Reply):
-    """Tokens of a request."""
-
-    input_tokens: int
-    input_tokens_details: InputTokensDetails
-    output_tokens: int
-    output_tokens_details: OutputTokensDetails = Field(default_factory=OutputTokensDetails)
-    total_tokens: int
-
-
-class IncompleteDetails(Reply):
-    """Why an answer was cut."""
-
-    reason: Literal["max_output_tokens"] = "max_output_tokens"
-
-
-class ResponseFault(Reply):
-    """Why there is no answer."""
-
-    code: Literal["server_error"] = "server_error"
-    message: str
-
-
-class ResponseText(Reply):
-    """The format that was asked for."""
-
-    format: dict[str, ANY_JSON]
-
-
-class ResponseReply(Reply):
-    """The whole."""
-
-    id: str
-    object: Literal["response"] = "response"
-    created_at: int
-    model: str
-    status: Status
-    error: ResponseFault | None = None
-    incomplete_details: IncompleteDetails | None = None
-    instructions: str | None
-    max_output_tokens: int | None
-    metadata: dict[str, str]
-    output: list[OutputMessage] = Field(default_factory=list)
-    parallel_tool_calls: bool = True
-    previous_response_id: None = None
-    store: Literal[False] = False
-    temperature: float
-    text: ResponseText
-    tool_choice: Literal["auto"] = "auto"
-    tools: list[str] = Field(default_factory=list)
-    top_p: float
-    truncation: Literal["disabled"] = "disabled"
-    usage: ResponseUsage | None = None
-
-
-class ResponseEvent(Reply):
-    """One event of a stream; which keys it has besides the first two goes by its type."""
-
-    type: str
-    sequence_number: int
-    response: ResponseReply | None = ABSENT
-    output_index: int | None = ABSENT
-    content_index: int | None = ABSENT
-    item_id: str | None = ABSENT
-    item: OutputMessage | None = ABSENT
-    part: OutputText | None = ABSENT
-    delta: str | None = ABSENT
-    text: str | None = ABSENT
-    logprobs: list[float] | None = ABSENT
