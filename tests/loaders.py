@@ -1,5 +1,6 @@
 """What tests of the loader do with it, over and over."""
 
+import json
 import threading
 from collections.abc import Callable
 from itertools import islice
@@ -31,3 +32,19 @@ def steps(first: int, past: int, *, size: int = 4) -> list[list[int]]:
 
 def penstock_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock")]
+
+
+def run(loader: Loader, steps: int) -> Loader:
+    """Take batches and drop them; return the loader."""
+    take(loader, steps)
+    return loader
+
+
+def resumed(loader: Loader, other: Loader) -> Loader:
+    """Move another loader to a loader's state, by way of a file."""
+    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    return other
+
+
+def tokens(loader: Loader, steps: range) -> list[list[list[int]]]:
+    return [loader.batch_at(step)["input_ids"].tolist() for step in steps]

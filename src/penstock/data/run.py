@@ -1,7 +1,7 @@
 """What a loader is in the middle of: its corpora, what it was told and when, and how far it is.
 
-The course is made anew whenever the timeline changes; a change that is refused leaves everything as it was.
-Nothing here reads tokens.
+The course is made anew whenever the timeline changes, so as long as it is the same object nothing was told;
+a change that is refused leaves everything as it was. Nothing here reads tokens.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,24 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import ConfigError, UsageError, nearest
-from penstock.data.arguments import (
-    at_least,
-    check_name,
-    check_table,
-    check_text,
-    number,
-    open_sources,
-    slots_from,
-)
+from penstock.data.arguments import at_least, check_table, number, open_sources, whole_number
+from penstock.data.assign import check_divisible
 from penstock.data.course import Course
 from penstock.data.holdout import Split
-from penstock.data.identity import check_contents, check_corpora, check_identity, check_sizes, describe
-from penstock.data.mixture import slots_of
+from penstock.data.identity import check_corpora, check_identity, check_sizes, describe
 from penstock.data.schedule import Change, checked
 from penstock.data.source import Source
 from penstock.data.state import Saved, State, decode, encode
-from penstock.data.timeline import MOST_LENGTH, MOST_SAMPLES, Skip, Timeline
+from penstock.data.timeline import MOST_LENGTH, Timeline
 from penstock.data.way import Plan
 from penstock.data.wishes import Wishes, as_saved, plan_of, tokens_of
 
@@ -45,11 +36,24 @@ class Snapshot:
 
 
 class Run:
-    """The state of a loader, and the functions that follow from it.
+    """The state of a loader: what it answers, is told (steering.py) and saves goes by this.
 
     Args:
         as of Loader.
     """
+
+    arguments: dict[str, Any]  # Any: what Loader takes, by name
+    """What the run was made with, checked: what a copy of it is made with."""
+    sources: dict[str, Source]
+    """The corpora by name."""
+    plans: dict[str, Plan]
+    """How each corpus's order is keyed and sized, by name."""
+    absent: dict[str, Described]
+    """Corpora that were taken out and are not here, as the state describes them."""
+    course: Course
+    """What the timeline makes of the corpora."""
+    step: int
+    """Batches handed out so far."""
 
     def __init__(
         self,
@@ -65,12 +69,16 @@ class Run:
         split: Split,
         holdout: float,
         schedule: Sequence[Change],
+        world_size: int,
     ) -> None:
         length = at_least(2, "sequence_length", sequence_length, most=MOST_LENGTH)
         size = at_least(1, "global_batch_size", global_batch_size)
         self.sources = open_sources(corpora, rule=packing, overlong=overlong, epochs=epochs)
         changes = checked(schedule, list(self.sources))
-        self.arguments: dict[str, Any] = {  # Any: what Loader takes, to make another one
+        world_size = whole_number("world_size", world_size)
+        for rows in (size, *(change.global_batch_size or size for change in changes)):
+            check_divisible(rows, world_size=world_size)
+        self.arguments = {
             "corpora": dict(corpora),
             "weights": None if weights is None else check_table("weights", weights, example="{'web': 1}"),
             "sequence_length": length,
@@ -82,19 +90,20 @@ class Run:
             "split": split,
             "holdout": number("holdout", holdout),
             "schedule": changes,
+            "world_size": world_size,
         }
         self.step = 0
         longest = max([length, *(change.sequence_length or 0 for change in changes)])
-        self._plans = {name: self._plan(source, longest) for name, source in self.sources.items()}
-        self._absent: dict[str, Described] = {}
+        self.plans = {name: self.plan_for(source, longest=longest) for name, source in self.sources.items()}
+        self.absent = {}
         self._wishes = Wishes(
             weights=self.arguments["weights"],
             global_batch_size=size,
             sequence_length=length,
             schedule=changes,
         )
-        timeline = self._wishes.from_the_start(self.sources, self._plans)
-        self._follow(_with_appended(timeline, self.sources, step=0))
+        timeline = self._wishes.from_the_start(self.sources, self.plans)
+        self.follow(with_appended(timeline, self.sources, step=0))
 
     @property
     def timeline(self) -> Timeline:
@@ -103,125 +112,42 @@ class Run:
 
     def epochs_by_corpus(self, tokens: Mapping[str, int]) -> dict[str, float]:
         """Return how many passes over each corpus, as it is now, so many tokens are, padding counted."""
-        per_epoch = {name: tokens_of(self._plans[name], source) for name, source in self.sources.items()}
+        per_epoch = {name: tokens_of(self.plans[name], source) for name, source in self.sources.items()}
         if self.arguments["overlong"] is not None:  # rows are padded, and documents left out
             rows = self.course.samples_per_epoch(self.step)
             per_epoch = {name: rows[name] * self.timeline.length_at(self.step) for name in self.sources}
         return {name: tokens[name] / per_epoch[name] for name in self.sources}
 
-    def set_weights(self, weights: Mapping[str, float], *, reason: str, step: int) -> None:
-        """Change the mixture from a step on."""
-        slots = slots_from(weights, list(self.sources))
-        self._follow(self.timeline.with_slots(step, slots, check_text("reason", reason)))
-
-    def add_corpus(self, name: str, path: str | Path, weights: Mapping[str, float]) -> None:
-        """Add a corpus from the next step on."""
-        check_name(name)
-        if name in self.sources:
-            raise ConfigError("The loader has a corpus of this name already", got=name)
-        sources = {**self.sources, **self._opened(name, path)}
-        plan = self._plan(sources[name], self._longest)
-        if was := self._absent.get(name):  # it was taken out, and comes back where it stood
-            check_contents(name, sources[name], was, self.timeline)
-            plan = as_saved(plan, was)
-        timeline = self.timeline.with_slots(self.step, slots_from(weights, list(sources)), f"add {name}")
-        if not was:
-            timeline = _with_appended(timeline, {name: sources[name]}, step=self.step)
-        self._follow(timeline, sources=sources, plans={**self._plans, name: plan})
-        self._absent.pop(name, None)
-
-    def remove_corpus(self, name: str, weights: Mapping[str, float] | None) -> None:
-        """Leave a corpus out from the next step on."""
-        self._check_name(name)
-        others = [other for other in self.sources if other != name]
-        if weights is None:
-            now = self.timeline.slots_at(self.step)
-            slots = slots_of({**{other: now.get(other, 0) for other in others}, name: 0})
-        else:
-            slots = {**slots_from(weights, others), name: 0}
-        self._follow(self.timeline.with_slots(self.step, slots, f"remove {name}"))
-
-    def extend_corpus(self, name: str, parts: int | None, *, step: int) -> None:
-        """Take up the parts of a corpus that were appended, from a step on."""
-        self._check_name(name)
-        source = self.sources[name]
-        source.reopen()
-        known = len(source.corpus.manifest.part_ends)
-        parts = known if parts is None else at_least(1, "parts", parts)
-        finished = source.corpus.manifest.streamed_parts
-        if finished == 0:
-            raise ConfigError(f"Corpus {name!r} is taken up by itself while it is prepared", got=name)
-        if parts > known:
-            raise ConfigError(f"Corpus {name!r} has {known} parts", got=parts)
-        base = finished or self._plans[name].base_parts
-        before = max([base, *(n for _, of, n in self.timeline.grown if of == name)])
-        if parts > before:
-            self._follow(self.timeline.with_parts(step, name, parts))
-
-    def set_global_batch_size(self, size: int) -> None:
-        """Change the rows per step from the next step on."""
-        self._follow(self.timeline.with_batch_size(self.step, size))
-
-    def set_sequence_length(self, length: int) -> None:
-        """Change the tokens per row from the next step on."""
-        self._follow(self.timeline.with_length(self.step, length))
-
-    def skip(self, *, samples: range | None, steps: range | None, reason: str) -> None:
-        """Leave out samples to come; those that are left out already may lie in the past."""
-        if (samples is None) == (steps is None):
-            raise UsageError("skip takes either samples or steps", got=(samples, steps))
-        if steps is not None:
-            if not isinstance(steps, range) or not steps or steps.step != 1:
-                raise UsageError("steps must be a range of one step or more", got=steps)
-            ids = self.timeline.samples_of(steps[0])[0], self.timeline.samples_of(steps[-1])[-1]
-            samples = range(int(ids[0]), int(ids[1]) + 1)
-        assert samples is not None
-        if not isinstance(samples, range) or not samples or samples.step != 1 or samples.start < 0:
-            raise UsageError("samples must be a range of one sample or more", got=samples)
-        if samples.stop >= MOST_SAMPLES:
-            raise UsageError("samples must be below 2^62", got=samples)
-        first = self.timeline.first_sample(self.step)
-        if not self.timeline.skips_all(samples.start, min(first, samples.stop)):
-            raise UsageError(
-                f"Samples before {first} were served already",
-                got=samples,
-                fix="Load a state from before them.",
-            )
-        self._follow(self.timeline.with_skip(Skip(samples.start, samples.stop, check_text("reason", reason))))
-
     def state_at(self, step: int) -> State:
         """Return the state after the steps before a step."""
         corpora = {
             name: describe(self.sources[name], plan, self.course, step=step)
-            for name, plan in self._plans.items()
+            for name, plan in self.plans.items()
         }
         asked = self._wishes.asked(step, names=self.arguments["corpora"])
-        return encode(Saved(step, self.timeline, asked, self._identity(), {**self._absent, **corpora}))
+        return encode(Saved(step, self.timeline, asked, self._identity(), {**self.absent, **corpora}))
 
     def load_state_dict(self, state: State) -> None:
         """Continue from a state; see `Loader.load_state_dict`."""
         saved = decode(state)
         check_identity(saved, self._identity())
-        named = {
-            *saved.corpora,
-            *self.arguments["corpora"],
-        }  # not one that was added after the state was saved
+        named = {*saved.corpora, *self.arguments["corpora"]}  # not what was added after the state was saved
         sources = {name: source for name, source in self.sources.items() if name in named}
         check_corpora(saved, sources)
-        plans = {name: self._plan(source, saved.identity["longest"]) for name, source in sources.items()}
+        longest = saved.identity["longest"]
+        plans = {name: self.plan_for(source, longest=longest) for name, source in sources.items()}
         for name in sources.keys() & saved.corpora.keys():
             plans[name] = as_saved(plans[name], saved.corpora[name])
         check_sizes(saved, sources, plans)
         new = {name: source for name, source in sources.items() if name not in saved.corpora}
-        timeline = _with_appended(self._wishes.anew(saved, sources, plans), new, step=saved.step)
-        self._follow(timeline, sources=sources, plans=plans, step=saved.step)
-        self._absent = {name: dict(was) for name, was in saved.corpora.items() if name not in sources}
+        timeline = with_appended(self._wishes.anew(saved, sources, plans), new, step=saved.step)
+        self.follow(timeline, sources=sources, plans=plans, absent=saved.corpora, step=saved.step)
 
     def snapshot(self) -> Snapshot:
         """Return this run as it is; pickled, a few kilobytes."""
         paths = {name: source.path for name, source in self.sources.items()}
         return Snapshot(
-            step=self.step, timeline=self.timeline, paths=paths, plans=self._plans, absent=self._absent
+            step=self.step, timeline=self.timeline, paths=paths, plans=self.plans, absent=self.absent
         )
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -229,20 +155,48 @@ class Run:
         sources = {}
         for name, path in snapshot.paths.items():
             known = self.sources.get(name)
-            source = known if known and known.path == path else self._opened(name, path)[name]
-            parts = [
-                snapshot.plans[name].base_parts,
-                *(n for _, of, n in snapshot.timeline.grown if of == name),
-            ]
-            if len(source.corpus.manifest.part_ends) < max(parts):
+            source = known if known and known.path == path else self.opened(name, path)
+            grown = [parts for _, of, parts in snapshot.timeline.grown if of == name]
+            if len(source.corpus.manifest.part_ends) < max([snapshot.plans[name].base_parts, *grown]):
                 source.reopen()
             sources[name] = source
-        self._follow(snapshot.timeline, sources=sources, plans=snapshot.plans, step=snapshot.step)
-        self._absent = dict(snapshot.absent)
+        self.follow(
+            snapshot.timeline,
+            sources=sources,
+            plans=snapshot.plans,
+            absent=snapshot.absent,
+            step=snapshot.step,
+        )
 
-    @property
-    def _longest(self) -> int:
-        return next(iter(self._plans.values())).longest
+    def follow(
+        self,
+        timeline: Timeline,
+        *,
+        sources: dict[str, Source] | None = None,
+        plans: dict[str, Plan] | None = None,
+        absent: Mapping[str, Mapping[str, Any]] | None = None,
+        step: int | None = None,
+    ) -> None:
+        """Go by a timeline from now on; what is None stays as it is."""
+        sources = self.sources if sources is None else sources
+        plans = self.plans if plans is None else plans
+        absent = self.absent if absent is None else absent
+        step = self.step if step is None else step
+        self.course = Course(timeline.settled(step), sources, plans)
+        self.sources, self.plans, self.step = sources, plans, step
+        self.absent = {name: dict(was) for name, was in absent.items() if name not in sources}
+
+    def opened(self, name: str, path: str | Path) -> Source:
+        """Return a corpus, opened as those of the run are."""
+        caps = {of: cap for of, cap in self.arguments["epochs"].items() if of == name}
+        rule = {"rule": self.arguments["packing"], "overlong": self.arguments["overlong"]}
+        return open_sources({name: path}, **rule, epochs=caps)[name]
+
+    def plan_for(self, source: Source, *, longest: int | None = None) -> Plan:
+        """Return what keys and sizes the order of a corpus; `longest` is the run's where it is None."""
+        keys = ("seed", "split", "holdout", "sequence_length", "overlong")
+        longest = self._longest if longest is None else longest
+        return plan_of(source, longest=longest, **{key: self.arguments[key] for key in keys})
 
     def _identity(self) -> dict[str, Any]:
         """Return what must be the same for the order to be; `longest` comes with a state."""
@@ -255,38 +209,12 @@ class Run:
             "longest": self._longest,
         }
 
-    def _follow(
-        self,
-        timeline: Timeline,
-        *,
-        sources: dict[str, Source] | None = None,
-        plans: dict[str, Plan] | None = None,
-        step: int | None = None,
-    ) -> None:
-        """Go by a timeline from now on; what is None stays as it is."""
-        sources = self.sources if sources is None else sources
-        plans = self._plans if plans is None else plans
-        step = self.step if step is None else step
-        self.course = Course(timeline.settled(step), sources, plans)
-        self.sources, self._plans, self.step = sources, plans, step
-
-    def _opened(self, name: str, path: str | Path) -> dict[str, Source]:
-        caps = {of: cap for of, cap in self.arguments["epochs"].items() if of == name}
-        rule = {"rule": self.arguments["packing"], "overlong": self.arguments["overlong"]}
-        return open_sources({name: path}, **rule, epochs=caps)
-
-    def _plan(self, source: Source, longest: int) -> Plan:
-        keys = ("seed", "split", "holdout", "sequence_length", "overlong")
-        return plan_of(source, longest=longest, **{key: self.arguments[key] for key in keys})
-
-    def _check_name(self, name: str) -> None:
-        if name not in self.sources:
-            raise ConfigError(
-                "The loader has no such corpus", got=name, fix=nearest(name, list(self.sources))
-            )
+    @property
+    def _longest(self) -> int:
+        return next(iter(self.plans.values())).longest
 
 
-def _with_appended(timeline: Timeline, sources: Mapping[str, Source], *, step: int) -> Timeline:
+def with_appended(timeline: Timeline, sources: Mapping[str, Source], *, step: int) -> Timeline:
     """Return a timeline in which streamed corpora are read with all that was appended to them."""
     for name, source in sources.items():
         if source.appended:

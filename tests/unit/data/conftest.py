@@ -69,3 +69,21 @@ def make(corpus: Path) -> Callable[..., Loader]:
         return Loader(options.pop("corpora", {"web": corpus}), **{**plain, **options})
 
     return made
+
+
+@pytest.fixture
+def corpora(tmp_path: Path) -> dict[str, Path]:
+    lengths = {"web": [30] * 20, "code": [20] * 20, "math": [10] * 20}
+    return {name: numbered_corpus(tmp_path / name, each) for name, each in lengths.items()}
+
+
+@pytest.fixture
+def mix(corpora: dict[str, Path]) -> Callable[..., Loader]:
+    """A function that makes a loader of some of those corpora; options over plain ones."""
+
+    def made(*names: str, **options: Any) -> Loader:
+        plain = {"sequence_length": 8, "global_batch_size": 4, "num_workers": 0, "deliver": "numpy"}
+        chosen = {name: corpora[name] for name in names or ("web", "code")}
+        return Loader(chosen, **{**plain, **options})
+
+    return made
