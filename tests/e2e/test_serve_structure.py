@@ -87,6 +87,21 @@ def test_calls_that_are_required_are_made_with_valid_arguments(client, several):
         jsonschema.validate(arguments, {"measure": SCHEMA, "now": {"const": {}}}[call.function.name])
 
 
+def test_an_answer_with_tools_and_a_schema_is_a_call_or_follows_the_schema(client, http):
+    form = {"type": "json_schema", "json_schema": {"name": "part", "schema": SCHEMA}}
+    asked = {"tools": TOOLS[1:], "response_format": form, "parallel_tool_calls": False}
+    for word, kind in (("name", "tool_calls"), ("size", "stop")):
+        starts = [f"{before}{word[:n]}" for before in ("", '"') for n in range(1, 5)]
+        ids = {http.post("/tokenize", json={"prompt": text}).json()["tokens"][-1] for text in starts}
+        for choice in ask(client, **asked, logit_bias={str(token): 100 for token in ids}, n=4).choices:
+            assert choice.finish_reason == kind
+            for call in choice.message.tool_calls or ():
+                assert call.function.name == "now"
+            if kind == "stop":
+                jsonschema.validate(json.loads(choice.message.content), SCHEMA)
+    assert ask(client, **asked, tool_choice="required").choices[0].finish_reason == "tool_calls"
+
+
 def test_a_named_function_is_called(client):
     wanted = {"type": "function", "function": {"name": "measure"}}
     for choice in ask(client, tools=TOOLS, tool_choice=wanted, n=4).choices:

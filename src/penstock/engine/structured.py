@@ -25,6 +25,7 @@ counts those of two numbers of six digits until the machine is old."""
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*-?(\d+(?:\.\d+)?(?:[eE][-+]?\d{1,3})?)')
 _ESCAPED = re.compile(r"\\u([\da-fA-F]{4})")
 
+_ANY_OBJECT = {"type": "object"}
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """At most one space between the parts of JSON: a model that is free to add spaces may never stop."""
 
@@ -42,7 +43,7 @@ def json_schema(schema: Mapping[str, Any]) -> str:  # Any: JSON
 
 def json_object() -> str:
     """Return the grammar of any JSON object."""
-    return json_schema({"type": "object"})
+    return json_schema(_ANY_OBJECT)
 
 
 def regex(pattern: str) -> str:
@@ -81,6 +82,7 @@ def tool_calls(
     name_key: str = "name",
     arguments_key: str = "arguments",
     several: bool = False,
+    instead: Mapping[str, Any] | None = None,  # as above
 ) -> str:
     """Return the grammar of calls, each as a JSON object of a function's name and its arguments.
 
@@ -88,24 +90,47 @@ def tool_calls(
         parameters: name of each function that may be called -> JSON schema of its arguments.
         begin, end: text around each call, as the model's chat template writes it.
         several: let one call follow another, on a line of its own; without `begin` and `end`, in a list.
+        instead: JSON schema of what may come in place of calls; None: nothing.
     """
     if not parameters:
         raise UsageError("There is no function to call", got=dict(parameters), fix="Give at least one.")
     calls = [
         {
             "type": "object",
-            "properties": {name_key: {"const": name}, arguments_key: schema or {"type": "object"}},
+            "properties": {
+                name_key: {"const": name},
+                arguments_key: _moved(schema, f"#/anyOf/{i}/properties/{arguments_key}") or _ANY_OBJECT,
+            },
             "required": [name_key, arguments_key],
             "additionalProperties": False,
         }
-        for name, schema in parameters.items()
+        for i, (name, schema) in enumerate(parameters.items())
     ]
     start = " ".join(filter(None, (_quoted(begin), "call", _quoted(end))))
     if several and start == "call":
         start = 'call | "[" call (", " call)* "]"'
     elif several:
         start = f'{start} ("\\n" {start})*'
-    return lark(f"start: {start}\ncall: %json {json.dumps(_spaced({'anyOf': calls}))}")
+    rules = f"call: %json {json.dumps(_spaced({'anyOf': calls}))}"
+    if instead is not None:
+        start, rules = f"{start} | other", f"{rules}\nother: %json {json.dumps(_spaced(instead))}"
+    return lark(f"start: {start}\n{rules}")
+
+
+def _moved(schema: Any, root: str) -> Any:  # Any: JSON
+    """Return a schema that is to be part of another: its references begin at a root that is not `#`."""
+    if isinstance(schema, list):
+        return [_moved(one, root) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {
+        key: f"{root}{value[1:]}" if _is_reference(key, value) else _moved(value, root)
+        for key, value in schema.items()
+    }
+
+
+def _is_reference(key: str, value: object) -> bool:
+    return key == "$ref" and isinstance(value, str) and value.startswith("#")
 
 
 def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON

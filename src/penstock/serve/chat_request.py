@@ -7,7 +7,7 @@ from penstock.serve.prompts import chat_prompt
 from penstock.serve.requests import Asked, engine_request
 from penstock.serve.schema.chat import ChatRequest, TemplateValue
 from penstock.serve.served import Service
-from penstock.serve.structure import grammar_of, grammar_of_calls
+from penstock.serve.structure import grammar_of_answer
 from penstock.serve.tool_choice import ToolUse
 from penstock.serve.tool_forms import OPEN
 from penstock.text.chat import ChatTemplate
@@ -23,19 +23,20 @@ def chat_request(body: ChatRequest, use: ToolUse, service: Service, *, client: s
         ApiError, UsageError: it cannot be answered.
         ModelError: the model's chat template fails.
     """
-    _check(body, use)
+    _check(body)
     template = service.served.words.template
     variables = {**_effort(body, template), **(body.chat_template_kwargs or {})}
     prompt = chat_prompt(body.messages, service, tools=use.told, variables=variables)
-    grammar = grammar_of_calls(
+    grammar = grammar_of_answer(
         use,
+        body.response_format,
         marked=OPEN in (template.tool_source or template.source or ""),
         several=body.parallel_tool_calls is not False,
     )
     asked = Asked(
         max_tokens=body.max_tokens or body.max_completion_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        grammar=grammar or grammar_of(body.response_format),
+        grammar=grammar,
         stop_texts=template.stop_texts,
         prompt_key="messages",
     )
@@ -63,7 +64,7 @@ def _effort(body: ChatRequest, template: ChatTemplate) -> dict[str, TemplateValu
     return {"reasoning_effort": body.reasoning_effort}
 
 
-def _check(body: ChatRequest, use: ToolUse) -> None:
+def _check(body: ChatRequest) -> None:
     if body.top_logprobs and not body.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs: true.", param="top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -72,8 +73,3 @@ def _check(body: ChatRequest, use: ToolUse) -> None:
         )
     if body.max_tokens == 0:
         raise ApiError(400, "max_tokens must be at least 1 (got 0).", param="max_tokens")
-    has_format = body.response_format is not None and body.response_format.type != "text"
-    if has_format and use.must_call:
-        raise ApiError(
-            400, "An answer is a call or follows response_format, not both.", param="response_format"
-        )

@@ -91,6 +91,31 @@ def test_calls_name_a_function_and_its_arguments(grammars):
     assert names == set(schemas)
 
 
+@pytest.mark.parametrize("marks", [{}, {"begin": "<call>\n", "end": "\n</call>"}])
+def test_arguments_may_refer_to_their_own_parts_and_calls_have_an_alternative(grammars, marks):
+    point = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"]}
+    schema = {"$ref": "#/$defs/P", "$defs": {"P": {**point, "additionalProperties": False}}}
+    answer = {
+        **schema,
+        "$defs": {"P": {**point, "required": ["name"], "properties": {"name": {"enum": [5]}}}},
+    }
+    answer["$defs"]["P"]["additionalProperties"] = False
+    grammar = tool_calls({"add": schema, "take.2-3": schema}, several=True, instead=answer, **marks)
+    found = [written(grammars, grammar, seed=seed, limit=2000) for seed in range(30)]
+    texts = [re.sub(r"</?call>\n?", "", text) for text, ended in found if ended]
+    values = [json.loads(line) for text in texts for line in text.strip().split("\n")]
+    calls = [call for value in values for call in (value if isinstance(value, list) else [value])]
+    assert {call["name"] for call in calls} == {"add", "take.2-3", 5}
+    assert all(isinstance(call["arguments"]["x"], bool) for call in calls if call != {"name": 5})
+
+
+def test_arguments_may_hold_themselves(grammars):
+    tree = {"type": "object", "properties": {"of": {"$ref": "#"}}, "additionalProperties": False}
+    texts = [written(grammars, tool_calls({"grow": tree}), seed=seed)[0] for seed in range(20)]
+    assert any('"of"' in text for text in texts)
+    assert all(set(json.loads(text)["arguments"]) <= {"of"} for text in texts)
+
+
 def test_calls_without_marks_are_one_or_a_list(grammars):
     schemas = {"now": {"type": "object", "properties": {}, "additionalProperties": False}}
     several, single = tool_calls(schemas, several=True), tool_calls(schemas)
