@@ -67,7 +67,7 @@ def test_sample_indices_map_one_to_one_to_pools_and_rows(num_tokens, sequence_le
         chosen = places.epoch == epoch
         found = sorted(zip(places.pool[chosen].tolist(), places.row[chosen].tolist(), strict=True))
         assert found == [(p, r) for p in range(order.num_pools) for r in range(order.rows_in_pool(p))]
-        ranges = sorted(r for pool in range(order.num_pools) for r in order.pool_ranges(epoch, pool))
+        ranges = sorted(r for pool in range(order.num_pools) for r in order.blocks.of_pool(epoch, pool))
         assert ranges[0][0] == 0
         assert ranges[-1][1] == num_tokens
         assert all(stop == start for (_, stop), (start, _) in pairwise(ranges))

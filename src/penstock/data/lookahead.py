@@ -21,7 +21,6 @@ from penstock.data.corpus import Corpus
 from penstock.data.holdout import TokenSpace
 from penstock.data.legs import Leg
 from penstock.data.order import Order
-from penstock.data.permutation import Permutation
 from penstock.data.storage import FarSlices, Float64
 from penstock.data.types import Int64
 
@@ -107,7 +106,7 @@ class Lookahead:
     def _spans(self, space: TokenSpace, order: Order, epoch: int, pool: int) -> Spans:
         """Return which tokens of which shards a pool is made of."""
         spans: Spans = {}
-        for shard, low, high in self._corpus.spans(space.in_corpus(order.pool_ranges(epoch, pool))):
+        for shard, low, high in self._corpus.spans(space.in_corpus(order.blocks.of_pool(epoch, pool))):
             spans.setdefault(shard, []).append((low, high))
         return spans
 
@@ -175,19 +174,6 @@ def next_use(leg: Leg, starts: Int64, stops: Int64, *, epoch: int, group: int) -
     inside, held = space.locate(positions)
     found = np.full(positions.shape, np.inf)
     for later in (0, 1):
-        far = pools_at(order, epoch + later, inside) // lanes - group + later * groups
+        far = order.blocks.pools_at(epoch + later, inside) // lanes - group + later * groups
         np.minimum(found, np.where(held & (far >= 0), far, np.inf), out=found)
     return np.asarray(found.min(axis=1) * lanes * order.geometry.rows_per_pool)
-
-
-def pools_at(order: Order, epoch: int, positions: Int64) -> Int64:
-    """Return the pool of an epoch that holds each token, positions of any shape: `pool_ranges` backwards."""
-    epoch = order.grid(epoch)
-    offset = 0 if epoch == 0 else order.key("rotation", epoch) % order.num_tokens
-    blocks = (positions - offset) % order.num_tokens // order.geometry.block_tokens
-    full = order.num_tokens // order.geometry.block_tokens
-    pools = np.full(blocks.shape, order.num_pools - 1)
-    whole = blocks < full  # the partial block is in the last pool
-    ranks = Permutation(full, key=order.key("blocks", epoch)).inverse(blocks[whole])
-    pools[whole] = np.minimum(ranks // order.geometry.blocks_per_pool, order.num_pools - 1)
-    return pools

@@ -1,14 +1,13 @@
-"""Sample index -> epoch, pool, lane and row: the shuffle, as arithmetic.
+"""Sample index -> epoch, pool, lane and row: the order, as arithmetic.
 
 An epoch of a token space of T tokens, for sequences of L tokens:
 
-    blocks   [0, T) cut into blocks of B tokens; full blocks are permuted, the partial one comes last
+    blocks   [0, T) cut into blocks of B tokens, which are permuted (see blocks.py)
     pools    K consecutive permuted blocks; documents are shuffled and packed inside a pool
     lanes    V pools are consumed side by side, round robin, so a batch draws on V*K random blocks
 
 Everything here is closed form in the sample index: nothing is built, stored or scanned, and nothing
-depends on the number of ranks. From the second epoch on the block grid is rotated by a keyed offset
-(positions modulo T), so that block edges cut other documents each time.
+depends on the number of ranks.
 
 Where rows are padded so that no document is split (see whole_pool.py), a pool's rows must be counted. Its
 blocks then stay the same in every epoch, so that the count does.
@@ -22,8 +21,8 @@ from typing import Protocol
 import numpy as np
 
 from penstock.core.rng import key_of
+from penstock.data.blocks import Blocks
 from penstock.data.geometry import Geometry
-from penstock.data.permutation import Permutation
 from penstock.data.turns import Turns
 from penstock.data.types import Int64, Waste
 
@@ -93,10 +92,9 @@ class Order:
         self.identity = f"{name} {num_tokens} {sizes}"
         """What tells it from other orders of the corpus. A string, whose hash is kept."""
         self._seed = seed
-        self._full_blocks = num_tokens // geometry.block_tokens
         self.num_pools = -(-num_tokens // geometry.pool_tokens)
         self._last_group = (self.num_pools - 1) // geometry.lanes
-        self._blocks = lru_cache(maxsize=4)(self._permuted_blocks)
+        self.blocks = Blocks(num_tokens, geometry, key=self.key, same=counter is not None)
         self._counted_turns = lru_cache(maxsize=4)(self._turns)
 
     @cached_property
@@ -228,50 +226,3 @@ class Order:
         group, lane = divmod(pool, self.geometry.lanes)
         before = epoch * self.samples_per_epoch + self.first_of(group)
         return before + self.turns_of(group).sample_of(lane, row)
-
-    def grid(self, epoch: int) -> int:
-        """Return the epoch that says which blocks make up a pool: 0 where rows are counted, once."""
-        return epoch if self.counter is None else 0
-
-    def pool_ranges(self, epoch: int, pool: int) -> list[tuple[int, int]]:
-        """Return the token ranges [start, stop) that make up a pool, in no meaningful order."""
-        per_pool, size = self.geometry.blocks_per_pool, self.geometry.block_tokens
-        epoch = self.grid(epoch)
-        group, lane = divmod(pool, self.geometry.lanes)
-        blocks = self._blocks(epoch, group)[lane * per_pool : (lane + 1) * per_pool]
-        ranges = [(block * size, (block + 1) * size) for block in blocks]
-        if pool == self.num_pools - 1 and self._full_blocks * size < self.num_tokens:
-            ranges.append((self._full_blocks * size, self.num_tokens))
-        if epoch == 0:
-            return ranges
-        offset = self.key("rotation", epoch) % self.num_tokens
-        return [part for start, stop in ranges for part in self._rotated(start + offset, stop + offset)]
-
-    def pools_with(self, epoch: int, start: int, stop: int) -> list[int]:
-        """Return the pools, ascending, that hold some of tokens [start, stop): `pool_ranges` backwards."""
-        epoch = self.grid(epoch)
-        offset = 0 if epoch == 0 else self.key("rotation", epoch) % self.num_tokens
-        size, last = self.geometry.block_tokens, self.num_pools - 1
-        positions = [*range(start - offset, stop - offset, size), stop - 1 - offset]
-        blocks = {position % self.num_tokens // size for position in positions}
-        if start < offset < stop:
-            blocks |= {0, (self.num_tokens - 1) // size}  # the range runs over the end of the rotated grid
-        full = np.array(sorted(block for block in blocks if block < self._full_blocks), dtype=np.int64)
-        ranks = Permutation(self._full_blocks, key=self.key("blocks", epoch)).inverse(full)
-        pools = {min(rank // self.geometry.blocks_per_pool, last) for rank in ranks.tolist()}
-        return sorted(pools | ({last} if len(full) < len(blocks) else set()))
-
-    def _permuted_blocks(self, epoch: int, group: int) -> list[int]:
-        """Return the full blocks of all pools of a group of lanes; one call is cheaper than a call a pool."""
-        per_group = self.geometry.lanes * self.geometry.blocks_per_pool
-        ranks = np.arange(group * per_group, min((group + 1) * per_group, self._full_blocks))
-        blocks: list[int] = Permutation(self._full_blocks, key=self.key("blocks", epoch))(ranks).tolist()
-        return blocks
-
-    def _rotated(self, start: int, stop: int) -> list[tuple[int, int]]:
-        total = self.num_tokens
-        if stop <= total:
-            return [(start, stop)]
-        if start >= total:
-            return [(start - total, stop - total)]
-        return [(start, total), (0, stop - total)]

@@ -56,7 +56,7 @@ def pack_pool(
         packed = pack_pool(space, longer, epoch=epoch, pool=pool, rule=rule, cuts=earlier)
         found = _left_over(packed, space, after=cut.rows)
     else:
-        found = space.fragments(order.pool_ranges(epoch, pool))
+        found = space.fragments(order.blocks.of_pool(epoch, pool))
     keys = [
         order.key(purpose, epoch, pool, *([len(cuts)] if cuts else [])) for purpose in ("documents", "rows")
     ]

@@ -132,7 +132,7 @@ def _turns_with(
         ranges = leg.space.positions_of(base + start, base + stop)
         epochs = range(_epoch(leg, inside[0]), _epoch(leg, inside[-1]) + 1)
         for epoch in epochs:
-            pools = {pool for low, high in ranges for pool in leg.order.pools_with(epoch, low, high)}
+            pools = {pool for low, high in ranges for pool in leg.order.blocks.pools_with(epoch, low, high)}
             for pool in sorted(filter(leg.holds, pools)):
                 packed = course.pool(corpus, phase, (index, epoch, pool))
                 for row, (first_token, past_token) in packed.rows_with(shard, start, stop):

@@ -113,7 +113,7 @@ class WholePools:
         """Return what of a pool has no row for good, if all rows of its last packing were served."""
         if rows < self.rows_left(order, epoch, pool, cuts):
             return Waste()
-        found = self._space.documents(order.pool_ranges(epoch, pool))
+        found = self._space.documents(order.blocks.of_pool(epoch, pool))
         done = [*cuts, Cut(order.geometry.sequence_length, rows)]
         held = [self._held(order, epoch, pool, done[: number + 1]) for number in range(len(done))]
         starts, lengths = (np.concatenate(of) for of in zip(*held, strict=True))
@@ -165,7 +165,7 @@ class WholePools:
 
     def documents(self, order: Order, *, epoch: int, pool: int, cuts: Sequence[Cut] = ()) -> Fragments:
         """Return the documents of a pool that no row has held before the last cut."""
-        found = self._space.documents(order.pool_ranges(epoch, pool))
+        found = self._space.documents(order.blocks.of_pool(epoch, pool))
         for number in range(len(cuts)):
             starts, _ = self._held(order, epoch, pool, cuts[: number + 1])
             found = found.take(np.flatnonzero(~np.isin(found.starts, starts)))
@@ -180,7 +180,7 @@ class WholePools:
         length = order.geometry.sequence_length
         table = np.zeros((order.num_pools, 4), dtype=np.int64)
         for pool in range(order.num_pools):
-            found = self._space.documents(order.pool_ranges(0, pool))
+            found = self._space.documents(order.blocks.of_pool(0, pool))
             lengths = np.minimum(self._kept(found, length).lengths, length)
             packed = PACKERS["whole"](lengths, num_rows=len(lengths), sequence_length=length)
             tokens, longer = int(lengths.sum()), int((found.lengths > length).sum())

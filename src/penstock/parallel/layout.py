@@ -162,11 +162,6 @@ class Layout:
         """Data-parallel ranks: the parts into which the rows of a batch are dealt."""
         return self.replicate * self.shard
 
-    @property
-    def num_sharing(self) -> int:
-        """Ranks that work on the same rows."""
-        return self.world_size // self.num_data
-
     def place(self, rank: int) -> dict[str, int]:
         """Return a rank's place on each axis.
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from penstock.data.geometry import Geometry
 from penstock.data.holdout import TokenSpace
 from penstock.data.legs import Passes
-from penstock.data.lookahead import Lookahead, next_use, pools_at
+from penstock.data.lookahead import Lookahead, next_use
 from penstock.data.opening import open_corpus
 from penstock.data.order import Order
 from penstock.testing.corpora import numbered_corpus
@@ -37,9 +37,9 @@ def test_every_token_is_found_in_the_pool_that_reads_it(
     order = Order(num_tokens, geometry, name="web", seed=1)
     expected = np.full(num_tokens, -1)
     for pool in range(order.num_pools):
-        for start, stop in order.pool_ranges(epoch, pool):
+        for start, stop in order.blocks.of_pool(epoch, pool):
             expected[start:stop] = pool
-    assert (pools_at(order, epoch, np.arange(num_tokens)) == expected).all()
+    assert (order.blocks.pools_at(epoch, np.arange(num_tokens)) == expected).all()
 
 
 @settings(max_examples=40)
@@ -56,7 +56,7 @@ def test_the_next_use_of_a_stretch_is_that_of_its_first_token_to_come(
     for later in (1, 0):
         for pool in range(order.num_pools):
             away = later * groups + pool // geometry.lanes - group
-            for start, stop in space.in_corpus(order.pool_ranges(epoch + later, pool)):
+            for start, stop in space.in_corpus(order.blocks.of_pool(epoch + later, pool)):
                 if away >= 0:
                     when[start:stop] = away
     edges = sorted(data.draw(st.lists(st.integers(0, 1_100), min_size=2, max_size=12, unique=True)))

@@ -98,7 +98,7 @@ def test_places_in_a_shard_are_kept_whole_whether_they_fit_in_32_bits_or_not(
     order = Order(whole.num_tokens, choose_geometry(whole.num_tokens, sequence_length=64), name="c", seed=0)
     packed = pack_pool(whole, order, epoch=0, pool=0, rule=rule)
     assert (packed.pieces.dtype == np.int64) == wide == (packed.pieces.max() >= 2**31)
-    ranges = sorted(order.pool_ranges(0, 0))
+    ranges = sorted(order.blocks.of_pool(0, 0))
     starts, stops = packed.pieces[:, 1].tolist(), packed.pieces[:, 2].tolist()
     joined = sorted(zip(starts, stops, strict=True))
     assert all(early[1] <= late[0] for early, late in pairwise(joined))

@@ -23,12 +23,6 @@ _MAGIC = b"ARROW1"
 _CONTINUED = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("", "<i4"), ("body", "<i8")])
-_THREE_BUFFERS = (
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-)
 _NOT_MEASURED = (
     pa.types.is_union,
     pa.types.is_run_end_encoded,
