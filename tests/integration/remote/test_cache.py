@@ -17,17 +17,18 @@ from tests.integration.remote.setting import quick_options
 
 from penstock.core import clock, env
 from penstock.core.errors import CorpusError
-from penstock.data.remote import RemoteOptions, RemoteStorage, storage_of
+from penstock.data.remote import RemoteOptions, RemoteStorage, fetcher, storage_of
 from penstock.data.remote.cache import cache_of
-from penstock.data.remote.region import PAGE_BYTES
+from penstock.data.remote.region import PAGE_BYTES, Region
 
 CONTENT = np.random.default_rng(0).bytes(6_000_001)
 
 READER = """
-    import random, sys
+    import faulthandler, random, sys
     from pathlib import Path
     from penstock.data.remote import RemoteOptions, storage_of
 
+    faulthandler.dump_traceback_later(180, exit=True)  # one that hangs says where, and ends
     url, cache, seed, limit, rounds = sys.argv[1:6]
     content = Path(sys.argv[6]).read_bytes()
     options = RemoteOptions(cache_folder=Path(cache), cache_bytes=int(limit))
@@ -54,7 +55,7 @@ def reader(web: FaultyServer, cache: Path, *, seed: int, rounds: int, limit: int
 
 
 def finish(process: subprocess.Popen) -> None:
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
 
 
@@ -168,8 +169,27 @@ def test_processes_share_one_cache_and_fetch_each_page_about_once(web: FaultySer
     readers = [reader(web, tmp_path / "cache", seed=seed, rounds=60) for seed in range(3)]
     for process in readers:
         finish(process)
-    # A claim is a hint: two processes may, rarely, fetch the same page at the same instant.
-    assert web.traffic.body_bytes < 1.1 * len(CONTENT)
+    # A claim is a hint: who is interrupted between the look and the claim fetches a page again, on a busy
+    # machine more than once. Readers that know nothing of each other fetch nearly three times the content.
+    assert web.traffic.body_bytes < 1.5 * len(CONTENT)
+
+
+@pytest.mark.timeout(60)  # it waited for ever
+def test_what_another_process_brings_between_two_looks_is_not_waited_for(
+    web: FaultyServer, options: RemoteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob = storage_of(web.url, options).open("object")
+    other = RemoteStorage(web.url, quick_options(options.cache_folder, cache_bytes=2**29)).open("object")
+    look, at_first = fetcher._missing, iter([True])
+
+    def interrupted(held: dict[int, Region], pages: range) -> list[int]:
+        found = look(held, pages)
+        if next(at_first, False):
+            assert other.read(0, 10) == CONTENT[:10]
+        return found
+
+    monkeypatch.setattr(fetcher, "_missing", interrupted)
+    assert blob.read(0, 10) == CONTENT[:10]
 
 
 def test_a_cache_serves_the_next_process_without_a_request_for_bytes(

@@ -77,7 +77,8 @@ class Fetcher:
             lacking = set(_missing(held, wanted))
             if not lacking:
                 return [held[index] for index in _region_range(wanted)]
-            missing = lacking if around is wanted else set(_missing(held, around))
+            # What another process brought since the first look is taken in hand too, and found to be here.
+            missing = lacking if around is wanted else lacking.union(_missing(held, around))
             pages = [page for run in _runs(sorted(missing)) if not lacking.isdisjoint(run) for page in run]
             self._bring(held, pages, hint=hint, ignore_claims=clock.monotonic() > deadline_s)
 
