@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.train.config import build_recipe
+from penstock.train.recipe import build_recipe
 
 HOSTS, BLOCKS = 2, 8
 

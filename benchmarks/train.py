@@ -45,10 +45,10 @@ from penstock.parallel.recompute import recompute
 from penstock.parallel.recompute_plan import RecomputeConfig, plan
 from penstock.testing.corpora import write_corpus
 from penstock.testing.live_bytes import LiveBytes
-from penstock.train.config import build_recipe
 from penstock.train.loop import train
 from penstock.train.loss import next_token_loss
 from penstock.train.memory_plan import memory_plan
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.supply import train_loader
 

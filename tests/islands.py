@@ -8,11 +8,11 @@ from torch.distributed.tensor import DTensor
 
 from penstock.testing.corpora import write_corpus
 from penstock.testing.training import records_of
-from penstock.train.config import build_recipe
 from penstock.train.loss import next_token_loss
 from penstock.train.optim.shards import local
 from penstock.train.outer_config import OuterConfig
 from penstock.train.outer_schedule import due, fragment_of
+from penstock.train.recipe import build_recipe
 from penstock.train.schedule import learning_rate
 from penstock.train.setup import open_state
 

@@ -8,7 +8,7 @@ from penstock.cli.main import explain, main
 from penstock.core.signals import StopFlag
 from penstock.launch.local import run as run_processes
 from penstock.obs.sinks.jsonl import read_records
-from penstock.train.config import load_recipe
+from penstock.train.recipe import load_recipe
 from penstock.train.run import run as train
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.launch.netlab import why_not
-from penstock.train.config import load_recipe
 from penstock.train.outer_schedule import bytes_per_step
+from penstock.train.recipe import load_recipe
 
 from .conftest import penstock
 

@@ -14,7 +14,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.core import config
 from penstock.core.files import write_json
-from penstock.train.config import build_recipe
+from penstock.train.recipe import build_recipe
 from tests.e2e.conftest import penstock, torchrun
 
 

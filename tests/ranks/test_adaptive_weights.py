@@ -10,7 +10,7 @@ from penstock.data.types import IGNORED_LABEL
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import build_recipe
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.step import Asked, train_step
 

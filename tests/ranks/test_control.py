@@ -11,9 +11,9 @@ from penstock.data.manifest import load_manifest, save_manifest
 from penstock.obs.meter import StepMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
-from penstock.train.config import build_recipe
 from penstock.train.control import Control, share
 from penstock.train.loop import train
+from penstock.train.recipe import build_recipe
 from penstock.train.requests import Request, answers, submit
 from penstock.train.setup import open_state
 

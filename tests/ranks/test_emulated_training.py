@@ -10,8 +10,9 @@ from penstock.launch.netlab import lab, why_not
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import TrainConfig, build_recipe
+from penstock.train.config import TrainConfig
 from penstock.train.emulated import Emulation, Measured
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.state import TrainState
 

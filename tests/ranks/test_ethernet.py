@@ -22,7 +22,8 @@ from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import TrainConfig, build_recipe
+from penstock.train.config import TrainConfig
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.watch import Watch
 

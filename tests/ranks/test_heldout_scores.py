@@ -11,8 +11,8 @@ from penstock.parallel.mesh import make_mesh
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.text.tokenizer import train_tokenizer
-from penstock.train.config import build_recipe
 from penstock.train.evaluate import heldout_scores
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import build_model
 from penstock.train.supply import heldout_rows
 

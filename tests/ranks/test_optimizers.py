@@ -14,11 +14,12 @@ from penstock.parallel.mesh import World
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import OptimConfig, TrainConfig, build_recipe
+from penstock.train.config import OptimConfig, TrainConfig
 from penstock.train.optim.config import Rule
 from penstock.train.optim.optimizer import build_optimizer
 from penstock.train.optim.storage import STORAGES
 from penstock.train.precision import Weights
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import open_state
 
 RULES: list[Rule] = ["adamw", "adamw_8bit", "muon"]

@@ -6,8 +6,8 @@ from penstock.parallel.layout import layout_of
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.step_memory import peak_of_step
-from penstock.train.config import build_recipe
 from penstock.train.memory_plan import memory_plan
+from penstock.train.recipe import build_recipe
 
 CASES = {
     "alone, recomputed": (1, {"recompute": {"policy": "full"}}),

@@ -14,10 +14,11 @@ from penstock.obs.sinks.jsonl import read_records
 from penstock.parallel.layout import ParallelConfig
 from penstock.testing.corpora import write_corpus
 from penstock.train.audit import audit
-from penstock.train.config import CheckpointConfig, build_recipe
+from penstock.train.config import CheckpointConfig
 from penstock.train.guard import Guard
 from penstock.train.open_run import open_run
 from penstock.train.outer_config import OuterConfig
+from penstock.train.recipe import build_recipe
 from penstock.train.run import run
 from penstock.train.supply import train_loader
 

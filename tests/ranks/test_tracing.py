@@ -13,9 +13,9 @@ from penstock.parallel.fsdp_waits import count_blocked
 from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
-from penstock.train.config import build_recipe
 from penstock.train.loop import train
 from penstock.train.measure_config import MeasureConfig
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.tracing import Windows
 from penstock.train.watch import Watch

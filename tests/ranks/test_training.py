@@ -16,8 +16,8 @@ from penstock.parallel.recompute_plan import RecomputeConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import build_recipe
 from penstock.train.loop import train
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB = 50

@@ -10,7 +10,7 @@ from penstock.cli.main import explain
 from penstock.core.units import si
 from penstock.launch.netlab import Link, Topology, emulated
 from penstock.launch.netlab.topology import parse_latency
-from penstock.train.config import load_recipe
+from penstock.train.recipe import load_recipe
 
 if TYPE_CHECKING:
     from penstock.train.emulated import Measured

@@ -30,9 +30,10 @@ from penstock.core.env import ranks
 from penstock.core.signals import StopFlag
 from penstock.launch.local import EXIT_STOPPED, Outcome
 from penstock.launch.local import run as run_processes
-from penstock.train.config import TrainConfig, build_recipe, read_recipe
+from penstock.train.config import TrainConfig
 from penstock.train.derived import derive
 from penstock.train.islands import Islands
+from penstock.train.recipe import build_recipe, read_recipe
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -55,9 +55,7 @@ def slow_crossings(links: Sequence[Link]) -> list[tuple[Place, Place]]:
     return _pairs(slow)
 
 
-def culprits(
-    links: Sequence[Link], bad: set[Link], *, least_partners: int = 2
-) -> tuple[list[Place], list[tuple[Place, Place]]]:
+def culprits(links: Sequence[Link], bad: set[Link]) -> tuple[list[Place], list[tuple[Place, Place]]]:
     """Return the interfaces that explain bad links, and the pairs that none of them explains.
 
     An interface explains its links if it has several partners and the links with all of them are bad, in one
@@ -69,7 +67,7 @@ def culprits(
         for end_of in (_source, _target):
             mine = {link for link in links if end_of(link) == place}
             partners = {link.source + link.target - place.node for link in mine}
-            if mine and mine <= bad and len(partners) >= least_partners:
+            if mine and mine <= bad and len(partners) > 1:
                 found.append(place)
                 left -= {link for link in bad if place in _ends(link)}
     return list(dict.fromkeys(found)), _pairs(left)

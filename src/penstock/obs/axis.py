@@ -9,6 +9,7 @@ from typing import Literal
 Scale = Literal["linear", "log"]
 Unit = Literal["number", "share"]
 
+_TICKS = 5
 _LARGEST = 1e15
 """Numbers from here on are written with an exponent."""
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
@@ -34,28 +35,28 @@ class Axis:
             value, low, high = (math.log10(v) for v in (max(value, low), low, high))
         return min(max((value - low) / (high - low), 0.0), 1.0)
 
-    def ticks(self, *, number: int = 5) -> list[tuple[float, str]]:
-        """Return about `number` round values in the range, and their labels."""
+    def ticks(self) -> list[tuple[float, str]]:
+        """Return about five round values in the range, and their labels."""
         if self.scale == "log":
-            found = self._decades(number)
+            found = self._decades()
             if len(found) > 1:
                 return [(value, f"{value:g}") for value in found]
-        found = self._round_values(number)
+        found = self._round_values()
         return list(zip(found, tick_labels(found, unit=self.unit), strict=True))
 
-    def _round_values(self, number: int) -> list[float]:
-        gap = round_step(self.high - self.low, number=number)
+    def _round_values(self) -> list[float]:
+        gap = round_step(self.high - self.low, number=_TICKS)
         first, last = math.ceil(self.low / gap - 1e-9), math.floor(self.high / gap + 1e-9)
         return [place * gap for place in range(first, last + 1)]
 
-    def _decades(self, number: int) -> list[float]:
+    def _decades(self) -> list[float]:
         low, high = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         for factors in ((1, 2, 5), (1, 3), (1,)):
             every = [factor * 10.0**power for power in range(low, high + 1) for factor in factors]
             found = [value for value in every if self.low <= value <= self.high]
-            if len(found) <= number + 2:
+            if len(found) <= _TICKS + 2:
                 return found
-        return found[:: math.ceil(len(found) / number)]
+        return found[:: math.ceil(len(found) / _TICKS)]
 
 
 def axis_for(

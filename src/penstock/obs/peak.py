@@ -13,7 +13,7 @@ _PEAK_BF16 = {
     "GH200": 989e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12, "MI300X": 1307e12,
 }  # fmt: skip
 
-_LONG_S = 0.5
+_SIZE, _REPEATS, _LONG_S = 1024, 6, 0.5
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -40,10 +40,10 @@ def known_peak_flops(name: str) -> float | None:
 
 
 @torch.no_grad()
-def _measured(device: torch.device, dtype: torch.dtype, *, size: int = 1024, repeats: int = 6) -> float:
-    matrix = torch.ones(size, size, device=device, dtype=dtype)
+def _measured(device: torch.device, dtype: torch.dtype) -> float:
+    matrix = torch.ones(_SIZE, _SIZE, device=device, dtype=dtype)
     best = float("inf")
-    for _ in range(repeats):
+    for _ in range(_REPEATS):
         start = clock.monotonic()
         matrix @ matrix
         if device.type == "cuda":
@@ -51,4 +51,4 @@ def _measured(device: torch.device, dtype: torch.dtype, *, size: int = 1024, rep
         best = min(best, clock.monotonic() - start)
         if best > _LONG_S:
             break
-    return float(2 * size**3 / best)
+    return float(2 * _SIZE**3 / best)

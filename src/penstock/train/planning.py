@@ -20,11 +20,12 @@ from penstock.plan.report import described
 from penstock.plan.search import search
 from penstock.plan.sections import Sections, sections_of, with_plan
 from penstock.plan.shipped import cluster_of
-from penstock.train.config import TrainConfig, build_recipe
+from penstock.train.config import TrainConfig
 from penstock.train.control import share
 from penstock.train.derived import check_rows
 from penstock.train.machines import machines_of, ranks_of_machine
 from penstock.train.plan_question import in_numbers, question_of
+from penstock.train.recipe import build_recipe
 
 logger = logging.getLogger(__name__)
 

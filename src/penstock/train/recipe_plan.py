@@ -14,10 +14,11 @@ from penstock.core.errors import ConfigError
 from penstock.models.presets import expanded
 from penstock.parallel.layout import layout_of
 from penstock.plan.memory import Memory
-from penstock.train.config import TrainConfig, check_sections, on_machines
+from penstock.train.config import TrainConfig, on_machines
 from penstock.train.data_config import DataConfig
 from penstock.train.derived import check_rows
 from penstock.train.memory_plan import memory_plan
+from penstock.train.recipe import check_sections
 
 ASSUMED_VOCABULARY = 32_768
 _USUAL_PER_MACHINE = 8

@@ -207,6 +207,6 @@ def test_a_tokenizer_is_trained_on_a_bounded_sample(
         return train(seen, vocab_size=vocab_size)
 
     monkeypatch.setattr(sample_module, "train_tokenizer", spy)
-    monkeypatch.setattr(sample_module.sample_texts, "__kwdefaults__", {"budget": 100})
+    monkeypatch.setattr(sample_module, "SAMPLE_BYTES", 100)
     run(inputs, tmp_path / "out", None, train_tokenizer=300)
     assert 0 < sum(map(len, seen)) <= 100

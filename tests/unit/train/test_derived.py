@@ -8,8 +8,9 @@ import pytest
 from penstock.core import config
 from penstock.core.errors import ConfigError
 from penstock.testing.corpora import write_corpus
-from penstock.train.config import TrainConfig, build_recipe
+from penstock.train.config import TrainConfig
 from penstock.train.derived import check_rows, derive
+from penstock.train.recipe import build_recipe
 
 ROWS = 75  # of 16 tokens in the corpus
 

@@ -7,8 +7,8 @@ from penstock.core.errors import ConfigError
 from penstock.parallel.layout import Layout
 from penstock.plan.activations import block_bytes
 from penstock.testing.corpora import write_corpus
-from penstock.train.config import build_recipe
 from penstock.train.memory_plan import memory_plan, micro_batch_tokens, recompute_modes
+from penstock.train.recipe import build_recipe
 
 SIZES = {
     "vocab_size": 32,

@@ -12,7 +12,7 @@ from penstock.obs.meter import Rates
 from penstock.obs.sinks.jsonl import JsonLines
 from penstock.testing.corpora import write_corpus
 from penstock.train.checksums import checksums
-from penstock.train.config import build_recipe
+from penstock.train.recipe import build_recipe
 from penstock.train.record import MixtureLog, sample_log, step_record
 from penstock.train.state import TrainState
 from penstock.train.step import StepResult

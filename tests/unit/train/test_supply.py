@@ -10,9 +10,9 @@ from penstock.core.errors import ConfigError
 from penstock.data.manifest import load_manifest, save_manifest
 from penstock.data.types import IGNORED_LABEL
 from penstock.testing.corpora import write_corpus
-from penstock.train.config import build_recipe
 from penstock.train.derived import derive
 from penstock.train.open_run import open_run
+from penstock.train.recipe import build_recipe
 from penstock.train.setup import write_identity
 from penstock.train.supply import (
     check_supply,

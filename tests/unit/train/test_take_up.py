@@ -7,7 +7,7 @@ import pytest
 from penstock.core import config
 from penstock.core.errors import UsageError
 from penstock.testing.corpora import write_corpus
-from penstock.train.config import build_recipe
+from penstock.train.recipe import build_recipe
 from penstock.train.requests import Answer, Request
 from penstock.train.supply import train_loader
 from penstock.train.take_up import follow, in_force, known_parts, reweighed, take_up

@@ -45,11 +45,9 @@ def portions(sizes: Sequence[int], *, budget: int) -> list[int]:
     return given
 
 
-def sample_texts(
-    files: Sequence[InputFile], options: ReadOptions, *, budget: int = SAMPLE_BYTES
-) -> Iterator[str]:
+def sample_texts(files: Sequence[InputFile], options: ReadOptions) -> Iterator[str]:
     """Yield the texts of the sample; what is no document is passed over here and listed later."""
-    for file, wanted in zip(files, portions([f.bytes for f in files], budget=budget), strict=True):
+    for file, wanted in zip(files, portions([f.bytes for f in files], budget=SAMPLE_BYTES), strict=True):
         taken = 0
         if not wanted:
             continue

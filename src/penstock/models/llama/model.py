@@ -79,20 +79,16 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """A causal language model.
-
-    Args:
-        choose: picks the attention kernel of each forward pass; the default suits training and
-            scoring; a cache brings its own.
-    """
+    """A causal language model."""
 
     config_class = LlamaConfig
     hugging_face_names = staticmethod(hugging_face_names)
 
-    def __init__(self, config: LlamaConfig, *, choose: ChooseKernel = choose_kernel) -> None:
+    def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.config = config
-        self.choose = choose
+        self.choose: ChooseKernel = choose_kernel
+        """Picks the attention kernel of each forward pass, where no cache brings its own."""
         self.embedding_multiplier = config.embedding_multiplier
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
