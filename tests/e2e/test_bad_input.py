@@ -17,7 +17,7 @@ from tests.e2e.conftest import penstock
 @pytest.fixture(autouse=True)
 def handlers_of_signals():
     """Put them back: a command leaves its own, and what other tests fork would only note a SIGTERM."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

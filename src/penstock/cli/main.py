@@ -6,14 +6,15 @@ asked for is imported, so `penstock --help` loads neither torch nor numpy.
 
 import argparse
 import errno
-import io
 import os
 import sys
 import textwrap
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import NoReturn
 
 from penstock import __version__
+from penstock.cli.streams import settle_streams, write_utf8
 from penstock.core import clock
 from penstock.core.env import ranks, sleep_at_barriers
 from penstock.core.errors import PenstockError, UsageError, nearest
@@ -64,6 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     if argv is not None:
         return _main(list(argv))
+    settle_streams()
     look_seldom()
     try:
         return _main(sys.argv[1:])
@@ -74,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(words: list[str]) -> int:
     debug = "--debug" in words
     sleep_at_barriers()
-    _write_utf8()
+    write_utf8()
     try:
         try:
             return _dispatch([word for word in words if word != "--debug"], debug=debug)
@@ -95,19 +97,22 @@ def _main(words: list[str]) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
+    def parse_known_args(  # type: ignore[no-untyped-def, override]
+        self, args=None, namespace=None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Parse; refuse what is left over here, where a subcommand's own options are known."""
+        found, left = super().parse_known_args(args, namespace)
+        if left:
+            match = get_close_matches(left[0], self._option_string_actions, n=1)
+            hint = f". Did you mean {match[0]!r}?" if match else ""
+            self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
+        return found, left
+
     def error(self, message: str) -> NoReturn:
         if ranks().local_rank:
             clock.sleep(_FIRST_SPEAKS_S)
             sys.exit(EXIT_USAGE)
         super().error(message)
-
-
-def _write_utf8() -> None:
-    """Let both outputs carry any character, whatever the locale says; what is no character is escaped."""
-    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
-        # only a stream of the system: a test or notebook may have put its own in place
-        if isinstance(stream, io.TextIOWrapper) and (stream.encoding, stream.errors) != ("utf-8", errors):
-            stream.reconfigure(encoding="utf-8", errors=errors)
 
 
 def complain(message: str) -> None:

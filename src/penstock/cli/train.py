@@ -11,8 +11,8 @@ The run's folder (run.dir) holds checkpoints/, metrics.jsonl, config.json and, w
 run.log_samples, samples/. A run resumes from its newest complete checkpoint, on any number
 of processes, with no sample lost or repeated.
 
-exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped by SIGTERM or Ctrl-C
-after saving a checkpoint
+exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped by SIGTERM, Ctrl-C or
+a closed terminal after saving a checkpoint
 """
 
 import argparse

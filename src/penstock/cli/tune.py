@@ -12,7 +12,8 @@ example:
   penstock tune ./Llama-3.2-1B --speculator --data wiki --out heads --steps 5000 --heads 4 --json
   penstock serve ./Llama-3.2-1B --drafts heads
 
-exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM or Ctrl-C after saving
+exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped by SIGTERM, Ctrl-C or a closed
+terminal after saving
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Turn SIGTERM and Ctrl-C into a flag that long work looks at between steps.
+"""Turn SIGTERM, Ctrl-C and a closed terminal into a flag that long work looks at between steps.
 
 Install it before anything slow is imported: a signal that lands while libraries load must not kill
 the process, because it may come from a scheduler that asks only once.
@@ -20,10 +20,11 @@ class StopFlag:
         """When the first one came, by the clock of core/clock.py."""
 
     def install(self) -> "StopFlag":
-        """Take over SIGTERM and SIGINT; main thread only."""
+        """Take over SIGTERM, SIGINT and SIGHUP; main thread only."""
         signal.signal(signal.SIGTERM, self._on_signal)
-        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # a launcher forwards it as SIGTERM
-            signal.signal(signal.SIGINT, self._on_signal)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # by a launcher that forwards it, by `nohup`
+                signal.signal(number, self._on_signal)
         return self
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

@@ -1,10 +1,10 @@
 """Run a function in several processes of this machine, as one job that fails or stops as a whole.
 
 The processes are forked, so what the parent has imported is not imported again (importing torch takes
-seconds). The parent must not have started threads or touched a GPU. Signals: the parent passes SIGTERM
-and Ctrl-C on as SIGTERM, once; a second Ctrl-C kills. If one process fails the others are stopped, and
-if the parent dies, however it dies, the kernel kills them all. When a job has ended, whoever started it may
-have it started anew on another number of processes.
+seconds). The parent must not have started threads or touched a GPU. Signals: the parent passes SIGTERM,
+Ctrl-C and the end of its terminal on as SIGTERM, once; a second Ctrl-C kills. If one process fails the others
+are stopped, and if the parent dies, however it dies, the kernel kills them all. When a job has ended, whoever
+started it may have it started anew on another number of processes.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from penstock.core.errors import PeerLost, UsageError
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 20.0
 _MESSAGE_CHARS = 10_000  # fits a pipe, so that saying it never waits for the parent, who reads at the end
-_FORWARDED = (signal.SIGTERM, signal.SIGINT)
+_FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 EXIT_INTERRUPTED = 130
 """A second Ctrl-C ended the job at once."""
@@ -159,7 +159,8 @@ def _child(
     parent: int,
 ) -> None:
     die_with(parent)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGHUP):  # the parent passes them on
+        signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     os.environ.update(seat.environment)
     try:
@@ -185,7 +186,7 @@ def die_with(parent: int) -> None:
 
 
 class _Forwarding:
-    """Pass SIGTERM and SIGINT on to the children."""
+    """Pass SIGTERM, SIGINT and, unless `nohup` has it ignored, SIGHUP on to the children."""
 
     def __init__(self, children: dict[BaseProcess, Connection]) -> None:
         self._children = children
@@ -199,7 +200,8 @@ class _Forwarding:
         return self._interrupts > 1
 
     def __enter__(self) -> "_Forwarding":
-        self._before = {s: signal.signal(s, self._forward) for s in _FORWARDED}
+        ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()
+        self._before = {s: signal.signal(s, self._forward) for s in _FORWARDED if s not in ignored}
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -147,6 +147,28 @@ def test_a_wrong_option_is_wrong_usage(
     assert "usage: penstock" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "--stesp", "3"], "usage: penstock train [-h]"),
+        (["train", "--stesp", "3"], "unrecognized arguments: --stesp 3. Did you mean '--steps'?"),
+        (["data", "describe", "x", "--jsn"], "usage: penstock data describe [-h]"),
+        (["data", "describe", "x", "--jsn"], "unrecognized arguments: --jsn. Did you mean '--json'?"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest_of_its_own_command(
+    words: list[str],
+    said: str,
+    verb: Callable[[Callable[[], int]], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    verb(lambda: pytest.fail("it ran"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("code", [0, 1, 75])
 def test_the_exit_code_is_the_commands(code: int, verb: Callable[[Callable[[], int]], None]) -> None:
     verb(lambda: code)

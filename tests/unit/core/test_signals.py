@@ -12,8 +12,9 @@ from penstock.core.signals import StopFlag
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -28,7 +29,7 @@ def test_nobody_has_asked_at_first() -> None:
     assert StopFlag().install().requested_by is None
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
 def test_a_signal_becomes_its_name(name: str) -> None:
     flag = StopFlag().install()
     send(signal.Signals[name])
@@ -51,10 +52,11 @@ def test_a_second_sigterm_and_one_ctrl_c_after_it_do_not_interrupt() -> None:
     assert flag.requested_by == "SIGINT"
 
 
-def test_an_ignored_ctrl_c_stays_ignored_as_a_launcher_wants_it() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_what_a_launcher_or_nohup_has_ignored_stays_ignored(name: str) -> None:
+    signal.signal(signal.Signals[name], signal.SIG_IGN)
     flag = StopFlag().install()
-    send(signal.SIGINT)
+    send(signal.Signals[name])
     assert flag.requested_by is None
 
 

@@ -69,7 +69,7 @@ def test_the_parents_environment_stays_as_it_was() -> None:
 def test_the_parents_signal_handlers_and_mask_stay_as_they_were() -> None:
     def handlers() -> list[object]:
         return [
-            *(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)),
+            *(signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)),
             signal.pthread_sigmask(signal.SIG_BLOCK, []),
         ]
 
@@ -295,6 +295,21 @@ def test_ctrl_c_reaches_the_processes_once_and_as_sigterm() -> None:
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the whole group
         found = lines(process, 5)
         assert found == ["interrupts SIG_IGN"] * 2 + ["outcome 75 []"] + ["stopping"] * 2
+
+
+def test_a_terminal_that_is_closed_stops_every_process_once() -> None:
+    with parent(STOP_ONCE, setup="signal.signal(signal.SIGHUP, signal.SIG_DFL)") as process:
+        assert lines(process, 2) == ["ready", "ready"]
+        os.killpg(process.pid, signal.SIGHUP)
+        assert lines(process, 3) == ["outcome 75 []", "stopping", "stopping"]
+
+
+def test_under_nohup_a_closed_terminal_stops_nobody() -> None:
+    with parent(STOP_ONCE, setup="signal.signal(signal.SIGHUP, signal.SIG_IGN)") as process:
+        assert lines(process, 2) == ["ready", "ready"]
+        os.killpg(process.pid, signal.SIGHUP)
+        os.kill(process.pid, signal.SIGTERM)
+        assert lines(process, 3) == ["outcome 75 []", "stopping", "stopping"]
 
 
 def test_a_second_ctrl_c_kills_processes_that_do_not_stop() -> None:
