@@ -17,7 +17,6 @@ from penstock.engine.part import open_part
 from penstock.engine.ranks import board as board_module
 from penstock.engine.runner import Runner
 from penstock.models.llama.slices import Place
-from penstock.nn import packed
 from penstock.nn.packed import can_multiply
 from penstock.testing.ranks import on_ranks
 
@@ -57,7 +56,6 @@ def by_modules(part):
 def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
     """Return, for each type of the matrices, whether steps were one call, and whether any number differs."""
     board_module.SLOT_BYTES = whole_steps.SLOT_BYTES = slot_bytes
-    packed.has_tiles = lambda: False  # with them bfloat16 is left to blocks
     found = []
     for kind in weights:
         part, runner = open_rank(world, folder, kind)

@@ -27,7 +27,6 @@ from penstock.engine.ranks.tensor_parallel import SummedEmbedding, SummedLinear,
 from penstock.models.llama.model import Llama
 from penstock.nn.block_operands import BlockOperands, operands_of
 from penstock.nn.fused import FusedRMSNorm
-from penstock.nn.packed import TiledLinear
 from penstock.nn.rope import RopeCache
 
 
@@ -124,7 +123,7 @@ def _blocks(model: Llama, cache: PagedCache) -> list[BlockOperands] | None:
     found = [_operands(block, cache) for block in model.layers]
     blocks = [block for block in found if block is not None]
     head, norm = operands_of(model.unembed), model.norm
-    if len(blocks) < len(found) or head is None or isinstance(model.unembed, TiledLinear):
+    if len(blocks) < len(found) or head is None:
         return None
     if type(model.embed) not in (nn.Embedding, SummedEmbedding):
         return None
@@ -136,9 +135,7 @@ def _operands(layer: nn.Module, cache: PagedCache) -> BlockOperands | None:
         return None
     inside = (linear.linear if isinstance(linear, SummedLinear) else linear for linear in layer.linears_now())
     operands = layer.operands_with(tuple(inside))
-    if operands is None or any(isinstance(linear, TiledLinear) for linear in operands.layers):
-        return None
-    norm = operands.norms[0]
+    norm = None if operands is None else operands.norms[0]
     return operands if norm is not None and norm.dtype == cache.pages.dtype else None
 
 

@@ -12,22 +12,20 @@ from torch import Tensor, nn
 
 from penstock.nn.fused import FusedAttention, FusedRMSNorm, FusedSwiGLU
 from penstock.nn.kernels.paged import MAX_GROUP, LayerPages, Paged
-from penstock.nn.packed import PackedLinear, TiledLinear
+from penstock.nn.packed import PackedLinear
 from penstock.nn.quantized import Int4Linear, Int8Linear
 
-KINDS = (PackedLinear, TiledLinear, Int8Linear, Int4Linear)
+KINDS = (PackedLinear, Int8Linear, Int4Linear)
 """The layers whose matrices the operator multiplies by."""
 
 Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Of a linear layer: panels or oneDNN's matrix, scales, offsets, bias."""
+"""Of a linear layer: panels, scales, offsets, bias."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockOperands:
     """Everything of one block that stays the same from step to step."""
 
-    layers: tuple[nn.Module | None, ...]
-    """Whose operands these are."""
     linears: list[Tensor | None]
     outputs: list[int]
     norms: list[Tensor | None]
@@ -83,7 +81,6 @@ def block_operands(
         return None
     weights = [None if norm is None else norm.weight for norm in (attention_norm, mlp_norm, *head_norms)]
     return BlockOperands(
-        layers=layers,
         linears=[operand for operands in found for operand in operands],
         outputs=[int(layer.out_features) for layer in layers if isinstance(layer, KINDS)],
         norms=[None if weight is None else weight.detach() for weight in weights],
@@ -96,8 +93,6 @@ def operands_of(layer: nn.Module | None) -> Operands | None:
     """Return what the operators multiply by for a layer; None: it is none that they know."""
     if isinstance(layer, PackedLinear):
         return layer.panels, None, None, layer.bias
-    if isinstance(layer, TiledLinear):
-        return layer.matrix, None, None, layer.bias
     if isinstance(layer, Int8Linear) and layer.is_native:
         return layer.codes, layer.scales, layer.offsets, layer.bias
     if isinstance(layer, Int4Linear) and layer.is_native:

@@ -2,9 +2,9 @@
 
 A matrix is cut into panels of 32 outputs, and a panel holds, input after input, one unit of 4 bytes (one
 float32, two bfloat16, four int8) of each of its outputs: [panels, units, 32, numbers of a unit]. The C++
-operator `penstock::linear` (nn/native/panels.h) reads it once for up to 14 tokens. Where that operator cannot
-be had, or the CPU has matrix tiles (AMX), which PyTorch's oneDNN uses and we do not, oneDNN packs instead;
-where neither applies a layer stays what it is.
+operator `penstock::linear` (nn/native/panels.h) reads it once for up to 14 tokens, or 32 by the CPU's matrix
+tiles (AMX). Where that operator cannot be had but there are such tiles, PyTorch's oneDNN packs instead; where
+neither applies a layer stays what it is.
 """
 
 import math
@@ -79,7 +79,7 @@ class PackedLinear(nn.Module):
 
 
 class TiledLinear(nn.Module):
-    """A bfloat16 linear layer whose matrix oneDNN has put into its own order."""
+    """A bfloat16 linear layer whose matrix oneDNN has put into its own order; for who has no C++ compiler."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -100,8 +100,6 @@ def packed(linear: nn.Linear) -> nn.Module:
     numbers = _UNIT_BYTES // weight.dtype.itemsize
     if weight.dtype not in (torch.float32, torch.bfloat16) or weight.device.type != "cpu":
         return linear
-    if weight.dtype == torch.bfloat16 and has_tiles():
-        return TiledLinear(linear)
     if can_multiply(8 * weight.dtype.itemsize, weight) and linear.in_features % numbers == 0:
         return PackedLinear(linear)
-    return linear
+    return TiledLinear(linear) if weight.dtype == torch.bfloat16 and has_tiles() else linear

@@ -11,11 +11,10 @@ from penstock.engine.fuse import FusedBlock, fuse
 from penstock.engine.kv_cache import BoundCache
 from penstock.engine.weights import prepare
 from penstock.models.llama.model import Llama
-from penstock.nn import fused, packed
-from penstock.nn.block_operands import linears_of
+from penstock.nn import fused
 from penstock.nn.kernels.paged import LayerPages
 from penstock.nn.kernels.paged_step import PagedStep
-from penstock.nn.packed import TiledLinear, can_multiply
+from penstock.nn.packed import can_multiply
 
 CONFIGS = small_families(
     vocab_size=100,
@@ -125,7 +124,7 @@ def one_by_one(monkeypatch, model, ids):
         return in_pages(model, ids)
 
 
-@pytest.mark.parametrize("weights", ["stored", "tiles", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["stored", "int8", "int4"])
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
@@ -135,19 +134,11 @@ def test_a_block_in_one_call_computes_what_its_modules_do_one_by_one(name, weigh
     model = a_model(name, dtype=dtype, hidden_size=96, intermediate_size=64)
     ids = torch.randint(100, (1, TOKENS), generator=torch.Generator().manual_seed(1))
     fuse(model)
-    if weights == "tiles" and (dtype != torch.bfloat16 or not torch.ops.mkldnn._is_mkldnn_bf16_supported()):
-        pytest.skip("oneDNN has no such product here")
-    monkeypatch.setattr(packed, "has_tiles", lambda: weights == "tiles")
-    prepare(model, "stored" if weights == "tiles" else weights)
+    prepare(model, weights)
     whole = in_pages(model, ids)
     operands = [block._operands for block in model.layers]
     assert all(one is not None for one in operands)
-    if weights == "tiles":
-        assert all(
-            type(layer) is TiledLinear for layer in linears_of(model.layers[0].attention, model.layers[0].mlp)
-        )
-    else:
-        assert {x.dtype for x in operands[0].linears[::4]} == {PANELS.get(weights, dtype)}
+    assert {x.dtype for x in operands[0].linears[::4]} == {PANELS.get(weights, dtype)}
     assert torch.equal(whole, one_by_one(monkeypatch, model, ids))
 
 

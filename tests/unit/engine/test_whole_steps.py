@@ -15,7 +15,6 @@ from penstock.engine.runner import Runner
 from penstock.engine.weights import prepare
 from penstock.engine.whole_steps import whole_steps
 from penstock.models.llama.model import Llama
-from penstock.nn import packed
 from penstock.nn.packed import can_multiply
 from penstock.nn.rope import RopeCache
 
@@ -37,16 +36,14 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def a_runner(name="llama", *, dtype=torch.float32, weights="stored", tiles=False, **changes):
-    """Return a runner of a small model; `tiles`: packed as on a CPU that has them, wherever this runs."""
+def a_runner(name="llama", *, dtype=torch.float32, weights="stored", **changes):
+    """Return a runner of a small model."""
     torch.manual_seed(0)
     model = Llama(replace(CONFIGS[name], **changes)).to(dtype).eval()
     for parameter in model.parameters():  # norms and biases that change something
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.2)
     fuse(model)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packed, "has_tiles", lambda: tiles)
-        prepare(model, weights)
+    prepare(model, weights)
     cache = PagedCache(
         model.config.num_hidden_layers,
         num_blocks=11,
@@ -138,13 +135,6 @@ def test_a_layer_that_something_wraps_is_called_by_its_module():
     assert whole_steps(runner.model, runner.cache) is not None
     mlp = runner.model.layers[1].mlp
     mlp.down = torch.nn.Sequential(mlp.down)
-    assert whole_steps(runner.model, runner.cache) is None
-
-
-def test_matrices_in_onednns_order_are_left_to_blocks():
-    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        pytest.skip("oneDNN has no such product here")
-    runner = a_runner(dtype=torch.bfloat16, tiles=True)
     assert whole_steps(runner.model, runner.cache) is None
 
 

@@ -62,6 +62,21 @@ def test_packed_layer_computes_what_the_layer_does(size, num_tokens, dtype, tole
     torch.testing.assert_close(PackedLinear(plain)(x).double(), exact, rtol=tolerance, atol=2 * tolerance)
 
 
+@pytest.mark.skipif(not can_multiply(8, LIKE), reason="this machine has no such operators")
+@pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196)])
+def test_any_number_of_tokens_and_odd_sizes(size):
+    """Units of 4 bytes that are none, one and several rows of a matrix tile, and what is left over."""
+    pair, byte = layer(*size, dtype=torch.bfloat16, bias=True), layer(*size)
+    by_pairs, by_bytes, (w_codes, w_scales) = PackedLinear(pair), Int8Linear(byte), to_int8(byte.weight)
+    x = torch.randn(70, size[1])
+    (x_codes, x_scales), half = to_int8(x), x.bfloat16()
+    of_pairs = half.double() @ pair.weight.double().t() + pair.bias.double()
+    of_bytes = (x_codes.long() @ w_codes.long().t()).float() * w_scales * x_scales[:, None]
+    for num in range(1, 71):
+        torch.testing.assert_close(by_pairs(half[:num]).double(), of_pairs[:num], rtol=2**-8, atol=2**-7)
+        assert torch.equal(by_bytes(x[:num]), of_bytes[:num])
+
+
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("make", [packed, Int8Linear, Int4Linear])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -141,6 +156,19 @@ def test_float8_layer_is_close():
 def test_layer_packed_by_onednn_computes_what_the_layer_does():
     plain, x = layer(72, 64, dtype=torch.bfloat16, bias=True), torch.randn(2, 9, 64, dtype=torch.bfloat16)
     torch.testing.assert_close(TiledLinear(plain)(x), plain(x), rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(
+    ("has_operators", "has_tiles", "kind"),
+    [(True, True, PackedLinear), (False, True, TiledLinear), (False, False, nn.Linear)],
+)
+def test_onednn_packs_only_where_our_operators_cannot_be_had(has_operators, has_tiles, kind, monkeypatch):
+    if has_operators and not can_multiply(16, LIKE):
+        pytest.skip("this machine has no such operators")
+    monkeypatch.setattr(packed_layers, "can_multiply", lambda *_: has_operators)
+    monkeypatch.setattr(packed_layers, "has_tiles", lambda: has_tiles)
+    assert type(packed(layer(40, 64, dtype=torch.bfloat16))) is kind
+    assert type(packed(layer(40, 64))) is (PackedLinear if has_operators else nn.Linear)
 
 
 def test_what_cannot_be_packed_stays(monkeypatch):

@@ -4,7 +4,6 @@
 // Python between them: ten calls a block were a third of a millisecond a step of 12 blocks.
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/library.h>
 
 #include "operators.h"
@@ -15,21 +14,10 @@ constexpr int64_t OPERANDS = 4;  // of a linear layer: panels, scales, offsets, 
 
 using Tensors = c10::List<std::optional<at::Tensor>>;
 
-// torch's product by a matrix in oneDNN's own order, which is fastest where the CPU has matrix tiles.
-at::Tensor by_onednn(const at::Tensor& x, const at::Tensor& matrix, const Optional& bias) {
-  using Product = at::Tensor(const at::Tensor&, const at::Tensor&, const Optional&, c10::string_view,
-                             c10::List<std::optional<at::Scalar>>, std::optional<c10::string_view>);
-  static const auto product = c10::Dispatcher::singleton()
-                                  .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
-                                  .typed<Product>();
-  return product.call(x, matrix, bias, "none", c10::List<std::optional<at::Scalar>>(), "");
-}
-
 // The i-th linear layer, of whatever type its matrix is.
 at::Tensor apply_linear(const at::Tensor& x, const Tensors& linears, int64_t i, int64_t outputs) {
   const at::Tensor panels = linears.get(i * OPERANDS).value();
   const Optional scales = linears.get(i * OPERANDS + 1), bias = linears.get(i * OPERANDS + 3);
-  if (panels.is_mkldnn()) return by_onednn(x, panels, bias);
   if (panels.scalar_type() == at::kChar)
     return linear_int8(x, panels, scales.value(), linears.get(i * OPERANDS + 2).value(), bias, outputs);
   if (panels.scalar_type() == at::kByte) return linear_int4(x, panels, scales.value(), bias, outputs);
@@ -61,6 +49,3 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
 }
 
 TORCH_LIBRARY_IMPL(penstock, CPU, m) { m.impl("decoder_block", penstock::block::decoder_block); }
-
-// A matrix of oneDNN among the arguments makes torch look here.
-TORCH_LIBRARY_IMPL(penstock, MkldnnCPU, m) { m.impl("decoder_block", penstock::block::decoder_block); }

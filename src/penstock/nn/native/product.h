@@ -13,9 +13,7 @@ void multiply_float(Threads& threads, const Matrix& matrix, const T* x, int64_t 
   const auto* xs = reinterpret_cast<const int32_t*>(x);
   const auto* panels = static_cast<const int32_t*>(matrix.panels);
   const auto* bias = static_cast<const T*>(matrix.bias);
-  const auto tile = [&](int64_t panel, int64_t first, auto count) {
-    typename Of::Sum sums[count][2];
-    multiply<Of, count>(panels + panel * units * PANEL, xs + first * units, units, units, sums);
+  const auto store = [&](int64_t panel, int64_t first, auto count, const auto* sums) {
     for (int half = 0; half < 2; ++half) {
       const int64_t n = panel * PANEL + half * LANES;
       const Lanes at = lanes(n, outputs);
@@ -23,7 +21,7 @@ void multiply_float(Threads& threads, const Matrix& matrix, const T* x, int64_t 
       for (int t = 0; t < count; ++t) at.store(out + (first + t) * outputs + n, added + sums[t][half]);
     }
   };
-  each_tile<MAX_TOKENS>(threads, tokens, outputs, units, tile);
+  each_product<Of>(threads, panels, xs, tokens, outputs, units, store);
 }
 
 #endif

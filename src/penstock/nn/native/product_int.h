@@ -9,7 +9,7 @@
 #pragma once
 
 #include "matrix.h"
-#include "panels.h"
+#include "product_sums.h"
 
 namespace penstock {
 
@@ -71,9 +71,7 @@ void multiply_int8(Threads& threads, const Matrix& matrix, const Tokens& x, T* o
   const auto* panels = static_cast<const int32_t*>(matrix.panels);
   const auto* scales = static_cast<const float*>(matrix.scales);
   const auto* bias = static_cast<const T*>(matrix.bias);
-  const auto tile = [&](int64_t panel, int64_t first, auto count) {
-    __m512i sums[count][2];
-    multiply<OfInt8, count>(panels + panel * units * PANEL, x.row(first), units, units, sums);
+  const auto store = [&](int64_t panel, int64_t first, auto count, const auto* sums) {
     Vec scaled[count][2];
     for (int half = 0; half < 2; ++half) {
       const int64_t n = panel * PANEL + half * LANES;
@@ -83,7 +81,7 @@ void multiply_int8(Threads& threads, const Matrix& matrix, const Tokens& x, T* o
     }
     store_tile<T, count>(scaled, x, first, panel, bias, out, outputs);
   };
-  each_tile<MAX_TOKENS>(threads, x.count, outputs, units, tile);
+  each_product<OfInt8>(threads, panels, x.row(0), x.count, outputs, units, store);
 }
 
 // sums += one group of 32 inputs of one panel; `begins` has `groups` numbers per token.
