@@ -35,6 +35,8 @@ class Request:
     """Among equal priorities clients take turns, by tokens they were served."""
     adapter: str | None = None
     """Name of the adapter added to the base weights; None: the base alone."""
+    salt: str = ""
+    """What is computed of the prompt is found only by requests with the same."""
     grammar: str | None = None
     """What the answer must follow, as `engine.structured` writes it; None: anything."""
     deadline_s: float | None = None

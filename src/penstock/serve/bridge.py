@@ -150,6 +150,11 @@ class Bridge:
         if not self._all:
             self._idle.set()
 
+    @property
+    def num_open(self) -> int:
+        """Answers in the making or waiting."""
+        return self._admission.num_open
+
     async def wait_idle(self) -> None:
         """Return when no request is open."""
         await self._idle.wait()

@@ -3,7 +3,8 @@
 from penstock.core import clock
 from penstock.engine.request import Request
 from penstock.serve.errors import ApiError
-from penstock.serve.prompts import chat_prompt
+from penstock.serve.form_choice import wanted_form
+from penstock.serve.prompts import chat_prompt, ending_of
 from penstock.serve.requests import Asked, engine_request
 from penstock.serve.schema.chat import ChatRequest, TemplateValue
 from penstock.serve.served import Service
@@ -26,10 +27,16 @@ def chat_request(body: ChatRequest, use: ToolUse, service: Service, *, client: s
     _check(body)
     template = service.served.words.template
     variables = {**_effort(body, template), **(body.chat_template_kwargs or {})}
-    prompt = chat_prompt(body.messages, service, tools=use.told, variables=variables)
+    prompt = chat_prompt(
+        body.messages,
+        service,
+        tools=use.told,
+        variables=variables,
+        ending=ending_of(body),
+    )
     grammar = grammar_of_answer(
         use,
-        body.response_format,
+        wanted_form(body),
         marked=OPEN in (template.tool_source or template.source or ""),
         several=body.parallel_tool_calls is not False,
     )

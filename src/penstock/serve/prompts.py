@@ -2,17 +2,25 @@
 
 import json
 from collections.abc import Sequence
+from typing import Literal
 
 from penstock.serve.errors import ApiError
 from penstock.serve.schema.chat import (
     AssistantMessage,
+    ChatRequest,
     Content,
     Message,
     TemplateValue,
     Tool,
 )
 from penstock.serve.schema.completions import Prompt
+from penstock.serve.schema.others import TokenizeRequest
 from penstock.serve.served import Served, Service
+
+Ending = Literal["asks", "stops", "goes_on"]
+
+_END_MARK = "\ufdd2\ufdd3"
+"""Where the last message ends, in what a template makes of it: code points that Unicode keeps free."""
 
 
 def prompts_of(prompt: Prompt, served: Served, *, max_prompts: int, param: str) -> list[list[int]]:
@@ -43,12 +51,13 @@ def chat_prompt(
     *,
     tools: Sequence[Tool] = (),
     variables: dict[str, TemplateValue] | None = None,
-    asks: bool = True,
+    ending: Ending = "asks",
 ) -> list[int]:
-    """Return the ids after which the answer to a conversation follows.
+    """Return the ids of a conversation.
 
     Args:
-        asks: end with those that begin it.
+        ending: where they end: with those that begin an answer, with the last turn, or inside of it, where
+            its text does.
 
     Raises:
         ApiError: the arguments of a call are no JSON object.
@@ -56,13 +65,57 @@ def chat_prompt(
         ModelError: the template fails.
     """
     words = service.served.words
+    turns = [_turn(message) for message in messages]
+    if ending == "goes_on":
+        turns[-1] = _marked(turns[-1])
     text = service.templates.render(
-        words.guarded([_turn(message) for message in messages]),
+        words.guarded(turns),
         tools=words.guarded([tool.model_dump(exclude_none=True) for tool in tools]),
         variables=words.guarded(variables),
-        asks=asks,
+        asks=ending == "asks",
     )
-    return words.encode_rendered(text)
+    return words.encode_rendered(_before_mark(text) if ending == "goes_on" else text)
+
+
+def ending_of(body: ChatRequest | TokenizeRequest) -> Ending:
+    """Return where the prompt of a conversation ends.
+
+    Raises:
+        ApiError: it is to go on with its last message and to begin another.
+    """
+    if not body.continue_final_message:
+        return "stops" if body.add_generation_prompt is False else "asks"
+    if body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "An answer continues the final message or begins one, not both. "
+            "Give add_generation_prompt: false.",
+            param="add_generation_prompt",
+        )
+    return "goes_on"
+
+
+def _marked(turn: dict[str, object]) -> dict[str, object]:
+    if turn["role"] != "assistant" or turn.get("tool_calls"):
+        raise ApiError(
+            400,
+            f"continue_final_message goes on with what the assistant said (got a message of {turn['role']!r}"
+            "). Let the last message be a text of the assistant's.",
+            param="continue_final_message",
+        )
+    return {**turn, "content": f"{turn['content']}{_END_MARK}"}
+
+
+def _before_mark(text: str) -> str:
+    before, mark, _ = text.rpartition(_END_MARK)
+    if not mark:
+        raise ApiError(
+            400,
+            "The model's chat template does not write the last message as it is. "
+            "Leave continue_final_message out.",
+            param="continue_final_message",
+        )
+    return before
 
 
 def _ids(prompt: Sequence[int]) -> list[int]:

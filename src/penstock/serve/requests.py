@@ -56,6 +56,7 @@ def engine_request(
         priority=body.priority or 0,
         client=client,
         adapter=served.adapter_of(body.model),
+        salt=body.cache_salt or "",
         grammar=asked.grammar,
         deadline_s=None if limits.deadline_s is None else now_s + limits.deadline_s,
         num_prompt_logprobs=asked.num_prompt_logprobs,

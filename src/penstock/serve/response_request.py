@@ -20,7 +20,7 @@ from penstock.serve.schema.chat import (
     ToolMessage,
     UserMessage,
 )
-from penstock.serve.schema.generation import JsonSchema, JsonSchemaFormat, ResponseFormat
+from penstock.serve.schema.formats import JsonSchema, JsonSchemaFormat, ResponseFormat
 from penstock.serve.schema.responses import (
     AllowedFunctions,
     InputCall,

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.serve.errors import ApiError
+from penstock.serve.schema.body import ANY_JSON
 from penstock.serve.schema.chat import AllowedChoice, NamedTool, Tool, ToolChoice
-from penstock.serve.schema.generation import ANY_JSON
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

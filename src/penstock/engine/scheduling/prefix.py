@@ -1,15 +1,17 @@
 """Prompts that begin alike share blocks: a full block is named by all that its content depends on.
 
 Keys and values at a position depend on the adapter and on every token up to it. So a block's name is a
-hash of the name before it and its own tokens, and the first is hashed with the adapter: equal names mean
-equal beginnings. Finding is a walk along the chain until a name is unknown (vLLM's scheme; a radix tree,
-Zheng et al., arXiv:2312.07104, finds the same blocks). The hash is cryptographic: a caller who could make
-two contents with one name could have others' answers computed from tokens they did not send.
+hash of the name before it and its own tokens, and the first is hashed with the adapter and the request's
+salt: equal names mean equal beginnings. Finding is a walk along the chain until a name is unknown (vLLM's
+scheme; a radix tree, Zheng et al., arXiv:2312.07104, finds the same blocks). The hash is cryptographic: a
+caller who could make two contents with one name could have others' answers computed from tokens they did
+not send.
 """
 
 from array import array
 from hashlib import blake2b
 
+from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool, Name
 from penstock.engine.scheduling.sequence import Sequence
 
@@ -19,7 +21,7 @@ def names_of(sequence: Sequence, *, block_size: int, num_blocks: int) -> list[Na
     names, tokens = sequence.names, sequence.tokens
     while len(names) < num_blocks:
         start = len(names) * block_size
-        before = names[-1] if names else _hash((sequence.request.adapter or "").encode())
+        before = names[-1] if names else _root(sequence.request)
         names.append(_hash(before + array("q", tokens[start : start + block_size]).tobytes()))
     return names
 
@@ -49,6 +51,11 @@ def name_blocks(pool: BlockPool, sequence: Sequence, *, block_size: int, since: 
         names = names_of(sequence, block_size=block_size, num_blocks=end)
         for index in range(first, end):
             pool.name(sequence.blocks[index], names[index])
+
+
+def _root(request: Request) -> Name:
+    adapter = (request.adapter or "").encode()
+    return _hash(len(adapter).to_bytes(4, "big") + adapter + request.salt.encode())
 
 
 def _hash(content: bytes) -> Name:

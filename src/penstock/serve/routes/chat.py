@@ -36,7 +36,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         choices=[],
     )
     if body.wants_stream:
-        return EventStream(_chunks(frame, tally, writers, wants_usage=body.wants_usage))
+        return EventStream(_chunks(frame, tally, writers, body))
     pieces: list[list[ChunkChoice]] = [[] for _ in writers]
     async for index, piece in tally:
         pieces[index].append(writers[index].take(piece))
@@ -49,11 +49,12 @@ async def chat(body: ChatRequest, request: Request) -> Response:
 
 
 async def _chunks(
-    frame: ChatChunk, tally: Tally, writers: Sequence[ChatWriter], *, wants_usage: bool
+    frame: ChatChunk, tally: Tally, writers: Sequence[ChatWriter], body: ChatRequest
 ) -> AsyncIterator[ChatChunk]:
     for writer in writers:
         yield frame.model_copy(update={"choices": [writer.begin()]})
     async for index, piece in tally:
-        yield frame.model_copy(update={"choices": [writers[index].take(piece)]})
-    if wants_usage:
+        usage = tally.usage() if body.wants_running_usage else None
+        yield frame.model_copy(update={"choices": [writers[index].take(piece)], "usage": usage})
+    if body.wants_usage:
         yield frame.model_copy(update={"usage": tally.usage()})

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.engine import request as engine
 from penstock.serve.errors import ApiError
+from penstock.serve.form_choice import wanted_form
 from penstock.serve.limits import Limits
 from penstock.serve.prompts import prompts_of
 from penstock.serve.requests import Asked, engine_request
@@ -48,7 +49,7 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
         choices=[],
     )
     if body.wants_stream:
-        return EventStream(_chunks(frame, tally, writers, wants_usage=body.wants_usage))
+        return EventStream(_chunks(frame, tally, writers, body))
     pieces: list[list[CompletionChoice]] = [[] for _ in writers]
     async for index, piece in tally:
         pieces[index].append(writers[index].take(piece))
@@ -117,7 +118,7 @@ def _requests(body: CompletionRequest, service: Service, *, client: str) -> list
         max_tokens=_max_tokens(body, limits),
         num_logprobs=body.logprobs,
         num_prompt_logprobs=body.logprobs if body.echo else None,
-        grammar=grammar_of(body.response_format),
+        grammar=grammar_of(wanted_form(body)),
     )
     made = [
         engine_request(
@@ -129,11 +130,12 @@ def _requests(body: CompletionRequest, service: Service, *, client: str) -> list
 
 
 async def _chunks(
-    frame: Completion, tally: Tally, writers: Sequence[ChoiceWriter], *, wants_usage: bool
+    frame: Completion, tally: Tally, writers: Sequence[ChoiceWriter], body: CompletionRequest
 ) -> AsyncIterator[Completion]:
     async for index, piece in tally:
-        yield frame.model_copy(update={"choices": [writers[index].take(piece)]})
-    if wants_usage:
+        usage = tally.usage() if body.wants_running_usage else None
+        yield frame.model_copy(update={"choices": [writers[index].take(piece)], "usage": usage})
+    if body.wants_usage:
         yield frame.model_copy(update={"usage": tally.usage()})
 
 

@@ -1,12 +1,13 @@
-"""GET /health, /ready and /metrics: for probes and for Prometheus."""
+"""GET /health, /ready, /metrics, /load and /version: for probes, Prometheus and gateways."""
 
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from penstock import __version__
 from penstock.serve.routes.asking import service_of
-from penstock.serve.schema.others import Health
+from penstock.serve.schema.others import Health, Load, Version
 
 router = APIRouter()
 
@@ -34,6 +35,18 @@ async def metrics(request: Request) -> Response:
     """Return the metrics that docs/serving.md lists, in the text format of Prometheus."""
     text = service_of(request).metrics.text()
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/load")
+async def load(request: Request) -> Load:
+    """How many answers are in the making or wait, as gateways that balance ask; vLLM's address and key."""
+    return Load(server_load=service_of(request).bridge.num_open)
+
+
+@router.get("/version")
+async def version() -> Version:
+    """Which Penstock this is."""
+    return Version(version=__version__)
 
 
 def _said(found: Health) -> Response:

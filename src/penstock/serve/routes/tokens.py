@@ -5,7 +5,7 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from penstock.serve.errors import ApiError
-from penstock.serve.prompts import chat_prompt
+from penstock.serve.prompts import chat_prompt, ending_of
 from penstock.serve.routes.asking import FAILURES, service_of
 from penstock.serve.schema.others import DetokenizeRequest, Text, TokenizeRequest, Tokens
 from penstock.serve.served import Service
@@ -40,11 +40,13 @@ def _ids(body: TokenizeRequest, service: Service) -> list[int]:
             service,
             tools=body.tools or (),
             variables=body.chat_template_kwargs,
-            asks=body.add_generation_prompt,
+            ending=ending_of(body),
         )
-    if body.tools or body.chat_template_kwargs or not body.add_generation_prompt:
+    if body.tools or body.chat_template_kwargs or ending_of(body) != "asks":
         raise ApiError(
-            400, "tools, chat_template_kwargs and add_generation_prompt go with messages.", param="messages"
+            400,
+            "tools, chat_template_kwargs, add_generation_prompt and continue_final_message go with messages.",
+            param="messages",
         )
     text, words = body.prompt or "", service.served.words
     return words.encode(text) if body.add_special_tokens else words.tokenizer.encode(text)

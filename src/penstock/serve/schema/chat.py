@@ -4,16 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.serve.schema.generation import (
-    ANY_JSON,
-    FIRST,
-    RETURNED,
-    Body,
-    Generation,
-    Name,
-    OneOf,
-    ResponseFormat,
-)
+from penstock.serve.schema.body import ANY_JSON, FIRST, RETURNED, Body, Name, OneOf
+from penstock.serve.schema.generation import Generation
 
 
 class TextPart(Body):
@@ -163,9 +155,17 @@ class ChatRequest(Generation):
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     """false: an answer that must be calls is one; a model that is free to call may still make several."""
-    response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Name | None = None
     """A variable of the model's chat template; refused where the template does not know it."""
+
+    # Beyond the API, under vLLM's names.
     chat_template_kwargs: dict[str, TemplateValue] | None = None
-    """Beyond the API: variables of the model's chat template, such as `enable_thinking`."""
+    """Variables of the model's chat template, such as `enable_thinking`."""
+    add_generation_prompt: bool | None = None
+    """false: what begins an answer is left out, so the model says who speaks next."""
+    continue_final_message: bool | None = None
+    """The answer goes on with the last message, which is the assistant's; so has a model its first words."""
+    add_special_tokens: Literal[False] | None = None
+    """The template writes them."""
+    echo: Literal[False] | None = None

@@ -2,7 +2,8 @@
 
 from typing import Literal
 
-from penstock.serve.schema.generation import ABSENT, Reply, Usage
+from penstock.serve.schema.body import ABSENT, Reply
+from penstock.serve.schema.generation import Usage
 
 
 class TopLogprob(Reply):

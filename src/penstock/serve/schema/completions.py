@@ -4,16 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.serve.schema.generation import (
-    ABSENT,
-    FIRST,
-    Generation,
-    OneOf,
-    Reply,
-    ResponseFormat,
-    TokenId,
-    Usage,
-)
+from penstock.serve.schema.body import ABSENT, FIRST, OneOf, Reply, TokenId
+from penstock.serve.schema.generation import Generation, Usage
 
 Prompt = Annotated[
     str
@@ -36,7 +28,6 @@ class CompletionRequest(Generation):
     """Only as many as `n`."""
     suffix: None = None
     """Filling in is not supported."""
-    response_format: ResponseFormat | None = None
 
 
 class CompletionLogprobs(Reply):

@@ -1,58 +1,11 @@
 """What requests for completions and for chats have in common, and what both answers count."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
-from pydantic_core import CoreSchema
+from pydantic import Field
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Name = Annotated[str, Field(max_length=256)]
-
-FIRST: Any = Field(fail_fast=True)
-"""Of a list: only its first mistake is told. A body has room for a million, and telling them holds all up."""
-
-ANY_JSON = Any
-"""JSON that is handed on as it came, such as a JSON schema."""
-
-
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-ABSENT: Any = Field(default=None, exclude_if=_is_none)
-"""Of a reply: null is not written."""
-
-RETURNED: Any = Field(default=None, exclude=True)
-"""Of a message: what the openai client's objects have besides, and come back with; without effect."""
-
-
-class Body(BaseModel):
-    """A request: unknown keys and values of another type are errors, never dropped or bent."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
-
-
-class OneOf:
-    """Of a union: what is none of its forms is told them, and not of each why it is not that.
-
-    Args:
-        wanted: the forms.
-    """
-
-    def __init__(self, wanted: str) -> None:
-        self._wanted = wanted
-
-    def __get_pydantic_core_schema__(self, source: object, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Hear of the union's schema, and say so in it."""
-        schema = handler(source)
-        assert schema["type"] == "union", schema["type"]
-        return {**schema, "custom_error_type": "one_of", "custom_error_message": f"Must be {self._wanted}"}
-
-
-class Reply(BaseModel):
-    """An answer."""
-
-    model_config = ConfigDict(extra="forbid")
+from penstock.serve.schema.body import FIRST, Body, Name, OneOf, Reply, TokenId
+from penstock.serve.schema.formats import Choice, ResponseFormat, SchemaOrText, StructuredOutputs
 
 
 class StreamOptions(Body):
@@ -60,6 +13,8 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     """A last chunk without choices counts the tokens."""
+    continuous_usage_stats: bool = False
+    """Beyond the API: every chunk counts them, up to itself."""
     include_obfuscation: bool | None = None
     """Accepted, without effect."""
 
@@ -96,6 +51,22 @@ class Generation(Body):
     priority: Annotated[int, Field(ge=0, le=1000)] | None = None
     """Larger waits longer; a client can put itself behind others, not before them."""
 
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """What is computed of the prompt is found only by requests with the same."""
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choice | None = None
+    guided_grammar: str | None = None
+
+    # As it is here; anything else is refused.
+    skip_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
+    return_token_ids: Literal[False] | None = None
+
     # Accepted, without effect: bookkeeping of OpenAI's own service.
     user: str | None = None
     metadata: dict[str, str] | None = None
@@ -115,61 +86,10 @@ class Generation(Body):
         """Whether the stream ends with a count of tokens."""
         return self.stream_options is not None and self.stream_options.include_usage
 
-
-class TextFormat(Body):
-    """No structure."""
-
-    type: Literal["text"]
-
-
-class JsonObjectFormat(Body):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
-
-
-class JsonSchema(Body):
-    """A schema with the name that the API gives it."""
-
-    name: Name
-    description: str | None = None
-    schema_: dict[str, ANY_JSON] | None = Field(default=None, alias="schema")
-    strict: bool | None = None
-    """The answer follows the schema either way."""
-
-
-class JsonSchemaFormat(Body):
-    """JSON that follows a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-class RegexFormat(Body):
-    """Beyond the API: text that a regular expression matches as a whole."""
-
-    type: Literal["regex"]
-    regex: str
-
-
-class GrammarFormat(Body):
-    """Beyond the API: text of a context-free grammar in Lark's notation."""
-
-    type: Literal["grammar"]
-    grammar: str
-
-
-class ChoiceFormat(Body):
-    """Beyond the API: one of these texts."""
-
-    type: Literal["choice"]
-    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)]
-
-
-ResponseFormat = Annotated[
-    TextFormat | JsonObjectFormat | JsonSchemaFormat | RegexFormat | GrammarFormat | ChoiceFormat,
-    Field(discriminator="type"),
-]
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether each chunk has such a count too."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
 
 class PromptTokensDetails(Reply):

@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from penstock.serve.schema.body import FIRST, Body, Name, Reply, TokenId
 from penstock.serve.schema.chat import Message, TemplateValue, Tool
 from penstock.serve.schema.completions import Prompt
-from penstock.serve.schema.generation import FIRST, Body, Name, Reply, TokenId
 
 
 class EmbeddingsRequest(Body):
@@ -73,10 +73,10 @@ class TokenizeRequest(Body):
     model: Name | None = None
     add_special_tokens: bool = True
     """Also those that begin every text of this model; a conversation's are its template's affair."""
-    add_generation_prompt: bool = True
-    """Of a conversation: also what begins the answer."""
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    add_generation_prompt: bool | None = None
     """Of a conversation, as in `/v1/chat/completions`; so are the next."""
+    continue_final_message: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
 
 
@@ -106,6 +106,18 @@ class Health(Reply):
 
     status: Literal["ok", "draining", "failed"]
     reason: str | None = None
+
+
+class Load(Reply):
+    """What the server has to do."""
+
+    server_load: int
+
+
+class Version(Reply):
+    """Of Penstock."""
+
+    version: str
 
 
 class ErrorObject(Reply):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.serve.schema.generation import ABSENT, ANY_JSON, Reply
+from penstock.serve.schema.body import ABSENT, ANY_JSON, Reply
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 

@@ -4,17 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Discriminator, Field, Tag
 
+from penstock.serve.schema.body import ANY_JSON, FIRST, RETURNED, Body, Name, OneOf
 from penstock.serve.schema.chat import FunctionName
-from penstock.serve.schema.generation import (
-    ANY_JSON,
-    FIRST,
-    RETURNED,
-    Body,
-    JsonObjectFormat,
-    Name,
-    OneOf,
-    TextFormat,
-)
+from penstock.serve.schema.formats import JsonObjectFormat, TextFormat
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
