@@ -39,15 +39,6 @@ def gloo_settings(nics: Sequence[Nic]) -> list[Setting]:
     return [Setting(name="GLOO_SOCKET_IFNAME", value=_names(chosen), reason=_why(chosen))] if chosen else []
 
 
-def gloo_operations(nics: Sequence[Nic]) -> int:
-    """Return how many operations must be in flight to use every interface: gloo gives each of them one.
-
-    >>> gloo_operations([])
-    1
-    """
-    return max(1, len(usable(nics)))
-
-
 def nccl_settings(nics: Sequence[Nic]) -> list[Setting]:
     """Return NCCL's variables for the interfaces of one machine; none where no interface is usable."""
     chosen = usable(nics)

@@ -52,15 +52,6 @@ def choose(units: Sequence[Unit], *, budget: float, num_micro_batches: int) -> K
     return Kept(frozenset(kept["parameters"]), frozenset(kept["gradients"]))
 
 
-def kept_bytes(units: Sequence[Unit], kept: Kept) -> int:
-    """Return the memory that it takes.
-
-    >>> kept_bytes([Unit(parameters=1, gradients=2)], Kept(frozenset({0}), frozenset({0})))
-    3
-    """
-    return sum(units[i].parameters for i in kept.parameters) + sum(units[i].gradients for i in kept.gradients)
-
-
 def sent_bytes(units: Sequence[Unit], kept: Kept, *, num_micro_batches: int, num_ranks: int) -> int:
     """Return what a rank sends in a step to gather and reduce.
 

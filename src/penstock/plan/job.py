@@ -9,6 +9,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.parallel.encoded_size import BLOCK, CodecName, encoded_bytes
 from penstock.parallel.layout import ContextRule, Layout
 from penstock.parallel.recompute_plan import Mode
+from penstock.plan.activations import block_bytes
 
 Compute = Literal["bfloat16", "float32"]
 Linear = Literal["compute", "float8_tensorwise", "float8_rowwise", "mxfp8"]
@@ -98,6 +99,19 @@ class Job:
     def block_modes(self) -> tuple[Mode, ...]:
         """The mode of each block."""
         return (self.modes,) * self.model.num_hidden_layers if isinstance(self.modes, str) else self.modes
+
+    @property
+    def kept_by_mode(self) -> dict[Mode, int]:
+        """Bytes that one block keeps on a rank for a micro-batch, in each mode."""
+        return block_bytes(
+            self.model,
+            tokens=self.rank_tokens,
+            compute_bytes=self.compute_bytes,
+            tensor=self.layout.tensor,
+            context=self.layout.context,
+            rule=self.context_rule,
+            row=self.sequence_length,
+        )
 
     @property
     def rows_tokens(self) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from penstock.nn.chunks import chunk_tokens
 from penstock.parallel.recompute_plan import Mode
 from penstock.parallel.stages import blocks_of
-from penstock.plan.activations import block_bytes, working_bytes
+from penstock.plan.activations import working_bytes
 from penstock.plan.job import Job
 
 FLOAT32, _BFLOAT16 = 4, 2
@@ -127,16 +127,7 @@ class Rank:
 
     def of_mode(self, mode: Mode) -> int:
         """Bytes that a block keeps."""
-        job = self.job
-        return block_bytes(
-            job.model,
-            tokens=job.rank_tokens,
-            compute_bytes=self.c,
-            tensor=job.layout.tensor,
-            context=job.layout.context,
-            rule=job.context_rule,
-            row=job.sequence_length,
-        )[mode]
+        return self.job.kept_by_mode[mode]
 
     def at_work(self, mode: Mode) -> int:
         """Bytes that a block's backward makes: what it kept not, and its temporaries."""

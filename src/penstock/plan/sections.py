@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.parallel.layout import REST
-from penstock.plan.activations import block_bytes
 from penstock.plan.job import Job
 
 Sections = dict[str, Any]
@@ -37,15 +36,7 @@ def _recompute(job: Job) -> Sections:
     """Return the policy of a job's blocks: one for all, or the bytes that those of a mixture keep."""
     if len(set(job.block_modes)) == 1:
         return {"policy": _POLICY[job.block_modes[0]]}
-    kept = block_bytes(
-        job.model,
-        tokens=job.rank_tokens,
-        compute_bytes=job.compute_bytes,
-        tensor=job.layout.tensor,
-        context=job.layout.context,
-        rule=job.context_rule,
-        row=job.sequence_length,
-    )
+    kept = job.kept_by_mode
     return {"policy": "budget", "budget": str(sum(kept[mode] for mode in job.block_modes))}
 
 

@@ -14,9 +14,10 @@ from tests.format_examples import DATA, DOCUMENTS
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
 from penstock.data.formats import parquet_groups
+from penstock.data.formats.damaged import Malformed
 from penstock.data.formats.decoded import Decoded
 from penstock.data.formats.parquet import ParquetShard, find, open_shard
-from penstock.data.formats.parquet_footer import Malformed, group_counts
+from penstock.data.formats.parquet_footer import group_counts
 from penstock.data.storage import LocalStorage
 
 ROWS = [[1, 2, 3], [], [4], [5, 6], [], [7]]

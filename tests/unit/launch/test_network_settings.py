@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.launch.network_settings import Setting, gloo_operations, gloo_settings, nccl_settings
+from penstock.launch.network_settings import Setting, gloo_settings, nccl_settings
 from penstock.launch.nics import Nic
 
 FAST = Nic(
@@ -20,9 +20,8 @@ def values(settings: list[Setting]) -> dict[str, str]:
     return {setting.name: setting.value for setting in settings}
 
 
-def test_gloo_is_told_every_interface_and_needs_an_operation_for_each() -> None:
+def test_gloo_is_told_every_interface() -> None:
     assert values(gloo_settings(PAIR)) == {"GLOO_SOCKET_IFNAME": "ens1,ens2"}
-    assert gloo_operations(PAIR) == 2
 
 
 def test_two_fast_interfaces_without_rdma_get_streams_and_channels() -> None:
@@ -57,7 +56,6 @@ def test_a_made_up_speed_asks_for_no_streams() -> None:
 
 def test_a_machine_without_a_network_is_told_nothing() -> None:
     assert gloo_settings([]) == nccl_settings([]) == []
-    assert gloo_operations([]) == 1
 
 
 def test_every_setting_says_its_reason() -> None:

@@ -6,8 +6,6 @@ that are compressed are refused (arrow.apache.org/docs/format/Columnar.html, "Se
 """
 
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import CorpusError
-from penstock.data.formats.ipc_tables import Malformed, Tables
+from penstock.data.formats.damaged import Malformed, reading
+from penstock.data.formats.ipc_tables import Tables
 from penstock.data.storage import Blob
 from penstock.data.types import Int64
 
@@ -56,24 +55,6 @@ class Buffers:
     """(length, nulls) of the column, then of what it is made of."""
     places: tuple[tuple[Int64, Int64], ...]
     """(first byte, bytes) of its buffers, in the order of the Arrow format."""
-
-
-@contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Turn whatever a damaged file leads to into an error that names it.
-
-    Raises:
-        CorpusError: the file is damaged.
-    """
-    try:
-        yield
-    except (pa.ArrowException, Malformed, struct.error, OSError, UnicodeDecodeError) as error:
-        outside = isinstance(error, struct.error)
-        why = "an offset leads outside its message" if outside else str(error).splitlines()[0]
-        raise CorpusError(
-            f"{name} cannot be read: {why}",
-            fix="It is truncated or altered: restore it or make it again.",
-        ) from None
 
 
 def messages_of(blob: Blob) -> Messages:

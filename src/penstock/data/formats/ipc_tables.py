@@ -10,13 +10,10 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from penstock.data.formats.damaged import Malformed
 from penstock.data.types import Int64
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class Malformed(ValueError):
-    """The metadata is not what it should be."""
 
 
 class Tables:

@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from penstock.core.errors import CorpusError
 from penstock.data.formats.choice import column_of, integer_type, token_lists
+from penstock.data.formats.damaged import Malformed, reading
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.formats.ipc import Buffers, Messages, buffers_of, messages_of, reading
-from penstock.data.formats.ipc_tables import Malformed
+from penstock.data.formats.ipc import Buffers, Messages, buffers_of, messages_of
 from penstock.data.formats.runs import GroupedEnds, RunShard, runs_of, starts_of
 from penstock.data.storage import Blob, Storage
 from penstock.data.types import Int64

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 
 from penstock.data.formats import Options
 from penstock.data.formats.choice import COLUMN, column_of, in_order, one_split, token_lists
-from penstock.data.formats.parquet_footer import Malformed, group_counts
-from penstock.data.formats.parquet_groups import Column, GroupedTokens, Groups, reading
+from penstock.data.formats.damaged import Malformed, reading
+from penstock.data.formats.parquet_footer import group_counts
+from penstock.data.formats.parquet_groups import Column, GroupedTokens, Groups
 from penstock.data.formats.runs import GroupedEnds, starts_of
 from penstock.data.probe import probe
 from penstock.data.storage import Storage

@@ -8,6 +8,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.data.formats.damaged import Malformed
 from penstock.data.storage import Blob
 
 _MAGIC = b"PAR1"
@@ -17,10 +18,6 @@ _SENSIBLE = range(2**40)
 # Fields by number, as parquet.thrift gives them.
 _ROW_GROUPS, _COLUMNS, _NUM_ROWS, _META_DATA = 4, 1, 3, 3
 _PATH, _NUM_VALUES, _STATISTICS, _NULL_COUNT = 3, 5, 12, 3
-
-
-class Malformed(ValueError):
-    """The footer is not what it should be."""
 
 
 @dataclass(frozen=True, slots=True)

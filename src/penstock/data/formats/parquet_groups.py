@@ -2,44 +2,27 @@
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.core.errors import CorpusError
 from penstock.data.formats import Tokens
+from penstock.data.formats.damaged import reading
 from penstock.data.formats.decoded import DECODED
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.formats.parquet_footer import GroupCounts, Malformed
+from penstock.data.formats.parquet_footer import GroupCounts
 from penstock.data.formats.runs import starts_of
 from penstock.data.formats.stored import served
 from penstock.data.storage import Array
 from penstock.data.types import Int64
 
 _BATCH_VALUES = 2**20
-
-
-@contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Turn whatever a damaged file leads to into an error that names it.
-
-    Raises:
-        CorpusError: the file is damaged.
-    """
-    try:
-        yield
-    except (pa.ArrowException, Malformed, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
-        raise CorpusError(
-            f"{name} cannot be read: {(str(error) or 'it asks for too much memory').splitlines()[0]}",
-            fix="It is truncated or altered: restore it or make it again.",
-        ) from None
 
 
 @dataclass(frozen=True, slots=True)

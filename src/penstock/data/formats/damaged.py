@@ -1,0 +1,34 @@
+"""A file that is not what it says it is: found by its reader, told in one error that names the file."""
+
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from penstock.core.errors import CorpusError
+
+
+class Malformed(ValueError):
+    """What a file says of itself cannot be."""
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """Turn whatever a damaged file leads to into an error that names it.
+
+    Raises:
+        CorpusError: the file is damaged.
+    """
+    try:
+        yield
+    except struct.error:
+        raise _damage(name, "an offset leads outside its message") from None
+    except (pa.ArrowException, Malformed, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
+        raise _damage(name, (str(error) or "it asks for too much memory").splitlines()[0]) from None
+
+
+def _damage(name: str, why: str) -> CorpusError:
+    return CorpusError(
+        f"{name} cannot be read: {why}", fix="It is truncated or altered: restore it or make it again."
+    )
