@@ -40,11 +40,13 @@ setup: $(BIN)/.installed
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	# Without what it depends on, thirty packages: its dataloader's base class, 15 MB, needs no more than these.
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps torchtitan tyro docstring-parser
-	-$(BIN)/python -m penstock.nn.native  # C++ operators; without a compiler plain PyTorch computes
+	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
+	# C++ operators, half a minute of the compiler's beside pip's work; without one plain PyTorch computes.
+	# torchtitan without what it depends on, thirty packages: its dataloader's base class needs no more than these.
+	(PYTHONPATH=src $(BIN)/python -m penstock.nn.native || true) & \
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' && \
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps torchtitan tyro docstring-parser; \
+	status=$$?; wait; exit $$status
 	touch $@
 
 clean:

@@ -49,7 +49,7 @@ def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
         [sys.executable, BENCHMARKS / f"{name}.py", *RUNS[name].split(), "--out", tmp_path],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         check=False,
     )

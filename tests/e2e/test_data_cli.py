@@ -22,7 +22,7 @@ ENVIRONMENT = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
 
 def penstock(*words: object, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*COMMAND, *map(str, words)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [*COMMAND, *map(str, words)], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=240
     )
 
 
@@ -159,7 +159,7 @@ def test_a_polite_stop_says_that_the_same_command_continues(
     folder, expected = many
     process = started(folder, word, tokenizer, shards=2)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=120)
     assert process.returncode == code
     assert f"{word}. Finished shards in {word}: " in errors
     assert "the same command continues" in errors

@@ -173,11 +173,11 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(folder):
         read_until(ours, b"> ")
         os.write(ours, b"hello\n")
         read_until(ours, b"hello\r\n")
-        time.sleep(0.2)  # some way into the 2,000 tokens of this answer
+        assert select.select([ours], [], [], 60)[0]  # the first of the 2,000 tokens of this answer
         process.send_signal(signal.SIGINT)
         read_until(ours, b"(stopped)\r\n> ")
         os.write(ours, b"\x04")
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
     finally:
         process.kill()
         process.wait()

@@ -104,7 +104,7 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
         code, later = mix(run, "--set", "code=0.7", "--at-step", str(at + 5))
         assert (code, later["answer"]["holds_from"]) == (0, at + 5)
         os.kill(process.pid, signal.SIGKILL)
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     assert "refused" in (run / "control" / "answer-000050.json").read_text()
     assert (run / "control" / "request-000050.json.bad").is_file()
     killed = steps_of(run)
@@ -151,7 +151,7 @@ def test_a_planned_run_stopped_and_resumed_is_that_of_one_go_and_can_be_looked_i
     ) as process:
         wait_for(run, process, 13)
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     assert penstock("train", mixed, "--processes", 2).returncode == 0
     one, other = (
         {s: (r["loss"], r["tokens"], r["corpus_shares"]) for s, r in steps_of(r).items()}

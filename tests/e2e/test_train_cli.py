@@ -33,7 +33,7 @@ def interrupt(recipe, run, number, *, processes, at_step):
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.01)
         os.kill(process.pid, number)
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
         return process.returncode
 
 

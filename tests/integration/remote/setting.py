@@ -14,10 +14,10 @@ def quick_options(cache_folder: Path, **changes: object) -> RemoteOptions:
         "cache_folder": cache_folder,
         "cache_bytes": 2**30,
         "stall_timeout_s": 10.0,
-        "request_timeout_s": 5.0,
+        "request_timeout_s": 30.0,
         "first_delay_s": 0.01,
         "max_delay_s": 0.05,
-        "deadline_s": 20.0,
+        "deadline_s": 100.0,
     }
     return RemoteOptions(**(values | changes))  # type: ignore[arg-type]
 
@@ -28,7 +28,7 @@ def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
     from obstore.store import S3Store
 
     made = urllib.request.Request(f"{s3_url}/{bucket}", method="PUT")
-    urllib.request.urlopen(made, timeout=10).close()
+    urllib.request.urlopen(made, timeout=60).close()
     store = S3Store(
         bucket,
         endpoint=s3_url,

@@ -20,7 +20,7 @@ DATA = Path(__file__).parent.parent.parent / "data"
 
 
 def post(url: str, body: bytes, kind: str) -> None:
-    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": kind}), timeout=10).close()
+    urllib.request.urlopen(urllib.request.Request(url, body, {"Content-Type": kind}), timeout=60).close()
 
 
 @pytest.fixture(scope="module")
