@@ -18,10 +18,11 @@ from torch import Tensor
 from penstock.checkpoint.hf_weights import read_weights, write_weights
 from penstock.checkpoint.stored_type import type_of_most
 from penstock.core.config import load_json
-from penstock.core.errors import ConfigError, ModelError, UsageError, nearest
+from penstock.core.errors import ConfigError, ModelError, UsageError
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
-from penstock.models import CONFIGS, FAMILIES
+from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.config_json import config_json, config_of
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place, slice_of, sliced_config
 from penstock.nn.unfilled import unfilled
@@ -48,12 +49,10 @@ def read_config(folder: Path) -> LlamaConfig:
         raw = load_json(path)
     except ConfigError as error:
         raise ModelError(str(error).removesuffix(".")) from None
-    model_type = str(raw.get("model_type"))
-    if model_type not in CONFIGS:
-        hint = nearest(model_type, list(CONFIGS))
-        raise ModelError(f"{path}: models of this type cannot be opened", got=model_type, fix=hint)
-    config: LlamaConfig = CONFIGS[model_type].from_hugging_face(raw)
-    return config
+    try:
+        return config_of(raw)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
 
 
 def load_pretrained(
@@ -117,7 +116,7 @@ def save_pretrained(
     _check_state(set(state), set(names))
     tensors = {theirs: state[ours] for ours, theirs in names.items()}
     stored = next(iter(tensors.values())).dtype if dtype is None else dtype
-    model = {**config.to_hugging_face(), **_special(eos_id), "dtype": str(stored).removeprefix("torch.")}
+    model = {**config_json(config), **_special(eos_id), "dtype": str(stored).removeprefix("torch.")}
     texts = {"config.json": _json(model), "generation_config.json": _json(_special(eos_id))}
     with appearing(folder) as temporary:
         write_weights(temporary, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes)

@@ -1,13 +1,11 @@
 """The shape of a decoder of any family, with the field names of Hugging Face; no torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from math import inf
-from typing import Any, Self
 
-from penstock.core.errors import ConfigError, ModelError, nearest
+from penstock.core.errors import ConfigError, nearest
 from penstock.models.families import FAMILY, NEUTRAL, Family, ModelType, families_with
-from penstock.nn.rope_scaling import RopeScaling, read_rope, write_rope
+from penstock.nn.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,86 +183,6 @@ class LlamaConfig:
         looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
         width = self.num_attention_heads * self.size_of_head
         return 6.0 * (self.num_parameters - looked_up) + 12.0 * width * keys
-
-    @classmethod
-    def from_hugging_face(cls, raw: Mapping[str, Any]) -> Self:  # Any: JSON
-        """Read the content of a `config.json` written by transformers 4 or 5, or by Penstock.
-
-        Dropout is not read: Penstock has none, and inference never did.
-
-        Raises:
-            ModelError: another kind of model, a missing size, or a feature Penstock does not have.
-        """
-        model_type = str(raw.get("model_type"))
-        if model_type not in FAMILY:
-            known = nearest(model_type, list(FAMILY))
-            raise ModelError("Models of this type cannot be opened", got=model_type, fix=known)
-        if raw.get("quantization_config"):
-            raise ModelError("Quantised weights cannot be opened", fix="Use the model's bf16 or fp32 folder.")
-        if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-            raise ModelError("hidden_act must be silu", got=raw["hidden_act"])
-        theta, scaling = read_rope(raw)
-        family = FAMILY[model_type]
-        known_names = {field.name for field in fields(cls)} - {"rope_theta", "rope_scaling"}
-        known_names -= {name for name in NEUTRAL.keys() - family.fields if raw.get(name) is None}
-        read = {name: value for name, value in raw.items() if name in known_names}
-        values = {**family.defaults, **read, "rope_theta": theta, "rope_scaling": scaling}
-        if "max_window_layers" in family.fields:
-            values |= _read_windows(raw)
-        try:
-            _check_kinds(values)
-            return cls(**values)
-        except (ConfigError, TypeError) as error:
-            raise ModelError(f"config.json describes no model that can be built: {error}") from error
-
-    def to_hugging_face(self) -> dict[str, Any]:
-        """Return the content of a `config.json` that transformers 4 and 5 open."""
-        values: dict[str, Any] = {
-            "architectures": [self.family.architecture],
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-            "num_key_value_heads": self.key_value_heads,
-            "head_dim": self.size_of_head,
-            "hidden_act": "silu",
-            **write_rope(self.rope_theta, self.rope_scaling),
-        }
-        for name in NEUTRAL.keys() - self.family.fields:
-            del values[name]
-        if "attention_multiplier" in values:
-            values["attention_multiplier"] = self.attention_scale
-        if "max_window_layers" in values:
-            values["use_sliding_window"] = self.sliding_window is not None
-        return values
-
-
-def _check_kinds(values: Mapping[str, Any]) -> None:  # Any: JSON
-    """Refuse a text, a fraction or null where only something else can be."""
-    for field in fields(LlamaConfig):
-        if field.name == "model_type" or field.name not in values:
-            continue
-        value, kind = values[field.name], field.type
-        allowed: Any = kind | int if kind in (float, float | None) else kind
-        if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{field.name} is of the wrong kind", got=value)
-
-
-def _read_windows(raw: Mapping[str, Any]) -> dict[str, int | None]:  # Any: JSON
-    """Read which layers of a Qwen have a window, from any of the three keys that say it.
-
-    Raises:
-        ModelError: full and windowed layers alternate.
-    """
-    layers = raw.get("num_hidden_layers", 0)
-    if not raw.get("use_sliding_window", False) or raw.get("sliding_window", 4096) is None:
-        return {"sliding_window": None, "max_window_layers": 0}
-    kinds = raw.get("layer_types")
-    whole = min(raw.get("max_window_layers", 28), layers)
-    if kinds is not None:
-        whole = kinds.count("full_attention")
-        if kinds != ["full_attention"] * whole + ["sliding_attention"] * (layers - whole):
-            raise ModelError("layer_types must be full attention first, then sliding attention", got=kinds)
-    if whole == layers:
-        return {"sliding_window": None, "max_window_layers": 0}
-    return {"sliding_window": raw.get("sliding_window", 4096), "max_window_layers": whole}
 
 
 _MAX_LAYERS = 2000
