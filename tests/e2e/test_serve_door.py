@@ -202,6 +202,14 @@ def test_contents_are_trusted_where_the_command_line_says_so(started, words, is_
     assert (0 in encoded) == is_token
 
 
+def test_an_address_of_another_machine_is_not_a_matter_of_the_port(folder, capsys):
+    assert command_line.main(["serve", str(folder), "--host", "192.0.2.1", "--insecure", "--port", "0"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert (
+        "192.0.2.1:0 cannot be listened at: Cannot assign requested address. Give an address of this" in said
+    )
+
+
 def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -224,5 +224,10 @@ def test_a_folder_without_a_tokenizer_is_refused(folder, tmp_path):
             (tmp_path / file.name).write_bytes(file.read_bytes())
     with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
         LLM(tmp_path, SMALL_ENGINE)
-    with pytest.raises(UsageError, match="is not a folder"):
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ModelError, match=r"has weights and no config\.json"):
+        LLM(tmp_path, SMALL_ENGINE)
+    with pytest.raises(UsageError, match=r"is not a folder\. Give [^.]*\.$"):
         LLM(tmp_path / "absent")
+    with pytest.raises(UsageError, match="`hf download nobody/model --local-dir DIR`"):
+        LLM("nobody/model")

@@ -19,6 +19,7 @@ from penstock.cli.data_prepare import (
 from penstock.cli.data_progress import Display
 from penstock.core.clock import monotonic
 from penstock.core.units import plural
+from penstock.data.manifest import tokenizer_at
 from penstock.data.prepare import PrepareConfig
 from penstock.data.prepare.append import append, tokenizer_of
 from penstock.data.prepare.folder import APPEND_FOLDER
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("corpus", type=Path, metavar="DIR", help="folder of the corpus")
     add("inputs", nargs="+", metavar="INPUT", help="files and folders, in reading order")
-    add("--tokenizer", type=Path, metavar="FILE",
+    add("--tokenizer", type=tokenizer_at, metavar="PATH",
         help="the tokenizer.json the corpus was made with, where it came without")  # fmt: skip
     add_reading_options(parser)
     add("--restart", action="store_true", help="begin again where an earlier append was left unfinished")

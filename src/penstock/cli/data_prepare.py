@@ -14,6 +14,7 @@ from typing import Any
 from penstock.cli.data_progress import Display
 from penstock.core.clock import monotonic
 from penstock.core.units import duration, mib, parse_count, si
+from penstock.data.manifest import tokenizer_at
 from penstock.data.prepare import DEFAULT_SUFFIXES, PrepareConfig, Progress, Selection, Summary, prepare
 from penstock.data.prepare.parts import FIRST_PART_TOKENS
 
@@ -50,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("inputs", nargs="+", metavar="INPUT", help="files and folders, in reading order")
     add("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus; made if missing")
-    add("--tokenizer", type=Path, metavar="FILE", help="use this tokenizer.json")
+    add("--tokenizer", type=tokenizer_at, metavar="PATH",
+        help="use this tokenizer.json, or that of this corpus, run or model")  # fmt: skip
     add("--train-tokenizer", type=parse_count, metavar="VOCAB",
         help="train a byte-level BPE tokenizer of so many entries on up to 64 MiB of inputs")  # fmt: skip
     add_reading_options(parser)

@@ -39,8 +39,11 @@ def load_toml(path: Path) -> Raw:
     """
     if path.is_dir():
         raise UsageError(f"Recipe {path} is a folder", fix="Give the path of a .toml file.")
-    if not path.is_file():
-        raise UsageError(f"Recipe {path} does not exist", fix="Give the path of a .toml file.")
+    if not path.exists():  # a pipe will do, as a shell's <(penstock recipes show ...) is one
+        raise UsageError(
+            f"Recipe {path} does not exist",
+            fix="Give the path of a .toml file; `penstock recipes show NAME > mine.toml` makes one.",
+        )
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:  # bad TOML, bytes that are no text, an int of 5,000 digits
@@ -127,6 +130,10 @@ def _toml_value(text: str) -> Any:
         return text
 
 
+def _names(kind: Any) -> set[str]:  # Any: a type of any form
+    return {field.name for field in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else set()
+
+
 def build(cls: type[T], raw: Mapping[str, Any], *, where: str = "") -> T:
     """Build a config dataclass from plain values, checking every key and type.
 
@@ -141,11 +148,13 @@ def build(cls: type[T], raw: Mapping[str, Any], *, where: str = "") -> T:
     prefix = f"{where}." if where else ""
     for name in raw:
         if name not in fields:
-            raise ConfigError(f"Unknown key {prefix}{name}", fix=nearest(name, list(fields)))
+            below = [f"{section}.{name}" for section, kind in hints.items() if name in _names(kind)]
+            hint = f"Did you mean {' or '.join(map(repr, below))}?" if below else nearest(name, list(fields))
+            raise ConfigError(f"Unknown key {prefix}{name}", fix=hint)
     missing = [n for n, f in fields.items() if n not in raw and _required(f)]
     if missing:
         raise ConfigError(
-            f"Missing key {prefix}{missing[0]}", fix=f"Add {missing[0]} to [{where or 'the recipe'}]."
+            f"Missing key {prefix}{missing[0]}", fix=f"Add it to {f'[{where}]' if where else 'the recipe'}."
         )
     return cls(
         **{

@@ -19,6 +19,12 @@ VERSION = 1
 TOKENIZER_FILE = "tokenizer.json"
 
 
+def tokenizer_at(path: Path | str) -> Path:
+    """Return the tokenizer.json that a path means: that of the folder, if it has one, else the path."""
+    inside = Path(path) / TOKENIZER_FILE
+    return inside if inside.is_file() else Path(path)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
     """One shard file."""

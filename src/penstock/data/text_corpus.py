@@ -16,7 +16,7 @@ from penstock.core import clock, config
 from penstock.core.errors import UsageError
 from penstock.core.units import parse_count
 from penstock.data.index_folder import NO_PLACE, index_folders
-from penstock.data.manifest import FILE, TOKENIZER_FILE
+from penstock.data.manifest import FILE, tokenizer_at
 from penstock.data.preparation import Preparation, is_finished
 from penstock.data.prepare.background import Job
 from penstock.data.prepare.inputs import Selection, find_inputs
@@ -124,8 +124,7 @@ def _tokenizer(spec: Spec) -> Path:
             fix=f"Write text:{spec.location},tokenizer=FILE with a model's tokenizer.json. To make one: "
             f"`penstock data prepare {spec.location} --train-tokenizer 32000 --out DIR` leaves it in DIR.",
         )
-    path = Path(spec.options["tokenizer"]).absolute()
-    return path / TOKENIZER_FILE if path.is_dir() else path
+    return tokenizer_at(spec.options["tokenizer"]).absolute()
 
 
 def _options(spec: Spec) -> dict[str, str | int]:

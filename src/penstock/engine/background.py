@@ -129,7 +129,7 @@ class EngineThread:
 
     def _check_open(self) -> None:
         if self._refusing is not None:
-            raise EngineClosed(self._refusing, fix="Ask another server, or start this one again.")
+            raise EngineClosed(self._refusing, fix="Open the model again, or ask another server.")
 
     def _lost(self) -> None:
         with self._changed:

@@ -63,10 +63,11 @@ def num_blocks_for(
     fitting = free_bytes // block_bytes
     if fitting < per_context:
         tokens = fitting * block_size
+        shorter = f"Set max_context (--max-context) to at most {tokens:,}, or give" if tokens else "Give"
         raise ConfigError(
             f"The cache has no room for one context: {context:,} tokens are {per_context:,} blocks of "
             f"{mib(block_bytes)}, {mib(per_context * block_bytes)} in sum",
             got=mib(free_bytes),
-            fix=f"Set max_context (--max-context) to at most {tokens:,}, or give the cache more memory.",
+            fix=f"{shorter} the cache more memory (--cache-gib).",
         )
     return min(fitting, per_context * max_sequences)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from penstock.checkpoint.find import find
 from penstock.checkpoint.hf import is_hugging_face, load_pretrained, read_config
-from penstock.core.errors import UsageError
+from penstock.core.errors import ModelError, UsageError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.slices import ALONE, Place
@@ -41,4 +41,11 @@ def open_model(path: Path, *, step: int | None = None, place: Place = ALONE) -> 
 
 def _check_folder(path: Path) -> None:
     if not path.is_dir():
-        raise UsageError(f"{path} is not a folder", fix="Give a run, a checkpoint or a Hugging Face folder.")
+        fix = "Give a run, a checkpoint or a Hugging Face folder."
+        if len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists():
+            fix += (
+                f" Nothing is downloaded here: for a model of the hub, `hf download {path} --local-dir DIR`."
+            )
+        raise UsageError(f"{path} is not a folder", fix=fix)
+    if not (path / "config.json").is_file() and any(path.glob("model*.safetensors")):
+        raise ModelError(f"{path} has weights and no config.json", fix="Download the whole folder again.")

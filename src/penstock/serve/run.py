@@ -7,6 +7,7 @@ of a refused connection. The second signal ends the process without waiting.
 """
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
@@ -49,9 +50,13 @@ def open_socket(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as error:
         sock.close()
-        raise UsageError(
-            f"{host}:{port} cannot be listened at: {error.strerror}", fix="Give another --port; 0 finds one."
-        ) from None
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
+        fix = (
+            "Give an address of this machine as --host."
+            if is_elsewhere
+            else "Give another --port; 0 finds one."
+        )
+        raise UsageError(f"{host}:{port} cannot be listened at: {error.strerror}", fix=fix) from None
     return sock
 
 

@@ -132,10 +132,15 @@ def _check_message(message: object) -> None:
 
 def _transcript(messages: Sequence[Mapping[str, object]], *, has_tools: bool, asks: bool) -> str:
     roles = {str(message["role"]) for message in messages}
-    if has_tools or not roles <= {"system", "user", "assistant"}:
+    if unknown := roles - {"system", "user", "assistant"}:
         raise UsageError(
-            "The model has no chat template, so it can be told of no tools and no role but system, user "
-            "and assistant",
+            "The model has no chat template, so it knows no role but system, user and assistant",
+            got=min(unknown),
+            fix="Correct the role, or use a model with a template that knows it.",
+        )
+    if has_tools:
+        raise UsageError(
+            "The model has no chat template, so it can be told of no tools",
             fix="Use a model that was tuned to call tools.",
         )
     turns = [

@@ -144,7 +144,12 @@ class TrainConfig:
                 fix="Lower the first or raise the second.",
             )
         if self.schedule.warmup_steps + self.schedule.decay_steps > self.run.steps:
-            raise ConfigError("schedule.warmup_steps and decay_steps exceed run.steps", got=self.run.steps)
+            raise ConfigError(
+                f"schedule.warmup_steps {self.schedule.warmup_steps} and decay_steps "
+                f"{self.schedule.decay_steps} exceed run.steps",
+                got=self.run.steps,
+                fix="Lower them, or train for more steps.",
+            )
         if self.validate.every and not self.data.holdout:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
         check_fit(self.parallel, self.model, lengths=self.data.lengths)

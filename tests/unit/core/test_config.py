@@ -1,5 +1,6 @@
 """Configs: TOML and overrides in, checked dataclasses out; every mistake is named."""
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -71,6 +72,7 @@ def test_an_int_becomes_a_float_where_one_is_asked_for_and_nothing_else_is_coerc
     ("change", "message"),
     [
         ({"nmae": "x"}, r"Unknown key nmae\. Did you mean 'name'\?"),
+        ({"rate": 1}, r"Unknown key rate\. Did you mean 'inner\.rate'\?"),
         ({"zzz": 1}, r"Unknown key zzz\. Known: either, flag, inner, many, name, pair, rule, size, table\."),
         ({"inner": {"rat": 1}}, r"Unknown key inner\.rat\. Did you mean 'rate'\?"),
         ({"table": {"one": {"rat": 1}}}, r"Unknown key table\.one\.rat"),
@@ -103,9 +105,9 @@ def test_a_wrong_key_or_type_is_named_with_its_path_and_value(change: dict[str, 
 
 
 def test_a_missing_key_is_named_with_its_section() -> None:
-    with pytest.raises(ConfigError, match=r"Missing key name\. Add name to \[the recipe\]"):
+    with pytest.raises(ConfigError, match=r"Missing key name\. Add it to the recipe"):
         build(Outer, {})
-    with pytest.raises(ConfigError, match=r"Missing key run\.name\. Add name to \[run\]"):
+    with pytest.raises(ConfigError, match=r"Missing key run\.name\. Add it to \[run\]"):
         build(Outer, {}, where="run")
 
 
@@ -153,6 +155,14 @@ def test_a_byte_order_mark_is_skipped_and_a_folder_is_called_one(tmp_path: Path)
     assert load_toml(path) == {"name": "é"}
     with pytest.raises(UsageError, match="is a folder"):
         load_toml(tmp_path)
+
+
+def test_a_recipe_may_come_through_a_pipe() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'name = "x"')
+    os.close(writer)
+    assert load_toml(Path(f"/dev/fd/{reader}")) == {"name": "x"}
+    os.close(reader)
 
 
 def test_settings_make_sections_that_are_missing_and_the_last_one_wins() -> None:

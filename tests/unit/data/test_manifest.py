@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import CorpusError
-from penstock.data.manifest import Manifest, ShardEntry, load_manifest, save_manifest
+from penstock.data.manifest import Manifest, ShardEntry, load_manifest, save_manifest, tokenizer_at
 
 SHARDS = tuple(
     ShardEntry(name=f"shard-{i:05d}.arrow", tokens=10 + i, documents=2, bytes=100, checksum=f"{i}")
@@ -83,3 +83,13 @@ def test_a_manifest_that_names_files_outside_its_corpus_is_refused(tmp_path: Pat
     save_manifest(tmp_path, replace(MANIFEST, shards=(replace(SHARDS[0], name=name),)))
     with pytest.raises(CorpusError, match="names a shard outside the corpus"):
         load_manifest(tmp_path)
+
+
+def test_a_folder_stands_for_the_tokenizer_in_it(tmp_path: Path) -> None:
+    assert tokenizer_at(tmp_path) == tmp_path
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert (
+        tokenizer_at(str(tmp_path))
+        == tokenizer_at(tmp_path / "tokenizer.json")
+        == tmp_path / "tokenizer.json"
+    )

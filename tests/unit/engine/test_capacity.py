@@ -18,6 +18,12 @@ def test_less_than_one_context_is_refused_with_what_would_fit():
         num_blocks_for(7 * 2**20 - 1, **SIZES)
 
 
+def test_no_context_of_length_0_is_advised():
+    with pytest.raises(ConfigError, match="Give the cache more memory") as said:
+        num_blocks_for(2**19, **SIZES)
+    assert "at most 0" not in str(said.value)
+
+
 def test_a_step_has_room_for_every_answer_and_its_drafts():
     assert step_tokens("cpu", asked=None, max_sequences=1, num_drafts=0) == 4096
     assert step_tokens("cpu", asked=None, max_sequences=2000, num_drafts=2) == 6000

@@ -61,6 +61,11 @@ def test_of_several_named_templates_one_is_for_tools(tmp_path):
     assert render(messages, load_template(tmp_path), tools=[{}]) == "of a file"
 
 
+def test_a_role_that_the_plain_transcript_does_not_know_is_named():
+    with pytest.raises(UsageError, match=r"no role but system, user and assistant \(got 'usr'\)"):
+        render([{"role": "usr", "content": "hello"}], ChatTemplate())
+
+
 def test_a_folder_without_a_template_has_the_plain_transcript(tmp_path):
     assert load_template(tmp_path) == ChatTemplate()
 
