@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from penstock import __version__
-from tests.serving import HELLO
+from tests.serving import HELLO, TEMPLATE, make_model, serving
 
 CHAT = {"model": "tiny", "messages": HELLO, "temperature": 0, "max_tokens": 12}
 TEXT = {"model": "tiny", "prompt": "the penstock", "temperature": 0, "max_tokens": 12}
@@ -94,3 +94,22 @@ def test_what_is_computed_of_a_prompt_is_found_with_the_same_salt_alone(client):
 def test_the_version_and_the_load_are_told(http):
     assert http.get("/version").json() == {"version": __version__}
     assert http.get("/load").json() == {"server_load": 0}
+
+
+def test_what_a_template_lets_a_model_think_first_is_no_content(tmp_path):
+    folder = make_model(tmp_path / "tiny", template=f"{TEMPLATE}<think>\n")
+    with (
+        serving(folder, "--cache-gib", "0.01", "--split-reasoning") as running,
+        running.openai() as client,
+    ):
+        asked = {**CHAT, "extra_body": {"ignore_eos": True}}
+        message = client.chat.completions.create(**asked).choices[0].message
+        assert (message.content, bool(message.reasoning_content)) == ("", True)
+        deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+        thought = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
+        assert thought == message.reasoning_content
+        form = {"guided_choice": ["yes", "no"]}
+        assert client.chat.completions.create(**CHAT, extra_body=form).choices[0].message.content in (
+            "yes",
+            "no",
+        )

@@ -64,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
             limits=limits,
             created=int(clock.unix_seconds()),
             sampling=API_SAMPLING if arguments.api_sampling else recommended_sampling(llm.words),
+            splits_reasoning=arguments.split_reasoning,
         )
         started = _started(llm, service, config, host=arguments.host, port=sock.getsockname()[1])
         return _serve(service, rules, started, arguments=arguments, sock=sock)

@@ -136,6 +136,11 @@ def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
         "generation_config.json recommends",
     )
     group.add_argument(
+        "--split-reasoning",
+        action="store_true",
+        help="what a model writes between <think> and </think> is a chat's reasoning_content",
+    )
+    group.add_argument(
         "--trust-contents",
         action="store_true",
         help="names of special tokens in messages become those tokens, as in transformers; whoever writes a "

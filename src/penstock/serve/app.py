@@ -45,7 +45,14 @@ _NO_TELEMETRY: TelemetryConfig = {
 
 
 def build_service(
-    llm: LLM, *, name: str, adapters: Iterable[str], limits: Limits, created: int, sampling: Sampling
+    llm: LLM,
+    *,
+    name: str,
+    adapters: Iterable[str],
+    limits: Limits,
+    created: int,
+    sampling: Sampling,
+    splits_reasoning: bool,
 ) -> Service:
     """Return what routes need of a model; its `templates` are to be closed.
 
@@ -55,6 +62,7 @@ def build_service(
         adapters: names of those it was opened with.
         created: seconds since 1970.
         sampling: for what requests leave out.
+        splits_reasoning: chats have what the model thought apart.
     """
     metrics = Metrics(llm.thread.stats)
     return Service(
@@ -66,6 +74,7 @@ def build_service(
             adapters=tuple(adapters),
             created=created,
             sampling=sampling,
+            splits_reasoning=splits_reasoning,
         ),
         bridge=Bridge(llm.thread, admission=Admission(limits.max_open), metrics=metrics),
         limits=limits,

@@ -3,6 +3,7 @@
 import secrets
 
 from penstock.engine.request import Piece
+from penstock.serve.reasoning import ReasoningReader
 from penstock.serve.schema.chat_reply import (
     ChatChoice,
     ChatFinish,
@@ -26,13 +27,22 @@ class ChatWriter:
 
     Args:
         use: of tools; where none may be called the text is only text.
+        reasoning: tells thoughts from the text; None: all of it is said.
     """
 
-    def __init__(self, index: int, *, names: TokenNames | None, use: ToolUse) -> None:
+    def __init__(
+        self,
+        index: int,
+        *,
+        names: TokenNames | None,
+        use: ToolUse,
+        reasoning: ReasoningReader | None = None,
+    ) -> None:
         self._index = index
         self._names = names
         self._reader = ToolReader(use.schemas) if use.allowed and use.forced is None else None
         self._forced = use.forced
+        self._reasoning = reasoning
         self._num_calls = 0
 
     def begin(self) -> ChunkChoice:
@@ -42,7 +52,9 @@ class ChatWriter:
     def take(self, piece: Piece) -> ChunkChoice:
         """Return what a piece adds."""
         is_last = piece.finish is not None
-        delta = self._arguments(piece.text) if self._forced else self._delta(self._said(piece, is_last))
+        thought, text = self._thought(piece.text, is_last)
+        delta = self._arguments(text) if self._forced else self._delta(self._said(text, is_last))
+        delta.reasoning_content = thought or None
         finish: ChatFinish | None = None
         if is_last:
             finish = "length" if piece.finish == "length" else "tool_calls" if self._num_calls else "stop"
@@ -50,10 +62,19 @@ class ChatWriter:
             index=self._index, delta=delta, logprobs=self._logprobs(piece), finish_reason=finish
         )
 
-    def _said(self, piece: Piece, is_last: bool) -> Said:
+    def _thought(self, text: str, is_last: bool) -> tuple[str, str]:
+        if self._reasoning is None:
+            return "", text
+        thought, said = self._reasoning.push(text)
+        if is_last:
+            rest = self._reasoning.close()
+            thought, said = thought + rest[0], said + rest[1]
+        return thought, said
+
+    def _said(self, text: str, is_last: bool) -> Said:
         if self._reader is None:
-            return Said(content=piece.text)
-        said = self._reader.push(piece.text)
+            return Said(content=text)
+        said = self._reader.push(text)
         if is_last:
             rest = self._reader.close()
             said = Said(said.content + rest.content, said.calls + rest.calls)
@@ -85,6 +106,7 @@ class ChatWriter:
 def joined(index: int, pieces: list[ChunkChoice]) -> ChatChoice:
     """Return the whole answer whose pieces these are."""
     content = "".join(piece.delta.content or "" for piece in pieces)
+    thoughts = "".join(piece.delta.reasoning_content or "" for piece in pieces)
     calls: list[Call] = []
     ids: list[str] = []
     for delta in (delta for piece in pieces for delta in piece.delta.tool_calls or ()):
@@ -100,6 +122,7 @@ def joined(index: int, pieces: list[ChunkChoice]) -> ChatChoice:
         index=index,
         message=ReplyMessage(
             content=None if calls and not content else content,
+            reasoning_content=thoughts or None,
             tool_calls=[
                 ReplyToolCall(id=call_id, function=ReplyFunction(name=call.name, arguments=call.arguments))
                 for call_id, call in zip(ids, calls, strict=True)

@@ -50,6 +50,9 @@ class Served:
     sampling: Sampling = API_SAMPLING
     """What a request leaves out is as here."""
 
+    splits_reasoning: bool = False
+    """Whether chats have what the model thought apart from what it says."""
+
     def adapter_of(self, model: str | None) -> str | None:
         """Return the adapter that a request's `model` means.
 

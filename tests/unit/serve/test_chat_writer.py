@@ -2,6 +2,7 @@
 
 from penstock.engine.request import Piece
 from penstock.serve.chat_writer import ChatWriter, joined
+from penstock.serve.reasoning import ReasoningReader
 from penstock.serve.schema.chat import NamedTool, Tool
 from penstock.serve.tool_choice import ToolUse, tool_use
 
@@ -22,6 +23,16 @@ def written(*texts, use=MAY_ADD, finish="stop"):
 def test_text_is_text_where_there_are_no_tools():
     message = joined(0, written("a ", CALL, use=ToolUse())).message
     assert (message.content, message.tool_calls) == (f"a {CALL}", None)
+
+
+def test_thoughts_stand_apart_and_calls_in_them_are_none():
+    writer = ChatWriter(0, names=None, use=MAY_ADD, reasoning=ReasoningReader(is_open=False))
+    texts = (f"<think>{CALL}</th", "ink>\n\n", f"Sure. {CALL}")
+    pieces = [Piece(request_id=0, text=text, finish="stop" if text == texts[-1] else None) for text in texts]
+    chunks = [writer.take(piece) for piece in pieces]
+    assert "".join(chunk.delta.reasoning_content or "" for chunk in chunks) == CALL
+    message = joined(0, chunks).message
+    assert (message.reasoning_content, message.content, len(message.tool_calls)) == (CALL, "Sure. ", 1)
 
 
 def test_a_call_is_a_tool_call_with_arguments_in_a_text():

@@ -130,7 +130,7 @@ async function stream(turn) {
       seen.first ||= performance.now();
       seen.pieces += 1;
       seen.finish = choice.finish_reason ?? seen.finish;
-      seen.text += choice.delta.content ?? "";
+      seen.text += (choice.delta.reasoning_content ?? "") + (choice.delta.content ?? "");
       painting ||= requestAnimationFrame(paint);
     });
     if (!seen.finish) throw new Error("The connection ended before the answer did.");

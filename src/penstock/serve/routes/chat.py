@@ -9,6 +9,7 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.serve.chat_request import chat_request
 from penstock.serve.chat_writer import ChatWriter, joined
+from penstock.serve.reasoning import reasoning_of
 from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
 from penstock.serve.schema.chat import ChatRequest
 from penstock.serve.schema.chat_reply import ChatChunk, ChatCompletion, ChunkChoice
@@ -28,7 +29,10 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     asked = await asyncio.to_thread(chat_request, body, use, service, client=visit.client)
     tally = Tally(visit.opened(service.bridge.submit([asked])))
     names = service.names if body.logprobs else None
-    writers = [ChatWriter(index, names=names, use=use) for index in range(asked.num_answers)]
+    writers = [
+        ChatWriter(index, names=names, use=use, reasoning=reasoning_of(asked, service.served))
+        for index in range(asked.num_answers)
+    ]
     frame = ChatChunk(
         id=new_id("chatcmpl"),
         created=int(clock.unix_seconds()),

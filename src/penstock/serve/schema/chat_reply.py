@@ -47,6 +47,8 @@ class ReplyMessage(Reply):
 
     role: Literal["assistant"] = "assistant"
     content: str | None
+    reasoning_content: str | None = ABSENT
+    """Beyond the API, as DeepSeek's has it: what the model thought before, where that is told apart."""
     refusal: None = None
     tool_calls: list[ReplyToolCall] | None = ABSENT
 
@@ -95,6 +97,7 @@ class Delta(Reply):
 
     role: Literal["assistant"] | None = ABSENT
     content: str | None = ABSENT
+    reasoning_content: str | None = ABSENT
     tool_calls: list[DeltaToolCall] | None = ABSENT
 
 
