@@ -76,11 +76,11 @@ def run(recipe: TrainConfig, flag: StopFlag, plan: Callable[[World], TrainConfig
             except Rewind as asked:
                 rewinds += 1
                 go_back(recipe, world, asked, rewinds=rewinds)
+            gc.collect()  # the model that was given up goes before the next is built
 
 
 def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
     """Train from the newest checkpoint on; return whether the run is finished."""
-    gc.collect()  # a model that was given up goes before the next is built
     with ExitStack() as stack:
         state = open_state(recipe, world)
         if world.is_first:
