@@ -5,10 +5,12 @@ where its chat template has written the first mark already, the answer begins in
 second mark is all thought.
 """
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from penstock.engine.request import Request
-from penstock.serve.served import Served
+
+if TYPE_CHECKING:
+    from penstock.serve.served import Served
 
 OPEN, CLOSE = "<think>", "</think>"
 
@@ -64,7 +66,7 @@ class ReasoningReader:
         return text
 
 
-def reasoning_of(asked: Request, served: Served) -> ReasoningReader | None:
+def reasoning_of(asked: Request, served: "Served") -> ReasoningReader | None:
     """Return what splits one of a request's answers; None: it is not to, or a grammar lets none be."""
     if not served.splits_reasoning or asked.grammar is not None:
         return None
