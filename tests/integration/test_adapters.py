@@ -355,7 +355,7 @@ def test_an_adapter_in_use_is_not_removed(world):
 def test_an_adapter_fits_weights_of_any_kind(world, weights):
     folder, where, _ = world
     names = [None, *where]
-    engine = build_engine(folder, settings(adapters=where, weights=weights))
+    engine = build_engine(folder, settings(adapters={n: str(f) for n, f in where.items()}, weights=weights))
     together = tokens_of(engine, [(name, PROMPTS[0]) for name in names])
     assert len({tuple(tokens) for tokens in together}) == len(names)
     engine.close()

@@ -184,13 +184,21 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):
         ({"stop_ids": 5}, r"stop_ids must be several token ids \(got 5\)"),
         ({"stop_ids": ["</s>"]}, "stop_ids must be several token ids"),
         ({"sampling": {"temperature": 0}}, r"sampling is no Sampling \(got {'temperature': 0}\)"),
-        ({"grammar": {"type": "object"}}, "grammar is no text of a grammar"),
+        (
+            {"grammar": {"type": "object"}},
+            r"no text of a grammar .*with json_schema, regex, choice or lark of",
+        ),
         ({"adapter": 3}, "adapter is no name of an adapter"),
     ],
 )
 def test_settings_that_no_answer_could_follow_are_refused(settings, said):
     with pytest.raises(UsageError, match=said):
         Params(**settings)
+
+
+def test_what_is_no_config_is_refused_before_anything_is_opened():
+    with pytest.raises(UsageError, match=r"config is no EngineConfig \(got 'int8'\)"):
+        LLM("absent", "int8")
 
 
 def test_each_prompt_may_have_settings_of_its_own(llm):

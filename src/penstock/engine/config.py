@@ -49,7 +49,7 @@ class EngineConfig:
     trust_contents: bool = False
     """Names of special tokens in messages become those tokens, as in transformers: who writes a message can
     then write any turn. False: they are text."""
-    adapters: Mapping[str, Path] = field(default_factory=dict)
+    adapters: Mapping[str, Path | str] = field(default_factory=dict)
     """Name a request gives -> folder of a LoRA adapter."""
 
     def __post_init__(self) -> None:
@@ -66,3 +66,11 @@ class EngineConfig:
                 raise ConfigError(f"{name} must be positive", got=value, fix=fix)
         if self.compile not in get_args(Compile):
             raise ConfigError("compile must be auto, on or off", got=self.compile, fix="Leave it out.")
+        if not isinstance(self.drafts, str | Path):
+            raise ConfigError(
+                "drafts must be off, ngram, or a folder", got=self.drafts, fix="Leave it out for off."
+            )
+        if not isinstance(self.adapters, Mapping):
+            raise ConfigError(
+                "adapters must be names with folders", got=self.adapters, fix='Write {"name": "folder"}.'
+            )

@@ -43,13 +43,18 @@ class LLM:
         config: how; the defaults suit one model on one machine.
 
     Raises:
-        UsageError: there is no such folder.
+        UsageError: there is no such folder, or config is none.
         ConfigError: the memory has no room for one context.
         ModelError: the folder holds no model that can be opened, or no tokenizer.
     """
 
     def __init__(self, path: Path | str, config: EngineConfig | None = None) -> None:
-        engine = build_engine(Path(path), config or EngineConfig())
+        config = EngineConfig() if config is None else config
+        if not isinstance(config, EngineConfig):
+            raise UsageError(
+                "config is no EngineConfig", got=config, fix='Write EngineConfig(weights="int8").'
+            )
+        engine = build_engine(Path(path), config)
         if engine.words is None:
             engine.close()
             raise ModelError(f"{path} has no tokenizer.json", fix="Copy it from where the model came from.")

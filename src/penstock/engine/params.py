@@ -39,7 +39,8 @@ class Params:
         """Refuse what no answer could follow; who has no type checker is told what belongs where."""
         for name, kind in (("sampling", Sampling), ("adapter", str | None), ("grammar", str | None)):
             if not isinstance(getattr(self, name), kind):
-                raise UsageError(f"{name} is {_KIND[name]}", got=getattr(self, name), fix=_OR_NONE)
+                what, fix = _KIND[name]
+                raise UsageError(f"{name} is {what}", got=getattr(self, name), fix=fix)
         if self.max_tokens is not None:
             check_whole("max_tokens", self.max_tokens, 1, fix=_OR_NONE)
         check_whole("num_answers", self.num_answers, 1, fix="Ask for one answer or more.")
@@ -84,4 +85,11 @@ def _check_stops(texts: object, ids: object) -> None:
 
 
 _OR_NONE = "Leave it out for none."
-_KIND = {"sampling": "no Sampling", "adapter": "no name of an adapter", "grammar": "no text of a grammar"}
+_KIND = {
+    "sampling": ("no Sampling", "Write Sampling(temperature=0.7)."),
+    "adapter": ("no name of an adapter", _OR_NONE),
+    "grammar": (
+        "no text of a grammar",
+        "Write it with json_schema, regex, choice or lark of penstock.engine.structured.",
+    ),
+}

@@ -71,7 +71,7 @@ def open_part(path: Path, config: EngineConfig, *, place: Place = ALONE) -> tupl
         torch.set_num_threads(env.num_threads(place.ranks))
     whole = open_config(path)
     for folder in config.adapters.values():
-        read_settings(folder)  # before the model is read, which takes long
+        read_settings(Path(folder))  # before the model is read, which takes long
     model, tokenizer_path = open_model(path, place=place)
     model = model.to(device)
     convert(model, config.weights)

@@ -18,6 +18,8 @@ NAN = float("nan")
         ({"cache_gib": NAN}, r"cache_gib must be positive \(got nan\). Leave it out to have it computed"),
         ({"cache_gib": "2"}, "cache_gib must be positive"),
         ({"between_tokens_ms": 0}, "between_tokens_ms must be positive"),
+        ({"drafts": None}, r"drafts must be off, ngram, or a folder \(got None\)"),
+        ({"adapters": "lora"}, r"adapters must be names with folders \(got 'lora'\)"),
         ({"compile": "yes"}, r"compile must be auto, on or off \(got 'yes'\)"),
     ],
 )
