@@ -49,7 +49,7 @@ def test_a_run_stopped_resumed_and_rescaled_trains_on_every_sample_once(recipe, 
 
     audit = penstock("data", "audit", run, "--json")
     result = json.loads(audit.stdout)
-    assert audit.returncode == 0
+    assert (audit.returncode, audit.stderr) == (0, "")
     assert result["steps"] == 40
     assert result["samples"] == 480
     assert result["ranks"] == [2, 1, 3]

@@ -142,6 +142,7 @@ def _indexed(index: Path) -> dict[Path, set[str]]:
     for name, file in weight_map.items():
         path = index.parent / str(file)
         if Path(str(file)).name != file or not path.is_file():
-            raise ModelError(f"{index} names a file that is not beside it", got=file)
+            fix = "Download the whole folder again."
+            raise ModelError(f"{index} names a file that is not beside it", got=file, fix=fix)
         files.setdefault(path, set()).add(name)
     return files

@@ -32,7 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Audit a run."""
     columns = (TextColumn("audit"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    is_seen = console.is_terminal  # elsewhere all that would be left of it is an empty line
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not is_seen
+    ) as bar:
         task = bar.add_task("")
         result = audit(
             arguments.run, progress=lambda step, steps: bar.update(task, completed=step, total=steps)

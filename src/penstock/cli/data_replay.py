@@ -43,7 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     opened = open_run(arguments.run, fields=FIELDS)
     opened.check_step(steps[-1])
     columns = (TextColumn("replay"), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    is_seen = console.is_terminal  # elsewhere all that would be left of it is an empty line
+    with Progress(
+        *columns, TimeRemainingColumn(), console=console, transient=True, disable=not is_seen
+    ) as bar:
         task = bar.add_task("", total=len(steps))
         written = replay(opened, steps, arguments.out, progress=lambda: bar.advance(task))
     if arguments.json:
