@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from tests.tiny_models import CONFIGS, save_tiny_model
 
 from penstock.checkpoint.hf import load_pretrained, read_config
@@ -28,6 +29,7 @@ def compute(world, *, folder, meeting):
     join_ranks(model, whole, group)
     hidden = model.hidden(IDS)[0]
     logits = GatheredLogits(model, group)(hidden)
+    dist.barrier()  # who is done first would end connections that others still use
     group.close()
     return logits, hidden, size
 
