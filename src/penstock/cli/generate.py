@@ -15,9 +15,10 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from penstock.core.errors import UsageError
-from penstock.engine.config import EngineConfig
+from penstock.engine.config import EngineConfig, Weights
 from penstock.engine.params import Params
 from penstock.engine.request import Piece, Request
 from penstock.engine.sampling import Sampling
@@ -73,6 +74,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--greedy", action="store_true", help="always the likeliest token")
     parser.add_argument(
+        "--weights",
+        choices=get_args(Weights),
+        default="stored",
+        help="what matrices are computed in; default: %(default)s",
+    )
+    parser.add_argument(
         "--drafts",
         default="off",
         metavar="WHAT",
@@ -96,7 +103,12 @@ def params_of(arguments: argparse.Namespace) -> Params:
 
 def alone(arguments: argparse.Namespace) -> EngineConfig:
     """Return an engine for one person: room for one answer."""
-    return EngineConfig(max_sequences=1, drafts=arguments.drafts, max_context=arguments.max_context)
+    return EngineConfig(
+        max_sequences=1,
+        weights=arguments.weights,
+        drafts=arguments.drafts,
+        max_context=arguments.max_context,
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
