@@ -4,14 +4,17 @@ import math
 import sysconfig
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from tests.families import small_llama
 from torch.nn.functional import cross_entropy
 
 from penstock.engine.fuse import fuse
+from penstock.engine.kv_cache import PagedCache
 from penstock.engine.weights import prepare
 from penstock.models.llama.model import Llama
+from penstock.nn.kernels.paged_step import PagedStep
 
 LENGTH = 64
 
@@ -40,11 +43,38 @@ def trained():
 
 
 @torch.inference_mode()
-def perplexity(model):
+def perplexity(model, pages=None):
+    """Of a model, whose keys and values are kept in that type."""
     text = source_code("optparse.py")
     rows = text[: len(text) // LENGTH * LENGTH].view(-1, LENGTH)[:256]
-    logits = model.logits(model.hidden(rows[:, :-1]))
+    hidden = model.hidden(rows[:, :-1]) if pages is None else over_pages(model, rows[:, :-1], pages)
+    logits = model.logits(hidden)
     return math.exp(cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten()))
+
+
+def over_pages(model, rows, dtype):
+    """Return the hidden states of rows, each with a block of its own."""
+    config, (num_rows, length) = model.config, rows.shape
+    cache = PagedCache(
+        config.num_hidden_layers,
+        num_blocks=num_rows,
+        block_size=length,
+        kv_heads=config.key_value_heads,
+        head_dim=config.size_of_head,
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+    step = PagedStep.from_arrays(
+        slots=np.arange(rows.numel()),
+        query_starts=np.arange(0, rows.numel() + 1, length, dtype=np.int32),
+        lengths=np.full(num_rows, length, np.int32),
+        block_tables=np.arange(num_rows, dtype=np.int32)[:, None],
+        device=cache.device,
+    )
+    positions = torch.arange(length).repeat(num_rows)[None]
+    return model.hidden(rows.reshape(1, -1), position_ids=positions, cache=cache.bound(step)).view(
+        *rows.shape, -1
+    )
 
 
 @pytest.mark.parametrize(("weights", "most"), [("int8", 1.01), ("int4", 1.05)])
@@ -56,3 +86,11 @@ def test_fewer_bits_cost_little_perplexity(trained, weights, most):
     fuse(rounded)
     prepare(rounded, weights)
     assert 1 / most < perplexity(rounded) / exact < most
+
+
+def test_keys_and_values_of_8_bits_cost_little_perplexity(trained):
+    exact = perplexity(trained)
+    assert perplexity(trained, torch.float32) == pytest.approx(exact, rel=1e-4)
+    rounded = perplexity(trained, torch.int8)
+    assert rounded != exact
+    assert 1 / 1.003 < rounded / exact < 1.003

@@ -20,7 +20,8 @@ MODELS = {
     "windows": small_llama(**SMALL, model_type="qwen2", sliding_window=9, max_window_layers=1),
     "windows only": small_llama(**SMALL, model_type="mistral", sliding_window=9),
 }
-BLOCK_BYTES = 2 * 2 * 2 * 8 * 4  # of one position: keys and values, layers, heads, dims, float32
+ROW_BYTES = {"auto": 8 * 4, "int8": 8 + 4}  # of a head: float32 numbers, or codes and a scale
+KINDS = [*((name, "auto") for name in MODELS), ("windows", "int8")]
 
 STEM = (5, 80, 3, 44, 12, 61, 7, 7, 90, 33, 2, 18, 71)
 prompts = st.tuples(st.integers(0, 13), st.integers(1, 20), st.integers(0, 4)).map(
@@ -53,21 +54,27 @@ engines = st.builds(
 )
 
 
-@pytest.fixture(scope="module", params=MODELS)
-def folder(request, tmp_path_factory):
+@pytest.fixture(scope="module", params=KINDS, ids=" ".join)
+def kind(request):
+    """Name of a model, and what its cache has."""
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(kind, tmp_path_factory):
     torch.manual_seed(0)
-    model = Llama(MODELS[request.param])
+    model = Llama(MODELS[kind[0]])
     for parameter in model.parameters():  # answers that are no loop
         torch.nn.init.normal_(parameter, mean=float(parameter.dim() == 1), std=0.3)
-    path = tmp_path_factory.mktemp("model") / request.param
+    path = tmp_path_factory.mktemp("model") / kind[0]
     save_pretrained(model.state_dict(), model.config, path)
     return path
 
 
 @pytest.fixture(scope="module")
-def alone(folder):
+def alone(folder, kind):
     """Return a function from a request to the tokens of its answers when nothing else is asked."""
-    engine = build_engine(folder, EngineConfig(device="cpu", prefix_caching=False))
+    engine = build_engine(folder, EngineConfig(device="cpu", cache=kind[1], prefix_caching=False))
     known = {}
 
     def answers(request):
@@ -95,12 +102,15 @@ def told(pieces, request):
 
 @given(arrivals, engines, st.integers(0, 20))
 @settings(max_examples=40)
-def test_tokens_do_not_depend_on_neighbours_or_on_how_steps_are_cut(folder, alone, asked, config, spare):
+def test_tokens_do_not_depend_on_neighbours_or_on_how_steps_are_cut(
+    folder, kind, alone, asked, config, spare
+):
     num_blocks = -(-CONTEXT // config["block_size"]) + spare  # one context fits, and little more
     drafted = config["drafts"] == "itself"
     config = {**config, "drafts": str(folder) if drafted else config["drafts"], "adapt_drafts": False}
-    room_gib = (1 + drafted) * num_blocks * config["block_size"] * BLOCK_BYTES / 2**30
-    engine = build_engine(folder, EngineConfig(device="cpu", cache_gib=room_gib, **config))
+    position_bytes = 2 * 2 * 2 * ROW_BYTES[kind[1]]  # keys and values, layers, heads
+    room_gib = (1 + drafted) * num_blocks * config["block_size"] * position_bytes / 2**30
+    engine = build_engine(folder, EngineConfig(device="cpu", cache=kind[1], cache_gib=room_gib, **config))
     assert engine.capacity.num_blocks <= num_blocks
     pieces, ids, step = [], {}, 0
     while engine.has_work or step <= 12:

@@ -43,12 +43,12 @@ def answers(folder, ranks, *, requests, **settings):
 @pytest.mark.parametrize(
     ("family", "settings"),
     # every family, and more ranks: test_sliced_models.py
-    [("llama-tied", {"drafts": "ngram"}), ("qwen2-one-head", {})],
+    [("llama-tied", {"drafts": "ngram"}), ("qwen2-one-head", {"cache": "int8"})],
 )
 def test_ranks_give_the_tokens_of_one(family, settings, tmp_path):
     save_tiny_model(family, tmp_path)
     requests = [Request(prompt=prompt, max_tokens=32) for prompt in PROMPTS]
-    expected, _ = answers(tmp_path, 1, requests=requests)
+    expected, _ = answers(tmp_path, 1, requests=requests, cache=settings.get("cache", "auto"))
     assert len({token for tokens in expected for token in tokens}) > 20
     found, preemptions = answers(tmp_path, 2, requests=requests, **settings)
     assert found == expected

@@ -108,6 +108,7 @@ def _started(
         "model": served.name,
         "adapters": list(served.adapters),
         "weights": config.weights,
+        "cache": config.cache,
         "tensor_parallel": config.tensor_parallel,
         "drafts": config.drafts,
         "context": capacity.context,
@@ -131,7 +132,8 @@ def _say_started(started: dict[str, object], *, as_json: bool) -> None:
             value = started[name]
             print(f"{name:<16}{', '.join(value) if isinstance(value, list) else value}")
     print(f"{'context':<16}{started['context']:,} tokens")
-    print(f"{'cache':<16}{started['cache_tokens']:,} tokens in {started['cache_blocks']:,} blocks")
+    rounded = "" if started["cache"] == "auto" else f" of {started['cache']}"
+    print(f"{'cache':<16}{started['cache_tokens']:,} tokens in {started['cache_blocks']:,} blocks{rounded}")
     print(f"{'step':<16}{started['tokens_per_step']:,} tokens, {started['max_sequences']:,} answers, at most")
     drawn = ", ".join(
         f"{name} {started[name]}" for name in ("temperature", "top_p", "top_k") if started[name]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from penstock.core import env
 from penstock.core.errors import UsageError
-from penstock.engine.config import Compile, EngineConfig, Weights
+from penstock.engine.config import Cache, Compile, EngineConfig, Weights
 
 if TYPE_CHECKING:
     from penstock.serve.gate import Rules
@@ -86,6 +86,7 @@ def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
         max_sequences=arguments.max_sequences,
         tokens_per_step=arguments.tokens_per_step,
         between_tokens_ms=arguments.between_tokens_ms,
+        cache=arguments.cache,
         cache_gib=arguments.cache_gib,
         max_context=arguments.max_context,
         drafts=arguments.drafts,
@@ -202,6 +203,12 @@ def _add_step_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="what a step may last while prompts wait beside answers: less is an evener stream, and later "
         "first tokens; default: %(default)g",
+    )
+    group.add_argument(
+        "--cache",
+        choices=get_args(Cache),
+        default=_ENGINE.cache,
+        help="what keys and values are kept in; default: as they are computed",
     )
     group.add_argument("--cache-gib", type=float, metavar="X", help="default: computed from free memory")
     group.add_argument(

@@ -126,7 +126,7 @@ def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
         block_size=config.block_size,
         kv_heads=model.key_value_heads,
         head_dim=model.size_of_head,
-        dtype=part.dtype,
+        dtype=part.pages_dtype,
     )
     tokens_per_step = step_tokens(
         device.type,
@@ -141,7 +141,7 @@ def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
         vocab_size=model.vocab_size,
         num_blocks=num_blocks_for(
             _cache_bytes(part, config, tokens_per_step=tokens_per_step),
-            block_bytes=block_bytes + bytes_of_block(source, block_size=config.block_size),
+            block_bytes=block_bytes + bytes_of_block(source, config),
             block_size=config.block_size,
             context=context,
             max_sequences=config.max_sequences,

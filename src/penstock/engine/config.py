@@ -10,6 +10,7 @@ from penstock.core.errors import ConfigError
 from penstock.core.ranges import check_whole, is_number
 
 Weights = Literal["stored", "float32", "bfloat16", "int8", "int4", "float8"]
+Cache = Literal["auto", "int8"]
 Compile = Literal["auto", "on", "off"]
 
 
@@ -34,6 +35,9 @@ class EngineConfig:
     if that is more: smaller means an evener stream, and later first tokens (`scheduling.step_size`)."""
     block_size: int = 16
     """Positions of a block of the cache."""
+    cache: Cache = "auto"
+    """What keys and values are kept in; auto: as they are computed; int8: rounded, in about half the bytes of
+    bfloat16, so that the same memory holds twice the tokens and a step reads half."""
     cache_gib: float | None = None
     """Memory of keys and values, in GiB; None: computed from what is free."""
     max_context: int | None = None
@@ -74,3 +78,5 @@ class EngineConfig:
             raise ConfigError(
                 "adapters must be names with folders", got=self.adapters, fix='Write {"name": "folder"}.'
             )
+        if self.cache not in get_args(Cache):
+            raise ConfigError("cache must be auto or int8", got=self.cache, fix="Leave it out.")

@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from penstock.core.errors import ConfigError
 from penstock.core.huge_pages import reserve
 from penstock.engine.batch import Batch
+from penstock.engine.config import Cache
 from penstock.nn.attention import Attend
+from penstock.nn.kernels.page_rows import SCALE_SIZE, row_size
 from penstock.nn.kernels.paged import LayerPages, Paged
 from penstock.nn.kernels.paged_step import PagedStep
 
@@ -26,6 +29,7 @@ class PagedCache:
         num_layers: blocks of the network.
         num_blocks: as many as the scheduler's pool has.
         kv_heads: of this rank.
+        dtype: that of the model, or int8.
     """
 
     def __init__(
@@ -39,9 +43,11 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        shape = (num_layers, 2, num_blocks, kv_heads, block_size, head_dim)
+        row = row_size(head_dim, dtype)
+        shape = (num_layers, 2, num_blocks, kv_heads, block_size, row)
         self.pages = _zeros(shape, dtype=dtype, device=device)
-        """[layers, keys and values, blocks, kv_heads, block_size, head_dim]."""
+        """[layers, keys and values, blocks, kv_heads, block_size, row]; a row is head_dim numbers, or as
+        page_rows.py says."""
         # once: views cost as much as small kernels
         self._layers = [(layer[0], layer[1]) for layer in self.pages]
 
@@ -78,6 +84,23 @@ class BoundCache:
         return Paged(self.step, window)
 
 
+def type_of_pages(cache: Cache, *, dtype: torch.dtype, head_dim: int) -> torch.dtype:
+    """Return what a model of that type keeps its keys and values in.
+
+    Raises:
+        ConfigError: int8, and a scale would not lie at a multiple of its size.
+    """
+    if cache == "auto":
+        return dtype
+    if head_dim % SCALE_SIZE:
+        raise ConfigError(
+            f"cache={cache} needs heads of a multiple of {SCALE_SIZE} numbers",
+            got=head_dim,
+            fix="Leave cache out.",
+        )
+    return torch.int8
+
+
 def bytes_per_block(
     num_layers: int, *, block_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype
 ) -> int:
@@ -85,8 +108,10 @@ def bytes_per_block(
 
     >>> bytes_per_block(32, block_size=16, kv_heads=8, head_dim=128, dtype=torch.bfloat16)
     2097152
+    >>> bytes_per_block(32, block_size=16, kv_heads=8, head_dim=128, dtype=torch.int8)
+    1081344
     """
-    return 2 * num_layers * block_size * kv_heads * head_dim * dtype.itemsize
+    return 2 * num_layers * block_size * kv_heads * row_size(head_dim, dtype) * dtype.itemsize
 
 
 def _zeros(shape: tuple[int, ...], *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from penstock.engine.adapter_file import read_settings
 from penstock.engine.adapters import Adapters
 from penstock.engine.config import EngineConfig
 from penstock.engine.fuse import fuse
-from penstock.engine.kv_cache import PagedCache
+from penstock.engine.kv_cache import PagedCache, type_of_pages
 from penstock.engine.open import open_config, open_model
 from penstock.engine.ranks.group import RankGroup
 from penstock.engine.ranks.tensor_parallel import join_ranks
@@ -36,7 +36,9 @@ class Part:
     adapters: Adapters
     device: torch.device
     dtype: torch.dtype
-    """Of activations, keys and values."""
+    """Of activations."""
+    pages_dtype: torch.dtype
+    """Of keys and values: that of activations, or int8."""
     group: RankGroup | None
     """The ranks that share each layer; None: this one has all of it."""
 
@@ -49,7 +51,7 @@ class Part:
             block_size=block_size,
             kv_heads=config.key_value_heads,
             head_dim=config.size_of_head,
-            dtype=self.dtype,
+            dtype=self.pages_dtype,
             device=self.device,
         )
         return Runner(self.model, cache, self.adapters, group=self.group)
@@ -76,6 +78,7 @@ def open_part(path: Path, config: EngineConfig, *, place: Place = ALONE) -> tupl
     model = model.to(device)
     convert(model, config.weights)
     dtype = model.norm.weight.dtype
+    pages_dtype = type_of_pages(config.cache, dtype=dtype, head_dim=whole.size_of_head)
     fuse(model)
     group = None if place.ranks == 1 else RankGroup(place, device)
     if group is not None:
@@ -84,7 +87,10 @@ def open_part(path: Path, config: EngineConfig, *, place: Place = ALONE) -> tupl
     for name, folder in config.adapters.items():
         adapters.add(name, Path(folder))
     prepare(model, config.weights)
-    return Part(model=model, adapters=adapters, device=device, dtype=dtype, group=group), tokenizer_path
+    part = Part(
+        model=model, adapters=adapters, device=device, dtype=dtype, pages_dtype=pages_dtype, group=group
+    )
+    return part, tokenizer_path
 
 
 def _device(asked: str | None, place: Place) -> torch.device:

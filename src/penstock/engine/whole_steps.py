@@ -110,12 +110,13 @@ def _of_blocks(
         cache.pages,
         None if board is None else board.native_board,
     )
+    dtype = model.norm.weight.dtype
     rope = RopeCache(
-        lambda positions: model.rope(positions, cache.pages.dtype),
+        lambda positions: model.rope(positions, dtype),
         max_positions=model.config.context,
     )
     most_tokens = math.inf if board is None else SLOT_BYTES // model.norm.weight.nbytes
-    return WholeSteps(network, rope, model, dtype=cache.pages.dtype, most_tokens=most_tokens)
+    return WholeSteps(network, rope, model, dtype=dtype, most_tokens=most_tokens)
 
 
 def _blocks(model: Llama, cache: PagedCache) -> list[BlockOperands] | None:
@@ -136,7 +137,7 @@ def _operands(layer: nn.Module, cache: PagedCache) -> BlockOperands | None:
     inside = (linear.linear if isinstance(linear, SummedLinear) else linear for linear in layer.linears_now())
     operands = layer.operands_with(tuple(inside))
     norm = None if operands is None else operands.norms[0]
-    return operands if norm is not None and norm.dtype == cache.pages.dtype else None
+    return operands if norm is not None and cache.pages.dtype in (norm.dtype, torch.int8) else None
 
 
 def _arrays(batch: Batch) -> Iterator[np.ndarray]:

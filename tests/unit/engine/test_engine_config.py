@@ -20,6 +20,7 @@ NAN = float("nan")
         ({"between_tokens_ms": 0}, "between_tokens_ms must be positive"),
         ({"drafts": None}, r"drafts must be off, ngram, or a folder \(got None\)"),
         ({"adapters": "lora"}, r"adapters must be names with folders \(got 'lora'\)"),
+        ({"cache": "int4"}, r"cache must be auto or int8 \(got 'int4'\)"),
         ({"compile": "yes"}, r"compile must be auto, on or off \(got 'yes'\)"),
     ],
 )

@@ -20,6 +20,7 @@ def test_steps_of_answers_and_one_as_large_as_steps_may_be_are_computed(tokens, 
         adapters=Adapters(model, CONFIG),
         device=torch.device("cpu"),
         dtype=torch.float32,
+        pages_dtype=torch.float32,
         group=None,
     )
     seen = []

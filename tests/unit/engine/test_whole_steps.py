@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def a_runner(name="llama", *, dtype=torch.float32, weights="stored", **changes):
+def a_runner(name="llama", *, dtype=torch.float32, weights="stored", pages=None, **changes):
     """Return a runner of a small model."""
     torch.manual_seed(0)
     model = Llama(replace(CONFIGS[name], **changes)).to(dtype).eval()
@@ -50,7 +50,7 @@ def a_runner(name="llama", *, dtype=torch.float32, weights="stored", **changes):
         block_size=BLOCK_SIZE,
         kv_heads=model.config.key_value_heads,
         head_dim=model.config.size_of_head,
-        dtype=dtype,
+        dtype=pages or dtype,
         device=torch.device("cpu"),
     )
     return Runner(model, cache, Adapters(model, model.config))
@@ -84,7 +84,7 @@ def by_modules(runner):
         num_blocks=cache.pages.shape[2],
         block_size=BLOCK_SIZE,
         kv_heads=cache.pages.shape[3],
-        head_dim=cache.pages.shape[5],
+        head_dim=runner.model.config.size_of_head,
         dtype=cache.pages.dtype,
         device=torch.device("cpu"),
     )
@@ -109,6 +109,20 @@ def test_a_whole_step_computes_what_blocks_do_one_by_one(name, dtype, weights):
         assert runner._whole is not None
         assert torch.equal(ours.hidden, theirs.hidden)
         assert torch.equal(ours.logits, theirs.logits)
+    assert torch.equal(runner.cache.pages, blocks.cache.pages)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_a_whole_step_over_pages_of_8_bits_computes_what_blocks_do(name, dtype):
+    runner = a_runner(name, dtype=dtype, pages=torch.int8)
+    blocks = by_modules(runner)
+    for spans in STEPS:
+        batch = a_batch(spans)
+        ours, theirs = runner.run(batch), blocks.run(batch)
+        assert ours.logits.dtype == dtype
+        assert torch.equal(ours.logits, theirs.logits)
+    assert runner._whole is not None
     assert torch.equal(runner.cache.pages, blocks.cache.pages)
 
 

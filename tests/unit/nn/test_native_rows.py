@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from penstock.nn import native
+from penstock.nn.kernels.page_rows import row_size, to_rows
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
 
@@ -68,6 +69,25 @@ def test_what_fits_no_page_is_refused():
         store(torch.zeros(1, 48), 12)
     with pytest.raises(RuntimeError, match="does not fit"):
         store(torch.zeros(1, 32), 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("head_dim", [8, 64, 100])
+def test_pages_of_8_bits_are_written_as_plain_torch_rounds_them(head_dim, dtype):
+    qkv = drawn(
+        5, 6 * head_dim, dtype=dtype
+    )  # two heads over two, of which some numbers are equal, and one is zeros
+    qkv[1, 2 * head_dim :], qkv[2, -head_dim:] = qkv[0, 2 * head_dim :], 0
+    straight = torch.ones(5, head_dim, dtype=dtype)  # cosines: nothing is turned
+    slots = torch.tensor([2, 3, 8, 11, 0])
+    keys, values = (torch.zeros(3, 2, 4, row_size(head_dim, torch.int8), dtype=torch.int8) for _ in range(2))
+    torch.ops.penstock.rotate_and_store(qkv, straight, straight - 1, slots, keys, values, None, None, 0.0)
+    expected = [torch.zeros_like(pages) for pages in (keys, values)]
+    _, k, v = qkv.view(5, 3, 2, head_dim).unbind(1)
+    for pages, x in zip(expected, (k, v), strict=True):
+        pages[slots // 4, :, slots % 4] = to_rows(x, torch.int8)
+    assert torch.equal(keys, expected[0])
+    assert torch.equal(values, expected[1])
 
 
 def test_many_rows_are_computed_as_one_alone():

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from penstock.nn import native
 from penstock.nn.kernels import paged
 from penstock.nn.kernels.layout import Layout
+from penstock.nn.kernels.page_rows import from_rows, to_rows
 from penstock.nn.kernels.paged import LayerPages, Paged
 from penstock.nn.kernels.paged_step import PagedStep
 
@@ -49,15 +50,22 @@ def a_step(shares, *, block_size, seed=0):
     return step, len(pool)
 
 
-def a_layer(step, num_blocks, *, kv_heads, heads, block_size, head_dim, dtype=torch.float32, seed=0):
-    """Pages full of numbers, and a step's queries, keys and values, [1, heads, t, head_dim]."""
+def a_layer(
+    step, num_blocks, *, kv_heads, heads, block_size, head_dim, dtype=torch.float32, pages=None, seed=0
+):
+    """Pages full of numbers, and a step's queries, keys and values, [1, heads, t, head_dim].
+
+    `pages`: their type, if it is not `dtype`.
+    """
     generator = torch.Generator().manual_seed(seed)
     num_tokens = len(step.slots)
 
     def drawn(*shape):
         return torch.randn(*shape, generator=generator).to(dtype)
 
-    keys, values = (drawn(num_blocks, kv_heads, block_size, head_dim) for _ in range(2))
+    keys, values = (
+        to_rows(drawn(num_blocks, kv_heads, block_size, head_dim), pages or dtype) for _ in range(2)
+    )
     q, k, v = (drawn(1, n, num_tokens, head_dim) for n in (heads, kv_heads, kv_heads))
     return LayerPages(keys, values, step), q, k, v
 
@@ -70,7 +78,9 @@ def written_out(q_bhld, pages, shares, *, scale, window=None):
     for share, (num_tokens, length) in enumerate(shares):
         table, p = step.block_tables[share].long(), torch.arange(length)
         k_shd, v_shd = (
-            t[table[p // block_size], :, p % block_size].double().repeat_interleave(group, dim=1)
+            from_rows(t[table[p // block_size], :, p % block_size], torch.float64).repeat_interleave(
+                group, dim=1
+            )
             for t in (pages.keys, pages.values)
         )
         for position in range(length - num_tokens, length):
@@ -99,16 +109,15 @@ SHARES = st.lists(
     shares=SHARES,
     heads=st.sampled_from([(1, 1), (4, 2), (6, 1), (9, 3), (10, 5), (4, 1)]),
     block_size=st.sampled_from([1, 4, 16]),
-    head_dim=st.sampled_from([2, 16, 40]),
+    head=st.sampled_from([(2, None), (16, None), (40, None), (4, torch.int8), (40, torch.int8)]),
     window=st.sampled_from([None, 1, 5, 30]),
 )
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
-def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window):
+def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head, window):
     step, num_blocks = a_step(shares, block_size=block_size)
-    pages, *qkv = a_layer(
-        step, num_blocks, heads=heads[0], kv_heads=heads[1], block_size=block_size, head_dim=head_dim
-    )
+    sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head[0]}
+    pages, *qkv = a_layer(step, num_blocks, **sizes, pages=head[1])
     out = attended(pages, *qkv, scale=0.3, window=window)
     expected = written_out(qkv[0], pages, shares, scale=0.3, window=window)
     # float32 against float64, and sums of at most 49 products of numbers about 1
@@ -131,8 +140,9 @@ def test_a_step_writes_its_keys_and_values_to_their_slots_and_nothing_else():
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("window", [None, 6])
-def test_a_neighbour_changes_no_bit(window):
-    mine, options = (1, 21), {"heads": 4, "kv_heads": 2, "block_size": 4, "head_dim": 8}
+@pytest.mark.parametrize("kept", [torch.float32, torch.int8])
+def test_a_neighbour_changes_no_bit(window, kept):
+    mine, options = (1, 21), {"heads": 4, "kv_heads": 2, "block_size": 4, "head_dim": 8, "pages": kept}
     alone, num_blocks = a_step([mine], block_size=4)
     pages, q, k, v = a_layer(alone, num_blocks, **options)
     expected = attended(pages, q, k, v, scale=0.5, window=window)
@@ -152,10 +162,11 @@ LONG = [(1, 700), (1, 256), (1, 257), (1, 3), (130, 600), (60, 60)]  # parts of 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [None, 300])
 @pytest.mark.parametrize("heads", [(2, 2), (4, 1)])
-def test_long_sequences_of_both_types(heads, window, dtype):
+@pytest.mark.parametrize("kept", [None, torch.int8])
+def test_long_sequences_of_both_types(heads, window, dtype, kept):
     step, num_blocks = a_step(LONG, block_size=16)
     shape = {"heads": heads[0], "kv_heads": heads[1], "block_size": 16, "head_dim": 64}
-    pages, *qkv = a_layer(step, num_blocks, dtype=dtype, **shape)
+    pages, *qkv = a_layer(step, num_blocks, dtype=dtype, pages=kept, **shape)
     out = attended(pages, *qkv, scale=0.125, window=window)
     expected = written_out(qkv[0], pages, LONG, scale=0.125, window=window)
     # values about 1 and averages of them: weights and result are rounded to 8 bits in bfloat16

@@ -12,6 +12,7 @@ from triton.compiler import ASTSource
 
 from penstock.nn import low_bit_triton
 from penstock.nn.kernels import paged_triton
+from penstock.nn.kernels.page_rows import row_size
 from penstock.nn.quantized import GROUP, to_int4, to_int8
 
 SINGLES = st.lists(st.integers(1, 100).map(lambda length: (1, length)), max_size=3)
@@ -26,16 +27,19 @@ LONGER = st.lists(
     block_size=st.sampled_from([1, 16]),
     head_dim=st.sampled_from([16, 40]),
     window=st.sampled_from([None, 1, 5, 30]),
+    pages=st.sampled_from([None, torch.int8]),
 )
-@settings(max_examples=25, deadline=None)
-def any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window):
-    check(shares, heads=heads, block_size=block_size, head_dim=head_dim, window=window)
+@settings(max_examples=40, deadline=None)
+def any_layout_is_attended_as_written_out(shares, heads, block_size, head_dim, window, pages):
+    check(shares, heads=heads, block_size=block_size, head_dim=head_dim, window=window, kept=pages)
 
 
-def check(shares, *, heads, block_size, head_dim, window=None, dtype=torch.float32, tolerance=1e-5):
+def check(
+    shares, *, heads, block_size, head_dim, window=None, dtype=torch.float32, kept=None, tolerance=1e-5
+):
     step, num_blocks = a_step(shares, block_size=block_size)
     sizes = {"heads": heads[0], "kv_heads": heads[1], "block_size": block_size, "head_dim": head_dim}
-    pages, q, k, v = a_layer(step, num_blocks, **sizes, dtype=dtype)
+    pages, q, k, v = a_layer(step, num_blocks, **sizes, dtype=dtype, pages=kept)
     keys, values = pages.append(k, v)
     q_thd = q[0].transpose(0, 1).contiguous()
     out = paged_triton.paged_attention(q_thd, keys, values, step, window=window, scale=0.3)
@@ -74,7 +78,8 @@ def interpret():
     # half a unit in the last place is 2^-12, of weights and of results up to about 2; of bfloat16 the
     # interpreter multiplies bits
     shape = {"heads": (4, 2), "block_size": 16, "head_dim": 32}
-    check([(1, 90), (20, 50)], **shape, dtype=torch.float16, tolerance=2**-10)
+    for kept in (None, torch.int8):
+        check([(1, 90), (20, 50)], **shape, dtype=torch.float16, kept=kept, tolerance=2**-10)
 
 
 TYPES = {
@@ -133,9 +138,10 @@ def compile_for_gpus():
         for name in names:
             setattr(module, name, Compiler(getattr(module, name)))
     step, num_blocks = a_step([(1, 700), (20, 30)], block_size=16)
-    keys = torch.empty(num_blocks, 8, 16, 128, dtype=torch.bfloat16)
     queries = torch.empty(21, 32, 128, dtype=torch.bfloat16)
-    paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
+    for dtype in (torch.bfloat16, torch.int8):
+        keys = torch.zeros(num_blocks, 8, 16, row_size(128, dtype), dtype=dtype)
+        paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
     x, codes = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(6144, 4096, dtype=torch.int8)
     low_bit_triton.linear_int8(x, codes, torch.empty(6144))
     groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)

@@ -17,7 +17,7 @@ from penstock.engine.drafts.model import ModelDrafter, num_spare_blocks
 from penstock.engine.drafts.ngram import NgramDrafter
 from penstock.engine.drafts.pace import Pace
 from penstock.engine.fuse import fuse
-from penstock.engine.kv_cache import PagedCache, bytes_per_block
+from penstock.engine.kv_cache import PagedCache, bytes_per_block, type_of_pages
 from penstock.engine.open import open_model
 from penstock.engine.runner import Runner
 from penstock.engine.weights import prepare
@@ -72,17 +72,22 @@ def open_source(
     return model
 
 
-def bytes_of_block(source: Source, *, block_size: int) -> int:
+def bytes_of_block(source: Source, config: EngineConfig) -> int:
     """Return what a block of the cache takes in the pages of a draft model; 0 without one."""
     if not isinstance(source, Llama):
         return 0
     return bytes_per_block(
         source.config.num_hidden_layers,
-        block_size=block_size,
+        block_size=config.block_size,
         kv_heads=source.config.key_value_heads,
         head_dim=source.config.size_of_head,
-        dtype=source.norm.weight.dtype,
+        dtype=_pages_dtype(source, config),
     )
+
+
+def _pages_dtype(model: Llama, config: EngineConfig) -> torch.dtype:
+    head_dim = model.config.size_of_head
+    return type_of_pages(config.cache, dtype=model.norm.weight.dtype, head_dim=head_dim)
 
 
 def build_drafting(config: EngineConfig, source: Source, capacity: Capacity) -> Drafting | None:
@@ -107,15 +112,14 @@ def _model_drafter(config: EngineConfig, model: Llama, capacity: Capacity) -> Mo
         block_size=capacity.block_size,
         max_sequences=capacity.max_sequences,
     )
-    weight = model.norm.weight
     cache = PagedCache(
         model.config.num_hidden_layers,
         num_blocks=capacity.num_blocks + spare,
         block_size=capacity.block_size,
         kv_heads=model.config.key_value_heads,
         head_dim=model.config.size_of_head,
-        dtype=weight.dtype,
-        device=weight.device,
+        dtype=_pages_dtype(model, config),
+        device=model.norm.weight.device,
     )
     runner = Runner(model, cache, Adapters(model, model.config))
     return ModelDrafter(

@@ -4,6 +4,7 @@ A page holds `block_size` positions of one sequence, for every key-value head of
 
     keys, values: [num_blocks, kv_heads, block_size, head_dim], contiguous
 
+or, in 8 bits, rows of codes with a scale each (page_rows.py),
 so the positions of one head lie one after the other and a kernel streams them. Position p of a
 sequence with block table `table` is at keys[table[p // block_size], :, p % block_size]. The tokens of
 a step are laid one after the other as [1, t]; what is whose is said by a `PagedStep`, made once a step.
@@ -18,11 +19,12 @@ Legend: t tokens, s shares, w blocks of the longest table, h query heads, k key-
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int8
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
+from penstock.nn.kernels.page_rows import from_rows, to_rows
 from penstock.nn.kernels.paged_step import PagedStep
 from penstock.nn.triton_here import has_triton, on_device_of
 
@@ -34,16 +36,16 @@ MAX_GROUP = 48
 class LayerPages:
     """One layer's pages, as a step sees them: the `LayerCache` of a paged forward pass."""
 
-    keys: Float[Tensor, "blocks k block_size d"]
-    values: Float[Tensor, "blocks k block_size d"]
+    keys: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size row"]
+    values: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size row"]
     step: PagedStep
 
     def append(self, k_bkld: Tensor, v_bkld: Tensor) -> tuple[Tensor, Tensor]:
         """Write the step's keys and values, each [1, k, t, d], to their slots; return the pages."""
         block_size = self.keys.shape[2]
         block, offset = self.step.slots // block_size, self.step.slots % block_size
-        self.keys[block, :, offset] = k_bkld[0].transpose(0, 1)
-        self.values[block, :, offset] = v_bkld[0].transpose(0, 1)
+        for pages, x_bkld in ((self.keys, k_bkld), (self.values, v_bkld)):
+            pages[block, :, offset] = to_rows(x_bkld[0].transpose(0, 1), pages.dtype)
         return self.keys, self.values
 
 
@@ -83,7 +85,8 @@ def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
     """Whether the C++ operator computes this; in float64, or with 49 heads of a group, plain torch does."""
     return (
         keys.device.type == "cpu"
-        and keys.dtype == q_thd.dtype in (torch.float32, torch.bfloat16)
+        and q_thd.dtype in (torch.float32, torch.bfloat16)
+        and keys.dtype in (q_thd.dtype, torch.int8)
         and q_thd.shape[1] <= MAX_GROUP * keys.shape[1]
         and native.is_available()
     )
@@ -92,7 +95,7 @@ def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
 def _has_kernels(q_thd: Tensor, keys: Tensor) -> bool:
     """Whether the kernels for GPUs compute this."""
     kinds = (torch.float32, torch.bfloat16, torch.float16)
-    return keys.dtype == q_thd.dtype in kinds and has_triton(keys.device)
+    return q_thd.dtype in kinds and keys.dtype in (q_thd.dtype, torch.int8) and has_triton(keys.device)
 
 
 def plain_attention(
@@ -120,7 +123,10 @@ def plain_attention(
         block_size = keys.shape[2]
         skipped = since // block_size  # blocks that no query of the share sees
         blocks = step.block_tables[share, skipped : -(-length // block_size)].long()
-        k, v = (_gathered(pages[blocks])[:, : length - skipped * block_size] for pages in (keys, values))
+        k, v = (
+            _gathered(pages[blocks], q_thd.dtype)[:, : length - skipped * block_size]
+            for pages in (keys, values)
+        )
         mask = _visible(past - first, k.shape[1], window=window, device=q_thd.device)
         q = q_thd[first:past].transpose(0, 1)
         out[first:past] = _sdpa(q[None], k[None], v[None], mask, scale)[0].transpose(0, 1)
@@ -131,7 +137,7 @@ def _singles(
     q_shd: Tensor, keys: Tensor, values: Tensor, step: PagedStep, *, window: int | None, scale: float
 ) -> Tensor:
     tables, lengths = step.block_tables[: len(q_shd)].long(), step.lengths[: len(q_shd), None]
-    k, v = (_gathered(pages[tables]) for pages in (keys, values))
+    k, v = (_gathered(pages[tables], q_shd.dtype) for pages in (keys, values))
     positions = torch.arange(k.shape[2], device=k.device)[None]
     mask = positions < lengths
     if window is not None:
@@ -139,9 +145,9 @@ def _singles(
     return _sdpa(q_shd[:, :, None], k, v, mask[:, None, None], scale)[:, :, 0]
 
 
-def _gathered(pages: Tensor) -> Tensor:
-    """[..., blocks, k, block_size, d] -> [..., k, blocks * block_size, d]."""
-    return pages.transpose(-4, -3).flatten(-3, -2)
+def _gathered(pages: Tensor, dtype: torch.dtype) -> Tensor:
+    """[..., blocks, k, block_size, d or row] -> [..., k, blocks * block_size, d]."""
+    return from_rows(pages.transpose(-4, -3).flatten(-3, -2), dtype)
 
 
 def _visible(

@@ -20,6 +20,7 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
+from penstock.nn.kernels.page_rows import scales_of
 from penstock.nn.kernels.paged_step import PagedStep
 
 SPLIT = 256
@@ -41,20 +42,22 @@ def paged_attention(
     """Attend with each share's tokens over its own pages.
 
     Args:
-        q_thd: contiguous; of the same type as the pages, float32, bfloat16 or float16.
-        keys, values: [blocks, k, block_size, d], contiguous.
+        q_thd: contiguous, float32, bfloat16 or float16; the pages are of that type or int8.
+        keys, values: [blocks, k, block_size, d or row of page_rows.py], contiguous.
         window: a query sees itself and the `window - 1` positions before it; None: all.
     """
     out = torch.empty_like(q_thd)
     kv_heads, group = keys.shape[1], q_thd.shape[1] // keys.shape[1]
-    sizes = _sizes(keys, group=group, window=window)
+    sizes = _sizes(q_thd, keys, window=window)
+    scales = (scales_of(keys), scales_of(values)) if sizes["CODED"] else (keys, values)
     num_singles, num_shares = step.num_singles, len(step.lengths)
     if num_singles:
         parts = triton.cdiv(step.block_tables.shape[1] * keys.shape[2], SPLIT)
         weights = q_thd.new_empty(num_singles, q_thd.shape[1], parts, dtype=torch.float32)
         sums = q_thd.new_empty(*weights.shape, q_thd.shape[2], dtype=torch.float32)
         _attend[(num_singles, kv_heads, parts)](
-            q_thd, keys, values, sums, weights, step.query_starts, step.lengths, step.block_tables,
+            q_thd, keys, values, *scales, sums, weights,
+            step.query_starts, step.lengths, step.block_tables,
             num_singles, step.block_tables.stride(0), scale * _LOG2_E,
             TOKENS=1, ROWS=max(_MIN_TILE, triton.next_power_of_2(group)), SPLIT=SPLIT, **sizes,
         )  # fmt: skip
@@ -63,28 +66,32 @@ def paged_attention(
             WINDOW=sizes["WINDOW"], D=sizes["D"], D_PADDED=sizes["D_PADDED"], SPLIT=SPLIT,
         )  # fmt: skip
     if num_shares > num_singles:
-        rows = max(128 // keys.element_size(), triton.next_power_of_2(group))
+        rows = max(128 // q_thd.element_size(), triton.next_power_of_2(group))
         tokens = rows // group
         # one more for each share, whose last tile may not be full
         tiles = (len(q_thd) - num_singles) // tokens + num_shares - num_singles
         _attend[(tiles, kv_heads, 1)](
-            q_thd, keys, values, out, out, step.query_starts[num_singles:], step.lengths[num_singles:],
-            step.block_tables[num_singles:], num_shares - num_singles, step.block_tables.stride(0),
+            q_thd, keys, values, *scales, out, out,
+            step.query_starts[num_singles:], step.lengths[num_singles:], step.block_tables[num_singles:],
+            num_shares - num_singles, step.block_tables.stride(0),
             scale * _LOG2_E, TOKENS=tokens, ROWS=rows, SPLIT=0, **sizes,
         )  # fmt: skip
     return out
 
 
-def _sizes(keys: Tensor, *, group: int, window: int | None) -> dict[str, int]:
+def _sizes(q_thd: Tensor, keys: Tensor, *, window: int | None) -> dict[str, int]:
     """Return what both launches are compiled for; 16 KiB of keys in a tile leave registers enough."""
-    _, kv_heads, block_size, head_dim = keys.shape
-    padded, width = max(_MIN_TILE, triton.next_power_of_2(head_dim)), keys.element_size()
+    _, kv_heads, block_size, row = keys.shape
+    heads, head_dim = q_thd.shape[1:]
+    padded, width = max(_MIN_TILE, triton.next_power_of_2(head_dim)), q_thd.element_size()
     return {
         "WINDOW": window or 0,
-        "GROUP": group,
+        "GROUP": heads // kv_heads,
         "KV_HEADS": kv_heads,
         "BLOCK_SIZE": block_size,
         "D": head_dim,
+        "ROW": row,
+        "CODED": keys.dtype == torch.int8,
         "D_PADDED": padded,
         "KEYS": max(_MIN_TILE, min(128 // width, 2**14 // (padded * width))),
     }
@@ -96,10 +103,11 @@ def _sizes(keys: Tensor, *, group: int, window: int | None) -> dict[str, int]:
     do_not_specialize_on_alignment=["starts", "lengths", "tables"],
 )
 def _attend(
-    q, keys, values, sums, weights, starts, lengths, tables, num_shares, table_stride, scale,
+    q, keys, values, key_scales, value_scales, sums, weights, starts, lengths, tables,
+    num_shares, table_stride, scale,
     TOKENS: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, WINDOW: tl.constexpr,
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    D: tl.constexpr, D_PADDED: tl.constexpr, KEYS: tl.constexpr,
+    D: tl.constexpr, D_PADDED: tl.constexpr, KEYS: tl.constexpr, ROW: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
     """Attend with a tile of TOKENS tokens of one share, with the heads of one key-value head.
 
@@ -142,21 +150,29 @@ def _attend(
         is_key = (key >= since) & (key < until)
         block = tl.load(tables + share * table_stride + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
         line = (block * KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
-        k_dn = tl.load(keys + line[None, :] * D + d[:, None], mask=is_key[None, :] & is_d[:, None], other=0.0)
+        k_dn = tl.load(
+            keys + line[None, :] * ROW + d[:, None], mask=is_key[None, :] & is_d[:, None], other=0.0
+        )
         v_nd = tl.load(
-            values + line[:, None] * D + d[None, :], mask=is_key[:, None] & is_d[None, :], other=0.0
+            values + line[:, None] * ROW + d[None, :], mask=is_key[:, None] & is_d[None, :], other=0.0
         )
         seen = is_key[None, :] & (key[None, :] <= position[:, None])
         if WINDOW > 0:
             seen &= key[None, :] > position[:, None] - WINDOW
-        scores = tl.dot(q_md, k_dn, input_precision="tf32x3") * scale
+        scores = tl.dot(q_md, k_dn.to(q_md.dtype), input_precision="tf32x3") * scale
+        if CODED:  # a row's last number, read as float32
+            at_scale = line * (ROW // 4) + D // 4
+            scores *= tl.load(key_scales + at_scale, mask=is_key, other=0.0)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
         base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that has seen nothing yet
         weight = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(highest - base)
-        sum_md = sum_md * shrink[:, None] + tl.dot(weight.to(v_nd.dtype), v_nd, input_precision="tf32x3")
         total = total * shrink + tl.sum(weight, 1)
+        if CODED:
+            weight *= tl.load(value_scales + at_scale, mask=is_key, other=0.0)[None, :]
+        v_nd = v_nd.to(q_md.dtype)
+        sum_md = sum_md * shrink[:, None] + tl.dot(weight.to(v_nd.dtype), v_nd, input_precision="tf32x3")
         highest = higher
 
     total = tl.where(is_row, total, 1.0)

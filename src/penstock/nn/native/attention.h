@@ -42,8 +42,8 @@ struct Plan {
 
 // How many key-value heads of a few rows each are one unit: many are read from the pages in one stream, and few
 // leave work for all threads where there are few shares.
-template <class T>
-int64_t heads_together(const Task<T>& task, int64_t num_shares, int64_t rows) {
+template <class T, class P>
+int64_t heads_together(const Task<T, P>& task, int64_t num_shares, int64_t rows) {
   const int64_t most = std::clamp<int64_t>(num_shares * task.kv_heads / (2 * num_threads()), 1, TILE_ROWS / rows);
   const int64_t units = (task.kv_heads + most - 1) / most;
   return (task.kv_heads + units - 1) / units;
@@ -51,8 +51,8 @@ int64_t heads_together(const Task<T>& task, int64_t num_shares, int64_t rows) {
 
 // kept: starts of the shares among those of their last tokens that are attended; null: all are. A tile that is
 // attended in part is computed as it would be whole, so that no result depends on what else is attended.
-template <class T>
-Plan cut(const Task<T>& task, int64_t num_shares, const int32_t* kept = nullptr) {
+template <class T, class P>
+Plan cut(const Task<T, P>& task, int64_t num_shares, const int32_t* kept = nullptr) {
   Plan plan;
   const int64_t tokens_per_tile = std::max<int64_t>(1, TILE_ROWS / task.group());
   const int32_t* rows = kept ? kept : task.starts;  // where the shares are among the queries
@@ -82,8 +82,8 @@ Plan cut(const Task<T>& task, int64_t num_shares, const int32_t* kept = nullptr)
   return plan;
 }
 
-template <class T>
-void write(const Task<T>& task, const Tile& tile, const Joined& joined) {
+template <class T, class P>
+void write(const Task<T, P>& task, const Tile& tile, const Joined& joined) {
   const int64_t rows = tile.rows(task), wide = up(task.dim, LANES);
   for (int64_t row = 0; row < rows; ++row) {
     const Vec share(1.0f / joined.total[row]);
@@ -93,8 +93,8 @@ void write(const Task<T>& task, const Tile& tile, const Joined& joined) {
   }
 }
 
-template <class T>
-void compute(const Task<T>& task, const Unit& unit, Partials& partials) {
+template <class T, class P>
+void compute(const Task<T, P>& task, const Unit& unit, Partials& partials) {
   static thread_local Scratch own;
   const int64_t rows = unit.tile.rows(task), wide = up(task.dim, LANES);
   Joined joined = unit.unfinished < 0
@@ -107,8 +107,8 @@ void compute(const Task<T>& task, const Unit& unit, Partials& partials) {
 }
 
 // Write the tiles whose parts are unfinished; the parts of a tile follow each other.
-template <class T>
-void finish(const Task<T>& task, const Plan& plan, Partials& partials) {
+template <class T, class P>
+void finish(const Task<T, P>& task, const Plan& plan, Partials& partials) {
   const int64_t num_units = static_cast<int64_t>(plan.units.size());
   for (int64_t i = 0; i < num_units; ++i) {
     const Unit& first = plan.units[i];
@@ -124,8 +124,8 @@ void finish(const Task<T>& task, const Plan& plan, Partials& partials) {
 }
 
 // next: 0 before; units differ in length, so threads take them as they come free.
-template <class T>
-void attend(Threads& threads, const Task<T>& task, const Plan& plan, Partials& partials, std::atomic<int64_t>& next) {
+template <class T, class P>
+void attend(Threads& threads, const Task<T, P>& task, const Plan& plan, Partials& partials, std::atomic<int64_t>& next) {
   const int64_t num_units = static_cast<int64_t>(plan.units.size());
   threads.all(num_units, [&] {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < num_units;)

@@ -36,65 +36,84 @@ inline Vec products(const T* a, const T* b, int64_t size) {
 }
 
 // A head's keys or values of 16 positions; behind the last the list of rows repeats it.
-template <class T>
+template <class P>
 struct Run {
   const void* const* rows;
   int64_t first, head, offset;
-  const T* at(int64_t i) const { return static_cast<const T*>(rows[i]) + offset; }
+  const P* at(int64_t i) const { return static_cast<const P*>(rows[i]) + offset; }
+  Vec scales(int64_t dim) const {
+    float of_rows[LANES];
+    for (int i = 0; i < LANES; ++i) of_rows[i] = scale_of(at(i), dim);
+    return Vec::load(of_rows);
+  }
 };
 
 // The runs of some keys or values, in the order in which they lie.
-template <class T>
+template <class T, class P>
 struct Runs {
-  const Task<T>& task;
+  const Task<T, P>& task;
   const Tile& tile;
   int64_t num_keys;
 
   int64_t count() const { return up(num_keys, LANES) / LANES * tile.num_heads; }
   // How many runs before it is needed memory is asked for one: 8 KiB, so that it stays in the first cache. Asked
   // for beside the same key of another run: all 16 at once would wait for each other.
-  int64_t ahead() const { return std::max<int64_t>(1, 8192 / (LANES * task.dim * sizeof(T))); }
-  Run<T> at(const void* const* rows, int64_t i) const {
+  int64_t ahead() const { return std::max<int64_t>(1, 8192 / (LANES * task.row() * sizeof(P))); }
+  Run<P> at(const void* const* rows, int64_t i) const {
     const int64_t first = i / tile.num_heads * LANES, head = i % tile.num_heads;
-    return {rows + first, first, head, head * task.block_size * task.dim};
+    return {rows + first, first, head, head * task.block_size * task.row()};
   }
 };
 
-template <int ROWS, int64_t SIZE, class T>
-void few_scores_of(const Runs<T>& runs, const T* const* q_rows, Scratch& own) {
+template <int ROWS, int64_t SIZE, class T, class P>
+void few_scores_of(const Runs<T, P>& runs, const T* const* q_rows, Scratch& own) {
   const int64_t size = SIZE ? SIZE : runs.task.dim, count = runs.count();
+  T* const widened = reinterpret_cast<T*>(room(own.widened, is_coded<P> ? LANES * size : 0));
   for (int64_t n = 0; n < count; ++n) {
     const int64_t later = n + runs.ahead();
-    const Run<T> keys = runs.at(own.key_rows, n);
-    const Run<T> soon = later < count ? runs.at(own.key_rows, later) : runs.at(own.value_rows, std::min(later, 2 * count - 1) - count);
+    const Run<P> keys = runs.at(own.key_rows, n);
+    const Run<P> soon = later < count ? runs.at(own.key_rows, later) : runs.at(own.value_rows, std::min(later, 2 * count - 1) - count);
+    const auto key = [&](int i) -> const T* {
+      if constexpr (is_coded<P>) return widened + i * size;
+      else return keys.at(i);
+    };
+    Vec scales;
+    if constexpr (is_coded<P>) {
+      scales = keys.scales(size);
+      for (int i = 0; i < LANES; ++i) {
+        fetch(soon.at(i), row_size<P>(size));
+        widen_row(keys.at(i), size, widened + i * size);
+      }
+    }
     for (int64_t row = keys.head * ROWS; row < (keys.head + 1) * ROWS; ++row) {
       Vec parts[LANES];
 #pragma GCC unroll 16
       for (int i = 0; i < LANES; ++i) {
-        if (row == keys.head * ROWS) fetch(soon.at(i), size * sizeof(T));
-        parts[i] = products<SIZE>(q_rows[row], keys.at(i), size);
+        if (!is_coded<P> && row == keys.head * ROWS) fetch(soon.at(i), size * sizeof(T));
+        parts[i] = products<SIZE>(q_rows[row], key(i), size);
       }
-      sums_of(parts).store(own.scores.data() + row * PART + keys.first);
+      const Vec scores = is_coded<P> ? sums_of(parts) * scales : sums_of(parts);
+      scores.store(own.scores.data() + row * PART + keys.first);
     }
   }
 }
 
-template <int ROWS, class T>
-void few_scores(const Runs<T>& runs, const T* const* q_rows, Scratch& own) {
+template <int ROWS, class T, class P>
+void few_scores(const Runs<T, P>& runs, const T* const* q_rows, Scratch& own) {
   if (runs.task.dim == 64) return few_scores_of<ROWS, 64>(runs, q_rows, own);
   if (runs.task.dim == 128) return few_scores_of<ROWS, 128>(runs, q_rows, own);
   few_scores_of<ROWS, 0>(runs, q_rows, own);
 }
 
 // sums[row] += weights[row] values, of some columns; ROWS rows at once, so that a value is widened once for all.
-template <int ROWS, int WIDE, class T>
-void add_values(const Run<T>& values, const Run<T>& soon, int64_t column, const float* weights, int64_t num_keys,
+template <int ROWS, int WIDE, class P>
+void add_values(const Run<P>& values, const Run<P>& soon, int64_t column, const float* weights, int64_t num_keys,
                 float* sums, int64_t stride) {
   Vec own[ROWS][WIDE];
   for (int row = 0; row < ROWS; ++row)
     for (int j = 0; j < WIDE; ++j) own[row][j] = Vec::load(sums + row * stride + column + j * LANES);
   for (int64_t key = 0; key < num_keys; ++key) {
-    fetch(soon.at(key) + column, WIDE * LANES * sizeof(T));
+    fetch(soon.at(key) + column, WIDE * LANES * sizeof(P));
     Vec wide[WIDE];
     for (int j = 0; j < WIDE; ++j) wide[j] = Vec::load(values.at(key) + column + j * LANES);
     for (int row = 0; row < ROWS; ++row)
@@ -104,14 +123,18 @@ void add_values(const Run<T>& values, const Run<T>& soon, int64_t column, const 
     for (int j = 0; j < WIDE; ++j) own[row][j].store(sums + row * stride + column + j * LANES);
 }
 
-template <int ROWS, class T>
-void few_sums(const Runs<T>& runs, Scratch& own) {
+template <int ROWS, class T, class P>
+void few_sums(const Runs<T, P>& runs, Scratch& own) {
   const int64_t dim = runs.task.dim, wide = up(dim, LANES), count = runs.count();
   std::fill_n(own.sums.data(), runs.tile.num_heads * ROWS * wide, 0.0f);
   for (int64_t n = 0; n < count; ++n) {
-    const Run<T> values = runs.at(own.value_rows, n), soon = runs.at(own.value_rows, std::min(n + runs.ahead(), count - 1));
+    const Run<P> values = runs.at(own.value_rows, n), soon = runs.at(own.value_rows, std::min(n + runs.ahead(), count - 1));
     const int64_t num_keys = std::min<int64_t>(LANES, runs.num_keys - values.first);
-    const float* weights = own.scores.data() + values.head * ROWS * PART + values.first;
+    float* weights = own.scores.data() + values.head * ROWS * PART + values.first;
+    if constexpr (is_coded<P>) {
+      const Vec scales = values.scales(dim);
+      for (int row = 0; row < ROWS; ++row) (Vec::load(weights + row * PART) * scales).store(weights + row * PART);
+    }
     float* sums = own.sums.data() + values.head * ROWS * wide;
     int64_t column = 0;
     for (; column + 4 * LANES <= dim; column += 4 * LANES)

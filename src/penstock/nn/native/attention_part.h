@@ -15,16 +15,44 @@ Cell* cells(std::vector<float>& buffer, int64_t size) {
   return reinterpret_cast<Cell*>(room(buffer, size));  // a cell is as large as a float
 }
 
+// Rows of pages as rows of numbers of the tokens' type; until it is called again.
+template <class T, class P>
+const void* const* in_type_of_tokens(const Task<T, P>& task, const void* const* rows, int64_t count, Scratch& own) {
+  if constexpr (!is_coded<P>) {
+    return rows;
+  } else {
+    T* out = reinterpret_cast<T*>(room(own.widened, PART * task.dim));
+    for (int64_t i = 0; i < count; ++i, out += task.dim) {
+      fetch(rows[std::min(i + AHEAD, count - 1)], task.row());
+      widen_row(static_cast<const P*>(rows[i]), task.dim, out);
+      own.widened_rows[i] = out;
+    }
+    return own.widened_rows;
+  }
+}
+
+// Multiply the scores, or the weights, of each key by the scale of its row.
+template <class T, class P>
+void scale_columns(const Task<T, P>& task, const void* const* page_rows, int64_t rows, int64_t width, Scratch& own) {
+  if constexpr (is_coded<P>) {
+    float scales[PART];
+    for (int64_t i = 0; i < width; ++i) scales[i] = scale_of(static_cast<const P*>(page_rows[i]), task.dim);
+    for (int64_t row = 0; row < rows; ++row)
+      for (int64_t i = row * PART; i < row * PART + width; i += LANES)
+        (Vec::load(&own.scores[i]) * Vec::load(scales + i - row * PART)).store(&own.scores[i]);
+  }
+}
+
 // The keys as the right side of scores: [depth, PART].
-template <class Cell, class T>
-void lay_keys(const Task<T>& task, Scratch& own, int64_t num_keys, Cell* out, int64_t depth) {
-  const int64_t bytes = task.dim * sizeof(T);
+template <class Cell, class T, class P>
+void lay_keys(const Task<T, P>& task, const void* const* rows, Scratch& own, int64_t num_keys, Cell* out, int64_t depth) {
+  const int64_t bytes = task.row() * sizeof(P);
   for (int64_t first = 0; first < num_keys; first += LANES) {
     for (int64_t key = first; key < std::min(first + LANES, num_keys); ++key) {
-      fetch(own.key_rows[std::min(key + AHEAD, num_keys - 1)], bytes);
+      fetch(rows[std::min(key + AHEAD, num_keys - 1)], bytes);
       fetch(own.value_rows[key], bytes);
     }
-    lay_columns<Cell, T>(own.key_rows + first, task.dim, out + first, depth, PART);
+    lay_columns<Cell, T>(rows + first, task.dim, out + first, depth, PART);
   }
 }
 
@@ -82,23 +110,23 @@ inline void clear(Joined joined, int64_t rows, int64_t wide) {
 }
 
 // Note where each key and value of the tile's first head lies; the lists are filled up to a multiple of 16 with the last.
-template <class T>
-void find_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
+template <class T, class P>
+void find_rows(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
   const int32_t* table = task.tables + tile.share * task.table_width;
   int64_t offset = first_key % task.block_size, page = first_key / task.block_size;
   for (int64_t i = 0; i < num_keys; offset = 0, ++page) {
     const int64_t row = (table[page] * task.kv_heads + tile.kv_head) * task.block_size + offset;
     const int64_t past = std::min(i + task.block_size - offset, num_keys);
-    const T *key = task.keys + row * task.dim, *value = task.values + row * task.dim;
-    for (; i < past; ++i, key += task.dim, value += task.dim) own.key_rows[i] = key, own.value_rows[i] = value;
+    const P *key = task.keys + row * task.row(), *value = task.values + row * task.row();
+    for (; i < past; ++i, key += task.row(), value += task.row()) own.key_rows[i] = key, own.value_rows[i] = value;
   }
   for (int64_t i = num_keys; i < up(num_keys, LANES); ++i)
     own.key_rows[i] = own.key_rows[num_keys - 1], own.value_rows[i] = own.value_rows[num_keys - 1];
 }
 
 // Turn all scores into weights; a row sees the keys up to its own position, of the window's last ones.
-template <class T>
-void soften_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
+template <class T, class P>
+void soften_rows(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, Scratch& own) {
   const int64_t rows = tile.rows(task), width = up(num_keys, LANES);
   for (int64_t row = 0; row < rows; ++row) {
     const int64_t past = tile.first_position + tile.token(row, task.group()) + 1;
@@ -117,34 +145,36 @@ void soften_rows(const Task<T>& task, const Tile& tile, int64_t first_key, int64
 
 // Scores, weights and sums of a part whose rows are found already. ROWS, of each head, is a constant: with a number known
 // only at run time the compiler's loops are twice as slow.
-template <int ROWS, class T>
-void attend_few(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
-  const Runs<T> runs{task, tile, num_keys};
+template <int ROWS, class T, class P>
+void attend_few(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
+  const Runs<T, P> runs{task, tile, num_keys};
   few_scores<ROWS>(runs, q_rows, own);
   soften_rows(task, tile, first_key, num_keys, own);
   few_sums<ROWS>(runs, own);
 }
 
-template <class T>
-void attend_many(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
+template <class T, class P>
+void attend_many(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
   using Cell = typename CellOf<T>::type;
   constexpr int64_t D = Product<Cell>::DEPTH;
   const int64_t rows = tile.tokens * task.group(), wide = up(task.dim, LANES), width = up(num_keys, LANES);
   const int64_t depth = up(task.dim, D) / D, key_cells = up(num_keys, D) / D;
   Cell *q = cells<Cell>(own.cells_q, rows * depth), *k = cells<Cell>(own.cells_k, depth * PART);
   lay_rows(q_rows, rows, task.dim, q, depth);
-  lay_keys<Cell>(task, own, num_keys, k, depth);
+  lay_keys<Cell>(task, in_type_of_tokens(task, own.key_rows, width, own), own, num_keys, k, depth);
   multiply(q, depth, k, PART, own.scores.data(), PART, rows, width, depth);
+  scale_columns(task, own.key_rows, rows, width, own);
   soften_rows(task, tile, first_key, num_keys, own);
+  scale_columns(task, own.value_rows, rows, width, own);
   Cell* v = cells<Cell>(own.cells_v, key_cells * wide);
-  lay_below<Cell, T>(own.value_rows, num_keys, task.dim, v, wide);
+  lay_below<Cell, T>(in_type_of_tokens(task, own.value_rows, num_keys, own), num_keys, task.dim, v, wide);
   const Cell* weights = lay_weights<Cell>(own.scores.data(), rows, width, own);
   multiply(weights, PART / D, v, wide, own.sums.data(), wide, rows, wide, key_cells);
 }
 
 // Attend the rows of a tile to the keys [first_key, past_key) of one part; join what comes out.
-template <class T>
-void attend_part(const Task<T>& task, const Tile& tile, int64_t first_key, int64_t past_key, Scratch& own, Joined joined) {
+template <class T, class P>
+void attend_part(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t past_key, Scratch& own, Joined joined) {
   const int64_t rows = tile.rows(task), num_keys = past_key - first_key;
   const int64_t wide = up(task.dim, LANES);
   const T* q_rows[TILE_ROWS];

@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "rows.h"
+#include "page_rows.h"
 
 namespace penstock::attention {
 
@@ -16,15 +16,18 @@ constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 inline int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-template <class T>
+// T: of queries and what comes out; P: of pages.
+template <class T, class P>
 struct Task {
-  const T *q, *keys, *values;
+  const T* q;
+  const P *keys, *values;
   T* out;
   const int32_t *starts, *lengths, *tables;
   int64_t q_stride, heads, kv_heads, block_size, dim, table_width, window;
   float scale;
 
   int64_t group() const { return heads / kv_heads; }
+  int64_t row() const { return row_size<P>(dim); }
 };
 
 // Rows of one tile: `tokens` queries of one share, each with the heads of the groups of `num_heads` key-value
@@ -33,12 +36,12 @@ struct Tile {
   int64_t share, kv_head, num_heads, first_token, tokens, first_position;
   bool is_few;  // whether its rows read keys and values where they lie
 
-  template <class T>
-  int64_t rows(const Task<T>& task) const { return num_heads * tokens * task.group(); }
+  template <class T, class P>
+  int64_t rows(const Task<T, P>& task) const { return num_heads * tokens * task.group(); }
   int64_t token(int64_t row, int64_t group) const { return row / group % tokens; }
   // Of a row, its place among all heads of all queries.
-  template <class T>
-  int64_t head(const Task<T>& task, int64_t row) const {
+  template <class T, class P>
+  int64_t head(const Task<T, P>& task, int64_t row) const {
     const int64_t group = task.group();
     return (kv_head + row / (tokens * group)) * group + row % group;
   }
@@ -51,8 +54,9 @@ struct Joined {
 
 // Buffers of one thread, kept between steps.
 struct Scratch {
-  std::vector<float> scores, sums, joined, cells_q, cells_k, cells_v, cells_p;
+  std::vector<float> scores, sums, joined, cells_q, cells_k, cells_v, cells_p, widened;
   const void *key_rows[PART], *value_rows[PART];  // of a tile's first key-value head
+  const void* widened_rows[PART];
   float most[TILE_ROWS], total[TILE_ROWS], joined_most[TILE_ROWS], joined_total[TILE_ROWS];
 };
 

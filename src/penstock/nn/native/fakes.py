@@ -19,8 +19,8 @@ def _paged_attention(q: Tensor, *_: object) -> Tensor:
 
 
 def _rotate_and_store(qkv: Tensor, *rest: Tensor) -> Tensor:
-    _, _, _, keys, *_ = rest  # cosines, sines, slots, keys, values, norms
-    kv_heads, head_dim = keys.shape[1], keys.shape[3]
+    cosines, _, _, keys, *_ = rest  # cosines, sines, slots, keys, values, norms
+    kv_heads, head_dim = keys.shape[1], cosines.shape[-1]  # rows of pages may be longer
     return qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim)
 
 

@@ -58,18 +58,18 @@ class Network : public torch::CustomClassHolder {
   // blocks: of each, OF_BLOCK operands in the order of `decoder_block`; ends: embedding, last norm, operands of the
   // output matrix; outputs: of each linear layer, the output matrix last; numbers: eps, scale, multipliers of
   // residual sums and of the embedding; vocabulary: first token of each rank's rows, and the number of all;
-  // pages: [blocks of the network, 2, pages, heads, positions, dim]; board: of the ranks, if there are several.
+  // pages: [blocks of the network, 2, pages, heads, positions, dim], or rows of codes; board: of the ranks, if there are several.
   Network(Operands blocks, Operands ends, std::vector<int64_t> outputs, std::vector<int64_t> windows,
           std::vector<double> numbers, std::vector<int64_t> vocabulary, at::Tensor pages,
           std::optional<c10::intrusive_ptr<exchange::Board>> board)
       : blocks_(std::move(blocks)), ends_(std::move(ends)), pages_(std::move(pages)), board_(std::move(board)),
-        type_(pages_.scalar_type()) {
+        type_(ends_.get(0).value().scalar_type()) {
     const size_t count = windows.size();
     TORCH_CHECK(blocks_.size() == count * OF_BLOCK && ends_.size() == 2 + OF_LINEAR && numbers.size() == 4 && count > 0 &&
                 outputs.size() == count * LINEARS + 1 && pages_.dim() == 6 && pages_.is_contiguous() &&
                 pages_.size(0) == static_cast<int64_t>(count), "Network: operands of ", count, " blocks, pages ", pages_.sizes());
     const at::Tensor embedding = ends_.get(0).value();
-    model_.kv_heads = pages_.size(3), model_.dim = pages_.size(5);
+    model_.kv_heads = pages_.size(3), model_.dim = dim_of(pages_);
     model_.hidden = embedding.size(1);
     model_.board = board_ ? board_->get() : nullptr;
     model_.vocabulary = std::move(vocabulary);
@@ -77,7 +77,7 @@ class Network : public torch::CustomClassHolder {
                 std::is_sorted(model_.vocabulary.begin(), model_.vocabulary.end()) && model_.vocabulary[0] == 0 &&
                 own_vocabulary() == embedding.size(0) && own_vocabulary() == outputs.back(),
                 "Network: ", embedding.size(0), " rows of an embedding, ", outputs.back(), " of a head, for ", model_.vocabulary);
-    TORCH_CHECK(!board_ || model_.logits_bytes(pages_.element_size()) <= model_.board->room(),
+    TORCH_CHECK(!board_ || model_.logits_bytes(embedding.element_size()) <= model_.board->room(),
                 "Network: slots of ", model_.board->room(), " bytes for logits of ", model_.vocabulary.back(), " tokens");
     model_.embedding = pointer_of(embedding, type_, embedding.numel());
     model_.norm = pointer_of(ends_.get(1), type_, model_.hidden);
@@ -124,24 +124,26 @@ class Network : public torch::CustomClassHolder {
     check_indexes(others, others.numel(), tokens, "row");
     attention::check_shares(tokens, num_blocks, block_size, starts, lengths, tables);
     for (const at::Tensor& t : {cosines, sines}) pointer_of(t, type_, cosines.numel());
-    at::Tensor hidden = at::empty({tokens, model_.hidden}, pages_.options());
-    at::Tensor logits = at::empty({rows.numel(), model_.rank() ? 0 : model_.vocabulary.back()}, pages_.options());
+    const at::TensorOptions numbers = pages_.options().dtype(type_);
+    at::Tensor hidden = at::empty({tokens, model_.hidden}, numbers);
+    at::Tensor logits = at::empty({rows.numel(), model_.rank() ? 0 : model_.vocabulary.back()}, numbers);
     TORCH_CHECK(!model_.board || static_cast<int64_t>(hidden.nbytes()) <= model_.board->room(), "Network: ", tokens,
                 " tokens for slots of ", model_.board->room(), " bytes");
     const Kept kept = keep(starts, tokens, rows, others);
     const std::vector<const Adapter*> of_token = adapters_of(starts, adapters, tokens);
     const Adapted adapted(layer_cuts_, of_token), adapted_kept(layer_cuts_, only(of_token, kept.tokens));
-    dispatch(pages_, [&](auto zero) {
+    dispatch_pages(hidden, pages_, [&](auto zero, auto page_zero) {
       using T = decltype(zero);
-      const attention::Task<T> task{nullptr, nullptr, nullptr, nullptr, starts.const_data_ptr<int32_t>(),
+      using P = decltype(page_zero);
+      const attention::Task<T, P> task{nullptr, nullptr, nullptr, nullptr, starts.const_data_ptr<int32_t>(),
                                     lengths.const_data_ptr<int32_t>(), tables.const_data_ptr<int32_t>(),
                                     model_.heads * model_.dim, model_.heads, model_.kv_heads, block_size, model_.dim,
                                     tables.size(1), 0, model_.scale};
       const rotary::Heads<T> heads{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), positions.const_data_ptr<int64_t>(),
                                    nullptr, nullptr, model_.eps, model_.heads, model_.kv_heads, model_.dim};
-      Cuts<T> cuts(model_, task, lengths.numel(), kept);
-      Step<T> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, task,
-                   pages_.mutable_data_ptr<T>(), pages_.stride(1), cuts, kept, adapted, adapted_kept, hidden.mutable_data_ptr<T>(),
+      Cuts<T, P> cuts(model_, task, lengths.numel(), kept);
+      Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, task,
+                   pages_.mutable_data_ptr<P>(), pages_.stride(1), cuts, kept, adapted, adapted_kept, hidden.mutable_data_ptr<T>(),
                    logits.mutable_data_ptr<T>()};
       const Activations<T> activations = room<T>(tokens, rows.numel(), adapted);
       together([&](Member& member) { network::run(member, step, activations); });

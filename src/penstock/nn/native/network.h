@@ -94,14 +94,14 @@ struct Kept {
 };
 
 // How attention is cut into units: once for the layers of a window, and once for the last layer.
-template <class T>
+template <class T, class P>
 struct Cuts {
   std::map<int64_t, attention::Plan> of_window;
   attention::Plan last;
   attention::Partials partials;
   std::vector<std::atomic<int64_t>> next;  // of each layer
 
-  Cuts(const Model& model, attention::Task<T> task, int64_t num_shares, const Kept& kept)
+  Cuts(const Model& model, attention::Task<T, P> task, int64_t num_shares, const Kept& kept)
       : partials{task.group(), attention::up(task.dim, LANES), {}, {}, {}}, next(model.layers.size()) {
     int64_t most = 0;
     for (const Layer& layer : model.layers) {
@@ -118,16 +118,16 @@ struct Cuts {
 };
 
 // What all threads share in one step.
-template <class T>
+template <class T, class P>
 struct Step {
   const Model& model;
   int64_t num_tokens;
   const int64_t *ids, *slots;
   rotary::Heads<T> heads;
-  attention::Task<T> task;
-  T* pages;
+  attention::Task<T, P> task;
+  P* pages;
   int64_t half_layer;  // numbers of a layer's keys
-  Cuts<T>& cuts;
+  Cuts<T, P>& cuts;
   const Kept& kept;
   const Adapted &adapted, &adapted_kept;  // the tokens, and those kept
   T *hidden, *logits;                     // [tokens, hidden] and [rows, vocabulary]
@@ -142,8 +142,8 @@ void summed(Threads& threads, exchange::Board* board, int64_t count, T* out, con
   exchange::add_parts(threads, *board, count, out);
 }
 
-template <class T>
-void embed(Threads& threads, const Step<T>& step, T* x) {
+template <class T, class P>
+void embed(Threads& threads, const Step<T, P>& step, T* x) {
   const Model& model = step.model;
   const int64_t size = model.hidden, first = model.vocabulary[model.rank()], past = model.vocabulary[model.rank() + 1];
   const Vec multiplier(model.embedding_multiplier);
@@ -160,8 +160,8 @@ void embed(Threads& threads, const Step<T>& step, T* x) {
 }
 
 // The logits of the tokens that are asked for, on the first rank; as many at once as the board has room for.
-template <class T>
-void project(Threads& threads, const Step<T>& step, const T* asked, char* rounded) {
+template <class T, class P>
+void project(Threads& threads, const Step<T, P>& step, const T* asked, char* rounded) {
   const Model& model = step.model;
   const int64_t rows = static_cast<int64_t>(step.kept.rows.size());
   if (!model.board) return product(threads, model.head, asked, rows, step.logits, rounded);
@@ -183,18 +183,18 @@ void project(Threads& threads, const Step<T>& step, const T* asked, char* rounde
   }
 }
 
-template <class T>
-void attend_layer(Threads& threads, const Step<T>& step, size_t i, const T* q, T* mixed) {
+template <class T, class P>
+void attend_layer(Threads& threads, const Step<T, P>& step, size_t i, const T* q, T* mixed) {
   const int64_t window = step.model.layers[i].window;
-  attention::Task<T> task = step.task;
+  attention::Task<T, P> task = step.task;
   task.q = q, task.out = mixed;
   task.keys = step.pages + 2 * i * step.half_layer, task.values = task.keys + step.half_layer;
   task.window = window;
   attention::attend(threads, task, step.cuts.of(i, window), step.cuts.partials, step.cuts.next[i]);
 }
 
-template <class T>
-void run(Threads& threads, const Step<T>& step, Activations<T> at) {
+template <class T, class P>
+void run(Threads& threads, const Step<T, P>& step, Activations<T> at) {
   const Model& model = step.model;
   const auto norm = [&](const void* weight) { return Norm<T>{static_cast<const T*>(weight), model.eps, model.hidden}; };
   int64_t tokens = step.num_tokens;
@@ -211,7 +211,7 @@ void run(Threads& threads, const Step<T>& step, Activations<T> at) {
     linear(QUERY_KEY_VALUE, layer.query_key_value, at.normed, at.qkv);
     rotary::Heads<T> heads = step.heads;
     heads.q_norm = static_cast<const T*>(layer.query_norm), heads.k_norm = static_cast<const T*>(layer.key_norm);
-    T* keys = step.pages + 2 * i * step.half_layer;
+    P* keys = step.pages + 2 * i * step.half_layer;
     rotary::take_tokens(threads, heads, at.qkv, step.slots, tokens, step.task.block_size, at.q, keys, keys + step.half_layer);
     if (i + 1 == model.layers.size() && step.kept.tokens.size() < static_cast<size_t>(tokens)) {
       tokens = step.kept.tokens.size();

@@ -11,11 +11,10 @@ namespace penstock::attention {
 inline void check(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values) {
   TORCH_CHECK(keys.dim() == 4 && keys.is_contiguous() && values.is_contiguous() && values.sizes() == keys.sizes(),
               "paged_attention: pages are [blocks, heads, block_size, dim], contiguous, not ", keys.sizes());
-  TORCH_CHECK(q.dim() == 3 && q.size(2) == keys.size(3) && q.stride(2) == 1 && (q.size(1) == 1 || q.stride(1) == q.size(2)) &&
+  TORCH_CHECK(q.dim() == 3 && q.size(2) == dim_of(keys) && q.stride(2) == 1 && (q.size(1) == 1 || q.stride(1) == q.size(2)) &&
               q.size(1) % keys.size(1) == 0 && q.size(1) / keys.size(1) <= TILE_ROWS,
               "paged_attention: queries ", q.sizes(), " do not fit pages ", keys.sizes());
-  TORCH_CHECK(q.scalar_type() == keys.scalar_type() && q.scalar_type() == values.scalar_type(),
-              "paged_attention: queries and pages differ in type");
+  TORCH_CHECK(keys.scalar_type() == values.scalar_type(), "paged_attention: keys and values differ in type");
 }
 
 at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at::Tensor& values,
@@ -24,9 +23,10 @@ at::Tensor paged_attention(const at::Tensor& q, const at::Tensor& keys, const at
   check(q, keys, values);
   check_shares(q.size(0), keys.size(0), keys.size(2), starts, lengths, tables);
   at::Tensor out = at::empty(q.sizes(), q.options());
-  dispatch(q, [&](auto zero) {
+  dispatch_pages(q, keys, [&](auto zero, auto page_zero) {
     using T = decltype(zero);
-    const Task<T> task{q.const_data_ptr<T>(), keys.const_data_ptr<T>(), values.const_data_ptr<T>(),
+    using P = decltype(page_zero);
+    const Task<T, P> task{q.const_data_ptr<T>(), keys.const_data_ptr<P>(), values.const_data_ptr<P>(),
                        out.mutable_data_ptr<T>(), starts.const_data_ptr<int32_t>(), lengths.const_data_ptr<int32_t>(),
                        tables.const_data_ptr<int32_t>(), q.stride(0), q.size(1), keys.size(1), keys.size(2), q.size(2),
                        lengths.numel() ? tables.size(1) : 0, window, static_cast<float>(scale)};

@@ -10,14 +10,15 @@ namespace penstock::rotary {
 
 inline void check(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines, const at::Tensor& slots,
                   const at::Tensor& keys, const at::Tensor& values) {
-  const int64_t tokens = qkv.size(0), dim = keys.size(3), num_slots = keys.size(0) * keys.size(2);
+  const int64_t tokens = qkv.size(0), dim = dim_of(keys), num_slots = keys.size(0) * keys.size(2);
   TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous() && qkv.size(1) % dim == 0 && qkv.size(1) / dim > 2 * keys.size(1),
               "rotate_and_store: a projection ", qkv.sizes(), " does not fit pages ", keys.sizes());
-  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && values.sizes() == keys.sizes(),
-              "rotate_and_store: pages must be contiguous");
+  TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && values.sizes() == keys.sizes() &&
+                  values.scalar_type() == keys.scalar_type(),
+              "rotate_and_store: pages must be contiguous, of one type");
   for (const at::Tensor& t : {cosines, sines})
     TORCH_CHECK(t.is_contiguous() && t.numel() == tokens * dim, "rotate_and_store: angles ", t.sizes());
-  for (const at::Tensor& t : {cosines, sines, keys, values})
+  for (const at::Tensor& t : {cosines, sines})
     TORCH_CHECK(t.scalar_type() == qkv.scalar_type(), "rotate_and_store: types differ");
   check_indexes(slots, tokens, num_slots, "slot");
 }
@@ -34,16 +35,17 @@ at::Tensor rotate_and_store(const at::Tensor& qkv, const at::Tensor& cosines, co
                             const std::optional<at::Tensor>& q_norm, const std::optional<at::Tensor>& k_norm,
                             double eps) {
   check(qkv, cosines, sines, slots, keys, values);
-  const int64_t tokens = qkv.size(0), block_size = keys.size(2), dim = keys.size(3);
+  const int64_t tokens = qkv.size(0), block_size = keys.size(2), dim = dim_of(keys);
   const int64_t kv_heads = keys.size(1), heads = qkv.size(1) / dim - 2 * kv_heads;
   at::Tensor q = at::empty({tokens, heads, dim}, qkv.options());
-  dispatch(qkv, [&](auto zero) {
+  dispatch_pages(qkv, keys, [&](auto zero, auto page_zero) {
     using T = decltype(zero);
+    using P = decltype(page_zero);
     const Heads<T> of{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), nullptr, weight_of<T>(q_norm, dim),
                       weight_of<T>(k_norm, dim), static_cast<float>(eps), heads, kv_heads, dim};
     Regions threads;
     take_tokens(threads, of, qkv.const_data_ptr<T>(), slots.const_data_ptr<int64_t>(), tokens, block_size,
-                q.mutable_data_ptr<T>(), keys.mutable_data_ptr<T>(), values.mutable_data_ptr<T>());
+                q.mutable_data_ptr<T>(), keys.mutable_data_ptr<P>(), values.mutable_data_ptr<P>());
   });
   return q;
 }

@@ -1,0 +1,75 @@
+// Rows of pages, a key or a value each: of the tokens' type, or of 8 bits.
+//
+// A row of 8 bits is `dim` codes from -127 to 127 and behind them its scale, a float32: one piece of memory, read in
+// one stream. It stands for codes times scale. Codes are whole numbers that bfloat16 holds exactly, so kernels multiply
+// codes in the tokens' type, and put a key's scale to its scores and a value's to its weights.
+#pragma once
+
+#include <type_traits>
+
+#include "rows.h"
+
+namespace penstock {
+
+using Code = int8_t;
+constexpr int64_t SCALE_SIZE = sizeof(float);
+
+template <class P>
+constexpr bool is_coded = std::is_same_v<P, Code>;
+
+// From a row to the next; what `pages` has in its last dim.
+template <class P>
+constexpr int64_t row_size(int64_t dim) { return is_coded<P> ? dim + SCALE_SIZE : dim; }
+
+inline int64_t dim_of(const at::Tensor& pages) { return pages.size(-1) - (pages.scalar_type() == at::kChar ? SCALE_SIZE : 0); }
+
+inline float scale_of(const Code* row, int64_t dim) {
+  float scale;
+  std::memcpy(&scale, row + dim, sizeof scale);
+  return scale;
+}
+
+template <class T>
+void write_row(const T* x, int64_t dim, T* out) { std::copy_n(x, dim, out); }
+
+// As `to_int8` of nn/quantized.py, to the same bits.
+template <class T>
+void write_row(const T* x, int64_t dim, Code* out) {
+  Vec most(1e-30f);
+  each_lane(dim, [&](int64_t i, auto at) { most = Vec::max(most, Vec::max(at.load(x + i), Vec() - at.load(x + i))); });
+  const Vec factor(127.0f / most.largest());
+  each_lane(dim, [&](int64_t i, auto at) {
+    float numbers[LANES];
+    (at.load(x + i) * factor).store(numbers);
+    for (int lane = 0; lane < at.count; ++lane) out[i + lane] = static_cast<Code>(std::nearbyint(numbers[lane]));
+  });
+  const float scale = most.largest() / 127.0f;
+  std::memcpy(out + dim, &scale, sizeof scale);
+}
+
+// The codes in the tokens' type.
+template <class T>
+void widen_row(const Code* row, int64_t dim, T* out) {
+  int64_t done = 0;
+#ifdef __AVX512BF16__
+  if constexpr (sizeof(T) == 2)  // whole vectors are read again soon, and must have been written whole
+    for (; done + 32 <= dim; done += 32) {
+      const __m512bh both = _mm512_cvtne2ps_pbh(Vec::load(row + done + LANES).v, Vec::load(row + done).v);
+      std::memcpy(out + done, &both, sizeof both);
+    }
+#endif
+  each_lane(dim - done, [&](int64_t i, auto at) { at.store(out + done + i, at.load(row + done + i)); });
+}
+
+// Call body with zeros of the tokens' type and of the pages'.
+template <class Body>
+void dispatch_pages(const at::Tensor& tokens, const at::Tensor& pages, const Body& body) {
+  dispatch(tokens, [&](auto zero) {
+    if (pages.scalar_type() == at::kChar) return body(zero, Code{});
+    TORCH_CHECK(pages.scalar_type() == tokens.scalar_type(), "pages of ", pages.scalar_type(), " for tokens of ",
+                tokens.scalar_type(), "; they have the tokens' type or int8");
+    body(zero, zero);
+  });
+}
+
+}  // namespace penstock
