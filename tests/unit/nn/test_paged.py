@@ -112,7 +112,7 @@ SHARES = st.lists(
     head=st.sampled_from([(2, None), (16, None), (40, None), (4, torch.int8), (40, torch.int8)]),
     window=st.sampled_from([None, 1, 5, 30]),
 )
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.usefixtures("way")
 def test_any_layout_is_attended_as_written_out(shares, heads, block_size, head, window):
     step, num_blocks = a_step(shares, block_size=block_size)
