@@ -59,6 +59,11 @@ struct Runs {
   // How many runs before it is needed memory is asked for one: 8 KiB, so that it stays in the first cache. Asked
   // for beside the same key of another run: all 16 at once would wait for each other.
   int64_t ahead() const { return std::max<int64_t>(1, 8192 / (LANES * task.row() * sizeof(P))); }
+  // What is read soon when a run of keys is.
+  Run<P> after_key(const Scratch& own, int64_t i) const {
+    const int64_t later = i + ahead();
+    return later < count() ? at(own.key_rows, later) : at(own.value_rows, std::min(later, 2 * count() - 1) - count());
+  }
   Run<P> at(const void* const* rows, int64_t i) const {
     const int64_t first = i / tile.num_heads * LANES, head = i % tile.num_heads;
     return {rows + first, first, head, head * task.block_size * task.row()};
@@ -70,9 +75,7 @@ void few_scores_of(const Runs<T, P>& runs, const T* const* q_rows, Scratch& own)
   const int64_t size = SIZE ? SIZE : runs.task.dim, count = runs.count();
   T* const widened = reinterpret_cast<T*>(room(own.widened, is_coded<P> ? LANES * size : 0));
   for (int64_t n = 0; n < count; ++n) {
-    const int64_t later = n + runs.ahead();
-    const Run<P> keys = runs.at(own.key_rows, n);
-    const Run<P> soon = later < count ? runs.at(own.key_rows, later) : runs.at(own.value_rows, std::min(later, 2 * count - 1) - count);
+    const Run<P> keys = runs.at(own.key_rows, n), soon = runs.after_key(own, n);
     const auto key = [&](int i) -> const T* {
       if constexpr (is_coded<P>) return widened + i * size;
       else return keys.at(i);

@@ -4,7 +4,7 @@
 // product wants it (tile.h), so that it is paid once for all of them.
 #pragma once
 
-#include "attention_few.h"
+#include "attention_codes.h"
 
 namespace penstock::attention {
 
@@ -148,6 +148,13 @@ void soften_rows(const Task<T, P>& task, const Tile& tile, int64_t first_key, in
 template <int ROWS, class T, class P>
 void attend_few(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
   const Runs<T, P> runs{task, tile, num_keys};
+  if constexpr (HAS_BYTES<T, P>) {
+    if (task.dim % BYTES == 0 && task.dim <= MOST_BYTES) {
+      code_scores<ROWS>(runs, q_rows, own);
+      soften_rows(task, tile, first_key, num_keys, own);
+      return code_sums<ROWS>(runs, own);
+    }
+  }
   few_scores<ROWS>(runs, q_rows, own);
   soften_rows(task, tile, first_key, num_keys, own);
   few_sums<ROWS>(runs, own);

@@ -97,27 +97,31 @@ struct Vec {
 
 #endif
 
-// The sums of 16 vectors, each added up in the order of `sum`: halves of all at once, where one by one would
-// take three times as many instructions.
-inline Vec sums_of(const Vec (&x)[LANES]) {
-  Vec out;
 #ifdef __AVX512F__
+// What each of 16 vectors adds up to, halves of all at once: one by one would take three times as many instructions.
+template <class Add>
+inline __m512 added_up(const Vec (&x)[LANES], const Add& add) {
   __m512 halves[8], quarters[4], pairs[2];
   for (int i = 0; i < 8; ++i)
-    halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0x44), _mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0xee));
+    halves[i] = add(_mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0x44), _mm512_shuffle_f32x4(x[i].v, x[i + 8].v, 0xee));
   for (int i = 0; i < 4; ++i)
-    quarters[i] = _mm512_add_ps(_mm512_shuffle_f32x4(halves[i], halves[i + 4], 0x88),
-                                _mm512_shuffle_f32x4(halves[i], halves[i + 4], 0xdd));
+    quarters[i] = add(_mm512_shuffle_f32x4(halves[i], halves[i + 4], 0x88), _mm512_shuffle_f32x4(halves[i], halves[i + 4], 0xdd));
   for (int i = 0; i < 2; ++i)
-    pairs[i] = _mm512_add_ps(_mm512_shuffle_ps(quarters[i], quarters[i + 2], 0x44),
-                             _mm512_shuffle_ps(quarters[i], quarters[i + 2], 0xee));
-  const __m512 all = _mm512_add_ps(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88), _mm512_shuffle_ps(pairs[0], pairs[1], 0xdd));
-  const __m512i order = _mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15);
-  out = _mm512_permutexvar_ps(order, all);
-#else
-  for (int i = 0; i < LANES; ++i) out.v[i] = x[i].sum();
+    pairs[i] = add(_mm512_shuffle_ps(quarters[i], quarters[i + 2], 0x44), _mm512_shuffle_ps(quarters[i], quarters[i + 2], 0xee));
+  const __m512 all = add(_mm512_shuffle_ps(pairs[0], pairs[1], 0x88), _mm512_shuffle_ps(pairs[0], pairs[1], 0xdd));
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 2, 1, 3, 8, 10, 9, 11, 4, 6, 5, 7, 12, 14, 13, 15), all);
+}
 #endif
+
+// The sums of 16 vectors, each added up in the order of `sum`.
+inline Vec sums_of(const Vec (&x)[LANES]) {
+#ifdef __AVX512F__
+  return added_up(x, [](__m512 a, __m512 b) { return _mm512_add_ps(a, b); });
+#else
+  Vec out;
+  for (int i = 0; i < LANES; ++i) out.v[i] = x[i].sum();
   return out;
+#endif
 }
 
 // e^x within 2 units in the last place for x <= 88; 0 below -87.3, so that -inf gives 0.
