@@ -9,10 +9,16 @@ class Penstock:
     """Its defaults, but for prefixes, which no engine keeps here: each round has the same prompts."""
 
     weights = "stored"
+    cache = "auto"
 
     def __init__(self, folder, _dtype):
         config = EngineConfig(
-            prefix_caching=False, max_context=2048, cache_gib=2.0, weights=self.weights, device="cpu"
+            prefix_caching=False,
+            max_context=2048,
+            cache_gib=2.0,
+            weights=self.weights,
+            cache=self.cache,
+            device="cpu",
         )
         self._engine = build_engine(folder, config)
         self._index = {}
@@ -47,3 +53,9 @@ class Int8(Penstock):
     """With 8-bit weights."""
 
     weights = "int8"
+
+
+class Int8Cache(Int8):
+    """With 8-bit weights, keys and values."""
+
+    cache = "int8"

@@ -10,15 +10,8 @@
 
 namespace penstock::attention {
 
-template <class T, class P>
-constexpr bool HAS_BYTES =
 #ifdef __AVX512VNNI__
-    std::is_same_v<T, bf16> && is_coded<P>;
-#else
-    false;
-#endif
-
-#ifdef __AVX512VNNI__
+#define HAS_BYTES
 
 constexpr int64_t BYTES = 64;  // of a vector
 constexpr int64_t MOST_BYTES = 512;  // of a row, or 32 bits would be too few for what is taken off

@@ -148,13 +148,15 @@ void soften_rows(const Task<T, P>& task, const Tile& tile, int64_t first_key, in
 template <int ROWS, class T, class P>
 void attend_few(const Task<T, P>& task, const Tile& tile, int64_t first_key, int64_t num_keys, const T* const* q_rows, Scratch& own) {
   const Runs<T, P> runs{task, tile, num_keys};
-  if constexpr (HAS_BYTES<T, P>) {
+#ifdef HAS_BYTES
+  if constexpr (std::is_same_v<T, bf16> && is_coded<P>) {
     if (task.dim % BYTES == 0 && task.dim <= MOST_BYTES) {
       code_scores<ROWS>(runs, q_rows, own);
       soften_rows(task, tile, first_key, num_keys, own);
       return code_sums<ROWS>(runs, own);
     }
   }
+#endif
   few_scores<ROWS>(runs, q_rows, own);
   soften_rows(task, tile, first_key, num_keys, own);
   few_sums<ROWS>(runs, own);
