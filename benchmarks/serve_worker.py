@@ -23,6 +23,7 @@ from pathlib import Path
 ENGINES = {
     "penstock": ("serve_penstock", "Penstock"),
     "penstock int8": ("serve_penstock", "Int8"),
+    "penstock int8, cache int8": ("serve_penstock", "Int8Cache"),
     "transformers": ("serve_transformers", "Static"),
     "transformers, continuous": ("serve_transformers", "Continuous"),
     "vllm": ("serve_vllm", "Vllm"),
