@@ -44,10 +44,10 @@ def test_drafts_do_not_change_the_text(folder, capsys):
     assert "off, ngram, or the folder" in " ".join(capsys.readouterr().err.split())
 
 
-def test_weights_are_chosen_as_for_the_server(folder, capsys, monkeypatch):
+def test_weights_and_cache_are_chosen_as_for_the_server(folder, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     words = ["generate", str(folder), "--prompt", "the turbine", "--max-tokens", "3", "--weights"]
-    assert command_line.main([*words, "int8"]) == 0
+    assert command_line.main([*words, "int8", "--cache", "int8"]) == 0
     assert command_line.main([*words, "float8"]) == 2
     assert "no float8 instructions" in " ".join(capsys.readouterr().err.split())
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import get_args
 
 from penstock.core.errors import UsageError
-from penstock.engine.config import EngineConfig, Weights
+from penstock.engine.config import Cache, EngineConfig, Weights
 from penstock.engine.params import Params
 from penstock.engine.request import Piece, Request
 from penstock.engine.sampling import Sampling
@@ -80,6 +80,12 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         help="what matrices are computed in; default: %(default)s",
     )
     parser.add_argument(
+        "--cache",
+        choices=get_args(Cache),
+        default="auto",
+        help="what keys and values are kept in; default: as they are computed",
+    )
+    parser.add_argument(
         "--drafts",
         default="off",
         metavar="WHAT",
@@ -106,6 +112,7 @@ def alone(arguments: argparse.Namespace) -> EngineConfig:
     return EngineConfig(
         max_sequences=1,
         weights=arguments.weights,
+        cache=arguments.cache,
         drafts=arguments.drafts,
         max_context=arguments.max_context,
     )
