@@ -38,11 +38,7 @@ void write_row(const T* x, int64_t dim, Code* out) {
   Vec most(1e-30f);
   each_lane(dim, [&](int64_t i, auto at) { most = Vec::max(most, Vec::max(at.load(x + i), Vec() - at.load(x + i))); });
   const Vec factor(127.0f / most.largest());
-  each_lane(dim, [&](int64_t i, auto at) {
-    float numbers[LANES];
-    (at.load(x + i) * factor).store(numbers);
-    for (int lane = 0; lane < at.count; ++lane) out[i + lane] = static_cast<Code>(std::nearbyint(numbers[lane]));
-  });
+  each_lane(dim, [&](int64_t i, auto at) { at.store(out + i, at.load(x + i) * factor); });
   const float scale = most.largest() / 127.0f;
   std::memcpy(out + dim, &scale, sizeof scale);
 }

@@ -46,6 +46,9 @@ struct Vec {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(_mm512_srli_epi32(out, 16)));
 #endif
   }
+  void store(int8_t* p) const {  // round to nearest even
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v)));
+  }
   Vec operator+(Vec o) const { return _mm512_add_ps(v, o.v); }
   Vec operator-(Vec o) const { return _mm512_sub_ps(v, o.v); }
   Vec operator*(Vec o) const { return _mm512_mul_ps(v, o.v); }
@@ -71,6 +74,9 @@ struct Vec {
   template <class T>
   void store(T* p) const {
     for (int i = 0; i < LANES; ++i) p[i] = static_cast<T>(v[i]);
+  }
+  void store(int8_t* p) const {
+    for (int i = 0; i < LANES; ++i) p[i] = static_cast<int8_t>(std::nearbyint(v[i]));
   }
   template <class F>
   static Vec each(Vec a, Vec b, F f) {
