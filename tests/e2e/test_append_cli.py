@@ -32,6 +32,8 @@ def test_a_corpus_is_appended_to_described_and_verified(corpus, news, tmp_path):
     again = penstock("data", "append", copy, news, "--max-errors", 1, "--json")
     added = json.loads(again.stdout)
     assert (added["part"], added["parts"], added["documents"], added["rejected"]) == (2, 3, 50, 1)
+    assert added["same_as"] == 1
+    assert "Part 1 holds the same tokens" in again.stderr
     assert load_manifest(copy).first_parts(1).fingerprint == before.fingerprint
     assert ", 3 parts" in penstock("data", "describe", copy).stdout
     described = json.loads(penstock("data", "describe", copy, "--json").stdout)

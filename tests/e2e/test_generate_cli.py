@@ -11,6 +11,7 @@ import time
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from penstock.cli import main as command_line
@@ -50,6 +51,20 @@ def test_weights_and_cache_are_chosen_as_for_the_server(folder, capsys, monkeypa
     assert command_line.main([*words, "int8", "--cache", "int8"]) == 0
     assert command_line.main([*words, "float8"]) == 2
     assert "no float8 instructions" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+def test_an_adapter_answers_in_its_own_way(folder, tmp_path, capsys):
+    kind = LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(folder), kind).save_pretrained(tmp_path)
+    words = ["generate", str(folder), "--prompt", "the turbine", "--max-tokens", "20", "--greedy"]
+    assert command_line.main(words) == 0
+    plain = capsys.readouterr().out
+    assert command_line.main([*words, "--adapter", str(tmp_path)]) == 0
+    assert capsys.readouterr().out not in ("", plain)
+    with pytest.raises(SystemExit, match="2"):
+        command_line.main([*words, "--temperature", "1"])
+    assert "not allowed with" in " ".join(capsys.readouterr().err.split())
 
 
 def test_generate_prints_the_same_text_for_the_same_seed(folder):

@@ -25,7 +25,7 @@ def server(tmp_path_factory):
     """A server with adapters over one base."""
     where = tmp_path_factory.mktemp("adapters")
     folder = make_model(where / "tiny")
-    words = ["--cache-gib", "0.05"]
+    words = ["--cache-gib", "0.05", "--cache", "int8"]  # pages of 8 bits, whose laws are the same
     for number, (name, kind) in enumerate(KINDS.items()):
         base = AutoModelForCausalLM.from_pretrained(folder)
         get_peft_model(base, LoraConfig(**kind, init_lora_weights=False)).save_pretrained(where / str(number))

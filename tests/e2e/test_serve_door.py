@@ -230,7 +230,7 @@ def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
         (["--cors", "chat.example.com"], 2, "--cors is no origin of web pages (got 'chat.example.com')"),
         (["--cors", "https://chat.example.com/page"], 2, "such as https://chat.example.com"),
         (["--drain-s", "-1"], 2, "--drain-s must be 0 or more seconds (got -1"),
-        (["--deadline-s", "nan"], 2, "deadline_s must be positive (got nan)"),
+        (["--deadline-s", "nan"], 2, "--deadline-s must be 0 or more seconds (got nan). 0 means none"),
     ],
 )
 def test_wrong_words_are_one_paragraph_before_a_model_is_loaded(words, code, message, capsys, monkeypatch):

@@ -11,7 +11,11 @@ CALLED, ARGUMENTS = {"id": "call_1", "type": "function"}, {"name": "add", "argum
 REFUSED = {
     "too long": ("completions", {"prompt": [1] * CONTEXT}, f"fills the model's context of {CONTEXT:,}"),
     "too many tokens": ("completions", {"prompt": "a", "max_tokens": CONTEXT}, "do not fit the context of"),
-    "unknown key": ("completions", {"prompt": "a", "best_off": 3}, "best_off: this key is not known"),
+    "unknown key": (
+        "completions",
+        {"prompt": "a", "best_off": 3},
+        "best_off: this key is not known (is 'best_of' meant?).",
+    ),
     "wrong type": ("completions", {"prompt": "a", "n": "2"}, "n: Input should be a valid integer (got '2')"),
     "no form": (
         "completions",

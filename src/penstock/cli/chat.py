@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.generate import add_sampling_arguments, alone, params_of, stream_to_stdout, utf8_text
+from penstock.cli.generate import add_answer_arguments, alone, params_of, stream_to_stdout, utf8_text
 from penstock.core.errors import UsageError
 from penstock.engine.params import Params
 from penstock.engine.request import Piece
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
     parser.add_argument("--system", metavar="TEXT", help="instruction before the conversation")
-    add_sampling_arguments(parser)
+    add_answer_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -85,10 +85,16 @@ def run(arguments: argparse.Namespace) -> int:
             )
             return EXIT_INTERRUPTED if interrupted else EXIT_RESUMABLE
     seconds, parts = monotonic() - began, len(done.corpus.part_ends)
+    if done.same_as is not None:
+        print(
+            f"penstock: Part {done.same_as} holds the same tokens: the corpus has them twice now.",
+            file=sys.stderr,
+        )
     if arguments.json:
         added = as_json(corpus, done.added, seconds=seconds)
         whole = {"part": parts - 1, "corpus_tokens": done.corpus.num_tokens, "parts": parts}
-        print(json.dumps({**added, **whole, "fingerprint": done.corpus.fingerprint}))
+        more = {"fingerprint": done.corpus.fingerprint, "same_as": done.same_as}
+        print(json.dumps({**added, **whole, **more}))
         return 0
     lines = list(as_text(corpus, done.added, seconds=seconds, new_tokens=watch.new_tokens))
     print(f"{corpus} has a new part:")

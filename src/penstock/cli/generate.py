@@ -15,15 +15,17 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
+from penstock.cli.model_options import add_model_options, with_model_options
 from penstock.core.errors import UsageError
-from penstock.engine.config import Cache, EngineConfig, Weights
+from penstock.engine.config import EngineConfig
 from penstock.engine.params import Params
 from penstock.engine.request import Piece, Request
 from penstock.engine.sampling import Sampling
 
 _DEFAULT = Sampling()
+_ADAPTER = "adapter"
+"""What requests call the one there may be."""
 
 _SHAPING = (
     ("min_p", "P", "draw among tokens at least P times as probable as the likeliest"),
@@ -41,16 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompt", required=True, metavar="TEXT", help="text to continue; - reads standard input"
     )
-    add_sampling_arguments(parser)
+    add_answer_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object when done")
 
 
-def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare how tokens are drawn."""
+def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how tokens are drawn, and by what engine."""
     parser.add_argument("--max-tokens", type=int, metavar="N", help="at most N tokens; default: all that fit")
-    parser.add_argument(
+    drawn = parser.add_mutually_exclusive_group()
+    drawn.add_argument(
         "--temperature", type=float, default=_DEFAULT.temperature, metavar="T", help="default: %(default)s"
     )
+    drawn.add_argument("--greedy", action="store_true", help="always the likeliest token")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K likeliest; default: all")
     parser.add_argument(
         "--top-p",
@@ -66,36 +70,13 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(option, type=type(default), default=default, metavar=metavar, help=text)
     parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
     parser.add_argument("--seed", type=int, default=_DEFAULT.seed, metavar="N", help="default: %(default)s")
-    parser.add_argument(
-        "--max-context",
-        type=int,
-        metavar="N",
-        help="keep room for so many tokens of prompt and answer; default: the model's context",
-    )
-    parser.add_argument("--greedy", action="store_true", help="always the likeliest token")
-    parser.add_argument(
-        "--weights",
-        choices=get_args(Weights),
-        default="stored",
-        help="what matrices are computed in; default: %(default)s",
-    )
-    parser.add_argument(
-        "--cache",
-        choices=get_args(Cache),
-        default="auto",
-        help="what keys and values are kept in; default: as they are computed",
-    )
-    parser.add_argument(
-        "--drafts",
-        default="off",
-        metavar="WHAT",
-        help="guess tokens ahead, for the same answer sooner: off, ngram, or a folder with a draft model or "
-        "speculator",
-    )
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--adapter", type=Path, metavar="FOLDER", help="a LoRA adapter of this model")
+    add_model_options(engine)
 
 
 def params_of(arguments: argparse.Namespace) -> Params:
-    """Return the settings that `add_sampling_arguments` declared."""
+    """Return the settings that `add_answer_arguments` declared of them."""
     sampling = Sampling(
         temperature=0.0 if arguments.greedy else arguments.temperature,
         top_k=arguments.top_k,
@@ -104,18 +85,14 @@ def params_of(arguments: argparse.Namespace) -> Params:
         **{name: getattr(arguments, name) for name, _, _ in _SHAPING},
     )
     stops = tuple(utf8_text(text, name="--stop") for text in arguments.stop)
-    return Params(sampling=sampling, max_tokens=arguments.max_tokens, stop_texts=stops)
+    adapter = None if arguments.adapter is None else _ADAPTER
+    return Params(sampling=sampling, max_tokens=arguments.max_tokens, stop_texts=stops, adapter=adapter)
 
 
 def alone(arguments: argparse.Namespace) -> EngineConfig:
     """Return an engine for one person: room for one answer."""
-    return EngineConfig(
-        max_sequences=1,
-        weights=arguments.weights,
-        cache=arguments.cache,
-        drafts=arguments.drafts,
-        max_context=arguments.max_context,
-    )
+    adapters = {} if arguments.adapter is None else {_ADAPTER: arguments.adapter}
+    return with_model_options(EngineConfig(max_sequences=1, adapters=adapters), arguments)
 
 
 def run(arguments: argparse.Namespace) -> int:

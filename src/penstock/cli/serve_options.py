@@ -2,14 +2,14 @@
 
 import argparse
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 from urllib.parse import urlsplit
 
+from penstock.cli.model_options import add_model_options, with_model_options
 from penstock.core import env
 from penstock.core.errors import UsageError
-from penstock.engine.config import Cache, Compile, EngineConfig, Weights
+from penstock.engine.config import Compile, EngineConfig
 
 if TYPE_CHECKING:
     from penstock.serve.gate import Rules
@@ -77,32 +77,28 @@ def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
                 fix="Requests choose by it. --name calls the model something else.",
             )
         adapters[name] = Path(folder)
-    return replace(
-        _ENGINE,
-        device=arguments.device,
-        weights=arguments.weights,
+    own = EngineConfig(
         compile=arguments.compile,
         tensor_parallel=arguments.tensor_parallel,
         max_sequences=arguments.max_sequences,
         tokens_per_step=arguments.tokens_per_step,
         between_tokens_ms=arguments.between_tokens_ms,
-        cache=arguments.cache,
         cache_gib=arguments.cache_gib,
-        max_context=arguments.max_context,
-        drafts=arguments.drafts,
-        num_drafts=arguments.num_drafts,
         prefix_caching=not arguments.no_prefix_caching,
         trust_contents=arguments.trust_contents,
         adapters=adapters,
     )
+    return with_model_options(own, arguments)
 
 
 def limits_of(arguments: argparse.Namespace) -> "Limits":
     """Return what requests may take."""
     from penstock.serve.limits import Limits
 
-    if not 0 <= arguments.drain_s < math.inf:
-        raise UsageError("--drain-s must be 0 or more seconds", got=arguments.drain_s)
+    for name, what in (("drain_s", "at once"), ("deadline_s", "none")):
+        if not 0 <= (given := getattr(arguments, name)) < math.inf:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} must be 0 or more seconds", got=given, fix=f"0 means {what}.")
     return Limits(
         max_body_bytes=arguments.max_body_bytes,
         max_output_tokens=arguments.max_output_tokens,
@@ -150,13 +146,7 @@ def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_model_arguments(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--device", help="default: the first GPU if there is one, else the CPU")
-    group.add_argument(
-        "--weights",
-        choices=get_args(Weights),
-        default=_ENGINE.weights,
-        help="what matrices are computed in; default: %(default)s",
-    )
+    add_model_options(group)
     group.add_argument(
         "--compile",
         choices=get_args(Compile),
@@ -171,19 +161,6 @@ def _add_model_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="NAME=FOLDER",
         help="a LoRA adapter, which requests name as their model; may be repeated",
     )
-    group.add_argument(
-        "--drafts",
-        default=_ENGINE.drafts,
-        metavar="WHAT",
-        help="guess tokens ahead: off, ngram, or a folder with a draft model or speculator",
-    )
-    group.add_argument(
-        "--num-drafts",
-        type=int,
-        default=_ENGINE.num_drafts,
-        metavar="N",
-        help="guessed tokens a step, at most; default: %(default)s",
-    )
 
 
 def _add_step_arguments(group: argparse._ArgumentGroup) -> None:
@@ -194,7 +171,6 @@ def _add_step_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="N",
         help="answers in the making at once; default: %(default)s",
     )
-    group.add_argument("--max-context", type=int, metavar="N", help="default: the model's context")
     group.add_argument("--tokens-per-step", type=int, metavar="N", help="at most; default: computed")
     group.add_argument(
         "--between-tokens-ms",
@@ -203,12 +179,6 @@ def _add_step_arguments(group: argparse._ArgumentGroup) -> None:
         metavar="X",
         help="what a step may last while prompts wait beside answers: less is an evener stream, and later "
         "first tokens; default: %(default)g",
-    )
-    group.add_argument(
-        "--cache",
-        choices=get_args(Cache),
-        default=_ENGINE.cache,
-        help="what keys and values are kept in; default: as they are computed",
     )
     group.add_argument("--cache-gib", type=float, metavar="X", help="default: computed from free memory")
     group.add_argument(

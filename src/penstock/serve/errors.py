@@ -5,10 +5,12 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
@@ -109,7 +111,8 @@ async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
             415, f"The body is not declared to be JSON (got Content-Type: {declared}). {fix}"
         ).response()
     found = error.errors()
-    said = "; ".join(_sentence(one, error.body) for one in found[:_MAX_REPORTED])
+    known = _keys_of(request)
+    said = "; ".join(_sentence(one, error.body, known) for one in found[:_MAX_REPORTED])
     more = f"; and {len(found) - _MAX_REPORTED} more" if len(found) > _MAX_REPORTED else ""
     param = None if found[0].get("type") == "json_invalid" else _where(found[0], error.body) or None
     return ApiError(400, f"{said}{more}.", param=param).response()
@@ -180,11 +183,21 @@ def key_of(location: Sequence[str | int], body: object) -> str:
     return ".".join(found)
 
 
-def _sentence(one: Mapping[str, Any], body: object) -> str:  # Any: as pydantic has it
+def _keys_of(request: Request) -> list[str]:
+    """Return the keys that the body of a request to this route may have."""
+    field = getattr(request.scope.get("route"), "body_field", None)
+    model = None if field is None else field.field_info.annotation
+    if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        return []
+    return [one.alias or name for name, one in model.model_fields.items()]
+
+
+def _sentence(one: Mapping[str, Any], body: object, known: Sequence[str]) -> str:  # Any: as pydantic has it
     """Return what pydantic found as one clause: the key, what is wrong, the value."""
     where, what, kind = _where(one, body), str(one.get("msg")), one.get("type")
     if kind == "extra_forbidden":
-        return f"{where}: this key is not known"
+        meant = get_close_matches(where, known, n=1)
+        return f"{where}: this key is not known" + (f" (is {meant[0]!r} meant?)" if meant else "")
     if kind == "json_invalid":
         return f"The body is not JSON: {one['ctx']['error']} (character {one['loc'][-1]:,})"
     if kind == "missing":

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from penstock.serve.served import Served
 
 OPEN, CLOSE = "<think>", "</think>"
-
-
 _LAST_TOKENS = 8
 """Of a prompt, among which a template's mark is."""
 

@@ -67,9 +67,10 @@ def test_what_is_appended_is_one_new_part_and_the_rest_stays(
 
 
 def test_the_same_inputs_may_be_appended_twice(corpus: Path, news: Path) -> None:
-    first, second = added(corpus, news).corpus, added(corpus, news).corpus
-    assert len(second.part_ends) == 3
-    assert second.first_parts(2).fingerprint == first.fingerprint
+    first, second = added(corpus, news), added(corpus, news)
+    assert len(second.corpus.part_ends) == 3
+    assert second.corpus.first_parts(2).fingerprint == first.corpus.fingerprint
+    assert (first.same_as, second.same_as) == (None, 1), "which is said"
 
 
 def test_a_kill_at_any_durable_step_leaves_the_old_or_the_new_and_a_resume_makes_it_new(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from penstock.core.errors import CorpusChanged, CorpusError, UsageError
@@ -37,6 +38,14 @@ class Appended:
     """The corpus with its new part."""
     added: Summary
     """What was prepared; its manifest describes the new part alone."""
+
+    @property
+    def same_as(self) -> int | None:
+        """The first part that holds the tokens of the new one, which are there twice now; None: none does."""
+        ends = (0, *self.corpus.part_ends)
+        parts = [[shard.checksum for shard in self.corpus.shards[a:b]] for a, b in pairwise(ends)]
+        first = parts.index(parts[-1])
+        return first if first < len(parts) - 1 else None
 
 
 def append(
