@@ -37,6 +37,7 @@ def settle_streams() -> None:
             if opened != number:
                 os.dup2(opened, number)
                 os.close(opened)
+            os.set_inheritable(number, True)  # or whom the command starts is without it again
             setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
     unread = io.BufferedWriter(_Unread(_STDERR, "w", closefd=False))
     sys.stderr = io.TextIOWrapper(unread, encoding="utf-8", errors="backslashreplace", line_buffering=True)

@@ -43,6 +43,13 @@ def test_a_command_started_without_a_stream_works_and_its_files_get_other_number
     assert done.stderr == ("" if number == 2 else "said\n")
 
 
+def test_whom_a_command_starts_without_its_streams_has_them() -> None:
+    child = "import os; [os.fstat(number) for number in range(3)]"
+    work = f"import subprocess; subprocess.run([sys.executable, '-c', {child!r}], check=True)"
+    words = [*closing(0, 1, 2), sys.executable, "-c", COMMAND.format(work=work)]
+    assert subprocess.run(words, check=False).returncode == 75
+
+
 def test_work_goes_on_when_the_reader_of_its_log_has_left() -> None:
     reader, writer = os.pipe()
     os.close(reader)
