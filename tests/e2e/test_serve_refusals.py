@@ -11,6 +11,11 @@ CALLED, ARGUMENTS = {"id": "call_1", "type": "function"}, {"name": "add", "argum
 REFUSED = {
     "too long": ("completions", {"prompt": [1] * CONTEXT}, f"fills the model's context of {CONTEXT:,}"),
     "too many tokens": ("completions", {"prompt": "a", "max_tokens": CONTEXT}, "do not fit the context of"),
+    "unknown key inside": (
+        "completions",
+        {"prompt": "a", "stream": True, "stream_options": {"include_usag": True}},
+        "stream_options.include_usag: this key is not known.",
+    ),
     "unknown key": (
         "completions",
         {"prompt": "a", "best_off": 3},

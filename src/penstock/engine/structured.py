@@ -94,6 +94,25 @@ def tool_calls(
     """
     if not parameters:
         raise UsageError("There is no function to call", got=dict(parameters), fix="Give at least one.")
+    try:
+        calls = json.dumps(_spaced(_any_call(parameters, name_key, arguments_key)))
+        other = None if instead is None else json.dumps(_spaced(instead))
+    except RecursionError:
+        raise UsageError("A schema is nested too deeply", fix="Flatten it.") from None
+    start = " ".join(filter(None, (_quoted(begin), "call", _quoted(end))))
+    if several and start == "call":
+        start = 'call | "[" call (", " call)* "]"'
+    elif several:
+        start = f'{start} ("\\n" {start})*'
+    rules = f"call: %json {calls}"
+    if other is not None:
+        start, rules = f"{start} | other", f"{rules}\nother: %json {other}"
+    return lark(f"start: {start}\n{rules}")
+
+
+def _any_call(
+    parameters: Mapping[str, Mapping[str, Any]], name_key: str, arguments_key: str
+) -> dict[str, Any]:  # Any: JSON
     calls = [
         {
             "type": "object",
@@ -106,15 +125,7 @@ def tool_calls(
         }
         for i, (name, schema) in enumerate(parameters.items())
     ]
-    start = " ".join(filter(None, (_quoted(begin), "call", _quoted(end))))
-    if several and start == "call":
-        start = 'call | "[" call (", " call)* "]"'
-    elif several:
-        start = f'{start} ("\\n" {start})*'
-    rules = f"call: %json {json.dumps(_spaced({'anyOf': calls}))}"
-    if instead is not None:
-        start, rules = f"{start} | other", f"{rules}\nother: %json {json.dumps(_spaced(instead))}"
-    return lark(f"start: {start}\n{rules}")
+    return {"anyOf": calls}
 
 
 def _moved(schema: Any, root: str) -> Any:  # Any: JSON
@@ -130,7 +141,7 @@ def _moved(schema: Any, root: str) -> Any:  # Any: JSON
 
 
 def _is_reference(key: str, value: object) -> bool:
-    return key == "$ref" and isinstance(value, str) and value.startswith("#")
+    return key == "$ref" and isinstance(value, str) and (value == "#" or value.startswith("#/"))
 
 
 def _spaced(schema: Mapping[str, Any]) -> dict[str, Any]:  # Any: JSON

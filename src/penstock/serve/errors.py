@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 _MAX_REPORTED = 5
 _SHOWN_CHARACTERS = 80
+_LONGEST_KEY = 40
+"""That may be a known one misspelled."""
 
 
 class ApiError(Exception):
@@ -196,7 +198,9 @@ def _sentence(one: Mapping[str, Any], body: object, known: Sequence[str]) -> str
     """Return what pydantic found as one clause: the key, what is wrong, the value."""
     where, what, kind = _where(one, body), str(one.get("msg")), one.get("type")
     if kind == "extra_forbidden":
-        meant = get_close_matches(where, known, n=1)
+        meant = (
+            get_close_matches(where, known, n=1) if len(where) <= _LONGEST_KEY and "." not in where else []
+        )
         return f"{where}: this key is not known" + (f" (is {meant[0]!r} meant?)" if meant else "")
     if kind == "json_invalid":
         return f"The body is not JSON: {one['ctx']['error']} (character {one['loc'][-1]:,})"

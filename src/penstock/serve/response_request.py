@@ -94,8 +94,8 @@ def turns_of(items: Iterable[InputItem]) -> list[Message]:
                 if item.call_id not in names:
                     raise ApiError(
                         400,
-                        f"input has the output of a call {item.call_id!r} that is not before it; there are "
-                        f"{list(names)}. Send the function_call too: answers are not kept.",
+                        f"input has the output of a call {item.call_id!r} that is not before it. Send the "
+                        "function_call too: answers are not kept.",
                         param="input",
                     )
                 output, name = _text(item.output), names[item.call_id]
@@ -125,8 +125,10 @@ def _add_call(turns: list[Message], item: InputCall) -> None:
     function = CalledFunction(name=item.name, arguments=item.arguments)
     call = ToolCall(id=item.call_id, type="function", function=function)
     last = turns[-1] if turns else None
-    if isinstance(last, AssistantMessage):
-        turns[-1] = last.model_copy(update={"tool_calls": [*(last.tool_calls or ()), call]})
+    if isinstance(last, AssistantMessage) and last.tool_calls:
+        last.tool_calls.append(call)
+    elif isinstance(last, AssistantMessage):
+        turns[-1] = last.model_copy(update={"tool_calls": [call]})
     else:
         turns.append(AssistantMessage(role="assistant", tool_calls=[call]))
 

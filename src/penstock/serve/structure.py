@@ -36,6 +36,8 @@ def grammar_of_answer(use: ToolUse, wanted: Wanted, *, marked: bool, several: bo
     may_have_form = wanted.form is not None and not use.must_call
     if not use.must_call and not (may_have_form and use.allowed):
         return grammar_of(wanted)
+    if may_have_form:
+        grammar_of(wanted)  # what is wrong with the form is said of its own key
     instead = _schema_of(wanted) if may_have_form else None
     parameters = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in use.allowed}
     begin, end = (f"{OPEN}\n", f"\n{CLOSE}") if marked else ("", "")

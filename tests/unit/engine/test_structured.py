@@ -55,3 +55,11 @@ def test_nothing_to_choose_from_or_to_call_is_refused():
         structured.choice([])
     with pytest.raises(UsageError, match="no function to call"):
         structured.tool_calls({})
+
+
+def test_a_schema_of_calls_that_is_nested_too_deeply_is_refused():
+    deep = {}
+    for _ in range(5_000):
+        deep = {"properties": deep}
+    with pytest.raises(UsageError, match="A schema is nested too deeply"):
+        structured.tool_calls({"add": deep})

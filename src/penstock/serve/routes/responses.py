@@ -13,7 +13,6 @@ from penstock.serve.errors import ApiError
 from penstock.serve.response_request import PARAMS, chat_of
 from penstock.serve.response_writer import ResponseWriter
 from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
-from penstock.serve.schema.chat import ChatRequest
 from penstock.serve.schema.response_reply import ReplyReasoning, ResponseEvent, ResponseReply, ResponseText
 from penstock.serve.schema.responses import ResponsesRequest
 from penstock.serve.served import Service
@@ -29,9 +28,7 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation; stateless."""
     service, visit = service_of(request), visit_of(request)
     service.check_open()
-    chat = chat_of(body)
-    use = tool_use(chat.tools or (), chat.tool_choice)
-    asked = await asyncio.to_thread(_request, chat, use, service, client=visit.client)
+    use, asked = await asyncio.to_thread(_asked, body, service, client=visit.client)
     tally = Tally(visit.opened(service.bridge.submit([asked])))
     writer = ResponseWriter(_frame(body, asked, service), use=use)
     if body.stream:
@@ -42,9 +39,12 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     return reply(whole)
 
 
-def _request(chat: ChatRequest, use: ToolUse, service: Service, *, client: str) -> engine.Request:
+def _asked(body: ResponsesRequest, service: Service, *, client: str) -> tuple[ToolUse, engine.Request]:
+    """Return what a body asks for; it may be of 60,000 items, which is for no event loop."""
+    chat = chat_of(body)
+    use = tool_use(chat.tools or (), chat.tool_choice)
     try:
-        return chat_request(chat, use, service, client=client)
+        return use, chat_request(chat, use, service, client=client)
     except ApiError as error:
         error.param = PARAMS.get(error.param or "", error.param)
         raise

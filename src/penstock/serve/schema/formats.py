@@ -50,11 +50,14 @@ class GrammarFormat(Body):
     grammar: str
 
 
+Choice = Annotated[list[str], Field(min_length=1, fail_fast=True)]
+
+
 class ChoiceFormat(Body):
     """Beyond the API: one of these texts."""
 
     type: Literal["choice"]
-    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)]
+    choice: Choice
 
 
 ResponseFormat = Annotated[
@@ -63,7 +66,6 @@ ResponseFormat = Annotated[
 ]
 
 
-Choice = Annotated[list[str], Field(min_length=1, fail_fast=True)]
 SchemaOrText = Annotated[str | dict[str, ANY_JSON], OneOf("a JSON schema, as an object or as its text")]
 
 
