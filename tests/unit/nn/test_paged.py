@@ -140,9 +140,17 @@ def test_a_step_writes_its_keys_and_values_to_their_slots_and_nothing_else():
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("window", [None, 6])
-@pytest.mark.parametrize("kept", [torch.float32, torch.int8])
-def test_a_neighbour_changes_no_bit(window, kept):
-    mine, options = (1, 21), {"heads": 4, "kv_heads": 2, "block_size": 4, "head_dim": 8, "pages": kept}
+@pytest.mark.parametrize(
+    ("kept", "dtype", "dim"),
+    [
+        (torch.float32, torch.float32, 8),
+        (torch.int8, torch.float32, 8),
+        (torch.int8, torch.bfloat16, 64),
+    ],
+)
+def test_a_neighbour_changes_no_bit(window, kept, dtype, dim):
+    mine, options = (1, 21), {"heads": 4, "kv_heads": 2, "block_size": 4, "head_dim": dim, "pages": kept}
+    options["dtype"] = dtype
     alone, num_blocks = a_step([mine], block_size=4)
     pages, q, k, v = a_layer(alone, num_blocks, **options)
     expected = attended(pages, q, k, v, scale=0.5, window=window)
@@ -172,6 +180,17 @@ def test_long_sequences_of_both_types(heads, window, dtype, kept):
     # values about 1 and averages of them: weights and result are rounded to 8 bits in bfloat16
     tolerance = 2e-5 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(out.double(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("group", "dim"), [(2, 128), (3, 192), (1, 512)])
+def test_codes_are_multiplied_as_bytes_whatever_the_size_of_heads(group, dim):
+    step, num_blocks = a_step(LONG, block_size=16)
+    shape = {"heads": 2 * group, "kv_heads": 2, "block_size": 16, "head_dim": dim}
+    pages, *qkv = a_layer(step, num_blocks, dtype=torch.bfloat16, pages=torch.int8, **shape)
+    out = attended(pages, *qkv, scale=dim**-0.5, window=None)
+    expected = written_out(qkv[0], pages, LONG, scale=dim**-0.5, window=None)
+    torch.testing.assert_close(out.double(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C++ here")

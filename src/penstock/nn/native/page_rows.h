@@ -2,7 +2,8 @@
 //
 // A row of 8 bits is `dim` codes from -127 to 127 and behind them its scale, a float32: one piece of memory, read in
 // one stream. It stands for codes times scale. Codes are whole numbers that bfloat16 holds exactly, so kernels multiply
-// codes in the tokens' type, and put a key's scale to its scores and a value's to its weights.
+// codes in the tokens' type, or as bytes (attention_codes.h), and put a key's scale to its scores and a value's to its
+// weights.
 #pragma once
 
 #include <type_traits>

@@ -11,7 +11,7 @@ namespace penstock::rotary {
 inline void check(const at::Tensor& qkv, const at::Tensor& cosines, const at::Tensor& sines, const at::Tensor& slots,
                   const at::Tensor& keys, const at::Tensor& values) {
   const int64_t tokens = qkv.size(0), dim = dim_of(keys), num_slots = keys.size(0) * keys.size(2);
-  TORCH_CHECK(qkv.dim() == 2 && qkv.is_contiguous() && qkv.size(1) % dim == 0 && qkv.size(1) / dim > 2 * keys.size(1),
+  TORCH_CHECK(dim > 0 && qkv.dim() == 2 && qkv.is_contiguous() && qkv.size(1) % dim == 0 && qkv.size(1) / dim > 2 * keys.size(1),
               "rotate_and_store: a projection ", qkv.sizes(), " does not fit pages ", keys.sizes());
   TORCH_CHECK(keys.is_contiguous() && values.is_contiguous() && values.sizes() == keys.sizes() &&
                   values.scalar_type() == keys.scalar_type(),
