@@ -73,7 +73,7 @@ def axis_for(
         low, high = min(low, 0.0), max(high, 0.0)
     if high <= low:
         low, high = (0.0, high * 2) if from_zero and high else (low - 0.5, high + 0.5)
-    gap = round_step(high - low, number=5)
+    gap = round_step(high - low, number=_TICKS)
     room = (high - low) * 0.04
     return Axis(
         low=math.floor(low / gap) * gap if from_zero else low - room,

@@ -131,32 +131,19 @@ def test_an_unknown_command_is_wrong_usage_and_names_the_nearest(
 
 
 @pytest.mark.parametrize(
-    "words",
-    [["--no-such-option"], ["train", "--no-such-option"], ["train", "--steps", "many"], ["train", "extra"]],
-    ids=" ".join,
-)
-def test_a_wrong_option_is_wrong_usage(
-    words: list[str],
-    verb: Callable[[Callable[[], int]], None],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    verb(lambda: pytest.fail("it ran"))
-    with pytest.raises(SystemExit) as ended:
-        cli.main(words)
-    assert ended.value.code == 2
-    assert "usage: penstock" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["--no-such-option"], "usage: penstock"),
+        (["train", "--no-such-option"], "usage: penstock"),
+        (["train", "--steps", "many"], "usage: penstock"),
+        (["train", "extra"], "usage: penstock"),
         (["train", "--stesp", "3"], "usage: penstock train [-h]"),
         (["train", "--stesp", "3"], "unrecognized arguments: --stesp 3. Did you mean '--steps'?"),
         (["data", "describe", "x", "--jsn"], "usage: penstock data describe [-h]"),
         (["data", "describe", "x", "--jsn"], "unrecognized arguments: --jsn. Did you mean '--json'?"),
     ],
 )
-def test_an_unknown_option_names_the_nearest_of_its_own_command(
+def test_a_wrong_option_is_wrong_usage_and_the_nearest_is_named(
     words: list[str],
     said: str,
     verb: Callable[[Callable[[], int]], None],

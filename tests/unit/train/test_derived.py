@@ -16,23 +16,10 @@ ROWS = 75  # of 16 tokens in the corpus
 
 
 @pytest.fixture
-def raw(tmp_path: Path) -> dict[str, Any]:
-    corpus = write_corpus(tmp_path / "c", [[1] * 6] * 200, vocab_size=50)
-    return {
-        "run": {"dir": str(tmp_path / "run"), "steps": 25},
-        "model": {
-            "hidden_size": 8,
-            "intermediate_size": 16,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-        },
-        "data": {
-            "corpora": {"c": {"path": str(corpus)}},
-            "sequence_length": 16,
-            "global_batch_size": 6,
-            "micro_batch_size": 1,
-        },
-    }
+def raw(raw: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
+    corpus = write_corpus(tmp_path / "more", [[1] * 6] * 200, vocab_size=50)
+    data = {"corpora": {"c": {"path": str(corpus)}}, "global_batch_size": 6, "micro_batch_size": 1}
+    return {**raw, "run": {"dir": str(tmp_path / "run"), "steps": 25}, "data": {**raw["data"], **data}}
 
 
 def recipe_of(raw: dict[str, Any], *settings: str) -> TrainConfig:
