@@ -6,7 +6,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 AZURITE := .azurite/node_modules/.bin/azurite-blob
 
-.PHONY: demo test test-fast test-azure check format setup clean
+.PHONY: demo test test-fast test-azure gpu check format docs setup clean
 
 demo: setup           ## the main job, end to end, on this machine
 	penstock demo
@@ -20,34 +20,48 @@ test-fast: setup      ## what a developer runs between edits
 test-azure: setup $(AZURITE)  ## corpora and checkpoints at az://, against a stand-in for it
 	pytest -n 0 tests/azure/check_azure.py
 
+DEVICE ?= cuda
+SIZE ?= full
+OUT ?= benchmarks/results
+gpu:                  ## what this machine's GPU computes is right, and how fast; no setup: the checkout and torch do
+	$(PYTHON) benchmarks/gpu.py --device $(DEVICE) --size $(SIZE) --out $(OUT)
+
 $(AZURITE):           # 365 MB, most of it telemetry: more than CI should fetch each time
 	npm install --no-audit --no-fund --silent --prefix .azurite azurite@3.37.0
 
-check: setup          ## format, lint, types, layers, sizes
+check: setup          ## format, lint, types, layers, links
 	ruff format --check .
 	ruff check .
 	lint-imports --no-logo
-	python tools/size.py
 	python tools/code_map.py --check
+	python -m tools.unproven --check
+	python -m tools.reference --check
+	python -m tools.links
 	mypy
 
 format: setup
 	ruff format .
 	ruff check --fix .
 	python tools/code_map.py
+	python -m tools.unproven
+	python -m tools.reference
+
+docs: setup           ## the manual as a site in build/site; to search it: python3 -m http.server -d build/site
+	zensical build --strict --clean
 
 setup: $(BIN)/.installed
 
 $(BIN)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt torch numpy
-	# C++ operators, half a minute of the compiler's beside pip's work; without one plain PyTorch computes.
+	# The loader's loops in C and operators in C++, half a minute of the compilers' beside pip's work; without one
+	# numpy and plain PyTorch compute.
 	# torchtitan without what it depends on, thirty packages: its dataloader's base class needs no more than these.
-	(PYTHONPATH=src $(BIN)/python -m penstock.nn.native || true) & \
+	(PYTHONPATH=src $(BIN)/python -m penstock.data.native; PYTHONPATH=src $(BIN)/python -m penstock.nn.native || true) & \
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]' && \
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-deps torchtitan tyro docstring-parser; \
 	status=$$?; wait; exit $$status
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) runs build .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -45,8 +45,9 @@ def train(corpus: str, out: str, *, steps: int, resume: Path | None = None) -> l
     loader = Loader({"docs": corpus}, sequence_length=32, global_batch_size=4)  # rank=, world_size= as yours
     if resume:
         loader.load_state_dict(json.loads((resume / "loader.json").read_text()))
+    vocab_size = loader.corpora["docs"].manifest.vocab_size
     shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=400, **shape))
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **shape))
     trainer = LoaderTrainer(model, TrainingArguments(out, max_steps=steps, **options), loader=loader)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     return trainer.seen

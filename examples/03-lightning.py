@@ -10,7 +10,7 @@ import lightning
 import torch
 
 from penstock.data import Loader
-from penstock.data.steps import Steps
+from penstock.data.torch_dataset import SizedBatches
 
 STEPS = 6
 
@@ -18,9 +18,9 @@ STEPS = 6
 class Model(lightning.LightningModule):
     """A model that notes which samples it saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int) -> None:
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Embedding(400, 16), torch.nn.Linear(16, 400))
+        self.net = torch.nn.Sequential(torch.nn.Embedding(vocab_size, 16), torch.nn.Linear(16, vocab_size))
         self.seen: list[int] = []
 
     def training_step(self, batch, _):
@@ -44,7 +44,8 @@ def fit(corpus: str, *, steps: int, resume: str | None = None) -> lightning.Trai
         use_distributed_sampler=False,  # the loader knows its rank
     )
     # Steps has a length, so Lightning does not read a batch ahead: what it saves is what was trained on.
-    trainer.fit(Model(), Steps(loader, STEPS), ckpt_path=resume, weights_only=True)
+    model = Model(loader.corpora["docs"].manifest.vocab_size)
+    trainer.fit(model, SizedBatches(loader, STEPS), ckpt_path=resume, weights_only=True)
     return trainer
 
 

@@ -23,7 +23,8 @@ def train(corpus: str, out: str, *, steps: int, resume: bool) -> list[int]:
         rank=accelerator.process_index,
         world_size=accelerator.num_processes,
     )
-    net = torch.nn.Sequential(torch.nn.Embedding(400, 16), torch.nn.Linear(16, 400))
+    vocab_size = loader.corpora["docs"].manifest.vocab_size
+    net = torch.nn.Sequential(torch.nn.Embedding(vocab_size, 16), torch.nn.Linear(16, vocab_size))
     model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters()))
     accelerator.register_for_checkpointing(loader)  # not prepared: it knows its rank and reads ahead itself
     if resume:

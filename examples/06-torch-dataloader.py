@@ -9,7 +9,7 @@ import sys
 import warnings
 from itertools import islice
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from penstock.data import Loader
@@ -29,11 +29,12 @@ def ids(batches, count: int) -> list[int]:
 
 
 def main(corpus: str) -> None:
-    # Samples by number, for a sampler of your own.
+    # Samples by number, for a sampler of your own; without `Subset`, a whole epoch of them.
     samples = map_style(make_loader(corpus))
-    epoch = ids(DataLoader(samples, batch_size=16, shuffle=True, num_workers=2), len(samples))
-    assert sorted(epoch) == list(range(len(samples)))
-    print(f"map style: {len(samples)} samples, each once")
+    first = Subset(samples, range(min(256, len(samples))))
+    shuffled = ids(DataLoader(first, batch_size=16, shuffle=True, num_workers=2), len(first))
+    assert sorted(shuffled) == list(range(len(first)))
+    print(f"map style: {len(first)} samples of the {len(samples)} of an epoch, each once")
 
     # Whole batches, saved by the StatefulDataLoader; as many workers resume from its state.
     first = make_stateful(make_loader(corpus), num_workers=2)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock.core.garbage import look_no_more, look_seldom
+from penstock.core.garbage import freeze_gc, tune_gc
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell that starts this in the background ignores Ctrl-C for it and for all that it starts; the
@@ -29,7 +29,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
-look_seldom()  # collecting the tests takes 7 s so, and 12 s else
+tune_gc()  # collecting the tests takes 7 s so, and 12 s else
 
 GOLDEN = Path(__file__).parent / "golden"
 _LONG = ("e2e", "ranks", "integration", "property")
@@ -63,7 +63,7 @@ def _folder(item: pytest.Item) -> int:
 
 def pytest_collection_finish() -> None:
     """Let looks for garbage, of which tests ask for some, pass over all that was imported for them."""
-    look_no_more()
+    freeze_gc()
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from penstock.core.files import checksum
+from penstock.data.corpus.manifest import ShardEntry, load_manifest, save_manifest
 from penstock.data.formats.arrow import write_shard
-from penstock.data.manifest import ShardEntry, load_manifest, save_manifest
-from penstock.data.probe import probe
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage, probe
 from penstock.testing.corpora import numbered_corpus
 
 

@@ -4,16 +4,15 @@ from collections.abc import Callable
 
 import torch
 
-from penstock.engine.answers import Drawn
-from penstock.engine.batch import Batch
-from penstock.engine.capacity import Capacity
 from penstock.engine.engine import Engine
-from penstock.engine.request import Piece
-from penstock.engine.runner import Output
+from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.model_runner.capacity import Capacity
+from penstock.engine.model_runner.interface import StepOutput
+from penstock.engine.outputs import SampledTokens
+from penstock.engine.request import OutputDelta
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.scheduler import Limits, Scheduler
-from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.step_plan import Share, StepPlan
+from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
+from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
 from tests.hashing_model import ADAPTERS, VOCAB, HashingModel
 
 
@@ -22,7 +21,7 @@ class HashingRunner:
 
     adapters = ADAPTERS
 
-    def __init__(self, model: HashingModel, before: Callable[[Batch], None]) -> None:
+    def __init__(self, model: HashingModel, before: Callable[[StepBatch], None]) -> None:
         self._model = model
         self._before = before
         self.closed = False
@@ -36,9 +35,9 @@ class HashingRunner:
         if self.lost is not None:
             raise self.lost
 
-    def run(self, batch: Batch) -> Output:
+    def run(self, batch: StepBatch) -> StepOutput:
         self._before(batch)
-        return Output(torch.empty(0), torch.tensor(self._model.run(batch)))
+        return StepOutput(torch.empty(0), torch.tensor(self._model.run(batch)))
 
     def close(self) -> None:
         self.closed = True
@@ -47,14 +46,16 @@ class HashingRunner:
 class HashDrawer:
     """The row of a share is its token; `instead` may put something else in its place."""
 
-    def __init__(self, instead: Callable[[Share], Drawn | None] = lambda _: None) -> None:
+    def __init__(self, instead: Callable[[ScheduledTokens], SampledTokens | None] = lambda _: None) -> None:
         self._instead = instead
         self.known: set[int] = set()
 
-    def draw(self, plan: StepPlan, output: Output) -> list[Drawn]:
+    def draw(self, plan: StepPlan, output: StepOutput) -> list[SampledTokens]:
         rows = iter(output.logits.tolist())
         self.known |= {share.sequence.id for share in plan.shares}
-        found = [Drawn(tokens=(next(rows),)) if share.samples else Drawn() for share in plan.shares]
+        found = [
+            SampledTokens(tokens=(next(rows),)) if share.samples else SampledTokens() for share in plan.shares
+        ]
         return [self._instead(share) or new for share, new in zip(plan.shares, found, strict=True)]
 
     def forget(self, sequence: Sequence) -> None:
@@ -64,30 +65,34 @@ class HashDrawer:
 def hashing_engine(
     *,
     num_blocks: int = 64,
-    before: Callable[[Batch], None] = lambda _: None,
-    instead: Callable[[Share], Drawn | None] = lambda _: None,
+    before: Callable[[StepBatch], None] = lambda _: None,
+    instead: Callable[[ScheduledTokens], SampledTokens | None] = lambda _: None,
 ) -> Engine:
     """An engine of blocks of 4 positions, 8 answers at once and 16 tokens a step."""
-    scheduler = Scheduler(Limits(max_sequences=8, tokens_per_step=16, block_size=4), BlockPool(num_blocks))
+    scheduler = Scheduler(
+        StepLimits(max_sequences=8, tokens_per_step=16, block_size=4), BlockPool(num_blocks)
+    )
     capacity = Capacity(
         context=num_blocks * 4, vocab_size=VOCAB, num_blocks=num_blocks, block_size=4, tokens_per_step=16,
         max_sequences=8,
     )  # fmt: skip
     runner = HashingRunner(HashingModel(num_blocks=num_blocks, block_size=4), before)
-    return Engine(runner, scheduler, drawer=HashDrawer(instead), capacity=capacity, words=None)
+    return Engine(
+        runner, scheduler, token_sampler=HashDrawer(instead), capacity=capacity, text_processor=None
+    )
 
 
-def run_to_end(engine: Engine) -> list[Piece]:
+def run_to_end(engine: Engine) -> list[OutputDelta]:
     """Step until nothing is left; return all pieces."""
     pieces = []
     while engine.has_work:
         pieces += engine.step()
         engine.scheduler.check()
     assert engine.stats().used_blocks == 0
-    assert not engine._drawer.known
+    assert not engine._token_sampler.known
     return pieces
 
 
-def tokens_of(pieces: list[Piece], request_id: int, answer: int = 0) -> list[int]:
+def tokens_of(pieces: list[OutputDelta], request_id: int, answer: int = 0) -> list[int]:
     """The tokens of one answer."""
     return [t for p in pieces if (p.request_id, p.answer) == (request_id, answer) for t in p.token_ids]

@@ -8,11 +8,10 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from penstock.engine.batch import Batch, batch_of
+from penstock.engine.model_runner.batch import StepBatch, batch_of
 from penstock.engine.request import Request
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.step_plan import StepPlan
+from penstock.engine.scheduling.sequence import Sequence, StepPlan
 
 VOCAB = 1000
 ADAPTERS = {"a": 0, "b": 1}
@@ -47,7 +46,7 @@ class HashingModel:
         self._window = window
         self._cache: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)  # state, token
 
-    def run(self, batch: Batch) -> list[int]:
+    def run(self, batch: StepBatch) -> list[int]:
         """Return the likeliest token at each of the rows asked for."""
         states = []
         for share in range(len(batch.lengths)):
@@ -119,7 +118,7 @@ def sequences_of(request: Request, *, first_id: int) -> list[Sequence]:
 def finish_full(scheduler: Scheduler, plan: StepPlan) -> None:
     """End the sequences of a committed plan that have all their tokens."""
     for share in plan.shares:
-        if share.sequence.num_drawn >= share.sequence.request.max_tokens:
+        if share.sequence.num_sampled >= share.sequence.request.max_tokens:
             scheduler.finish(share.sequence, "length")
 
 

@@ -6,14 +6,15 @@ import math
 import torch
 from torch.distributed.tensor import DTensor
 
+from penstock.parallel.slices import detached_local
 from penstock.testing.corpora import write_corpus
 from penstock.testing.training import records_of
+from penstock.train.data_setup import train_loader
+from penstock.train.islands.schedule import due, fragment_of
 from penstock.train.loss import next_token_loss
-from penstock.train.optim.shards import local
-from penstock.train.outer_config import OuterConfig
-from penstock.train.outer_schedule import due, fragment_of
-from penstock.train.recipe import build_recipe
-from penstock.train.schedule import learning_rate
+from penstock.train.optim.learning_rate import learning_rate
+from penstock.train.recipe.load import build_recipe
+from penstock.train.recipe.outer_config import OuterConfig
 from penstock.train.setup import open_state
 
 VOCAB = 40
@@ -72,9 +73,10 @@ class PlainIslands:
 
     Args:
         recipe: of the run with islands of one rank each.
+        shards: parts of an island, to each of which rows are dealt.
     """
 
-    def __init__(self, recipe, world, *, islands):
+    def __init__(self, recipe, world, *, islands, shards=1):
         alone = dataclasses.replace(
             recipe,
             parallel=dataclasses.replace(recipe.parallel, replicate=-1, shard=1),
@@ -83,7 +85,11 @@ class PlainIslands:
         )
         self.recipe, self.outer = recipe, recipe.outer
         self.states = [open_state(alone, world) for _ in range(islands)]
-        self.at = [{n: local(p) for n, p in state.model.named_parameters()} for state in self.states]
+        ranks = [range(first, first + shards) for first in range(0, islands * shards, shards)]
+        self.loaders = [
+            [train_loader(recipe, rank=rank, world_size=islands * shards) for rank in own] for own in ranks
+        ]
+        self.at = [{n: detached_local(p) for n, p in state.model.named_parameters()} for state in self.states]
         self.theta = {name: own.clone() for name, own in self.at[0].items()}
         self.momentum = {name: torch.zeros_like(own) for name, own in self.theta.items()}
         self.sent = {}
@@ -92,9 +98,9 @@ class PlainIslands:
         """Return the losses, and the outer weights at the end."""
         losses = []
         for step in range(1, self.recipe.run.steps + 1):
-            batch = self.states[0].loader.batch_at(step - 1)
-            count = (batch["labels"] != -100).sum().item()
-            losses.append(sum(self.inner_step(i, batch, count, step) for i in range(len(self.at))))
+            batches = [[loader.batch_at(step - 1) for loader in own] for own in self.loaders]
+            count = sum((batch["labels"] != -100).sum().item() for own in batches for batch in own)
+            losses.append(sum(self.inner_step(i, own, count, step) for i, own in enumerate(batches)))
             now = due(self.outer, step, last=step == self.recipe.run.steps)
             for fragment in now.begin:
                 self.arrive(fragment)
@@ -103,22 +109,18 @@ class PlainIslands:
                 self.arrive(fragment)
         return losses, {name: value.clone() for name, value in self.theta.items()}
 
-    def inner_step(self, index, batch, count, step):
-        state, rows = self.states[index], len(batch["labels"]) // len(self.at)
-        mine, length, ends = (
-            slice(index * rows, (index + 1) * rows),
-            batch["labels"].shape[1],
-            batch["cu_seqlens"],
-        )
-        first, past = index * rows * length, (index + 1) * rows * length
-        loss = state.model(
-            batch["input_ids"][mine],
-            position_ids=batch["position_ids"][mine],
-            cu_seqlens=ends[(ends >= first) & (ends <= past)] - first,
-            finish=next_token_loss(batch["labels"][mine]),
-        )
-        (loss * len(self.at) / count).backward()
-        gradients = [local(p.grad) for p in state.model.parameters()]
+    def inner_step(self, index, batches, count, step):
+        state, total = self.states[index], 0.0
+        for batch in batches:
+            loss = state.model(
+                batch["input_ids"],
+                position_ids=batch["position_ids"],
+                cu_seqlens=batch["cu_seqlens"],
+                finish=next_token_loss(batch["labels"]),
+            )
+            (loss * len(self.at) / count).backward()
+            total += loss.item()
+        gradients = [detached_local(p.grad) for p in state.model.parameters()]
         norm = math.sqrt(sum(g.double().square().sum().item() for g in gradients))
         for gradient in gradients if norm > self.recipe.optim.clip_norm else []:
             gradient.mul_(self.recipe.optim.clip_norm / (norm + 1e-6))
@@ -127,7 +129,7 @@ class PlainIslands:
             group["lr"] = learning_rate(step - 1, peak=peak, steps=self.recipe.run.steps, schedule=schedule)
         state.optimizer.step()
         state.optimizer.zero_grad()
-        return loss.item() / count
+        return total / count
 
     def moved(self, fragment):
         names = [name for name in self.theta if fragment_of(name, self.outer.fragments) == fragment]

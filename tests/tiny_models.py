@@ -1,8 +1,13 @@
 """Tiny models of every family as transformers writes them, for tests that open folders; one of them talks."""
 
+import base64
+import json
+from collections.abc import Collection, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 from transformers import (
     AutoModelForCausalLM,
@@ -15,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from penstock.text.tokenizer import train_tokenizer
+from penstock.text.tokenizer import Tokenizer, train_tokenizer
 
 SHAPE = {
     "vocab_size": 211,  # odd: ranks have different parts of it
@@ -90,3 +95,53 @@ def save_tiny_model(family: str, folder: Path, *, seed: int = 0) -> PreTrainedMo
             torch.nn.init.normal_(parameter, std=0.2)
     model.save_pretrained(folder)
     return model
+
+
+def save_reciter(folder: Path, script: Sequence[str], *, after: str, special: Collection[str] = ()) -> Path:
+    """Write a Llama that recites a script when its prompt ends in a given text, and else draws evenly.
+
+    Each part of the script, all different, is one added token of its tokenizer: a model whose next token
+    follows from the last one alone.
+
+    Args:
+        after: a text, one token too.
+        special: which parts are declared to be special tokens.
+    """
+    parsed = tokenizers.Tokenizer.from_str(train_tokenizer([TEXT] * 9, vocab_size=300).content.decode())
+    for part in (after, *script):
+        parsed.add_tokens([tokenizers.AddedToken(part, special=part in special, normalized=False)])
+    tokenizer = Tokenizer(parsed.to_str().encode())
+    size = -(-tokenizer.vocab_size // 64) * 64
+    config = LlamaConfig(
+        vocab_size=size,
+        hidden_size=size,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=size // 64,
+        num_key_value_heads=1,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    for weights in (
+        model.model.layers[0].self_attn.o_proj,
+        model.model.layers[0].mlp.down_proj,
+        model.lm_head,
+    ):
+        torch.nn.init.zeros_(weights.weight)
+    torch.nn.init.eye_(model.model.embed_tokens.weight)
+    tokens = [*(tokenizer.added[part] for part in (after, *script)), tokenizer.eos_id]
+    for token, following in pairwise(tokens):
+        model.lm_head.weight.data[following, token] = 10.0
+    model.save_pretrained(folder)
+    tokenizer.save(folder / "tokenizer.json")
+    return folder
+
+
+def panicking(tokenizer: bytes) -> bytes:
+    """Return a tokenizer.json whose library panics on what is not ASCII: its table of letters ends there."""
+    content = json.loads(tokenizer)
+    table = (512).to_bytes(4, "little") + bytes(512)
+    content["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()}
+    return json.dumps(content).encode()

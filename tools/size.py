@@ -1,102 +1,113 @@
-"""Refuse files and functions that have grown too large, and files with names that say nothing.
+"""Print code lines by package, and the change since the last tag. It informs and refuses nothing.
 
-Limits are those of CONTRIBUTING.md: a file 500 lines (300 is reported), a function 100 (50 is
-reported), 7 arguments. What is exempt stands here by name, with the reason. Of tests, and of C++ and
-JavaScript, files are measured, not functions.
+A line of code has something besides blanks, comments and docstrings. Python and C++ of `src/penstock` count;
+`python tools/size.py --since REV` compares with any commit.
 """
 
+import argparse
 import ast
+import io
+import re
+import subprocess
 import sys
+import tokenize
+from collections import Counter
 from pathlib import Path
 
-MAX_FILE, TALK_FILE = 500, 300
-MAX_FUNCTION, TALK_FUNCTION = 100, 50
-MAX_ARGUMENTS = 7
-VAGUE = {"utils", "util", "helpers", "common", "misc"}
-MEASURED = {".py", ".cpp", ".h", ".js"}
-
-EXEMPT = {
-    "src/penstock/nn/kernels/documents.py:_attend_backward": "operators take no records",
-    "src/penstock/nn/kernels/paged_triton.py:_attend": "a program for GPUs, which takes no records",
-    "src/penstock/nn/kernels/paged_triton.py:_add_up": "a program for GPUs, which takes no records",
-    "src/penstock/nn/low_bit_triton.py:_multiply_int8": "a program for GPUs, which takes no records",
-    "src/penstock/nn/low_bit_triton.py:_multiply_int4": "a program for GPUs, which takes no records",
-    "src/penstock/data/loader.py:Loader.__init__": "the public signature, each option by name",
-    "src/penstock/data/run.py:Run.__init__": "what Loader is made with, handed on by name",
-    "src/penstock/checkpoint/hf.py:save_pretrained": "public: each keyword is one independent choice",
-}
+ROOT = Path(__file__).parent.parent
+SOURCES = "src/penstock"
+C_SUFFIXES = {".c", ".cpp", ".h"}
+_NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER
+}  # fmt: skip
 
 
-def of_file(path: Path, *, root: Path) -> tuple[list[str], list[str]]:
-    """Return what is refused and what is worth discussing of a file's name and length."""
-    name, num_lines = path.relative_to(root), len(path.read_text().splitlines())
-    refused = [f"{name}: a file is named for what it does"] if path.stem in VAGUE else []
-    if num_lines > MAX_FILE:
-        return [*refused, f"{name}: {num_lines} lines, at most {MAX_FILE}"], []
-    return refused, [f"{name}: {num_lines} lines"] if num_lines > TALK_FILE else []
+def python_lines(text: str) -> int:
+    """Return the lines of `text` that hold Python code; docstrings are not code.
+
+    >>> python_lines('"Docstring."\\n\\nx = 1  # comment\\n# comment\\n')
+    1
+    """
+    code = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in _NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            value = first.value if isinstance(first, ast.Expr) else None
+            if first and isinstance(value, ast.Constant) and isinstance(value.value, str):
+                code -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(code)
 
 
-def of_functions(path: Path, *, root: Path) -> tuple[list[str], list[str]]:
-    """Return what is refused and what is worth discussing of the functions in a file of Python."""
-    name = path.relative_to(root)
-    refused, discuss = [], []
-    for qualified, node in functions(ast.parse(path.read_text())):
-        where = f"{name}:{qualified}"
-        size = (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node)
-        arguments = len(node.args.args) + len(node.args.kwonlyargs) - ("." in qualified)
-        if where in EXEMPT:
-            continue
-        if size > MAX_FUNCTION:
-            refused.append(f"{where}: {size} lines, at most {MAX_FUNCTION}")
-        elif size > TALK_FUNCTION:
-            discuss.append(f"{where}: {size} lines")
-        if arguments > MAX_ARGUMENTS:
-            refused.append(f"{where}: {arguments} arguments, at most {MAX_ARGUMENTS}")
-    return refused, discuss
+def c_lines(text: str) -> int:
+    """Return the lines of `text` that hold C or C++ code.
+
+    >>> c_lines("int x;  // comment\\n/* two\\nlines */\\n\\n")
+    1
+    """
+    text = re.sub(r"/\*.*?\*/", lambda comment: "\n" * comment[0].count("\n"), text, flags=re.DOTALL)
+    return sum(bool(line.partition("//")[0].strip()) for line in text.splitlines())
 
 
-def functions(tree: ast.Module) -> list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Return functions and methods with their names, one level of classes deep."""
-    found: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            found.append((node.name, node))
-        elif isinstance(node, ast.ClassDef):
-            found += [
-                (f"{node.name}.{inner.name}", inner)
-                for inner in node.body
-                if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)
-            ]
-    return found
+def code_lines(path: Path, text: str) -> int:
+    """Return the lines of code of one file; 0 for files that are neither Python nor C++."""
+    if path.suffix == ".py":
+        return python_lines(text)
+    return c_lines(text) if path.suffix in C_SUFFIXES else 0
 
 
-def docstring_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the lines of a function's docstring, which do not count against it."""
-    first = node.body[0]
-    if (
-        isinstance(first, ast.Expr)
-        and isinstance(first.value, ast.Constant)
-        and isinstance(first.value.value, str)
-    ):
-        return (first.end_lineno or first.lineno) - first.lineno + 1
-    return 0
+def count(files: dict[Path, str]) -> tuple[Counter[str], Counter[str]]:
+    """Return lines and files of code by package: the first folder below `src/penstock`."""
+    lines: Counter[str] = Counter()
+    num_files: Counter[str] = Counter()
+    for path, text in files.items():
+        parts = path.relative_to(SOURCES).parts
+        package = parts[0] if len(parts) > 1 else "penstock"
+        if path.suffix == ".py" or path.suffix in C_SUFFIXES:
+            lines[package] += code_lines(path, text)
+            num_files[package] += 1
+    return lines, num_files
+
+
+def git(*arguments: str) -> str:
+    """Return what a git command prints; empty if it fails."""
+    return subprocess.run(
+        ["git", "-C", ROOT, *arguments], capture_output=True, text=True, check=False
+    ).stdout.strip()  # fmt: skip
+
+
+def files_now() -> dict[Path, str]:
+    """Return the sources of the working tree, by path below the repository."""
+    paths = sorted(path for path in (ROOT / SOURCES).rglob("*") if path.suffix in {".py", *C_SUFFIXES})
+    return {path.relative_to(ROOT): path.read_text() for path in paths}
+
+
+def files_at(revision: str) -> dict[Path, str]:
+    """Return the sources of a commit, by path below the repository."""
+    names = git("ls-tree", "-r", "--name-only", revision, SOURCES).splitlines()
+    paths = [Path(name) for name in names if Path(name).suffix in {".py", *C_SUFFIXES}]
+    return {path: git("show", f"{revision}:{path}") for path in paths}
 
 
 def main() -> int:
-    """Check the package and its tests; print what is refused and what to discuss."""
-    root = Path(__file__).parent.parent
-    package = sorted(path for path in (root / "src").rglob("*") if path.suffix in MEASURED)
-    found = [of_file(path, root=root) for path in package]
-    found += [of_functions(path, root=root) for path in package if path.suffix == ".py"]
-    refused, discuss = ([line for each in found for line in each[kind]] for kind in (0, 1))
-    refused += [
-        line for path in sorted((root / "tests").rglob("*.py")) for line in of_file(path, root=root)[0]
-    ]
-    for line in discuss:
-        print(f"discuss  {line}")
-    for line in refused:
-        print(f"REFUSED  {line}")
-    return 1 if refused else 0
+    """Print a table of packages: files, lines of code, and the change since a commit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--since", default=git("describe", "--tags", "--abbrev=0"), metavar="REV",
+                        help="commit to compare with (default: the last tag, if there is one)")  # fmt: skip
+    since = parser.parse_args().since
+    lines, num_files = count(files_now())
+    before = count(files_at(since))[0] if since else lines
+    print(f"{'package':<12} {'files':>6} {'code lines':>11}" + (f"  since {since}" if since else ""))
+    for package in sorted(lines, key=lambda name: -lines[name]):
+        change = f"  {lines[package] - before[package]:+,}" if since else ""
+        print(f"{package:<12} {num_files[package]:>6} {lines[package]:>11,}{change}")
+    change = f"  {lines.total() - before.total():+,}" if since else ""
+    print(f"{'sum':<12} {num_files.total():>6} {lines.total():>11,}{change}")
+    return 0
 
 
 if __name__ == "__main__":

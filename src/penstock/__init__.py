@@ -4,18 +4,18 @@ TYPE_CHECKING = False  # as in `typing`, which is not worth its import here
 if TYPE_CHECKING:
     from penstock.engine.config import EngineConfig as EngineConfig
     from penstock.engine.llm import LLM as LLM
-    from penstock.engine.params import Params as Params
-    from penstock.engine.sampling import Sampling as Sampling
+    from penstock.engine.sampling_params import Params as Params
+    from penstock.engine.sampling_params import Sampling as Sampling
 
 __version__ = "0.1.0"
 
 _LAZY = {
     "LLM": "penstock.engine.llm",
     "EngineConfig": "penstock.engine.config",
-    "Params": "penstock.engine.params",
-    "Sampling": "penstock.engine.sampling",
+    "Params": "penstock.engine.sampling_params",
+    "Sampling": "penstock.engine.sampling_params",
 }
-"""Where the names for Python programs are: torch is loaded by whoever asks for one that needs it."""
+"""Module of each public name; imported on first use, so that `import penstock` does not load torch."""
 
 
 def __getattr__(name: str) -> type:

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from penstock.checkpoint.place import open_place
+from penstock.checkpoint.storage import open_place
 from penstock.core.errors import CorpusError
 from penstock.data import Loader, open_corpus
 from penstock.testing.corpora import numbered_corpus

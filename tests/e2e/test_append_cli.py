@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from penstock.data.manifest import load_manifest
+from penstock.data.corpus.manifest import load_manifest
 from tests.e2e.conftest import penstock
 
 
@@ -33,7 +33,7 @@ def test_a_corpus_is_appended_to_described_and_verified(corpus, news, tmp_path):
     added = json.loads(again.stdout)
     assert (added["part"], added["parts"], added["documents"], added["rejected"]) == (2, 3, 50, 1)
     assert added["same_as"] == 1
-    assert "Part 1 holds the same tokens" in again.stderr
+    assert "Part 1 has the same tokens" in again.stderr
     assert load_manifest(copy).first_parts(1).fingerprint == before.fingerprint
     assert ", 3 parts" in penstock("data", "describe", copy).stdout
     described = json.loads(penstock("data", "describe", copy, "--json").stdout)

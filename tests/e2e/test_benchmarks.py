@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,15 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.launch.netlab import why_not
+from penstock.netlab.hosts import why_not
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 RUNS = {
     "attention": "--cases 1 --rounds 1",
     "checkpoint": "--mib 16 --rounds 1",
+    "checkpoint_ranks": "--ranks 2 9 --times 1",
     "conformance": "",
     "ethernet": "--tiny --hidden 32 --pace 0.01 --steps 2",
+    "loader_batch_hook": "--tokens 600K --rounds 1 --rows 2 --lengths 1024",
     "loader_scale": "--sizes 1e6 --processes 1",
     "loader_stress": "--tokens 12M --corpus-tokens 1M --changes 2 --save-every 1M --kill-every 2",
     "loader_throughput": "--tokens 600K --rounds 1 --lengths 4096 --no-peers",
@@ -30,15 +33,21 @@ RUNS = {
     "plan_stories": "",
     "wire_codecs": "--numbers 10000 --rounds 1",
     "outer": "--steps 4 --seeds 1 --hidden 16",
+    "prepare": "--mib 0.2 --rounds 1",
     "packing": "--lengths 1024 --pools 1",
-    "serve": "--model tiny --only penstock --quick --threads 1 --concurrent 2 --load 1 --requests 3",
+    "serve": "--model tiny --only penstock 'penstock, http' --quick --threads 1 --calm 0 --concurrent 2 "
+    "--load 1 --requests 3",
+    "serve_target": "--model tiny --dtype float32 --rounds 1 --requests 4 --scale 0.2 --targets 20 200",
+    "rank_balance": "--ranks 4 --rows 4 --steps 2 --rounds 1 --tokens 600000 --only balance packing",
     "shuffle_quality": "--tokens 300K --seeds 1",
     "shuffle_training": "--steps 4 --seeds 1",
     "speculate": "--seconds 0 --hidden 32 --layers 1 --tune-steps 1 --tokens 4 --requests 2 --rounds 1 "
     "--forced-model tiny --forced-tokens 2 --forced-requests 2",
     "train": "--hidden 64 --layers 2 --vocabulary 512 --length 32 --steps 2 --rounds 1",
 }
+OWN_TEST = {"gpu"}  # test_gpu_kit.py
 TOO_LONG = {"remote"}  # a minute, most of it servers that start; tests/integration/remote has their parts
+TWO_VERSIONS = {"versions"}  # needs another checkout
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -46,7 +55,7 @@ def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
     if name == "ethernet" and (refused := why_not()):
         pytest.skip(refused)
     done = subprocess.run(
-        [sys.executable, BENCHMARKS / f"{name}.py", *RUNS[name].split(), "--out", tmp_path],
+        [sys.executable, BENCHMARKS / f"{name}.py", *shlex.split(RUNS[name]), "--out", tmp_path],
         capture_output=True,
         text=True,
         timeout=280,
@@ -82,4 +91,4 @@ def test_a_stress_run_that_is_cut_off_leaves_what_it_did(tmp_path):
 
 def test_every_benchmark_is_run():
     scripts = {path.stem for path in BENCHMARKS.glob("*.py") if "def main" in path.read_text()}
-    assert scripts == set(RUNS) | TOO_LONG
+    assert scripts == set(RUNS) | TOO_LONG | TWO_VERSIONS | OWN_TEST

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import time
 
 import pytest
 from playwright.sync_api import expect, sync_playwright
@@ -90,6 +91,20 @@ def test_an_answer_streams_and_says_how_fast(page):
     expect(page.locator(".turn")).to_have_count(0)
 
 
+def test_the_speed_of_an_answer_that_arrives_at_once_counts_the_wait(page):
+    def later(route):
+        time.sleep(0.5)
+        end = {"delta": {"content": "c"}, "finish_reason": "stop"}
+        route.fulfill(
+            body=events({"delta": {"content": "a"}}, {"delta": {"content": "b"}}, end), content_type=EVENTS
+        )
+
+    page.route("**/v1/chat/completions", later)
+    ask(page, "how fast?")
+    note = finished(page, 1).locator(".note").inner_text()
+    assert float(note.split(" tokens/s")[0]) < 3 / 0.5
+
+
 def test_code_looks_like_code_and_markup_stays_text(page):
     answer = "Use `head` **now** <i>x</i>:\n```python\nprint(1)\n```\nDone."
     chunks = [{"delta": {"role": "assistant"}}, {"delta": {"content": answer}, "finish_reason": "stop"}]
@@ -135,6 +150,98 @@ def test_an_answer_that_breaks_off_says_so_and_gives_the_question_back(page, rep
     expect(turn.locator(".wrong")).to_have_text(said)
     expect(page.get_by_label("Message")).to_have_value("the turbine")
     assert turn.locator(".text").inner_text() in ("The pen", "")
+
+
+def answering(*answers):
+    """Answer each question with the next text."""
+    left = iter(answers)
+
+    def answer(route):
+        said = {"delta": {"content": next(left)}, "finish_reason": "stop"}
+        route.fulfill(body=events({"delta": {"role": "assistant"}}, said), content_type=EVENTS)
+
+    return answer
+
+
+def turns(page):
+    return page.locator(".turn .text").all_inner_texts()
+
+
+def test_a_conversation_outlives_a_reload_and_goes_on(page):
+    page.route("**/v1/chat/completions", answering("A pipe of `steel`.", "Yes."))
+    ask(page, "the <b>penstock</b>?")
+    finished(page, 1)
+    page.reload()
+    expect(page.locator(".turn")).to_have_count(2, timeout=PATIENCE_MS)
+    assert turns(page) == ["the <b>penstock</b>?", "A pipe of steel."]
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "of steel?")
+    finished(page, 2)
+    assert [turn["content"] for turn in asked.value.post_data_json["messages"]] == [
+        "the <b>penstock</b>?",
+        "A pipe of `steel`.",
+        "of steel?",
+    ]
+    page.get_by_role("button", name="New chat").click()
+    page.reload()
+    expect(page.get_by_label("Model")).to_have_value("tiny", timeout=PATIENCE_MS)
+    expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_a_question_is_edited_and_an_answer_tried_again(page):
+    page.route("**/v1/chat/completions", answering("One.", "Two.", "Two again.", "Other."))
+    ask(page, "first")
+    finished(page, 1)
+    ask(page, "second")
+    finished(page, 2)
+    page.locator(".turn.assistant").last.get_by_role("button", name="Retry").click()
+    expect(page.locator(".turn.assistant .text").last).to_have_text("Two again.", timeout=PATIENCE_MS)
+    assert turns(page) == ["first", "One.", "second", "Two again."]
+    page.locator(".turn.user").first.get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Message")).to_have_value("first")
+    expect(page.locator(".turn")).to_have_count(0)
+    with page.expect_request("**/v1/chat/completions") as asked:
+        ask(page, "another")
+    finished(page, 1)
+    assert asked.value.post_data_json["messages"] == [{"role": "user", "content": "another"}]
+    assert turns(page) == ["another", "Other."]
+
+
+def test_an_answer_that_failed_can_be_tried_again(page):
+    page.route("**/v1/chat/completions", lambda route: route.abort())
+    ask(page, "first")
+    finished(page, 1)
+    page.unroute("**/v1/chat/completions")
+    page.route("**/v1/chat/completions", answering("One."))
+    page.locator(".turn.assistant").get_by_role("button", name="Retry").click()
+    expect(page.locator(".turn.assistant .text").last).to_have_text("One.", timeout=PATIENCE_MS)
+    assert turns(page) == ["first", "One."]
+
+
+def test_a_turn_is_copied_as_it_was_written(page, server):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"], origin=server.url)
+    page.route("**/v1/chat/completions", answering("A **pipe**."))
+    ask(page, "what?")
+    finished(page, 1).get_by_role("button", name="Copy").click()
+    expect(page.get_by_role("button", name="Copied")).to_be_visible(timeout=PATIENCE_MS)
+    assert page.evaluate("navigator.clipboard.readText()") == "A **pipe**."
+
+
+def test_the_api_is_a_page_that_asks_nobody_else(page, server):
+    page.goto(f"{server.url}/docs")
+    page.get_by_text("POST /v1/chat/completions").click()
+    route = page.locator("details", has=page.get_by_text("POST /v1/chat/completions"))
+    expect(route.get_by_text("Sample among these tokens only.")).to_be_visible()
+    with server.http() as http:
+        reply = http.get("/docs")
+    assert (reply.status_code, "<script" in reply.text) == (200, False)
+    for path in http_paths(server):
+        assert path in reply.text
+
+
+def http_paths(server):
+    with server.http() as http:
+        return http.get("/openapi.json", headers={"Authorization": f"Bearer {KEY}"}).json()["paths"]
 
 
 def test_a_narrow_window_has_everything_in_it(page):

@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from penstock.cli.main import explain, main
+from penstock.cli.main import main
+from penstock.cli.streams import explain
 from penstock.core.signals import StopFlag
 from penstock.launch.local import run as run_processes
 from penstock.obs.sinks.jsonl import read_records
-from penstock.train.recipe import load_recipe
+from penstock.train.recipe.load import load_recipe
 from penstock.train.run import run as train
 
 
@@ -59,6 +60,6 @@ def test_a_run_is_scored_as_training_logged_it_and_its_export_alike(run, corpus,
     assert main(["eval", str(run), "--corpus", str(corpus), "--rows", "3"]) == 0
     assert "python " in capsys.readouterr().out
     assert main(["eval", str(run), "--sequence-length", "16"]) == 2
-    assert "those of the run where no --corpus is given" in " ".join(capsys.readouterr().err.split())
+    assert "need --corpus: without it they are those of the run" in " ".join(capsys.readouterr().err.split())
     assert main(["eval", str(tmp_path / "hf")]) == 2
     assert "has no held-out rows of its own. Give --corpus DIR." in " ".join(capsys.readouterr().err.split())

@@ -62,7 +62,7 @@ def test_a_frozen_rank_is_named_the_job_ends_and_resumes(words, tmp_path):
     assert code == 1, said
     assert "No step was finished for" in said
     assert "Ranks 0, 2 wait in step" in said
-    assert "Rank 1 wrote nothing: frozen, gone, or cut off" in said
+    assert "Rank 1 wrote nothing: frozen, dead, or cut off" in said
     record = json.loads((run / "hangs" / "rank-00000.json").read_text())
     assert record["collectives"]
     assert any("loop.py" in call for call in record["stacks"]["MainThread"])

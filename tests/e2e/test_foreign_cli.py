@@ -1,9 +1,13 @@
 """Corpora of other tools on the command line: indexed, verified, described, converted there and back."""
 
 import json
+import re
+import shlex
 import shutil
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.e2e.test_data_cli import one_line, penstock
@@ -60,3 +64,16 @@ def test_what_is_wrong_is_said_in_one_paragraph(
     assert message in one_line(done.stderr)
     assert "Traceback" not in done.stderr
     assert not (folder / "out").exists()
+
+
+def test_a_refused_file_of_text_is_a_corpus_after_the_command_of_its_refusal(tmp_path: Path) -> None:
+    table = pa.table({"n": [1], "story": pa.array(["the end"]).dictionary_encode()})
+    pq.write_table(table, tmp_path / "two words.parquet")
+    refused = penstock("describe", "two words.parquet", folder=tmp_path)
+    assert refused.returncode == 1
+    said = one_line(refused.stderr)
+    assert "two words.parquet holds text (story), not token ids" in said
+    command = re.search(r"`penstock data (prepare .*)`", said)
+    assert command is not None
+    assert penstock(*shlex.split(command[1]), folder=tmp_path).returncode == 0
+    assert json.loads(penstock("describe", "corpus", "--json", folder=tmp_path).stdout)["documents"] == 1

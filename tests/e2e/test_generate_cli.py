@@ -185,6 +185,7 @@ def read_until(terminal, wanted, *, seconds=60):
         ready, _, _ = select.select([terminal], [], [], max(0, end - time.monotonic()))
         assert ready, seen[-500:]
         seen += os.read(terminal, 4096)
+    return seen
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(folder):
@@ -193,7 +194,9 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(folder):
     process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     try:
-        read_until(ours, b"> ")
+        shown = read_until(ours, b"> ")
+        assert f"Talking to {folder.name} ".encode() in shown
+        assert b"/quit or Ctrl-D leaves, Ctrl-C stops an answer." in shown
         os.write(ours, b"hello\n")
         read_until(ours, b"hello\r\n")
         assert select.select([ours], [], [], 60)[0]  # the first of the 2,000 tokens of this answer
@@ -208,7 +211,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(folder):
 
 
 def test_model_text_cannot_control_the_terminal():
-    from penstock.cli.generate import _harmless
+    from penstock.cli.streams import _harmless
 
     assert _harmless("a\x1b]0;x\x07\tb\nü") == "a\ufffd]0;x\ufffd\tb\nü"
 
@@ -230,7 +233,7 @@ def test_an_export_to_a_full_disk_is_a_sentence_and_leaves_nothing(folder, tmp_p
         assert command_line.main(["export", str(folder), "--out", str(disk / "out")]) == 1
         message = " ".join(capsys.readouterr().err.split())
         assert message.startswith(f"penstock: {disk / 'out'} could not be written (")
-        assert "Free space" in message
+        assert "Free disk space" in message
         assert list(disk.iterdir()) == []
     finally:
         subprocess.run(["umount", disk], check=True)

@@ -46,7 +46,7 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
         assert wait_for(process, run, ranks=2, steps=6) > reached - 6
         asked = penstock("islands", run, 4)
         assert asked.returncode == 0, asked.stderr
-        assert "goes on with 4 islands" in asked.stdout
+        assert "continues with 4 islands" in asked.stdout
         wait_for(process, run, ranks=4, steps=6)
         refused = penstock("islands", run, 5)
         assert refused.returncode == 1
@@ -56,7 +56,7 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
     words = " ".join((tmp_path / "said").read_text().split())
     assert process.returncode == 75, words
     assert re.search(r"Rank \d was killed by SIGKILL", words)
-    assert "The run goes on with 2 islands." in words
+    assert "The run continues with 2 islands." in words
     audited = penstock("data", "audit", run)
     assert audited.returncode == 0, audited.stdout + audited.stderr
     assert [r["ranks"] for r in read_records(run / "metrics.jsonl") if r.get("event") == "start"] == [3, 2, 4]

@@ -1,14 +1,14 @@
 """`penstock plan` as a user types it: plans, files, JSON, and what is refused."""
 
 import json
+import re
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
 from penstock.cli.main import main
-from penstock.plan.hardware import Cluster
-from penstock.plan.shipped import cluster_names, cluster_of
+from penstock.plan.hardware import Cluster, cluster_names, cluster_of
 
 
 def said(capsys, *words):
@@ -20,8 +20,31 @@ def said(capsys, *words):
 def test_a_preset_is_planned_on_a_shipped_cluster_in_words(capsys):
     code, out, err = said(capsys, "--model", "llama3.2-1b", "--cluster", "vela", "--tokens", "100G")
     assert code == 0, err
-    for words in ("tokens/s/device", "MFU", "Chosen:", "memory", "days", "for the machines", "limited by"):
+    for words in (
+        "tokens/s/device",
+        "MFU",
+        "Chosen (*):",
+        "memory",
+        "days",
+        "for the machines",
+        "limited by",
+    ):
         assert words in out
+
+
+def test_a_small_job_on_a_slow_network_has_figures_other_than_zero(capsys, tmp_path):
+    cluster = tmp_path / "slow.toml"
+    shipped = (Path("recipes") / "clusters" / "two-cpus.toml").read_text()
+    cluster.write_text(shipped.replace("nic_gbit_s = 1", "nic_gbit_s = 0.05"))
+    shards = ("--set", "parallel.shard=4", "--set", "parallel.pipeline=1")
+    words = ("--model", "recipes/tiny.toml", "--cluster", cluster, "--tokens", "100k")
+    code, out, err = said(capsys, *words, *shards)
+    assert code == 0, err
+    network = re.search(r"network +([\d.]+) Gbit/s a node", out)
+    assert network
+    assert 0 < float(network[1]) < 0.1
+    assert "100k tokens: " in out
+    assert "0.0 days" not in out
 
 
 def test_a_plan_in_json_has_every_part_with_its_unit(capsys):

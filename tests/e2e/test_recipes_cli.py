@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
-from penstock.train.shipped import recipe_names
+from penstock.train.recipe.load import recipe_names
 from tests.e2e.conftest import penstock
 
 SHORT = [

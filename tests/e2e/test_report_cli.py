@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from html import unescape
 
 import numpy as np
 import pytest
@@ -131,6 +132,57 @@ def test_pointing_at_a_chart_reads_out_its_values(page, tmp_path):
     assert f"validation <span>{last['validation_loss']:#.4g}</span>" in elements
 
 
+USE = """<script>
+  const loss = document.querySelector("#loss"), plot = loss.querySelector(".plot");
+  const line = () => loss.querySelector("path.smooth").getAttribute("d");
+  const labels = (kind) => [...loss.querySelectorAll(`text.${kind}:not(.name)`)].map((t) => t.textContent);
+  const say = (name, value) => document.body.setAttribute("data-" + name, JSON.stringify(value));
+  const box = plot.getBoundingClientRect();
+  const mouse = (kind, part) => plot.dispatchEvent(new PointerEvent(kind, {
+    clientX: box.left + part * box.width, clientY: box.top + 9, pointerType: "mouse", bubbles: true }));
+  const [reset, log] = loss.querySelectorAll(".tools button"), smoothing = loss.querySelector("select");
+  log.click();
+  const plain = line();
+  log.click();
+  say("log", [plain !== line(), labels("y").length > 1]);
+  mouse("pointerdown", 0.5); mouse("pointermove", 0.9); mouse("pointerup", 0.9);
+  say("zoomed", labels("x").map(Number));
+  say("reset", reset.hidden);
+  smoothing.value = "9"; smoothing.dispatchEvent(new Event("change"));
+  const smooth = line();
+  smoothing.value = ""; smoothing.dispatchEvent(new Event("change"));
+  say("smooth", smooth !== line());
+  const before = line();
+  reset.click();
+  say("whole", [before !== line(), reset.hidden, labels("x").map(Number)]);
+</script></body>"""
+
+
+def test_a_chart_is_zoomed_smoothed_and_drawn_on_a_log_axis(page, tmp_path):
+    changed = tmp_path / "changed.html"
+    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
+    changed.write_text(text.replace("</body>", USE))
+    elements, complaints = open_in_browser(changed, tmp_path / "profile")
+    assert complaints == []
+    body = re.search(r"<body([^>]*)>", elements)[1]
+    said = {name: json.loads(unescape(text)) for name, text in re.findall(r'data-(\w+)="([^"]*)"', body)}
+    assert said["log"] == [True, True]
+    assert min(said["zoomed"]) >= 12, "half of 24 steps"
+    assert max(said["zoomed"]) <= 22
+    assert said["reset"] is False
+    assert said["smooth"] is True
+    assert said["whole"][:2] == [True, True]
+    assert said["whole"][2][0] == 0
+
+
+def test_axes_have_titles_and_python_does_not_show(page):
+    text = page.read_text()
+    assert len(re.findall(r'<text class="x name"[^>]*>(step|tokens)</text>', text)) == text.count("<figure")
+    assert not re.search(
+        r">[^<]*\b(None|True|False)\b", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    )
+
+
 def test_the_loss_of_a_run_on_one_corpus_is_held_against_its_unigram_entropy(page):
     found = re.search(r"unigram entropy ([\d.]+)</text>", page.read_text())
     assert float(found[1]) == pytest.approx(np.log(59), abs=0.02)  # token ids are uniform in [1, 60)
@@ -163,7 +215,7 @@ def test_out_and_references_are_honoured(run, tmp_path, capsys):
         (None, "{}", 2, "holds no metrics.jsonl"),
         ("", None, 2, "holds no config.json"),
         ("", "{}", 1, "has not recorded a step yet"),
-        ('{"step": 1, "loss": 2.0}\n', "[]", 2, "config.json must hold a JSON object"),
+        ('{"step": 1, "loss": 2.0}\n', "[]", 2, "config.json must contain a JSON object"),
         ('{"step": 1, "loss": 2.0}\nx\n{}\n', "{}", 1, "metrics.jsonl is not a JSON object"),
         ('{"step": 1, "loss": "x"}\n', "{}", 1, "Record 1 of the metrics is broken: 'x' is not a number"),
     ],

@@ -14,7 +14,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.core import config
 from penstock.core.files import write_json
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.load import build_recipe
 from tests.e2e.conftest import penstock, torchrun
 
 
@@ -220,8 +220,8 @@ def looked_into(run, out):
             2,
             "no other corpus has a share to take the rest",
         ),
-        (["mix", "RUN", "--set", "web=0.5", "--extend", "web"], 2, "requests of their own"),
-        (["mix", "RUN", "--at-step", "3"], 2, "--at-step and --reason go with a request"),
+        (["mix", "RUN", "--set", "web=0.5", "--extend", "web"], 2, "separate requests"),
+        (["mix", "RUN", "--at-step", "3"], 2, "--at-step and --reason need a request"),
         (["mix", "RUN", "--skip-steps", "9:3"], 2, "--skip-steps takes FIRST:PAST"),
         (["where", "RUN", "--step", "41"], 2, "The run has steps 1 to 40 (got 41)"),
         (["where", "RUN", "--step", "3", "--row", "12"], 2, "Step 3 has rows 0 to 11 (got 12)"),

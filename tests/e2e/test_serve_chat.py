@@ -103,7 +103,7 @@ def test_a_conversation_is_tokenized_as_a_chat_would_be(http):
     assert text(add_generation_prompt=False) == said
     assert text(tools=[ADD]) == f"<|tools|>[{json.dumps(ADD)}]<|end|>{said}<|assistant|>"
     refused = http.post("/tokenize", json={"prompt": "a", "add_generation_prompt": False})
-    assert (refused.status_code, "go with messages" in refused.text) == (400, True)
+    assert (refused.status_code, "need messages" in refused.text) == (400, True)
 
 
 def test_variables_of_the_template_can_be_given(client):

@@ -7,8 +7,7 @@ from openai.types import Completion
 
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
-from penstock.engine.params import Params
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling_params import Params, Sampling
 from tests.serving import PATIENCE_S, strict
 
 

@@ -4,12 +4,14 @@ import contextlib
 import json
 import signal
 import socket
+import time
 
 import openai
 import pytest
 
 from penstock.cli import main as command_line
 from tests.serving import PATIENCE_S, end, make_model, serving
+from tests.tiny_models import panicking
 
 ENDLESS = {"prompt": "the", "max_tokens": 4000, "ignore_eos": True, "stream": True}
 
@@ -156,7 +158,49 @@ def test_headers_without_end_are_not_kept(hasty):
         with contextlib.suppress(ConnectionError):  # the server closes while this still sends
             for _ in range(64):
                 endless.sendall(b"x" * 65_536)
-            assert endless.recv(1) == b""
+            assert endless.makefile("rb").read().startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize(("pieces", "pause"), [(1, 0.0), (40, 0.0), (70, 0.002)])
+@pytest.mark.parametrize("in_address", [True, False])
+def test_a_head_that_is_too_large_is_431_however_it_is_cut(hasty, in_address, pieces, pause):
+    padding = b"x" * 70_000
+    head = b"GET /health?%b HTTP/1.1\r\nHost: x\r\n\r\n" % padding
+    if not in_address:
+        head = b"GET /health HTTP/1.1\r\nHost: x\r\nA: %b\r\nB: %b\r\n\r\n" % (
+            padding[:40_000],
+            padding[:30_000],
+        )
+    step = -(-len(head) // pieces)
+    with socket.create_connection(("127.0.0.1", hasty.started["port"]), timeout=PATIENCE_S) as large:
+        large.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for begin in range(0, len(head), step):
+            large.sendall(head[begin : begin + step])
+            time.sleep(pause)
+        said = large.makefile("rb").read()
+    assert said.startswith(b"HTTP/1.1 431 ")
+    assert "65,536 bytes" in json.loads(said.partition(b"\r\n\r\n")[2])["error"]["message"]
+    with hasty.http() as http:
+        assert http.get("/health", headers={"A": "x" * 60_000}).status_code == 200
+
+
+def test_a_tokenizer_that_panics_fails_that_request_alone(tmp_path):
+    folder = make_model(tmp_path / "tiny")
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_bytes(panicking(tokenizer.read_bytes()))
+    with serving(folder, "--cache-gib", "0.05") as server, server.http() as http:
+        for route, body in (
+            ("/v1/completions", {"prompt": "caf\u00e9"}),
+            ("/v1/completions", {"prompt": "caf\u00e9", "stream": True}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\u6c34" * 2000}]}),
+            ("/v1/embeddings", {"input": ["a", "\u6c34"]}),
+            ("/tokenize", {"prompt": "\u00e9"}),
+        ):
+            failed = http.post(route, json=body)
+            assert (failed.status_code, failed.json()["error"]["type"]) == (500, "server_error"), route
+            assert "tokenizer fails on this text" in failed.json()["error"]["message"]
+        assert http.post("/v1/completions", json={"prompt": "cafe", "max_tokens": 2}).status_code == 200
+        assert end(server) == 0
 
 
 def test_without_its_packages_serving_says_which(monkeypatch, capsys):
@@ -176,7 +220,7 @@ def started(folder, monkeypatch, capsys):
             services.append(service)
             on_started()
 
-        monkeypatch.setattr("penstock.serve.run.run", run)
+        monkeypatch.setattr("penstock.serve.server.run", run)
         assert command_line.main(["serve", str(folder), "--port", "0", "--json", *words]) == 0
         return services[0], json.loads(capsys.readouterr().out)
 
@@ -198,30 +242,28 @@ def test_the_apis_sampling_can_be_had_instead_of_the_models(folder, started, wor
 @pytest.mark.parametrize(("words", "is_token"), [([], False), (["--trust-contents"], True)])
 def test_contents_are_trusted_where_the_command_line_says_so(started, words, is_token):
     service, _ = started(*words)
-    encoded = service.served.words.encode_chat([{"role": "user", "content": "<|endoftext|>"}])
+    encoded = service.served.text_processor.encode_chat([{"role": "user", "content": "<|endoftext|>"}])
     assert (0 in encoded) == is_token
 
 
 def test_an_address_of_another_machine_is_not_a_matter_of_the_port(folder, capsys):
     assert command_line.main(["serve", str(folder), "--host", "192.0.2.1", "--insecure", "--port", "0"]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert (
-        "192.0.2.1:0 cannot be listened at: Cannot assign requested address. Give an address of this" in said
-    )
+    assert "Cannot listen on 192.0.2.1:0: Cannot assign requested address. Give an address of this" in said
 
 
 def test_ports_that_are_taken_are_wrong_usage(folder, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert command_line.main(["serve", str(folder), "--port", str(port)]) == 2
-    assert f"127.0.0.1:{port} cannot be listened at" in " ".join(capsys.readouterr().err.split())
+    assert f"Cannot listen on 127.0.0.1:{port}" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
         (["--host", "0.0.0.0"], 2, "there is no API key"),
-        (["--api-keys", "absent"], 2, "file of keys absent cannot be read"),
+        (["--api-keys", "absent"], 2, "key file absent cannot be read"),
         (["--adapter", "x"], 2, "--adapter is NAME=FOLDER"),
         (["--name", "x", "--adapter", "x=y"], 2, "a name that neither the model has"),
         (["--max-open", "0"], 2, "max_open must be positive"),

@@ -27,7 +27,7 @@ def ranks_of(pid):
         for path in Path(f"/proc/{pid}/task").glob("*/children")
         for child in path.read_text().split()
     ]
-    return [child for child in children if b"ranks.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children if b"workers.worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 @contextmanager

@@ -7,19 +7,39 @@ import pytest
 from tests.serving import ADD, CONTEXT, HELLO
 
 CHAT = {"messages": HELLO}
+LONG = "the " * 10**6
 CALLED, ARGUMENTS = {"id": "call_1", "type": "function"}, {"name": "add", "arguments": "[1]"}
 REFUSED = {
     "too long": ("completions", {"prompt": [1] * CONTEXT}, f"fills the model's context of {CONTEXT:,}"),
+    "too many bytes": (
+        "completions",
+        {"prompt": LONG},
+        "prompt has 4,000,000 bytes; the context of 4,096 tokens",
+    ),
+    "too many bytes in a list": ("completions", {"prompt": ["a", LONG]}, "prompt has 4,000,000 bytes"),
+    "too many bytes said": (
+        "chat/completions",
+        {"messages": [{"role": "user", "content": LONG}]},
+        "messages has 4,000,0",
+    ),
+    "too many bytes of input": ("responses", {"input": LONG}, "bytes; the context of 4,096 tokens"),
+    "too many bytes to embed": ("embeddings", {"input": [LONG]}, "input has 4,000,000 bytes"),
+    "too many bytes to tokenize": ("/tokenize", {"prompt": LONG}, "prompt has 4,000,000 bytes"),
+    "too many bytes to tokenize of a chat": (
+        "/tokenize",
+        {"messages": [{"role": "user", "content": LONG}]},
+        "messages has 4,000,0",
+    ),
     "too many tokens": ("completions", {"prompt": "a", "max_tokens": CONTEXT}, "do not fit the context of"),
     "unknown key inside": (
         "completions",
         {"prompt": "a", "stream": True, "stream_options": {"include_usag": True}},
-        "stream_options.include_usag: this key is not known.",
+        "stream_options.include_usag: unknown key.",
     ),
     "unknown key": (
         "completions",
         {"prompt": "a", "best_off": 3},
-        "best_off: this key is not known (is 'best_of' meant?).",
+        "best_off: unknown key (did you mean 'best_of'?).",
     ),
     "wrong type": ("completions", {"prompt": "a", "n": "2"}, "n: Input should be a valid integer (got '2')"),
     "no form": (
@@ -35,11 +55,15 @@ REFUSED = {
     "deep": ("completions", "[" * 100_000, "it is nested too deeply."),
     "many digits": ("completions", '{"prompt": "a", "n": ' + "9" * 5000 + "}", "too many digits."),
     "no prompt": ("completions", {}, "prompt: this key is missing"),
-    "no role": ("chat/completions", {"messages": [{"content": "x"}]}, "messages.0: Must have a known 'role'"),
+    "no role": (
+        "chat/completions",
+        {"messages": [{"content": "x"}]},
+        "messages.0: Must be a message with a 'role'",
+    ),
     "many mistakes": (
         "chat/completions",
         {"messages": [{}] * 9},
-        "messages.0: Must have a known 'role' (got {}).",
+        "messages.0: Must be a message with a 'role' (got {}).",
     ),
     "half a character": (
         "completions",
@@ -56,16 +80,69 @@ REFUSED = {
         '{"input": "a", "metadata": {"a": "\\uD800"}}',
         "half of a pair",
     ),
-    "unknown token": ("completions", {"prompt": [9999]}, "a token the model does not know"),
+    "unknown token": ("completions", {"prompt": [9999]}, "a token id outside the"),
     "empty list": ("completions", {"prompt": []}, "empty list"),
-    "many prompts": ("completions", {"prompt": ["a"] * 129}, "at most 128"),
+    "many prompts": ("completions", {"prompt": ["a"] * 129}, "the limit is 128"),
     "many answers": ("completions", {"prompt": "a", "n": 17}, "n is at most 16 (got 17)"),
-    "many stops": ("completions", {"prompt": "a", "stop": ["a"] * 17}, "at most 16"),
-    "empty stop": ("completions", {"prompt": "a", "stop": ""}, "A stop text has 1 to 256"),
-    "bias of no token": ("completions", {"prompt": "a", "logit_bias": {"x": 1.0}}, "no token id below"),
+    "many stops": ("completions", {"prompt": "a", "stop": ["a"] * 17}, "the limit is 16"),
+    "empty stop": ("completions", {"prompt": "a", "stop": ""}, "A stop text must have 1 to 256"),
+    "bias of no token": ("completions", {"prompt": "a", "logit_bias": {"x": 1.0}}, "not a token id below"),
     "best_of": ("completions", {"prompt": "a", "best_of": 3}, "best_of must equal n"),
     "no messages": ("chat/completions", {"messages": []}, "messages: "),
-    "unknown role": ("chat/completions", {"messages": [{"role": "king", "content": "x"}]}, "king"),
+    "unknown role": ("chat/completions", {"messages": [{"role": "critic", "content": "x"}]}, "no critics"),
+    "usage of no stream": (
+        "completions",
+        {"prompt": "a", "stream_options": {"include_usage": True}},
+        "stream_options is given without stream",
+    ),
+    "usage of no streamed chat": ("chat/completions", {**CHAT, "stream_options": {}}, "without stream: true"),
+    "a streamed prompt": (
+        "completions",
+        {"prompt": "a", "prompt_logprobs": 1, "stream": True},
+        "prompt_logprobs are not part of a stream",
+    ),
+    "a prompt of no tokens": (
+        "completions",
+        {"prompt": "a", "truncate_prompt_tokens": 0},
+        "or at least 1 (got 0)",
+    ),
+    "a token that is not there": (
+        "completions",
+        {"prompt": "a", "allowed_token_ids": [1, 400]},
+        "outside the vocabulary",
+    ),
+    "a likely token that is not there": (
+        "chat/completions",
+        {**CHAT, "logprobs": True, "logprob_token_ids": [400]},
+        "logprob_token_ids has a token id outside the vocabulary",
+    ),
+    "tokens to tell without the rest": (
+        "chat/completions",
+        {**CHAT, "logprob_token_ids": [5]},
+        "logprob_token_ids is given without logprobs",
+    ),
+    "no token is allowed": ("completions", {"prompt": "a", "allowed_token_ids": []}, "at least 1 item"),
+    "many tokens are allowed": (
+        "completions",
+        {"prompt": "a", "allowed_token_ids": [1] * 4097},
+        "at most 4096",
+    ),
+    "many tokens to tell": (
+        "completions",
+        {"prompt": "a", "logprobs": 0, "logprob_token_ids": [1] * 129},
+        "at most 128",
+    ),
+    "many bad words": ("completions", {"prompt": "a", "bad_words": ["a"] * 129}, "at most 128"),
+    "a long bad word": ("completions", {"prompt": "a", "bad_words": ["a" * 257]}, "at most 256"),
+    "many documents": ("chat/completions", {**CHAT, "documents": [{}] * 1025}, "at most 1024"),
+    "many texts to rank": ("rerank", {"query": "a", "documents": ["a"] * 2049}, "the limit is 2,048"),
+    "texts that make no pairs": ("score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1 has 2 texts and"),
+    "nothing to rank": ("rerank", {"query": "a", "documents": []}, "at least 1 item"),
+    "an empty question": (
+        "rerank",
+        {"query": [], "documents": ["a"]},
+        "query: Input should be a valid string",
+    ),
     "image": (
         "chat/completions",
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
@@ -76,7 +153,7 @@ REFUSED = {
     "arguments of no object": (
         "chat/completions",
         {"messages": [{"role": "assistant", "tool_calls": [{**CALLED, "function": ARGUMENTS}]}]},
-        "The arguments of a tool call are no JSON object (got '[1]')",
+        "The arguments of a tool call are not a JSON object (got '[1]')",
     ),
     "call of nothing": ("chat/completions", {**CHAT, "tool_choice": "required"}, "there are no tools"),
     "unknown tool": (
@@ -89,7 +166,7 @@ REFUSED = {
         {"prompt": "a", "suffix": "b"},
         "suffix: Must be null, or left out (got 'b')",
     ),
-    "many texts": ("embeddings", {"input": ["a"] * 2049}, "at most 2,048"),
+    "many texts": ("embeddings", {"input": ["a"] * 2049}, "the limit is 2,048"),
     "top_logprobs": ("chat/completions", {**CHAT, "top_logprobs": 2}, "without logprobs"),
     "embedding nothing": ("embeddings", {"input": []}, "empty list"),
 }
@@ -99,7 +176,8 @@ REFUSED = {
 def test_a_mistake_is_400_and_says_what_to_do(http, name):
     route, body, message = REFUSED[name]
     content = body if isinstance(body, str | bytes) else json.dumps(body)
-    reply = http.post(f"/v1/{route}", content=content, headers={"Content-Type": "application/json"})
+    path = route if route.startswith("/") else f"/v1/{route}"
+    reply = http.post(path, content=content, headers={"Content-Type": "application/json"})
     error = reply.json()["error"]
     assert (reply.status_code, error["type"]) == (400, "invalid_request_error"), reply.text
     assert message in error["message"]
@@ -114,7 +192,7 @@ def test_a_mistake_is_400_and_says_what_to_do(http, name):
             "(got Content-Type: text/plain). Send `Content-Type: application/json`.",
         ),
         ({}, "(got Content-Type: none)"),
-        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "Compressed bodies are not read"),
+        ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, "Compressed bodies are refused"),
     ],
 )
 def test_a_body_that_is_not_declared_to_be_json_is_refused(http, headers, message):
@@ -126,9 +204,9 @@ def test_a_body_that_is_not_declared_to_be_json_is_refused(http, headers, messag
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
-        ("GET", "/v2", 404, "There is nothing at /v2. Known: /detokenize, "),
+        ("GET", "/v2", 404, "There is no route /v2. Known: /detokenize, "),
         ("POST", "/chat/completions", 404, "Did you mean '/v1/chat/completions'?"),
-        ("GET", "/v1/completions", 405, "GET does not go with /v1/completions. Use POST."),
+        ("GET", "/v1/completions", 405, "GET is not supported by /v1/completions. Use POST."),
     ],
 )
 def test_an_address_that_is_not_there_is_told_what_is(http, method, path, status, message):

@@ -153,8 +153,8 @@ def test_an_effort_is_a_variable_of_the_template(client):
     ("more", "param", "said"),
     [
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the earlier items in input"),
-        ({"store": True}, "store", "not kept"),
-        ({"background": True}, "background", "while the client waits"),
+        ({"store": True}, "store", "not stored"),
+        ({"background": True}, "background", "not supported"),
         ({"tools": [{"type": "web_search"}]}, "tools.0.type", "Input should be 'function'"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"tool_choice": {"type": "mcp"}}, "tool_choice", 'Must be "none", "auto", "required"'),
@@ -166,9 +166,9 @@ def test_an_effort_is_a_variable_of_the_template(client):
         ({"truncation": "auto"}, "truncation", "shorten input"),
         ({"input": "a " * 5000}, "input", "fills the model's context"),
         ({"max_output_tokens": 10**6}, "max_output_tokens", "do not fit the context"),
-        ({"conversation": "conv_1"}, "conversation", "this key is not known"),
-        ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "leave its summary out"),
-        ({"include": ["reasoning.encrypted_content"]}, "include", "leave include out"),
+        ({"conversation": "conv_1"}, "conversation", "unknown key"),
+        ({"reasoning": {"summary": "auto"}}, "reasoning.summary", "leave summary out"),
+        ({"include": ["reasoning.encrypted_content"]}, "include.0", "message.output_text.logprobs"),
         ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"not": {}}}}}, None, "Unimplem"),
     ],
 )

@@ -130,10 +130,18 @@ def test_of_the_allowed_tools_alone_one_is_called_and_the_model_is_told_of_all(c
             "Invalid type: whole",
         ),
         ({"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}}}, "Unimplemented keys"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"maximum": 3 * 2**90}}},
+            "3713820117856140824697372672",
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": {"enum": [-(10**25), 1]}}},
+            "cannot be used",
+        ),
         ({"type": "grammar", "grammar": "start: " + "(" * 60_000}, "nested"),
         ({"type": "regex", "regex": "a" * 70_000}, "too long"),
     ],
-    ids=["regex", "type", "not", "deep", "long"],
+    ids=["regex", "type", "not", "maximum", "enum", "deep", "long"],
 )
 def test_what_cannot_be_followed_is_400_with_the_reason(client, form, said):
     with pytest.raises(openai.BadRequestError, match=said):

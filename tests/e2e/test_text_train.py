@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.data.manifest import load_manifest
+from penstock.data.corpus.manifest import load_manifest
 from tests.e2e.conftest import penstock
 from tests.e2e.test_train_cli import losses_of
 

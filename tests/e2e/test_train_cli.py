@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -97,13 +99,20 @@ def test_a_run_killed_while_it_saves_keeps_the_last_complete_checkpoint(recipe, 
     assert not list((run / "checkpoints").glob(".*")), "what a killed writer left is gone"
 
 
+def handles(pid, number):
+    """True if a process has a handler of its own for a signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(re.search(r"^SigCgt:\s*(\w+)", status, re.M)[1], 16) >> (number - 1) & 1)
+
+
 def test_a_stop_that_arrives_while_processes_start_is_not_lost(recipe, tmp_path):
     words = ["train", str(recipe), "--set", "run.steps=100000", "--processes", "2"]
     with subprocess.Popen(
         [sys.executable, "-m", "penstock", *words], stderr=subprocess.PIPE, text=True
     ) as process:
-        time.sleep(1.0)  # torch is being imported: there is nothing to wait for yet
-        process.terminate()
+        while process.poll() is None and not handles(process.pid, signal.SIGTERM):
+            time.sleep(0.01)
+        process.terminate()  # now: its ranks are still to be started
         said = process.communicate(timeout=120)[1]
     assert process.returncode == 75, said
     assert len(losses_of(tmp_path / "run")) == 1, "one step, to have something to save"
@@ -156,6 +165,17 @@ def test_a_finished_run_says_so_and_can_be_extended(recipe):
     assert "resumed step=10" in longer.stderr
 
 
+def test_an_edited_recipe_takes_effect_at_a_resume_and_leaves_an_event(recipe, tmp_path):
+    assert penstock("train", recipe, "--set", "run.steps=4").returncode == 0
+    edited = penstock("train", recipe, "--set", "run.steps=6", "--set", "data.global_batch_size=24")
+    assert edited.returncode == 0, edited.stderr
+    assert "step=4 setting=global_batch_size saved=12 told=24 applied" in edited.stderr
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    [event] = [record for record in records if record.get("event") == "resume_change"]
+    assert (event["step"], event["saved"], event["told"], event["applied"]) == (4, 12, 24, True)
+    assert penstock("data", "audit", tmp_path / "run").returncode == 0
+
+
 def test_torchrun_trains_too(recipe, tmp_path):
     done = torchrun("train", recipe, "--set", "run.steps=4")
     assert done.returncode == 0, done.stderr
@@ -179,3 +199,33 @@ def test_ranks_that_work_on_the_same_rows_log_them_once(recipe):
     audited = penstock("data", "audit", recipe.parent / "run")
     assert audited.returncode == 0, audited.stdout + audited.stderr
     assert "48 samples" in audited.stdout
+
+
+def test_an_edited_learning_rate_is_visible_in_log_report_and_a_kept_recipe(recipe, tmp_path):
+    run = tmp_path / "run"
+    assert penstock("train", recipe, "--set", "run.steps=8").returncode == 0
+    edited = ("--set", "run.steps=16", "--set", "optim.learning_rate=0.002", "--set", "data.holdout=0.1")
+    again = penstock("train", recipe, *edited)
+    assert again.returncode == 0, again.stderr
+    assert "changed optim.learning_rate from=0.01 to=0.002" in again.stderr
+    assert "data.holdout" not in again.stderr, "told anew, and the same"
+    starts = [record for record in records_of(run) if record.get("event") == "start"]
+    assert [start["changes"] for start in starts] == [
+        {},
+        {"run.steps": [8, 16], "optim.learning_rate": [0.01, 0.002]},
+    ]
+    kept = [json.loads((run / start["recipe"]).read_text()) for start in starts]
+    assert [each["optim"]["learning_rate"] for each in kept] == [0.01, 0.002]
+    assert kept[1] == json.loads((run / "config.json").read_text())
+    assert penstock("report", run).returncode == 0
+    page = (run / "report.html").read_text()
+    assert "run.steps 8 → 16; optim.learning_rate 0.01 → 0.002" in page
+
+
+def test_a_run_that_is_finished_already_keeps_its_recipe(recipe, tmp_path):
+    assert penstock("train", recipe, "--set", "run.steps=6").returncode == 0
+    before = (tmp_path / "run" / "config.json").read_bytes()
+    again = penstock("train", recipe, "--set", "run.steps=6", "--set", "optim.learning_rate=0.5")
+    assert again.returncode == 0
+    assert (tmp_path / "run" / "config.json").read_bytes() == before
+    assert len(list((tmp_path / "run" / "starts").iterdir())) == 1

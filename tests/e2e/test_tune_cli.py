@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.cli.main import main
-from penstock.data.manifest import load_manifest, save_manifest
+from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
@@ -90,7 +90,7 @@ def test_text_of_another_tokenizer_is_named(model, corpus, tmp_path, capsys):
     [
         ({"--speculator": None}, "Nothing to train was named"),
         ({"--steps": "0"}, "steps must be at least 1"),
-        ({"--sequence-length": "200"}, "beyond the model's context of 128 tokens"),
+        ({"--sequence-length": "200"}, "longer than the model's context of 128 tokens"),
         ({"--data": "absent"}, "absent"),
     ],
 )

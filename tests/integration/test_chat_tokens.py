@@ -11,8 +11,8 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from penstock.core.errors import UsageError
-from penstock.engine.words import Words
-from penstock.text.chat import ChatTemplate
+from penstock.engine.text_processor import TextProcessor
+from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import Tokenizer
 
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<unk>", "[X]", "x[X]y"]
@@ -71,7 +71,7 @@ def made(request):
 
 def words_of(made, source, **more):
     template = ChatTemplate(source=source, variables=TOKENS)
-    return Words(tokenizer=Tokenizer(made.to_str().encode()), template=template, **more)
+    return TextProcessor(tokenizer=Tokenizer(made.to_str().encode()), template=template, **more)
 
 
 def theirs(made, source, messages):

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 from torch._dynamo.utils import counters
-from penstock.parallel.compile import compile_blocks
-from penstock.parallel.compile_config import CompileConfig
+from penstock.parallel.apply import compile_blocks
+from penstock.parallel.config import CompileConfig
 
 torch.set_num_threads(1)
 model = SimpleNamespace(layers=nn.ModuleList(nn.GELU() for _ in range(2)))

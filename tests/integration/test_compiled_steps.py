@@ -4,90 +4,29 @@ import gc
 import threading
 import weakref
 
-import numpy as np
 import pytest
 import torch
-from tests.families import small_llama
+from tests.compiled_cases import (
+    BLOCK_SIZE,
+    MAX_SEQUENCES,
+    NUM_LAYERS,
+    STEPS,
+    compiled_steps,
+    engine_parts,
+    graphs_of,
+    logits_of,
+    step_of,
+)
 from torch._dynamo.backends.debugging import aot_eager
 
 from penstock.core.errors import ConfigError
-from penstock.engine.adapters import Adapters
-from penstock.engine.batch import Batch
-from penstock.engine.compiled import CompiledSteps, is_wanted
-from penstock.engine.decode_graphs import DecodeGraphs
-from penstock.engine.fuse import fuse
-from penstock.engine.kv_cache import PagedCache
-from penstock.engine.runner import Runner
-from penstock.engine.weights import prepare
-from penstock.models.llama.model import Llama
+from penstock.engine.model_runner.compiled_steps import is_wanted
+from penstock.engine.model_runner.lora import Adapters
+from penstock.engine.model_runner.runner import Runner
 from penstock.nn import native
 from penstock.nn.kernels import paged
 
-NUM_LAYERS = 2
-BLOCK_SIZE, MAX_BLOCKS, MAX_SEQUENCES, MAX_TOKENS = 4, 8, 3, 20
-
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="compiled steps need the operators")
-
-
-def engine_parts(weights="stored", *, device="cpu", **windows):
-    torch.manual_seed(5)
-    config = small_llama(
-        vocab_size=50,
-        num_hidden_layers=NUM_LAYERS,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=MAX_BLOCKS * BLOCK_SIZE,
-        **windows,
-    )
-    model = Llama(config).eval().to(device)
-    fuse(model)
-    prepare(model, weights)
-    cache = PagedCache(
-        NUM_LAYERS,
-        num_blocks=MAX_SEQUENCES * MAX_BLOCKS + 1,
-        block_size=BLOCK_SIZE,
-        kv_heads=1,
-        head_dim=16,
-        dtype=torch.float32,
-        device=torch.device(device),
-    )
-    return model, cache
-
-
-def step_of(sizes, starts):
-    """A step in which share i computes so many tokens of sequence i, whose blocks follow each other."""
-    positions = [np.arange(start, start + size) for size, start in zip(sizes, starts, strict=True)]
-    slots = [p + i * MAX_BLOCKS * BLOCK_SIZE for i, p in enumerate(positions)]
-    lengths = np.array([p[-1] + 1 for p in positions], dtype=np.int32)
-    tables = np.arange(len(sizes) * MAX_BLOCKS, dtype=np.int32).reshape(len(sizes), MAX_BLOCKS)
-    ends = np.cumsum([0, *sizes]).astype(np.int32)
-    whole = np.concatenate(positions)
-    return Batch(
-        token_ids=(whole * 7 + 3) % 50,
-        positions=whole,
-        slots=np.concatenate(slots),
-        query_starts=ends,
-        lengths=lengths,
-        block_tables=tables[:, : -(-int(lengths.max()) // BLOCK_SIZE)],
-        logit_rows=(ends[1:] - 1).astype(np.int64),
-        adapters=np.full(len(sizes), -1, dtype=np.int32),
-    )
-
-
-STEPS = [step_of([5, 2, 7], [0, 0, 0])]
-STEPS += [step_of([1] * count, [5 + i, 2 + i, 7 + i][:count]) for i, count in enumerate([3, 2, 1, 3, 3, 1])]
-STEPS += [step_of([1, 6], [9, 3]), step_of([20], [0]), step_of([1, 1, 2], [20, 9, 12])]
-"""Prompts, answers in the making, and both; a program has tokens to spare, or shares, or neither."""
-
-
-def logits_of(model, cache, forward=None):
-    runner = Runner(model, cache, Adapters(model, model.config), forward=forward)
-    return [runner.run(step).logits for step in STEPS]
-
-
-def compiled_steps(backend, parts):
-    sizes = {"max_sequences": MAX_SEQUENCES, "max_tokens": MAX_TOKENS, "max_blocks": MAX_BLOCKS}
-    return CompiledSteps(*parts, **sizes, backend=backend)
 
 
 COMPUTED: list[int] = []
@@ -186,17 +125,6 @@ def test_no_step_asks_the_host_for_numbers():
     assert replayed
 
 
-def graphs_of(compiled, cache):
-    """Graphs that compute again what they have recorded, from the same tensors."""
-    replayed = []
-
-    def record(compute):
-        compute()
-        return lambda: replayed.append(compute()) or replayed[-1]
-
-    return DecodeGraphs(compiled._compute, cache, max_blocks=MAX_BLOCKS, record=record), replayed
-
-
 def test_steps_of_decoding_are_replayed_from_tensors_of_the_graph():
     parts = engine_parts()
     compiled = compiled_at_once(parts)
@@ -286,7 +214,9 @@ def test_steps_are_compiled_where_it_was_asked_for(asked, device, ranks, wanted)
 
 
 def test_ranks_are_not_compiled():
-    with pytest.raises(ConfigError, match=r"compile=on is for one process \(got 'tensor_parallel=2'\)"):
+    with pytest.raises(
+        ConfigError, match=r"compile=on supports one process only \(got 'tensor_parallel=2'\)"
+    ):
         is_wanted("on", device=torch.device("cpu"), ranks=2)
 
 

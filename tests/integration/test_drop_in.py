@@ -1,4 +1,4 @@
-"""The loader in others' hands: transforms in processes, torch's loaders under the kit, the comparison."""
+"""The loader in others' hands: transforms, torch's loaders under the kit, the comparison."""
 
 import json
 import runpy
@@ -9,20 +9,21 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.components.dataloader import BaseDataLoader
-from trying_transforms import dies_at_nine, fails_at_nine, takes_for_ever
 
 from penstock.core.errors import TransformError
 from penstock.data import Loader
 from penstock.data.torch_dataset import stream
-from penstock.data.transform import Transform
+from penstock.data.transform import Sample
 from penstock.data.transforms import FillInTheMiddle
 from penstock.testing.corpora import numbered_corpus
-from penstock.testing.loader_adapters import PenstockAdapter, StatefulAdapter
+from penstock.testing.loader_adapters import StatefulAdapter
 from penstock.testing.loaders import assert_bounded_state, assert_resumable
 
 ROOT = Path(__file__).parent.parent.parent
@@ -30,6 +31,12 @@ FIM = FillInTheMiddle(prefix_id=90_001, middle_id=90_002, suffix_id=90_003, rate
 
 # torchdata 0.11 calls what torch 2.13 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+
+
+def fails_at_nine(sample: Sample, _rng: np.random.Generator) -> Sample:
+    if sample.sample_id == 9:
+        raise KeyError("no such language")
+    return sample
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +68,7 @@ def rows(loader: Loader, steps: int) -> dict[int, tuple[list[int], list[int]]]:
 # Transforms in the loader
 
 
-def test_transformed_samples_do_not_depend_on_processes_ranks_batches_or_resumes(
+def test_transformed_samples_do_not_depend_on_threads_ranks_batches_or_resumes(
     make: Callable[..., Loader],
 ) -> None:
     alone = rows(make(), 9)
@@ -70,11 +77,11 @@ def test_transformed_samples_do_not_depend_on_processes_ranks_batches_or_resumes
     assert rows(make(num_workers=2), 9) == alone
     assert rows(make(global_batch_size=12), 3) == alone
 
-    loader = make(transform_processes=2, fields=("input_ids", "labels", "cu_seqlens"))
+    loader = make(fields=("input_ids", "labels", "cu_seqlens"))
     first = rows(loader, 3)
-    ranks = [make(transform_processes=r, rank=r, world_size=3, global_batch_size=6) for r in range(3)]
+    ranks = [make(num_workers=r, rank=r, world_size=3, global_batch_size=6) for r in range(3)]
     for rank in ranks:
-        rank.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+        rank.load_state_dict(json.loads(json.dumps(loader.state_dict())), on_change="apply")
     assert first | {k: v for rank in ranks for k, v in rows(rank, 4).items()} == alone
 
 
@@ -83,11 +90,11 @@ def test_single_samples_are_transformed_alike(make: Callable[..., Loader]) -> No
     assert (sample["input_ids"].tolist(), sample["labels"].tolist()) == rows(make(), 2)[7]
 
 
-@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_failing_transform_is_named_with_its_sample_at_its_step(
-    make: Callable[..., Loader], processes: int
+    make: Callable[..., Loader], num_workers: int
 ) -> None:
-    loader = make(transform=fails_at_nine, transform_processes=processes)
+    loader = make(transform=fails_at_nine, num_workers=num_workers)
     assert sorted(rows(loader, 2)) == list(range(8))
     with pytest.raises(TransformError) as caught:
         rows(loader, 1)
@@ -96,23 +103,16 @@ def test_a_failing_transform_is_named_with_its_sample_at_its_step(
     assert loader.step == 2
 
 
-@pytest.mark.parametrize(
-    ("transform", "message"),
-    [
-        (dies_at_nine, "A worker process of transform 'dies_at_nine' was killed by SIGKILL at sample 9."),
-        (lambda sample, _rng: sample, "cannot be sent to worker processes"),
-    ],
-)
-def test_a_worker_that_cannot_go_on_says_why(
-    make: Callable[..., Loader], transform: Transform, message: str
-) -> None:
-    with pytest.raises(TransformError) as caught:
-        rows(make(transform=transform, transform_processes=1), 3)
-    assert message in str(caught.value)
-
-
-def test_closing_does_not_wait_for_a_transform_that_takes_for_ever(make: Callable[..., Loader]) -> None:
-    assert len(rows(make(transform=takes_for_ever, transform_processes=1), 2)) == 8
+def test_a_heavy_transform_runs_in_the_processes_of_a_dataloader(make: Callable[..., Loader]) -> None:
+    batches = DataLoader(stream(make(), steps=9), batch_size=None, num_workers=2)
+    found = {
+        sample: (ids, labels)
+        for batch in batches
+        for sample, ids, labels in zip(
+            *(batch[name].tolist() for name in ("sample_ids", "input_ids", "labels")), strict=True
+        )
+    }
+    assert found == rows(make(), 9)
 
 
 # The conformance kit on what others hand our batches through
@@ -126,13 +126,6 @@ def test_a_stateful_dataloader_over_our_stream_keeps_its_promises(make: Callable
     adapter = StatefulAdapter(opened, lambda batch: batch["input_ids"])
     assert_resumable(adapter, world_size=2, num_workers=2, at=(0, 3), batches=4)
     assert_bounded_state(adapter, num_workers=1, batches=10, limit_bytes=8192)
-
-
-def test_a_loader_with_transform_processes_resumes(corpus: Path) -> None:
-    ours = PenstockAdapter(
-        {"web": corpus}, sequence_length=32, global_batch_size=4, transform=FIM, transform_processes=1
-    )
-    assert_resumable(ours, at=(2,), batches=3)
 
 
 # Checkpoints of torch.distributed

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from penstock import LLM, EngineConfig, Params
 from penstock.core.errors import ModelError
-from penstock.engine.sampling import GREEDY
-from penstock.engine.structured import choice
+from penstock.engine.sampling.grammar_text import choice
+from penstock.engine.sampling_params import GREEDY
 
 CONFIG = EngineConfig(device="cpu", max_sequences=2, cache_gib=0.01)
 PROMPT = list(range(1, 60))
@@ -81,7 +81,7 @@ def test_yarn_that_was_added_to_a_folder_stretches_its_context_as_in_transformer
 def test_the_end_token_that_only_the_tokenizers_config_names_ends_answers(folder):
     change(folder, "tokenizer_config.json", eos_token={"content": "the"})
     with LLM(folder, CONFIG) as llm:
-        assert llm.words.tokenizer.vocabulary()["the"] in llm.words.stop_ids
+        assert llm.text_processor.tokenizer.vocabulary()["the"] in llm.text_processor.stop_ids
 
 
 def test_tokens_that_the_model_does_not_have_leave_grammars_to_the_others(folder):

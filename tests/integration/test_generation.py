@@ -10,11 +10,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from penstock.core.errors import AnswerFailed, ModelError, UsageError
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
-from penstock.engine.params import Params
-from penstock.engine.sampling import GREEDY, Sampling
-from penstock.engine.words import Words
+from penstock.engine.sampling_params import GREEDY, Params, Sampling
+from penstock.engine.text_processor import TextProcessor
 from penstock.models import FAMILIES
-from penstock.text.chat import ChatTemplate
+from penstock.text.chat_template import ChatTemplate
 from penstock.text.tokenizer import train_tokenizer
 
 SMALL = {
@@ -137,7 +136,7 @@ def answer(llm, prompt="the turbine", **options):
 
 def test_streamed_text_is_the_text_of_the_tokens(llm):
     text, tokens, finish = answer(llm, max_tokens=60)
-    assert text == llm.words.tokenizer.decode(tokens)
+    assert text == llm.text_processor.tokenizer.decode(tokens)
     assert len(tokens) == 60
     assert finish == "length"
 
@@ -169,12 +168,12 @@ def test_the_context_is_filled_and_not_exceeded(llm):
 
 
 def test_tokens_that_the_model_does_not_know_are_refused(llm):
-    with pytest.raises(UsageError, match=r"it has 400\) \(got 400\)"):
+    with pytest.raises(UsageError, match=r"vocabulary of 400 \(got 400\)"):
         llm.generate([[1, 400]])
 
 
 def test_an_empty_prompt_starts_a_new_document(llm):
-    assert llm.words.encode("") == [llm.words.tokenizer.eos_id]
+    assert llm.text_processor.encode("") == [llm.text_processor.tokenizer.eos_id]
 
 
 def test_a_tokenizer_that_begins_texts_with_a_token_is_followed(folder, tmp_path):
@@ -187,7 +186,7 @@ def test_a_tokenizer_that_begins_texts_with_a_token_is_followed(folder, tmp_path
     tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", begin)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "config.json").write_text('{"eos_token_id": [7, -1]}')
-    words = Words.load(tmp_path / "tokenizer.json")
+    words = TextProcessor.load(tmp_path / "tokenizer.json")
     assert 7 in words.stop_ids
     assert -1 not in words.stop_ids  # which some folders write for none
     assert words.encode("the turbine") == tokenizer.encode("the turbine").ids
@@ -197,7 +196,7 @@ def test_a_tokenizer_that_begins_texts_with_a_token_is_followed(folder, tmp_path
 def test_the_tokens_of_a_template_are_tokens_and_those_of_a_prompt_are_text(folder):
     name = "<|endoftext|>"
     template = ChatTemplate(source="{{ messages[0].content }}" + name)
-    words = replace(Words.load(folder / "tokenizer.json"), template=template)
+    words = replace(TextProcessor.load(folder / "tokenizer.json"), template=template)
     ids = words.encode_chat([{"role": "user", "content": "the turbine"}])
     assert ids[-1] == words.tokenizer.eos_id
     assert words.tokenizer.eos_id not in words.encode(name)

@@ -20,7 +20,7 @@ from penstock.core.config import build
 from penstock.core.errors import ModelError, UsageError
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig as OurConfig
-from penstock.models.llama.config_json import config_json
+from penstock.models.llama.hugging_face import config_json
 from penstock.models.presets import PRESETS
 
 SMALL = {
@@ -220,9 +220,10 @@ def test_a_wrong_shape_is_named_with_both_shapes(llama):
         load_pretrained(llama[0])
 
 
-def test_an_unknown_model_type_names_the_nearest(llama):
-    rewrite(llama[0], model_type="mixtral")
-    with pytest.raises(ModelError, match=r"got 'mixtral'.*Did you mean 'mistral'"):
+@pytest.mark.parametrize("model_type", ["mixtral", "ministral", "qwen3_moe", "llama4"])
+def test_a_family_that_is_not_supported_is_named_with_those_that_are(llama, model_type):
+    rewrite(llama[0], model_type=model_type)
+    with pytest.raises(ModelError, match=rf"not supported \(got '{model_type}'\). Supported: granite,"):
         load_pretrained(llama[0])
 
 

@@ -19,9 +19,9 @@ import penstock
 from penstock import LLM, EngineConfig, Params, Sampling
 from penstock.core.errors import ConfigError, EngineClosed, UsageError
 from penstock.engine.request import Request
-from penstock.engine.sampling import GREEDY
+from penstock.engine.sampling_params import GREEDY
 
-INFERENCE = Path(__file__).parents[2] / "docs" / "inference.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "generate-in-python.md"
 CONTEXT = 4096
 TEN = Params(sampling=GREEDY, max_tokens=10, stop_ids=frozenset())
 LONG = replace(TEN, max_tokens=4000)
@@ -98,7 +98,7 @@ def test_threads_share_one_model(llm):
 
 def test_a_conversation_is_answered_where_the_transcript_goes_on(llm):
     answer = llm.chat([{"role": "user", "content": "Hi"}], TEN)
-    assert answer.prompt == tuple(llm.words.encode("User: Hi\n\nAssistant:"))
+    assert answer.prompt == tuple(llm.text_processor.encode("User: Hi\n\nAssistant:"))
     assert answer.token_ids == llm.generate([answer.prompt], TEN)[0].token_ids
 
 
@@ -108,7 +108,7 @@ def test_a_vector_is_the_last_state_of_transformers_of_length_one(llm, folder):
     found = llm.embed(texts)
     theirs = AutoModel.from_pretrained(folder).eval()
     for text, vector in zip(texts, found, strict=True):
-        expected = theirs(torch.tensor([llm.words.encode(text)])).last_hidden_state[0, -1]
+        expected = theirs(torch.tensor([llm.text_processor.encode(text)])).last_hidden_state[0, -1]
         np.testing.assert_allclose(vector, expected / expected.norm(), atol=1e-5)
     assert llm.embed("the turbine").shape == (1, 32)
     found_before = llm.thread.stats().prefix_found
@@ -159,9 +159,9 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):
         llm.generate(["the", "the " * 20], replace(TEN, max_tokens=CONTEXT - 1))
     with pytest.raises(UsageError, match="A stop text is empty"):
         Params(stop_texts=("",))
-    with pytest.raises(UsageError, match=r"a token the model does not know .*got -1"):
+    with pytest.raises(UsageError, match=r"a token id outside the .*got -1"):
         llm.generate([[5, -1]], TEN)
-    with pytest.raises(UsageError, match="grammar is none"):
+    with pytest.raises(UsageError, match="grammar has no known form"):
         llm.generate("the", Params(max_tokens=5, grammar=r"\d+"))
     assert llm.thread.stats().counts.steps == steps
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):
     ("settings", "said"),
     [
         ({"num_answers": 0}, "num_answers must be at least 1"),
-        ({"stop_texts": "END"}, "stop_texts must be several texts"),
+        ({"stop_texts": "END"}, "stop_texts must be a list or tuple of texts"),
         ({"num_prompt_logprobs": -1}, "num_prompt_logprobs must be from 0 to 20"),
         ({"num_prompt_logprobs": 21}, "num_prompt_logprobs must be from 0 to 20"),
         ({"timeout_s": float("nan")}, "timeout_s must be at least 0"),
@@ -179,16 +179,16 @@ def test_what_cannot_be_answered_is_refused_before_anything_is_computed(llm):
         ({"max_tokens": 3.5}, r"max_tokens must be a whole number \(got 3.5\)"),
         ({"num_answers": "2"}, "num_answers must be a whole number"),
         ({"priority": 0.5}, "priority must be a whole number"),
-        ({"stop_texts": (5,)}, r"A stop text is no text \(got \(5,\)\)"),
-        ({"stop_texts": None}, "stop_texts must be several texts"),
-        ({"stop_ids": 5}, r"stop_ids must be several token ids \(got 5\)"),
-        ({"stop_ids": ["</s>"]}, "stop_ids must be several token ids"),
-        ({"sampling": {"temperature": 0}}, r"sampling is no Sampling \(got {'temperature': 0}\)"),
+        ({"stop_texts": (5,)}, r"A stop text is not a text \(got \(5,\)\)"),
+        ({"stop_texts": None}, "stop_texts must be a list or tuple of texts"),
+        ({"stop_ids": 5}, r"stop_ids must be a set of token ids \(got 5\)"),
+        ({"stop_ids": ["</s>"]}, "stop_ids must be a set of token ids"),
+        ({"sampling": {"temperature": 0}}, r"sampling is not a Sampling \(got {'temperature': 0}\)"),
         (
             {"grammar": {"type": "object"}},
-            r"no text of a grammar .*with json_schema, regex, choice or lark of",
+            r"not the text of a grammar .*with json_schema, regex, choice or lark of",
         ),
-        ({"adapter": 3}, "adapter is no name of an adapter"),
+        ({"adapter": 3}, "adapter is not the name of an adapter"),
     ],
 )
 def test_settings_that_no_answer_could_follow_are_refused(settings, said):
@@ -197,7 +197,7 @@ def test_settings_that_no_answer_could_follow_are_refused(settings, said):
 
 
 def test_what_is_no_config_is_refused_before_anything_is_opened():
-    with pytest.raises(UsageError, match=r"config is no EngineConfig \(got 'int8'\)"):
+    with pytest.raises(UsageError, match=r"config is not an EngineConfig \(got 'int8'\)"):
         LLM("absent", "int8")
 
 
@@ -206,7 +206,7 @@ def test_each_prompt_may_have_settings_of_its_own(llm):
     assert [len(found.token_ids) for found in llm.generate(["the", "turbine"], each)] == [2, 5]
     assert llm.generate([], []) == []
     for params, said in (
-        (each[:1], r"There are 2 prompts and not as many params \(got 1\)"),
+        (each[:1], r"params must have one entry per prompt \(2\) \(got 1\)"),
         (None, r"params is neither a Params nor a list of them \(got None\)"),
         (Sampling(), "params is neither"),
     ):
@@ -239,8 +239,8 @@ def test_token_ids_in_a_row_are_one_prompt(llm, kind):
         (b"the", "must be a text or token ids"),
         (5, r"must be a text or token ids \(got 5\)"),
         (["the", 5], r"must be a text or token ids \(got 5\)"),
-        ([[5, 0.5]], r"an entry that is no token id \(got 0.5\)"),
-        ([["the"]], r"an entry that is no token id \(got 'the'\). Several prompts are a list"),
+        ([[5, 0.5]], r"an entry that is not a token id \(got 0.5\)"),
+        ([["the"]], r"an entry that is not a token id \(got 'the'\). Several prompts are a list"),
     ],
 )
 def test_what_is_no_prompt_is_refused_in_words(llm, prompts, said):
@@ -252,8 +252,8 @@ def test_what_is_no_prompt_is_refused_in_words(llm, prompts, said):
     ("messages", "said"),
     [
         ([{"content": "Hi"}], "has no role"),
-        ([{"role": "user"}], "is no text"),
-        ([{"role": "user", "content": 5}], "is no text"),
+        ([{"role": "user"}], "is not text"),
+        ([{"role": "user", "content": 5}], "is not text"),
         ("Hi", r"must be a list of messages \(got 'H'\)"),
         ({"role": "user", "content": "Hi"}, r"must be a list of messages \(got 'role'\)"),
     ],
@@ -294,7 +294,7 @@ def test_a_task_that_waits_for_a_check_leaves_the_loop_to_others(llm, monkeypatc
 
 
 def test_a_cache_without_room_for_one_context_is_refused_with_the_arithmetic(folder):
-    with pytest.raises(ConfigError, match=r"4,096 tokens are 256 blocks of 4.0 KiB, 1.0 MiB in sum \(got "):
+    with pytest.raises(ConfigError, match=r"4,096 tokens are 256 blocks of 4.0 KiB, 1.0 MiB in total \(got "):
         LLM(folder, replace(CONFIG, cache_gib=0.0005))
     with pytest.raises(ConfigError, match="beyond the model's context of 4,096"):
         LLM(folder, replace(CONFIG, max_context=5000))
@@ -333,7 +333,7 @@ def test_a_forked_process_is_told_to_open_the_model_itself(folder):
 
 
 def test_the_program_of_the_documents_runs_as_printed(tmp_path, monkeypatch, capsys):
-    [program] = re.findall(r"^```python\n(.*?)^```", INFERENCE.read_text(), re.DOTALL | re.MULTILINE)
+    [program] = re.findall(r"^```python\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
     save_talker(tmp_path / "runs" / "first", context=512)  # what it asks a conversation fills it
     monkeypatch.chdir(tmp_path)
     exec(program, {})

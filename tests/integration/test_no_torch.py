@@ -8,7 +8,12 @@ import pytest
 
 @pytest.mark.parametrize(
     "module",
-    ["penstock.models", "penstock.models.llama.config", "penstock.text.chat", "penstock.train.audit"],
+    [
+        "penstock.models",
+        "penstock.models.llama.config",
+        "penstock.text.chat_template",
+        "penstock.train.inspect.audit",
+    ],
 )
 def test_the_module_imports_no_torch(module):
     code = f"import sys, {module}; sys.exit('torch' in sys.modules)"

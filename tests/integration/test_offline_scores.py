@@ -9,7 +9,13 @@ from penstock.core.errors import CorpusError, UsageError
 from penstock.data.types import IGNORED_LABEL
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
-from penstock.train.offline import Wanted, is_of_another_tokenizer, open_for_scoring, rows_of, scores_of
+from penstock.train.inspect.offline_eval import (
+    EvalRequest,
+    is_of_another_tokenizer,
+    open_for_scoring,
+    rows_of,
+    scores_of,
+)
 
 TEXT = "the penstock feeds the turbine, for which it was made; " * 3
 
@@ -67,7 +73,7 @@ def by_transformers(folder, heldout):
 def test_loss_and_bytes_are_those_of_transformers_on_the_same_rows(folder, corpus):
     """1e-5 nats a token, the bound of the logits."""
     opened = open_for_scoring(folder, compute="float32")
-    heldout = rows_of("c", str(corpus), Wanted(sequence_length=48, rows=5), context=64)
+    heldout = rows_of("c", str(corpus), EvalRequest(sequence_length=48, rows=5), context=64)
     done = []
     scores = scores_of(opened, heldout, on_rows=done.append)
     nats, labels, size = by_transformers(folder, heldout)
@@ -80,9 +86,9 @@ def test_loss_and_bytes_are_those_of_transformers_on_the_same_rows(folder, corpu
 
 def test_the_length_of_a_pass_does_not_move_a_score(folder, corpus, monkeypatch):
     opened = open_for_scoring(folder, compute="float32")
-    heldout = rows_of("c", str(corpus), Wanted(sequence_length=16, rows=23), context=64)
+    heldout = rows_of("c", str(corpus), EvalRequest(sequence_length=16, rows=23), context=64)
     whole = scores_of(opened, heldout, on_rows=lambda _n: None)["c"]
-    monkeypatch.setattr("penstock.train.offline._PASS_TOKENS", 5 * 16)
+    monkeypatch.setattr("penstock.train.inspect.offline_eval._PASS_TOKENS", 5 * 16)
     parts = scores_of(opened, heldout, on_rows=lambda _n: None)["c"]
     assert (whole.tokens, whole.text_bytes) == (parts.tokens, parts.text_bytes)
     assert whole.nats == pytest.approx(parts.nats, rel=1e-6)
@@ -91,7 +97,7 @@ def test_the_length_of_a_pass_does_not_move_a_score(folder, corpus, monkeypatch)
 def test_a_model_is_left_in_the_mode_it_was_in(folder, corpus):
     opened = open_for_scoring(folder, compute="float32")
     opened.model.train()
-    heldout = rows_of("c", str(corpus), Wanted(rows=1), context=64)
+    heldout = rows_of("c", str(corpus), EvalRequest(rows=1), context=64)
     scores_of(opened, heldout, on_rows=lambda _n: None)
     assert opened.model.training
 
@@ -100,14 +106,14 @@ def test_tokens_beyond_the_vocabulary_are_refused(folder, tmp_path):
     opened = open_for_scoring(folder, compute="float32")
     wide = write_corpus(tmp_path / "wide", [[1, 2, 300]] * 50, vocab_size=400)
     with pytest.raises(CorpusError, match="token id 300, beyond the model's vocabulary of 300"):
-        scores_of(opened, rows_of("w", str(wide), Wanted(), context=64), on_rows=lambda _n: None)
+        scores_of(opened, rows_of("w", str(wide), EvalRequest(), context=64), on_rows=lambda _n: None)
 
 
 def test_rows_longer_than_the_context_are_refused(corpus):
-    with pytest.raises(UsageError, match="Rows of 65 tokens are beyond the model's context of 64"):
-        rows_of("c", str(corpus), Wanted(sequence_length=65), context=64)
+    with pytest.raises(UsageError, match="Rows of 65 tokens are longer than the model's context of 64"):
+        rows_of("c", str(corpus), EvalRequest(sequence_length=65), context=64)
 
 
 def test_a_corpus_that_does_not_say_its_tokenizer_is_taken_on_trust(folder, corpus):
     opened = open_for_scoring(folder, compute="float32")
-    assert not is_of_another_tokenizer(opened, rows_of("c", str(corpus), Wanted(), context=64))
+    assert not is_of_another_tokenizer(opened, rows_of("c", str(corpus), EvalRequest(), context=64))

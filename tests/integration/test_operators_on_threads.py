@@ -18,10 +18,11 @@ import torch
 from penstock.models.llama.model import Llama
 from penstock.nn import native
 from penstock.nn.kernels.paged import Paged
-from penstock.nn.packed import PackedLinear, can_multiply
+from penstock.nn.linear.packed import PackedLinear, can_multiply
 from tests.loras import save_lora
-from tests.unit.engine.test_whole_steps import CONFIGS, STEPS, a_batch, a_runner
-from tests.unit.nn.test_paged import LONG, a_layer, a_step
+from tests.unit.engine.model_runner.test_whole_steps import CONFIGS, STEPS, a_batch, a_runner
+from tests.paged_cases import a_layer, a_step
+from tests.unit.nn.test_paged import LONG
 
 assert native.is_available()
 step, num_blocks = a_step(LONG * 3, block_size=16)
@@ -54,6 +55,32 @@ def computed(dtype):
         with TemporaryDirectory() as folder:
             runner.add_adapter("a", save_lora(Path(folder, "a"), Llama(CONFIGS["qwen2"]), rank=20))
         made.append(runner.run(replace(a_batch(STEPS[0]), adapters=np.array([0, -1, 0], np.int32))).logits)
+        made += many_tokens(dtype)
+    return made
+
+# More tokens than a chunk has: prompts that are cut, one that goes on, many single tokens.
+MANY = [
+    [(0, 100), (0, 37), (0, 1), (0, 128)] + [(0, 3)] * 8,
+    [(100, 101), (37, 139), (1, 2), (128, 160)] + [(3, 4)] * 8,
+    [(101, 150), (139, 140), (2, 99), (160, 161)] + [(4, 5)] * 8,
+]
+
+def many_tokens(dtype):
+    blocks = np.random.default_rng(0).permutation(12 * 41).reshape(12, 41).astype(np.int32)
+    made = []
+    for name in ("llama", "mistral", "qwen2"):
+        for weights, pages in (("stored", None), ("int8", torch.int8)):
+            runner = a_runner(name, dtype=dtype, weights=weights, pages=pages, num_blocks=blocks.size)
+            with TemporaryDirectory() as folder:
+                runner.add_adapter("a", save_lora(Path(folder, "a"), Llama(CONFIGS[name]), rank=20))
+            for spans in MANY:
+                lasts = np.cumsum([past - first for first, past in spans]) - 1
+                batch = a_batch(spans, asked=sorted({5, *lasts}), vectors=[lasts[1] - 1], blocks=blocks)
+                done = runner.run(batch)
+                made += [done.logits, done.hidden[[5, *lasts, lasts[1] - 1]]]
+            made.append(runner.cache.pages)
+            adapted = replace(batch, adapters=np.array([0, -1, -1, 0] + [0] * 8, np.int32))
+            made.append(runner.run(adapted).logits)
     return made
 
 for dtype in (torch.float32, torch.bfloat16):

@@ -10,11 +10,10 @@ import torch
 from tests.families import small_llama
 from torch.nn.functional import cross_entropy
 
-from penstock.engine.fuse import fuse
-from penstock.engine.kv_cache import PagedCache
-from penstock.engine.weights import prepare
+from penstock.engine.model_runner.kv_cache import PagedCache
+from penstock.engine.model_runner.serving_layers import fuse, prepare
 from penstock.models.llama.model import Llama
-from penstock.nn.kernels.paged_step import PagedStep
+from penstock.nn.kernels.pages import PagedStep
 
 LENGTH = 64
 

@@ -8,10 +8,10 @@ from penstock.checkpoint.speculator import save_speculator
 from penstock.core.errors import CheckpointError, ConfigError, ModelError
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
-from penstock.engine.drafts.heads import HeadsDrafter
-from penstock.engine.drafts.model import ModelDrafter
 from penstock.engine.request import Request
-from penstock.engine.sampling import GREEDY, Sampling
+from penstock.engine.sampling_params import GREEDY, Sampling
+from penstock.engine.speculation.draft_model import ModelDrafter
+from penstock.engine.speculation.open import HeadsDrafter
 from penstock.models.speculator import Speculator, SpeculatorConfig
 
 REQUESTS = [
@@ -120,5 +120,5 @@ def test_a_draft_model_with_fewer_tokens_is_refused(folders, tmp_path):
 
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**{**SHAPE, "vocab_size": 200})).save_pretrained(tmp_path / "small")
-    with pytest.raises(ModelError, match=r"does not know all of the model's 211 tokens \(got 200\)"):
+    with pytest.raises(ModelError, match=r"does not have all of the model's 211 tokens \(got 200\)"):
         answers(folders, str(tmp_path / "small"))

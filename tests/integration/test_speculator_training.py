@@ -133,7 +133,7 @@ def test_trained_heads_save_the_steps_that_were_measured(base, corpus, tmp_path)
     told, counts = answered(built(tmp_path / "model", str(tmp_path / "heads")), requests)
     assert told == expected
     # one at a time: a step for the prompt, whose token is the first of the answer, then steps with drafts
-    per_step = (counts.drawn - len(requests)) / (counts.steps - len(requests))
+    per_step = (counts.sampled - len(requests)) / (counts.steps - len(requests))
     assert per_step > 3
     assert abs(per_step - accepted.tokens_per_step) < 0.5  # other prompts, and answers that end within a step
 
@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(base, corpus, tmp_
 
 def test_what_does_not_fit_the_model_is_refused(base, corpus, tmp_path):
     write = plain_writer(base)
-    with pytest.raises(UsageError, match=r"sequence_length are beyond the model's context of 64 tokens"):
+    with pytest.raises(UsageError, match=r"sequence_length exceed the model's context of 64 tokens"):
         train_speculator(base, corpus, tmp_path / "x", replace(TRAINING, sequence_length=65), write=write)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note").touch()

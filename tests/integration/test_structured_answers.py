@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from penstock.core.errors import UsageError
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
-from penstock.engine.params import Params
-from penstock.engine.sampling import GREEDY, Sampling
-from penstock.engine.structured import choice, json_object, json_schema, lark, regex
+from penstock.engine.sampling.grammar_text import choice, json_object, json_schema, lark, regex
+from penstock.engine.sampling_params import GREEDY, Params, Sampling
 from penstock.text.tokenizer import train_tokenizer
 
 TEXTS = ['{"name": "größe", "list": [1, 2.5, true, null], "key": "value"}, the penstock feeds'] * 9
@@ -169,7 +168,7 @@ def test_an_answer_that_was_cut_says_so(llm):
 
 
 def test_a_grammar_alone_says_where_an_answer_ends(llm):
-    with pytest.raises(UsageError, match=r"min_tokens does not go with a grammar.*\(got 50\)"):
+    with pytest.raises(UsageError, match=r"min_tokens cannot be combined with a grammar.*\(got 50\)"):
         answers(llm, regex("ab"), number=1, min_tokens=50)
 
 
@@ -177,7 +176,7 @@ def test_a_grammar_that_becomes_too_large_ends_its_own_answer_only(llm):
     grown = Params(
         grammar=regex("a*b*" * 400 + "c"),
         max_tokens=50,
-        sampling=Sampling(temperature=0, logit_bias={llm.words.encode("a")[0]: 100.0}),
+        sampling=Sampling(temperature=0, logit_bias={llm.text_processor.encode("a")[0]: 100.0}),
     )
     with pytest.raises(UsageError, match=r"grammar could not be followed.*Simplify it"):
         llm.generate("the penstock", grown)

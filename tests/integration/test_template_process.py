@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core.errors import ModelError, UsageError
 from penstock.text import template_process
-from penstock.text.chat import ChatTemplate, render
+from penstock.text.chat_template import ChatTemplate, render
 from penstock.text.template_process import TemplateProcess
 
 ASKED = [{"role": "user", "content": "größer 😀 \udc00"}]

@@ -7,11 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from penstock.engine.batch import Batch
-from penstock.engine.batch_bytes import decode, encode
+from penstock.engine.model_runner.batch import StepBatch, decode, encode
 
 INT64 = {"token_ids", "positions", "slots", "logit_rows"}
-NAMES = [field.name for field in fields(Batch)]
+NAMES = [field.name for field in fields(StepBatch)]
 
 
 @st.composite
@@ -20,7 +19,7 @@ def batches(draw):
         shape = (draw(SIZES), draw(SIZES)) if name == "block_tables" else draw(SIZES)
         return draw(arrays(np.int64 if name in INT64 else np.int32, shape))
 
-    return Batch(**{name: array(name) for name in NAMES})
+    return StepBatch(**{name: array(name) for name in NAMES})
 
 
 SIZES = st.integers(0, 5)

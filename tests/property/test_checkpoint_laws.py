@@ -8,15 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.checkpoint.boxes import intersection, label, overlaps, parse_label, span, split, strides
-from penstock.checkpoint.shares import SPLIT_BYTES, Held, holders, share_of
-from penstock.core.boxes import Box, Cut, cut_box, whole
+from penstock.checkpoint.write_plan import SPLIT_BYTES, Held, holders, share_of
+from penstock.core.boxes import (
+    AxisShard,
+    Box,
+    cut_box,
+    intersection,
+    label,
+    overlaps,
+    parse_label,
+    span,
+    split,
+    strides,
+    whole,
+)
 
 shapes = st.lists(st.integers(1, 12), min_size=1, max_size=3)
 
 
 @st.composite
-def meshes(draw: st.DrawFn) -> tuple[list[int], list[list[Cut]]]:
+def meshes(draw: st.DrawFn) -> tuple[list[int], list[list[AxisShard]]]:
     """A shape, and for each rank of a mesh of one to three axes its cuts; some axes repeat the tensor."""
     shape = draw(shapes)
     axes = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
@@ -25,7 +36,7 @@ def meshes(draw: st.DrawFn) -> tuple[list[int], list[list[Cut]]]:
     ranks = itertools.product(*map(range, axes))
     return shape, [
         [
-            Cut(dim, parts, index, strided=late)
+            AxisShard(dim, parts, index, strided=late)
             for dim, parts, index, late in zip(dims, axes, place, strided, strict=True)
             if dim is not None
         ]
@@ -42,7 +53,9 @@ def count(shape: list[int], boxes: list[Box]) -> np.ndarray:
 
 
 @given(meshes())
-def test_the_shards_of_any_mesh_cover_a_tensor_equally_often(mesh: tuple[list[int], list[list[Cut]]]) -> None:
+def test_the_shards_of_any_mesh_cover_a_tensor_equally_often(
+    mesh: tuple[list[int], list[list[AxisShard]]],
+) -> None:
     shape, ranks = mesh
     held = [box for box in (cut_box(shape, cuts) for cuts in ranks) if box.num_elements]
     assert (count(shape, sorted(set(held))) == 1).all()
@@ -50,7 +63,7 @@ def test_the_shards_of_any_mesh_cover_a_tensor_equally_often(mesh: tuple[list[in
 
 @given(meshes(), st.integers(1, 8))
 def test_every_element_of_any_mesh_is_written_once(
-    mesh: tuple[list[int], list[list[Cut]]], item_bytes: int
+    mesh: tuple[list[int], list[list[AxisShard]]], item_bytes: int
 ) -> None:
     shape, ranks = mesh
     item_bytes *= SPLIT_BYTES // prod(shape) + 1  # some copies are split and some are not

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from penstock.parallel.codecs import decode, encode
-from penstock.parallel.encoded_size import BLOCK, CodecName, encoded_bytes
+from penstock.parallel.ethernet.codecs import decode, encode
+from penstock.parallel.ethernet.wire_size import BLOCK, CodecName, encoded_bytes
 
 STEPS = {"int8": 127, "int4": 7}
 SMALLEST_SCALE = 2.0**-126

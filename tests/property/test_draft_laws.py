@@ -5,14 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.batch import batch_of
-from penstock.engine.drafts.drafter import Done
-from penstock.engine.drafts.model import ModelDrafter, num_spare_blocks
-from penstock.engine.drawing.verify import kept
+from penstock.engine.model_runner.batch import batch_of
 from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from penstock.engine.scheduling.sequence import Sequence
+from penstock.engine.speculation.draft_model import ModelDrafter, num_spare_blocks
+from penstock.engine.speculation.speculation import CompletedStep, accepted_tokens
 
 VOCAB = 7
 
@@ -58,7 +57,8 @@ def test_every_draft_of_an_equal_model_stands(
     most = max(-(-(len(prompt) + room) // block_size) for prompt, room, _ in prompts)
     num_blocks = most + spare  # so few that sequences drive one another out
     scheduler = Scheduler(
-        Limits(max_sequences=4, tokens_per_step=tokens_per_step, block_size=block_size), BlockPool(num_blocks)
+        StepLimits(max_sequences=4, tokens_per_step=tokens_per_step, block_size=block_size),
+        BlockPool(num_blocks),
     )
     extra = num_spare_blocks(num_drafts=num_drafts, block_size=block_size, max_sequences=4)
     small = SmallModel(num_blocks=num_blocks + extra, block_size=block_size)
@@ -96,20 +96,20 @@ def test_every_draft_of_an_equal_model_stands(
 def step(scheduler, drafter, *, block_size, num_drafts):
     plan = scheduler.schedule(0.0)
     batch = batch_of(plan, block_size)
-    drawn = []
+    sampled = []
     for share in plan.shares:
         texts = [share.sequence.tokens + list(share.drafts[:end]) for end in range(len(share.drafts) + 1)]
-        new = kept(share.drafts, [next_token(text) for text in texts]) if share.samples else []
+        new = accepted_tokens(share.drafts, [next_token(text) for text in texts]) if share.samples else []
         assert len(new) == 1 + len(share.drafts) or not share.samples, "a draft of an equal model fell"
-        drawn.append(new)
-    scheduler.commit(plan, [new for share, new in zip(plan.shares, drawn, strict=True) if share.samples])
+        sampled.append(new)
+    scheduler.commit(plan, [new for share, new in zip(plan.shares, sampled, strict=True) if share.samples])
     wanted = []
-    for share, new in zip(plan.shares, drawn, strict=True):
-        room = share.sequence.request.max_tokens - share.sequence.num_drawn
+    for share, new in zip(plan.shares, sampled, strict=True):
+        room = share.sequence.request.max_tokens - share.sequence.num_sampled
         if new and not room:
             scheduler.finish(share.sequence, "length")
         wanted.append(min(num_drafts, max(0, room - 1)) if new else 0)
-    done = Done(plan=plan, batch=batch, hidden=torch.zeros(0), drawn=drawn, model_s=1.0)
+    done = CompletedStep(plan=plan, batch=batch, hidden=torch.zeros(0), sampled=sampled, model_s=1.0)
     for share, drafts, num in zip(plan.shares, drafter.propose(done, wanted), wanted, strict=True):
         assert len(drafts) == num
         if num:

@@ -9,7 +9,7 @@ from penstock.checkpoint.hf import save_pretrained
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
-from penstock.engine.sampling import GREEDY, Sampling
+from penstock.engine.sampling_params import GREEDY, Sampling
 from penstock.models.llama.model import Llama
 from tests.families import small_llama
 

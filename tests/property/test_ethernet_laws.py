@@ -3,13 +3,23 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.parallel.gather_window import Ledger, ahead, staying, window_of
-from penstock.parallel.keep import Kept, Unit, choose, sent_bytes
-from penstock.parallel.operations import pieces
+from penstock.parallel.ethernet.async_collectives import pieces
+from penstock.parallel.ethernet.gather_plan import (
+    Ledger,
+    ResidentUnits,
+    UnitBytes,
+    ahead,
+    choose,
+    sent_bytes,
+    staying,
+    window_of,
+)
 
 SIZES = st.lists(st.integers(0, 100), min_size=1, max_size=20)
 UNITS = st.lists(
-    st.builds(Unit, parameters=st.integers(1, 50), gradients=st.integers(1, 100), gathers=st.integers(1, 2)),
+    st.builds(
+        UnitBytes, parameters=st.integers(1, 50), gradients=st.integers(1, 100), gathers=st.integers(1, 2)
+    ),
     max_size=12,
 )
 
@@ -62,11 +72,11 @@ def test_what_is_kept_fits_its_budget_and_more_of_it_never_sends_more(units, bud
     parameters = sum(units[i].parameters for i in kept.parameters)
     assert parameters + sum(units[i].gradients for i in kept.gradients) <= budget
 
-    def sent(some: Kept) -> int:
+    def sent(some: ResidentUnits) -> int:
         return sent_bytes(units, some, num_micro_batches=num_micro_batches, num_ranks=2)
 
     everything = choose(units, budget=float("inf"), num_micro_batches=num_micro_batches)
-    assert sent(everything) <= sent(kept) <= sent(Kept())
+    assert sent(everything) <= sent(kept) <= sent(ResidentUnits())
     whole = sum(unit.parameters + unit.gradients for unit in units)
     assert sent(everything) == whole // 2
 

@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.core.errors import PenstockError
-from penstock.data.corpus import Corpus
+from penstock.data.corpus.corpus import Corpus
+from penstock.data.corpus.open import open_corpus
 from penstock.data.formats import FORMATS
-from penstock.data.opening import open_corpus
 from penstock.testing.corpora import write_corpus
 from tests.format_examples import DATA, DOCUMENTS, EXAMPLES, Example
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.data import open_corpus
-from penstock.data.convert import convert, spans
 from penstock.data.formats.flat import Separator, document_chunks
+from penstock.data.tools.convert import convert, spans
 from penstock.testing.corpora import numbered_corpus
 from tests.property.strategies import LENGTHS
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from penstock.core import clock
 from penstock.data import Loader
-from penstock.data.prepare.parts import Growth
+from penstock.data.prepare.plan import Growth
 from tests.growing import finish, grow, streamed_corpus
 
 PART = st.lists(st.integers(0, 40), min_size=1, max_size=12).filter(sum)

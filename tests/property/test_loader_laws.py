@@ -114,7 +114,7 @@ def test_any_schedule_of_ranks_workers_and_batch_sizes_serves_the_same_samples(
                     **common,
                 )
                 if state is not None:
-                    loader.load_state_dict(json.loads(json.dumps(state)))
+                    loader.load_state_dict(json.loads(json.dumps(state)), on_change="apply")
                 batches = iter(loader)
                 for _ in range(steps):
                     got = next(batches)
@@ -166,7 +166,7 @@ def test_replay_after_batch_size_changes_gives_what_was_served(lengths, packing,
         for size in range(2, 2 + changes + 1):
             loader = Loader(corpora, sequence_length=8, global_batch_size=size, **packing, **PER_STEP)
             if state is not None:
-                loader.load_state_dict(state)
+                loader.load_state_dict(state, on_change="apply")
             batches = iter(loader)
             served += [next(batches)["sample_ids"].tolist() for _ in range(3)]
             state = loader.state_dict()

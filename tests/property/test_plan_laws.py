@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.devices.figures import DEVICES
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.layout import Layout
-from penstock.plan.hardware import DEVICES, Cluster
-from penstock.plan.job import Job
+from penstock.parallel.layout import RankLayout
+from penstock.plan.hardware import Cluster
+from penstock.plan.job import TrainingStep
 from penstock.plan.predict import predict, timeline_of
 
 SLACK = 1 + 1e-9
@@ -32,9 +33,11 @@ def jobs(draw, *, pipelines=True):
         num_hidden_layers=draw(st.integers(2, 12)),
         num_attention_heads=hidden // 64,
     )
-    job = Job(
+    schedule = draw(st.sampled_from(["depth_first", "breadth_first"])) if pipeline == 1 else "depth_first"
+    job = TrainingStep(
         model=model,
-        layout=Layout(pipeline=pipeline, replicate=rest // shard, shard=shard, tensor=tensor),
+        schedule=schedule,
+        layout=RankLayout(pipeline=pipeline, replicate=rest // shard, shard=shard, tensor=tensor),
         sequence_length=draw(st.sampled_from([512, 2048])),
         micro_batch_size=draw(st.integers(1, 4)),
         num_micro_batches=draw(st.integers(1, 9)),
@@ -94,14 +97,14 @@ def test_overlap_hides_at_most_the_computing_and_one_link_behind_the_other(drawn
 
 @given(st.sampled_from([2, 4, 8]), st.integers(1, 6), st.booleans())
 def test_bytes_on_the_wire_are_those_of_the_arithmetic(ranks, parts, kept):
-    """docs/planner.md: (2 M P + M G) (W - 1) / W resharded every time, (P + G) (W - 1) / W kept."""
+    """The planner's page: (2 M P + M G) (W - 1) / W resharded every time, (P + G) (W - 1) / W kept."""
     model = LlamaConfig(
         vocab_size=256, hidden_size=128, intermediate_size=384, num_hidden_layers=6, num_attention_heads=2
     )
     cluster = Cluster(nodes=ranks, devices_per_node=1, device=DEVICES["A100-80GB"])
-    job = Job(
+    job = TrainingStep(
         model=model,
-        layout=Layout(shard=ranks),
+        layout=RankLayout(shard=ranks),
         sequence_length=64,
         num_micro_batches=parts,
         keep_mib=float("inf") if kept else 0.0,
@@ -112,6 +115,17 @@ def test_bytes_on_the_wire_are_those_of_the_arithmetic(ranks, parts, kept):
     expected = once + gradients if kept else parts * (weights + gradients)
     sent = predict(job, cluster).network_bytes
     assert sent == pytest.approx(expected * (ranks - 1) / ranks, rel=1e-3)
+
+
+@given(jobs(pipelines=False))
+@settings(max_examples=60, deadline=None)
+def test_breadth_first_sends_what_one_micro_batch_does(drawn):
+    job, cluster = drawn
+    one = predict(replace(job, num_micro_batches=1), cluster)
+    breadth = predict(replace(job, schedule="breadth_first"), cluster)
+    if job.layout.tensor == 1:
+        assert breadth.network_bytes == pytest.approx(one.network_bytes)
+    assert breadth.compute_s * SLACK >= one.compute_s
 
 
 @given(jobs(pipelines=False))

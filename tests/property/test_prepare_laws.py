@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.data.prepare import PrepareConfig, prepare
 from penstock.data.prepare import tokenize as tokenize_module
-from penstock.data.prepare.sample import portions
-from penstock.data.prepare.streams import split_lines
+from penstock.data.prepare.documents import split_lines
+from penstock.data.prepare.train_tokenizer import portions
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 
 TEXTS = st.lists(

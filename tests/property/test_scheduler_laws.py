@@ -8,8 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.scheduler import Limits, Scheduler
-from penstock.engine.scheduling.step_size import StepSize
+from penstock.engine.scheduling.budget import StepSize
+from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, run_to_end, sequences_of
 
 BLOCK_SIZE, NUM_BLOCKS, BUDGET, PIECE = 4, 12, 10, 6
@@ -41,8 +41,10 @@ class Schedules(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         pool = BlockPool(NUM_BLOCKS)
-        limits = Limits(max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE, window=self.window)
-        size = StepSize(between_s=0.05, piece=PIECE, most=BUDGET)
+        limits = StepLimits(
+            max_sequences=5, tokens_per_step=BUDGET, block_size=BLOCK_SIZE, window=self.window
+        )
+        size = StepSize(target_s=0.05, chunk_tokens=PIECE, most=BUDGET)
         self.scheduler = Scheduler(limits, pool, size=size)
         self.model = HashingModel(
             num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, window=self.window or NUM_BLOCKS * BLOCK_SIZE
@@ -65,9 +67,9 @@ class Schedules(RuleBasedStateMachine):
     def guess(self, seed):
         chance = random.Random(seed)
         for sequence in self.scheduler.running:
-            right = answer_of(sequence.request)[sequence.num_drawn :][: chance.randint(0, 5)]
+            right = answer_of(sequence.request)[sequence.num_sampled :][: chance.randint(0, 5)]
             wrong = [0] * chance.randint(0, 2)
-            if sequence.num_computed == len(sequence.tokens) - 1 and sequence.num_drawn:
+            if sequence.num_computed == len(sequence.tokens) - 1 and sequence.num_sampled:
                 sequence.drafts = (*right, *wrong)
 
     @rule(
@@ -100,7 +102,7 @@ class Schedules(RuleBasedStateMachine):
         for sequence in self.sequences:
             if sequence.request.task == "generate":
                 right = answer_of(sequence.request)
-                assert sequence.tokens[sequence.num_prompt :] == right[: sequence.num_drawn]
+                assert sequence.tokens[sequence.num_prompt :] == right[: sequence.num_sampled]
 
     def teardown(self):
         for sequence in self.scheduler.running:
@@ -110,7 +112,7 @@ class Schedules(RuleBasedStateMachine):
         for sequence in self.sequences:
             assert sequence.finish is not None
             if sequence.finish == "length":
-                assert sequence.num_drawn == sequence.request.max_tokens
+                assert sequence.num_sampled == sequence.request.max_tokens
 
 
 class WindowedSchedules(Schedules):
@@ -120,7 +122,7 @@ class WindowedSchedules(Schedules):
     def what_the_next_token_sees_is_there(self):
         for sequence in self.scheduler.running:
             first_seen = sequence.num_computed - (self.window - 1)
-            assert sequence.num_left * BLOCK_SIZE <= max(0, first_seen)
+            assert sequence.num_released * BLOCK_SIZE <= max(0, first_seen)
 
 
 Schedules.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

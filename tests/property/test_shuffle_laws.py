@@ -1,5 +1,6 @@
 """Permutations are bijections at every size; mixtures hold their shares at every sample."""
 
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -8,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.core.rng import key_of, shuffled
-from penstock.data.geometry import choose_geometry
-from penstock.data.mixture import PATTERN_SLOTS, Mixture, slots_of, tijdeman
-from penstock.data.order import Order
+from penstock.data.order.permutation import Permutation, choose_geometry
+from penstock.data.order.row_order import Order
 from penstock.data.packing import PACKERS
-from penstock.data.permutation import Permutation
+from penstock.data.schedule.mixture import UNITS, mixture_of, slots_of, tijdeman
 from tests.property.strategies import RULES
 
 
@@ -123,17 +123,39 @@ def test_every_prefix_of_a_mixture_is_within_one_sample_of_its_shares(slots):
 @settings(max_examples=100)
 def test_weights_become_slots_within_one_of_their_share(weights):
     slots = slots_of(weights)
-    total, whole = sum(slots.values()), sum(weights.values())
-    assert total <= PATTERN_SLOTS
+    total, whole = sum(slots.values()), sum(map(Fraction, weights.values()))
+    assert total <= UNITS
     for name, weight in weights.items():
-        assert (slots[name] > 0) == (weight / whole > 0)
-        assert abs(slots[name] / total - weight / whole) <= len(weights) / PATTERN_SLOTS
+        assert (slots[name] > 0) == (weight > 0)
+        assert abs(Fraction(slots[name], total) - Fraction(weight) / whole) <= Fraction(len(weights), UNITS)
+
+
+WEIGHTS = st.one_of(st.floats(1e-12, 1), st.integers(0, 40).map(lambda n: 0.618**n), st.floats(1e-3, 1e9))
+
+
+@given(st.lists(WEIGHTS, min_size=2, max_size=40), st.integers(0, 2**50))
+@settings(deadline=None, max_examples=200)
+def test_every_prefix_is_within_two_samples_of_the_exact_shares_of_any_weights(weights, start):
+    mixture = mixture_of(slots_of({str(index): weight for index, weight in enumerate(weights)}))
+    shares = [Fraction(weight) / sum(map(Fraction, weights)) for weight in weights]
+    for first in (0, start):
+        counts = mixture.counts(first)
+        corpora, turns = mixture.locate(np.arange(first, first + 400))
+        for sample, corpus, turn in zip(
+            range(first, first + 400), corpora.tolist(), turns.tolist(), strict=True
+        ):
+            assert turn == counts[corpus]
+            counts[corpus] += 1
+            if sample % 16 == 0:
+                assert mixture.sample_of(corpus, turn) == sample
+            for count, share in zip(counts, shares, strict=True) if sample % 8 == 0 else ():
+                assert abs(count - (sample + 1) * share) < 2
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(0, 10**13))
 @settings(deadline=None)
 def test_mixture_turns_count_up_one_by_one_from_any_sample(slots, start):
-    mixture = Mixture({str(index): count for index, count in enumerate(slots)})
+    mixture = mixture_of({str(index): count for index, count in enumerate(slots)})
     samples = np.arange(start, start + 500)
     corpora, turns = mixture.locate(samples)
     for corpus in set(corpora.tolist()):

@@ -9,18 +9,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.engine.capacity import Capacity
-from penstock.engine.drafting import Drafting
-from penstock.engine.drafts.ngram import NgramDrafter
-from penstock.engine.drafts.pace import Pace
-from penstock.engine.drawing.drawer import Drawer
-from penstock.engine.drawing.sampler import Sampler
 from penstock.engine.engine import Engine
+from penstock.engine.model_runner.capacity import Capacity
+from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.request import Request
-from penstock.engine.runner import Output
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling.output_processor import OutputProcessor
+from penstock.engine.sampling.sampler import Sampler
+from penstock.engine.sampling_params import Sampling
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
+from penstock.engine.speculation.draft_length import DraftLength
+from penstock.engine.speculation.ngram import NgramDrafter
+from penstock.engine.speculation.speculation import Speculation
 from tests.hashing_model import VOCAB as STATES
 from tests.hashing_model import HashingModel, step_hash
 
@@ -37,7 +37,7 @@ class Runner:
         self._model = HashingModel(num_blocks=num_blocks, block_size=4)
 
     def run(self, batch):
-        return Output(torch.zeros(len(batch.token_ids), 1), LOGITS[self._model.run(batch)])
+        return StepOutput(torch.zeros(len(batch.token_ids), 1), LOGITS[self._model.run(batch)])
 
     def close(self):
         pass
@@ -84,7 +84,7 @@ class NoTokenTwice:
 
 
 def engine(drafter=None, *, num_blocks=64, adapt=False, most=4, tokens_per_step=24):
-    limits = Limits(max_sequences=6, tokens_per_step=tokens_per_step, block_size=4)
+    limits = StepLimits(max_sequences=6, tokens_per_step=tokens_per_step, block_size=4)
     capacity = Capacity(
         context=num_blocks * 4, vocab_size=VOCAB, num_blocks=num_blocks, block_size=4, tokens_per_step=24,
         max_sequences=6,
@@ -92,11 +92,11 @@ def engine(drafter=None, *, num_blocks=64, adapt=False, most=4, tokens_per_step=
     return Engine(
         Runner(num_blocks=num_blocks),
         Scheduler(limits, BlockPool(num_blocks)),
-        drawer=Drawer(Sampler(NoTokenTwice())),
+        token_sampler=OutputProcessor(Sampler(NoTokenTwice())),
         capacity=capacity,
-        words=None,
+        text_processor=None,
         grammars=NoTokenTwice(),
-        drafting=None if drafter is None else Drafting(drafter, Pace(most=most, adapt=adapt)),
+        drafting=None if drafter is None else Speculation(drafter, DraftLength(most=most, adapt=adapt)),
     )
 
 
@@ -105,12 +105,12 @@ def answers(run, requests):
     ids = [run.add(request) for request in requests]
     told = {}
     while run.has_work:
-        for piece in run.step():
-            tokens, logprobs, _ = told.get((piece.request_id, piece.answer), ((), (), None))
-            told[piece.request_id, piece.answer] = (
-                tokens + piece.token_ids,
-                logprobs + tuple((one.token, round(one.logprob, 5)) for one in piece.logprobs),
-                piece.finish,
+        for delta in run.step():
+            tokens, logprobs, _ = told.get((delta.request_id, delta.answer), ((), (), None))
+            told[delta.request_id, delta.answer] = (
+                tokens + delta.token_ids,
+                logprobs + tuple((one.token, round(one.logprob, 5)) for one in delta.logprobs),
+                delta.finish,
             )
         run.scheduler.check()
     assert run.stats().used_blocks == 0
@@ -200,7 +200,7 @@ def test_right_guesses_are_counted_and_save_steps():
     class Knows:
         def propose(self, done, wanted):
             (share,), (num,) = done.plan.shares, wanted
-            drawn = share.sequence.num_drawn
+            drawn = share.sequence.num_sampled
             return [tuple(expected[drawn : drawn + num])]
 
         def forget(self, sequence):

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.engine.drawing.filters import choose, choose_plain, probabilities, told
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling.filters import choose, choose_plain, probabilities, settings_tensor
+from penstock.engine.sampling_params import Sampling
 from penstock.nn import native
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
@@ -42,7 +42,7 @@ numbers = st.floats(0, 1, exclude_max=True) | st.sampled_from([0.0, 0.5, 1 - 2**
 @given(rows(), st.lists(samplings, min_size=5, max_size=5), st.lists(numbers, min_size=5, max_size=5))
 def test_the_operator_draws_what_plain_torch_draws(logits, settings, drawn):
     settings, drawn = settings[: len(logits)], drawn[: len(logits)]
-    expected = choose_plain(logits, told(settings, drawn, vocab=logits.shape[1]))
+    expected = choose_plain(logits, settings_tensor(settings, drawn, vocab=logits.shape[1]))
     assert choose(logits, settings, drawn).tolist() == expected.tolist()
 
 

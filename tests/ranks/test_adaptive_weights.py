@@ -7,12 +7,13 @@ import torch
 from torch.nn import functional
 
 from penstock.data.types import IGNORED_LABEL
+from penstock.parallel.config import EthernetConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
-from penstock.train.step import Asked, train_step
+from penstock.train.step import ControlFlags, train_step
 
 VOCAB = 50
 
@@ -66,10 +67,13 @@ def trained(recipe, world, *stops):
     return kept, state.loader.mixtures, state.adaptive.state_dict()
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_losses_of_a_step_by_corpus_are_those_of_float64(corpora, tmp_path, ranks):
+@pytest.mark.parametrize(
+    ("ranks", "schedule"),
+    [(1, "depth_first"), (2, "depth_first"), (1, "breadth_first"), (2, "breadth_first")],
+)
+def test_the_losses_of_a_step_by_corpus_are_those_of_float64(corpora, tmp_path, ranks, schedule):
     """1e-6 relative: each token's loss is a float32, their sums are float64."""
-    recipe = recipe_of(corpora, tmp_path)
+    recipe = dataclasses.replace(recipe_of(corpora, tmp_path), ethernet=EthernetConfig(schedule=schedule))
 
     def both(world):
         state = open_state(recipe, world)
@@ -85,7 +89,12 @@ def test_the_losses_of_a_step_by_corpus_are_those_of_float64(corpora, tmp_path, 
             )
         state = open_state(recipe, world)
         result = train_step(
-            state, next(iter(state.loader)), world, micro_batch_size=2, clip_norm=1.0, asked=Asked(stop=False)
+            state,
+            next(iter(state.loader)),
+            world,
+            micro_batch_size=2,
+            clip_norm=1.0,
+            asked=ControlFlags(stop=False),
         )
         labels, names = whole["labels"], state.loader.corpora_of(whole["sample_ids"].numpy())
         each = functional.cross_entropy(

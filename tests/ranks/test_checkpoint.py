@@ -2,32 +2,35 @@
 
 import pickle
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from penstock.checkpoint.find import find, saved_of
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.load import load_into, open_model
-from penstock.checkpoint.place import place_in
 from penstock.checkpoint.resume import agreed
-from penstock.checkpoint.saver import Keeping, Saver
+from penstock.checkpoint.saver import RetentionPolicy, Saver
+from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core.errors import CheckpointError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
-from penstock.models.llama.slices import Place, slice_of
+from penstock.models.llama.tensor_slices import TensorParallelRank, slice_of
 from penstock.nn.init import init_weights
-from penstock.parallel.fsdp import shard
-from penstock.parallel.layout import Layout
+from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import World, make_mesh
+from penstock.parallel.sharding.fsdp import shard
 from penstock.testing.ranks import on_ranks
-from penstock.train.config import OptimConfig
 from penstock.train.optim.optimizer import build_optimizer
+from penstock.train.recipe.optim_config import OptimConfig
 
 # No dimension divides by 2, 3 or 4, and a norm of 10 leaves some of 4 ranks less than others.
 MODEL = LlamaConfig(
@@ -53,7 +56,7 @@ def sharded_tensors(world: World, *, seed: int, stepped: bool) -> dict[str, Tens
     """Return the live training tensors of a sharded model, after one optimizer step where asked for."""
     with torch.device("meta"):
         model = Llama(MODEL)
-    mesh = make_mesh(world, Layout(shard=world.ranks.world_size)).data
+    mesh = make_mesh(world, RankLayout(shard=world.ranks.world_size)).data
     shard(model, mesh, compute_dtype=torch.float32)
     model.to_empty(device=world.device)
     init_weights(model, seed=seed)
@@ -77,7 +80,7 @@ def save_steps(run: Path, *steps: int, keep: int = 9) -> Callable[[World], dict[
 
     def work(world: World) -> dict[str, Tensor]:
         tensors = sharded_tensors(world, seed=5, stepped=True)
-        with Saver(place_in(run, ""), Keeping(newest=keep)) as saver:
+        with Saver(place_in(run, ""), RetentionPolicy(newest=keep)) as saver:
             for step in steps:
                 saver.save(tensors, meta_of(step))
         return whole(tensors)
@@ -144,7 +147,7 @@ def test_an_engine_rank_reads_its_part_of_each_matrix(
 ) -> None:
     run, expected = saved
     config = find(run).index().meta.model
-    for place in (Place(rank, ranks) for rank in range(ranks)):
+    for place in (TensorParallelRank(rank, ranks) for rank in range(ranks)):
         model, _ = open_model(run, place=place)
         for name, tensor in model.state_dict().items():
             part = expected[f"model.{name}"]
@@ -240,7 +243,7 @@ def test_a_folder_that_cannot_be_written_is_refused_on_every_rank(tmp_path: Path
 
     def work(world: World) -> str:
         tensors = sharded_tensors(world, seed=5, stepped=False)
-        saver = Saver(place_in(tmp_path, ""), Keeping())
+        saver = Saver(place_in(tmp_path, ""), RetentionPolicy())
         with pytest.raises(CheckpointError) as refusal, saver:
             saver.save(tensors, meta_of(3))
         return str(refusal.value)
@@ -248,3 +251,45 @@ def test_a_folder_that_cannot_be_written_is_refused_on_every_rank(tmp_path: Path
     for message in on_ranks(work, ranks=2):
         assert f"Checkpoint {folder_of(tmp_path, 3)} could not be written: " in message
         assert "it resumes from the start" in message
+
+
+def test_lists_of_tensors_are_exchanged_once_per_layout_and_not_on_the_training_thread_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(world: World) -> list[int]:
+        """Return after each save how often the training thread has exchanged something for it."""
+        exchange, calls, after = dist.all_gather_object, [], []
+
+        def counted(*arguments: Any, **options: Any) -> None:
+            calls.append(threading.current_thread() is threading.main_thread())
+            exchange(*arguments, **options)
+
+        monkeypatch.setattr(dist, "all_gather_object", counted)
+        tensors = sharded_tensors(world, seed=5, stepped=True)
+        fewer = {name: tensor for name, tensor in tensors.items() if name.startswith("model.")}
+        with Saver(place_in(tmp_path, ""), RetentionPolicy(newest=9)) as saver:
+            for step, (held, layout) in enumerate(
+                [(tensors, 0), (tensors, 0), (fewer, 1), (tensors, 0), (fewer, 1)], start=1
+            ):
+                saver.save(held, meta_of(step), layout=layout)
+                after.append(sum(calls))
+        return after
+
+    assert on_ranks(work, ranks=2) == [[1, 1, 2, 2, 2]] * 2
+    sizes = [len(saved.index().tensors) for saved in saved_of(tmp_path)]
+    assert len(sizes) == 5
+    assert sizes[0] == sizes[1] == sizes[3] > sizes[2] == sizes[4]
+
+
+def test_other_tensors_in_a_layout_already_shared_out_are_refused(tmp_path: Path) -> None:
+    def work(world: World) -> str:
+        tensors = sharded_tensors(world, seed=5, stepped=True)
+        with Saver(place_in(tmp_path, ""), RetentionPolicy()) as saver:
+            saver.save(tensors, meta_of(1))
+            with pytest.raises(CheckpointError) as refusal:
+                saver.save(dict([*tensors.items()][1:]), meta_of(2))
+        return str(refusal.value)
+
+    for rank, said in enumerate(on_ranks(work, ranks=2)):
+        assert f"Rank {rank} holds other tensors than at an earlier save of the same layout" in said
+    assert [saved.name for saved in saved_of(tmp_path)] == ["step-00000001"]

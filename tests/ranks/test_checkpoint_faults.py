@@ -13,13 +13,13 @@ import torch
 import torch.distributed as dist
 from tests.families import small_llama
 
-from penstock.checkpoint.find import Saved, find, saved_of
+from penstock.checkpoint.find import SavedCheckpoint, find, saved_of
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.load import load_into
-from penstock.checkpoint.place import place_in
-from penstock.checkpoint.place_local import LocalPlace
+from penstock.checkpoint.local_storage import LocalPlace
 from penstock.checkpoint.resume import resume
-from penstock.checkpoint.saver import Keeping, Saver
+from penstock.checkpoint.saver import RetentionPolicy, Saver
+from penstock.checkpoint.storage import place_in
 from penstock.core.errors import CheckpointDamaged, CheckpointError
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
@@ -38,7 +38,7 @@ def tensors_of(step: int) -> dict[str, torch.Tensor]:
 
 def save_steps(run: Path, *steps: int) -> None:
     def work(_: World) -> None:
-        with Saver(place_in(run, ""), Keeping(newest=9)) as saver:
+        with Saver(place_in(run, ""), RetentionPolicy(newest=9)) as saver:
             for step in steps:
                 saver.save(tensors_of(step), meta_of(step))
 
@@ -144,7 +144,7 @@ class Gated(LocalPlace):
 def test_training_goes_on_while_a_save_is_written(tmp_path: Path) -> None:
     def work(world: World) -> float:
         place = Gated(tmp_path / "checkpoints")
-        with Saver(place, Keeping()) as saver:
+        with Saver(place, RetentionPolicy()) as saver:
             saver.save(tensors_of(1), meta_of(1))
             assert place.reached.wait(60)
             (total,) = world.sum(1.0)  # a step's collective
@@ -182,7 +182,7 @@ def failing(run: Path, full_at: set[int], steps: int) -> list[str]:
     def work(_: World) -> str:
         place = Failing(run / "checkpoints", {f"step-{step:08d}" for step in full_at})
         try:
-            with Saver(place, Keeping(newest=9, max_failures=3)) as saver:
+            with Saver(place, RetentionPolicy(newest=9, max_failures=3)) as saver:
                 for step in range(1, steps + 1):
                     saver.save(tensors_of(step), meta_of(step))
         except CheckpointError as error:
@@ -227,7 +227,7 @@ def test_a_rank_that_dies_in_the_middle_of_a_save_leaves_the_one_before(tmp_path
     save_steps(tmp_path, 1)
 
     def work(_: World) -> None:
-        with Saver(Deadly(tmp_path / "checkpoints"), Keeping(newest=1)) as saver:
+        with Saver(Deadly(tmp_path / "checkpoints"), RetentionPolicy(newest=1)) as saver:
             saver.save(tensors_of(2), meta_of(2))
 
     with pytest.raises(AssertionError, match="SIGKILL"):
@@ -257,6 +257,6 @@ def test_a_damaged_checkpoint_is_not_taken_for_whole_by_one_rank_alone(tmp_path:
 
 
 def test_a_checkpoint_removed_while_it_is_read_is_refused_in_words(tmp_path: Path) -> None:
-    saved = Saved(LocalPlace(tmp_path), "step-00000001")
+    saved = SavedCheckpoint(LocalPlace(tmp_path), "step-00000001")
     with pytest.raises(CheckpointError, match="cannot be read: No such file or directory"):
         load_into(saved, {})

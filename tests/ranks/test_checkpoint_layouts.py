@@ -16,16 +16,16 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from penstock.checkpoint.find import find
 from penstock.checkpoint.layout import Meta
 from penstock.checkpoint.load import load_into
-from penstock.checkpoint.place import place_in
-from penstock.checkpoint.saver import Keeping, Saver
-from penstock.checkpoint.shares import SPLIT_BYTES
+from penstock.checkpoint.saver import RetentionPolicy, Saver
+from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import held, training_tensors
+from penstock.checkpoint.write_plan import SPLIT_BYTES
 from penstock.parallel.mesh import World
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import TrainConfig
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
 MODEL = small_llama()
@@ -159,7 +159,7 @@ def test_everything_is_written_once_by_even_shares_and_read_in_every_other_layou
 ) -> None:
     def work(_: World) -> None:
         tensors = spread(kind)
-        with Saver(place_in(tmp_path, ""), Keeping()) as saver:
+        with Saver(place_in(tmp_path, ""), RetentionPolicy()) as saver:
             saver.save(tensors, meta_of(1))
         for other in KINDS:
             found = {name: torch.zeros_like(tensor) for name, tensor in spread(other).items()}
@@ -196,7 +196,7 @@ def test_the_box_of_a_shard_is_where_torch_puts_it() -> None:
 def test_what_is_saved_is_the_moment_of_the_call_not_of_the_writing(tmp_path: Path) -> None:
     def work(_: World) -> None:
         tensors = {"w": torch.full((64, 64), 1.0)}
-        with Saver(place_in(tmp_path, ""), Keeping(newest=9)) as saver:
+        with Saver(place_in(tmp_path, ""), RetentionPolicy(newest=9)) as saver:
             for step in (1, 2, 3):
                 tensors["w"].fill_(step)
                 saver.save(tensors, meta_of(step))

@@ -4,8 +4,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from penstock.parallel.blocked import BLOCKED
-from penstock.parallel.collectives import Group, all_reduce, exchange, gather, scatter_sum, sum_gradient
+from penstock.parallel.collectives import (
+    CollectiveGroup,
+    all_reduce,
+    exchange,
+    gather,
+    scatter_sum,
+    sum_gradient,
+)
+from penstock.parallel.exposed_comm import BLOCKED
 from penstock.testing.ranks import on_ranks
 
 RANKS = 3
@@ -30,7 +37,7 @@ def test_gather_joins_in_order_and_its_gradient_is_summed_over_who_used_it(dim):
     weighs = [of_rank(10 + rank, *whole.shape) for rank in range(RANKS)]
 
     def work(world):
-        rank, group = world.ranks.rank, Group(dist.group.WORLD.group_name, RANKS)
+        rank, group = world.ranks.rank, CollectiveGroup(dist.group.WORLD.group_name, RANKS)
         return forward_and_backward(lambda x: gather(x, dim=dim, group=group), xs[rank], weighs[rank])
 
     gradients = torch.stack(weighs).sum(0).chunk(RANKS, dim)
@@ -46,7 +53,7 @@ def test_scatter_sum_is_its_mirror(dim):
     weighs = [of_rank(10 + rank, *sums[0].shape) for rank in range(RANKS)]
 
     def work(world):
-        rank, group = world.ranks.rank, Group(dist.group.WORLD.group_name, RANKS)
+        rank, group = world.ranks.rank, CollectiveGroup(dist.group.WORLD.group_name, RANKS)
         return forward_and_backward(lambda x: scatter_sum(x, dim=dim, group=group), xs[rank], weighs[rank])
 
     for (out, gradient), expected in zip(on_ranks(work, ranks=RANKS), sums, strict=True):
@@ -60,7 +67,7 @@ def test_exchange_gives_each_rank_its_part_and_back_again():
     weighs = [of_rank(10 + rank, *parts[0].shape) for rank in range(RANKS)]
 
     def work(world):
-        rank, group = world.ranks.rank, Group(dist.group.WORLD.group_name, RANKS)
+        rank, group = world.ranks.rank, CollectiveGroup(dist.group.WORLD.group_name, RANKS)
         there = forward_and_backward(
             lambda x: exchange(x, split=2, join=1, group=group), xs[rank], weighs[rank]
         )
@@ -76,7 +83,7 @@ def test_sum_gradient_changes_nothing_but_the_gradient():
     x, weighs = of_rank(0, 5), [of_rank(10 + rank, 5) for rank in range(RANKS)]
 
     def work(world):
-        group = Group(dist.group.WORLD.group_name, RANKS)
+        group = CollectiveGroup(dist.group.WORLD.group_name, RANKS)
         largest = all_reduce(weighs[world.ranks.rank], "max", group)
         return *forward_and_backward(
             lambda x: sum_gradient(x, group=group), x, weighs[world.ranks.rank]
@@ -101,7 +108,7 @@ WAITING = {
 @pytest.mark.parametrize("compiled", [False, True])
 def test_time_spent_in_them_is_counted_compiled_or_not(compiled):
     def work(_):
-        group, counts = Group(dist.group.WORLD.group_name, RANKS), {}
+        group, counts = CollectiveGroup(dist.group.WORLD.group_name, RANKS), {}
         for name, collective in WAITING.items():
             call = torch.compile(collective, backend="aot_eager", fullgraph=True) if compiled else collective
             before = BLOCKED()

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from penstock.core.errors import ConfigError
-from penstock.parallel import operations
-from penstock.parallel.encoded_size import encoded_bytes
-from penstock.parallel.encoder import Encoder
+from penstock.parallel.ethernet import async_collectives
+from penstock.parallel.ethernet.all_to_all import MESSAGES
+from penstock.parallel.ethernet.codecs import Encoder
+from penstock.parallel.ethernet.wire_size import encoded_bytes
+from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import World
-from penstock.parallel.pairwise import MESSAGES
-from penstock.parallel.recorder import TrafficMeter
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import TrainConfig
-from penstock.train.memory_plan import memory_plan
-from penstock.train.recipe import build_recipe
+from penstock.train.monitors.step_monitors import StepMonitors
+from penstock.train.planning.memory import memory_plan
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
-from penstock.train.watch import Watch
 
 VOCAB = 64
 STEPS = 20
@@ -64,7 +64,7 @@ def recipe(corpus: Path, folder: Path, **sections: Any) -> TrainConfig:
 def trained(config: TrainConfig, world: World) -> dict[str, Any]:
     """Train; return each step's loss, the first gradient's norm and what a step sent on each axis."""
     state = open_state(config, world)
-    state.watch = Watch(traffic=TrafficMeter(state.mesh))
+    state.watch = StepMonitors(traffic=TrafficMeter(state.mesh))
     records = records_of(state, config, world)
     steps = [record for record in records if "loss" in record]
     (sent,) = [record["sent_bytes"] for record in records if record.get("event") == "traffic"]
@@ -174,7 +174,7 @@ def test_gradients_cut_for_several_cards_have_remainders_of_their_own(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In pieces of at least 1,000 numbers, so that a tiny model has several."""
-    monkeypatch.setattr(operations, "LEAST", 1000)
+    monkeypatch.setattr(async_collectives, "LEAST", 1000)
     ethernet = {"reduce": "int8", "feedback": True}
     cases = {
         "whole": {"ethernet": {**ethernet, "operations": 1}, "run": {"steps": 6}},

@@ -7,14 +7,15 @@ import torch
 import torch.distributed as dist
 
 from penstock.core.files import checksum
-from penstock.data.manifest import load_manifest, save_manifest
+from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.obs.meter import StepMeter
+from penstock.parallel.mesh import broadcast
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
-from penstock.train.control import Control, share
+from penstock.train.control.listener import Control
+from penstock.train.control.requests import ControlRequest, answers, submit
 from penstock.train.loop import train
-from penstock.train.recipe import build_recipe
-from penstock.train.requests import Request, answers, submit
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
 DOCUMENTS = [[1 + i % 9] * 20 for i in range(60)]
@@ -84,10 +85,10 @@ def test_requests_are_taken_up_after_the_step_in_which_they_came_by_every_rank(r
     run, asked = (
         tmp_path / "run",
         {
-            3: Request(weights={"web": 0.75}),
-            5: Request(skip_steps=(9, 11), reason="spike"),
-            6: Request(weights={"wbe": 0.5}),
-            8: Request(extend="web"),
+            3: ControlRequest(weights={"web": 0.75}),
+            5: ControlRequest(skip_steps=(9, 11), reason="spike"),
+            6: ControlRequest(weights={"wbe": 0.5}),
+            8: ControlRequest(extend="web"),
         },
     )
 
@@ -119,7 +120,7 @@ def test_parts_that_one_rank_cannot_see_are_refused_on_all(recipe, tmp_path):
         control.start()
         if world.is_first:
             append(tmp_path / "web", 1)
-            submit(tmp_path / "run", Request(extend="web"))
+            submit(tmp_path / "run", ControlRequest(extend="web"))
         dist.barrier()
         if not world.is_first:  # its file system has not caught up yet
             control._parts_on_disk = lambda _: 1
@@ -127,12 +128,12 @@ def test_parts_that_one_rank_cannot_see_are_refused_on_all(recipe, tmp_path):
         return found.taken_up, found.said
 
     one, two = on_ranks(work, ranks=2)
-    assert one == two == (False, "refused: Corpus 'web' has no parts beyond the 1 that the run knows.")
+    assert one == two == (False, "refused: Corpus 'web' has no parts beyond the 1 that the run uses.")
 
 
 @pytest.mark.parametrize("value", [None, [], {"a": [1.5, "ü", None]}, "x" * 100_000])
 def test_a_value_of_rank_0_reaches_all(value):
-    assert on_ranks(lambda world: share(world, value if world.is_first else "not read"), ranks=2) == [
+    assert on_ranks(lambda world: broadcast(world, value if world.is_first else "not read"), ranks=2) == [
         value,
         value,
     ]

@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from penstock.doctor import examine as examining
-from penstock.doctor import gloo_line, interfaces
-from penstock.doctor.check import Asked
-from penstock.doctor.text import as_json
+from penstock.doctor import pair
+from penstock.doctor import run_checks as examining
+from penstock.doctor.checks import interfaces
+from penstock.doctor.checks.check import CheckOptions
+from penstock.doctor.report import as_json
 from penstock.launch.local import run as run_here
-from penstock.launch.netlab import Hosts, Link, lab, why_not
+from penstock.netlab.hosts import Hosts, lab, why_not
+from penstock.netlab.topology import Link
 
 TIMEOUT_S = 30.0  # of what arrives at once or never; many tests may share the machine
 needs_hosts = pytest.mark.skipif(bool(why_not()), reason=why_not())
@@ -28,7 +30,7 @@ def briefly() -> Iterator[None]:
     """Leave out the checks of one machine, which have tests of their own; send little."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(examining, "CHECKS", {interfaces.CHECK: interfaces})
-        patch.setattr(gloo_line, "_LONG_ENOUGH_S", 0.06)  # the faults here are gross
+        patch.setattr(pair, "_LONG_ENOUGH_S", 0.06)  # the faults here are gross
         yield
 
 
@@ -36,7 +38,7 @@ def examined(hosts: Hosts, folder: Path) -> dict[int, Report]:
     """Examine from a rank on each host; return the reports that came of it, by rank."""
 
     def work() -> int:
-        report = examining.examine(Asked(folder=folder), timeout_s=TIMEOUT_S)
+        report = examining.examine(CheckOptions(folder=folder), timeout_s=TIMEOUT_S)
         if report:
             (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(as_json(report)))
         return 0
@@ -118,7 +120,7 @@ def test_a_host_that_is_cut_off_is_missed_by_the_others_and_says_so_itself(tmp_p
 
 def test_processes_of_one_machine_are_measured_over_its_loopback(tmp_path: Path) -> None:
     def work() -> int:
-        report = examining.examine(Asked(folder=tmp_path), timeout_s=TIMEOUT_S)
+        report = examining.examine(CheckOptions(folder=tmp_path), timeout_s=TIMEOUT_S)
         assert (report is None) == (os.environ["RANK"] != "0")
         if report:
             (tmp_path / "report.json").write_text(json.dumps(as_json(report)))

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.netlab import lab, why_not
+from penstock.netlab.hosts import lab, why_not
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import TrainConfig
-from penstock.train.emulated import Emulation, Measured
-from penstock.train.recipe import build_recipe
+from penstock.train.emulated import EmulatedTimes, Emulation
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 from penstock.train.state import TrainState
 
@@ -95,7 +95,7 @@ def test_rows_that_do_not_divide_are_refused_before_anything_runs(tmp_path: Path
     ("sections", "words"),
     [
         ({"run": {"dir": "never", "steps": 2}}, r"ends after 2 steps, before .* \(got 3\)"),
-        ({"plan": "auto"}, r"not planned for emulated hosts \(got 'auto'\)"),
+        ({"plan": "auto"}, r"cannot be planned for emulated hosts \(got 'auto'\)"),
     ],
 )
 def test_a_recipe_that_cannot_be_tried_is_refused_before_anything_runs(
@@ -111,5 +111,5 @@ def test_one_step_is_refused_because_the_first_does_not_count() -> None:
 
 
 def test_the_busy_share_is_computation_over_step() -> None:
-    measured = Measured(step_s=4.0, compute_s=3.0, sent_bytes=[1.0], losses=[2.0])
+    measured = EmulatedTimes(step_s=4.0, compute_s=3.0, sent_bytes=[1.0], losses=[2.0])
     assert measured.busy == measured.as_json()["busy"] == 0.75

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from penstock.parallel.exchange import MeanExchange
+from penstock.parallel.ethernet.compressed_all_reduce import MeanExchange
 from penstock.testing.ranks import on_ranks
 
 

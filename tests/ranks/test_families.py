@@ -7,9 +7,9 @@ from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.parallel.fsdp import shard
-from penstock.parallel.layout import Layout
+from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import make_mesh
+from penstock.parallel.sharding.fsdp import shard
 from penstock.testing.ranks import on_ranks
 from penstock.train.loss import next_token_loss
 
@@ -37,7 +37,7 @@ def gradients(config, world=None):
     with torch.device("meta"):
         model = Llama(config)
     if world is not None:
-        mesh = make_mesh(world, Layout(shard=world.ranks.world_size)).data
+        mesh = make_mesh(world, RankLayout(shard=world.ranks.world_size)).data
         shard(model, mesh, compute_dtype=torch.float32)
     model.to_empty(device="cpu")
     init_weights(model, seed=3)

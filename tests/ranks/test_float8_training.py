@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.nn.float8 import RECIPES
+from penstock.nn.linear.float8 import RECIPES
+from penstock.parallel.ethernet.all_to_all import MESSAGES
 from penstock.parallel.mesh import World
-from penstock.parallel.pairwise import MESSAGES
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.config import TrainConfig
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB = 50

@@ -5,16 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from penstock.data.manifest import load_manifest, save_manifest
+from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.parallel.layout import ParallelConfig, layout_of
 from penstock.parallel.mesh import make_mesh
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.text.tokenizer import train_tokenizer
+from penstock.train.data_setup import heldout_rows
 from penstock.train.evaluate import heldout_scores
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import build_model
-from penstock.train.supply import heldout_rows
 
 TEXT = "the penstock feeds the turbine, für den es gebaut wurde " * 4
 

@@ -10,7 +10,7 @@ from tests.islands import PlainIslands, counting_corpus, losses_of, recipe_of, t
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.optim.optimizer import RULES as INNER_RULES
-from penstock.train.optim.rule import Rule
+from penstock.train.optim.rule import UpdateRule
 from penstock.train.setup import open_state
 
 
@@ -40,10 +40,20 @@ def test_islands_train_as_a_plain_loop_does(corpus, tmp_path, outer):
             torch.testing.assert_close(weight, weights[name], rtol=0, atol=1e-5, msg=name)
 
 
-LAYOUTS = {"shard": 2, "tensor": 2, "context": 2, "pipeline": 2}
+def test_islands_of_two_shards_train_as_a_plain_loop_over_their_rows_does(corpus, tmp_path):
+    """Rows are dealt to all shards of a step; those of an island's shards are the island's."""
+    outer = {"every": 3, "fragments": 2, "overlap": 1}
+    recipe = recipe_of(corpus, tmp_path, outer=outer)
+    plain = on_ranks(lambda world: PlainIslands(recipe, world, islands=2, shards=2).train(), ranks=1)
+    ((losses, weights),) = plain
+    sharded = recipe_of(corpus, tmp_path / "sharded", outer=outer, parallel={"shard": 2})
+    for records, shown, _ in on_ranks(lambda world: trained(sharded, world), ranks=4):
+        assert losses_of(records) == pytest.approx(losses, abs=2e-5)
+        for name, weight in shown.items():
+            torch.testing.assert_close(weight, weights[name], rtol=0, atol=2e-5, msg=name)
 
 
-@pytest.mark.parametrize("axis", LAYOUTS)
+@pytest.mark.parametrize("axis", ["tensor", "context", "pipeline"])
 def test_islands_of_two_ranks_train_as_islands_of_one(corpus, tmp_path, axis):
     """An island's model is spread over its ranks; 2e-5: sums of float32 in yet another order."""
     outer = {"every": 3, "fragments": 2, "overlap": 1}
@@ -66,7 +76,7 @@ def plain_sgd(updates, group):
 
 def test_islands_of_sgd_that_meet_after_every_step_are_plain_data_parallel(corpus, tmp_path, monkeypatch):
     """1e-6: the mean of weights after a step instead of a step with the mean of gradients."""
-    monkeypatch.setitem(INNER_RULES, "adamw", Rule(lambda _: {}, plain_sgd))
+    monkeypatch.setitem(INNER_RULES, "adamw", UpdateRule(lambda _: {}, plain_sgd))
     optim = {"learning_rate": 1e-3, "clip_norm": 1e9}
     met = recipe_of(corpus, tmp_path / "met", optim=optim, outer={"every": 1, "rule": "average"})
     plain = recipe_of(corpus, tmp_path / "plain", optim=optim)

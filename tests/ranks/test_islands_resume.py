@@ -12,7 +12,7 @@ from penstock.core.signals import StopFlag
 from penstock.launch import local
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.audit import audit
+from penstock.train.inspect.audit import audit
 from penstock.train.run import run
 from penstock.train.setup import open_state
 

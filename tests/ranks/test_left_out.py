@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import PenstockError
-from penstock.obs.names import LEFT_OUT_FILE
+from penstock.obs.metric_names import LEFT_OUT_FILE
 from penstock.testing.ranks import on_ranks
-from penstock.train.left_out import Stretch, leave_out, note_rewind, read_left_out
+from penstock.train.rewind import SkippedRange, leave_out, note_rewind, read_left_out
 
 
 class TenAStep:
@@ -38,9 +38,9 @@ def skipped(folder, *, at):
 
 def test_a_rewind_leaves_out_from_the_checkpoint_on_and_again_at_every_start_before_its_end(tmp_path):
     note_rewind(tmp_path, to=7)
-    assert read_left_out(tmp_path) == [Stretch(7, None)]
+    assert read_left_out(tmp_path) == [SkippedRange(7, None)]
     assert skipped(tmp_path, at=4) == [range(40, 70)]
-    assert read_left_out(tmp_path) == [Stretch(7, range(40, 70))]
+    assert read_left_out(tmp_path) == [SkippedRange(7, range(40, 70))]
     assert skipped(tmp_path, at=2) == [range(40, 70)], "an older checkpoint, because that one was damaged"
     assert skipped(tmp_path, at=7) == [], "its checkpoint knows"
     note_rewind(tmp_path, to=9)
@@ -56,5 +56,7 @@ def test_a_run_that_starts_over_leaves_out_nothing(tmp_path):
 @pytest.mark.parametrize("content", ["", "[]", '{"rewinds": [{"to_step": 7, "samples": [1]}]}'])
 def test_a_damaged_file_is_refused_with_what_to_do(tmp_path, content):
     (tmp_path / LEFT_OUT_FILE).write_text(content)
-    with pytest.raises(PenstockError, match=r"left-out.json, which says .* Restore it, or remove it if"):
+    with pytest.raises(
+        PenstockError, match=r"left-out.json, the record of rewinds, .* Restore it, or remove it if"
+    ):
         read_left_out(tmp_path)

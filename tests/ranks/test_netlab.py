@@ -16,9 +16,10 @@ import torch.distributed as dist
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.launch.local import Outcome
-from penstock.launch.netlab import Hosts, Link, lab, why_not
-from penstock.launch.netlab.namespaces import new_namespace
+from penstock.launch.local import JobOutcome
+from penstock.netlab.hosts import Hosts, lab, why_not
+from penstock.netlab.namespaces import new_namespace
+from penstock.netlab.topology import Link
 from penstock.parallel.mesh import World
 from penstock.testing.ranks import on_hosts
 
@@ -57,7 +58,7 @@ def test_a_rank_sees_its_host_and_not_this_machine(hosts: Hosts, tmp_path: Path)
         return 0
 
     here = os.uname().nodename, Path("/etc/hosts").read_text()
-    assert hosts.run(look, processes_per_host=2) == Outcome(0, [])
+    assert hosts.run(look, processes_per_host=2) == JobOutcome(0, [])
     lines = [(tmp_path / str(rank)).read_text() for rank in range(4)]
     assert lines == [f"host{rank // 2} eth0 eth1 lo host1 host0-eth1" for rank in range(4)]
     assert (os.uname().nodename, Path("/etc/hosts").read_text()) == here
@@ -102,7 +103,7 @@ def test_a_failing_rank_fails_the_job_with_its_words(hosts: Hosts) -> None:
         signal.pause()
         return 0
 
-    assert hosts.run(fail) == Outcome(1, ["PenstockError: Its disk is full."])
+    assert hosts.run(fail) == JobOutcome(1, ["PenstockError: Its disk is full."])
 
 
 @pytest.mark.parametrize("latency_s", [0.0, pytest.param(LATE_S, marks=can_be_late)])
@@ -159,7 +160,7 @@ def test_nothing_is_left_after_an_exception() -> None:
 
 
 def test_a_command_that_the_kernel_refuses_is_shown_and_nothing_is_left() -> None:
-    from penstock.launch.netlab.hosts import _apply
+    from penstock.netlab.hosts import _apply
 
     namespace = new_namespace()
     try:
@@ -171,7 +172,7 @@ def test_a_command_that_the_kernel_refuses_is_shown_and_nothing_is_left() -> Non
 
 _OWNER = """
 import os, signal
-from penstock.launch.netlab import lab
+from penstock.netlab import lab
 with lab(hosts=2, rate="1gbit") as hosts:
     def work():
         os.write(1, f"{os.getpid()} {os.readlink('/proc/self/ns/net')}\\n".encode())

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 
 from penstock.core import clock
-from penstock.parallel import operations
-from penstock.parallel.encoder import Encoder
+from penstock.parallel.ethernet import async_collectives
+from penstock.parallel.ethernet.all_to_all import MESSAGES, begin_messages, can_exchange, can_gather
+from penstock.parallel.ethernet.async_collectives import begin_exchange, begin_gather, wait_for
+from penstock.parallel.ethernet.codecs import Encoder
 from penstock.parallel.mesh import World
-from penstock.parallel.operations import begin_exchange, begin_gather, wait_for
-from penstock.parallel.pairwise import MESSAGES, begin_messages, can_exchange, can_gather
 from penstock.testing.ranks import on_ranks
-from penstock.train.watchdog import Watchdog
+from penstock.train.monitors.watchdog import Watchdog
 
 SIZES = (1, 7, 1000, 3)
 DEADLINE_S = 60.0
@@ -24,7 +24,7 @@ def test_several_under_way_never_mix_up() -> None:
     """Gathers and exchanges of several sizes, cut and whole, begun together and waited for from the last."""
 
     def moved(world: World) -> int:
-        operations.LEAST = 64
+        async_collectives.LEAST = 64
         group, ranks, here = dist.group.WORLD, world.ranks.world_size, world.ranks.rank
         assert group is not None
         assert can_exchange(group)

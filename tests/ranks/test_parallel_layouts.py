@@ -23,11 +23,11 @@ from penstock.parallel import apply as apply_module
 from penstock.parallel.tensor import slice_blocks
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
-from penstock.train.config import TrainConfig
+from penstock.train.data_setup import heldout_rows, train_loader
 from penstock.train.loop import train
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
-from penstock.train.supply import heldout_rows, train_loader
 
 VOCAB, STEPS = 48, 12
 LLAMA = {

@@ -6,8 +6,8 @@ from penstock.parallel.layout import layout_of
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.step_memory import peak_of_step
-from penstock.train.memory_plan import memory_plan
-from penstock.train.recipe import build_recipe
+from penstock.train.planning.memory import memory_plan
+from penstock.train.recipe.load import build_recipe
 
 CASES = {
     "alone, recomputed": (1, {"recompute": {"policy": "full"}}),
@@ -20,6 +20,11 @@ CASES = {
     "stretches": (2, {"parallel": {"context": 2}}),
     "stages": (2, {"parallel": {"pipeline": 2}}),
     "everything kept": (2, {"ethernet": {"keep_mib": float("inf")}}),
+    "breadth first": (2, {"ethernet": {"schedule": "breadth_first"}}),
+    "breadth first, everything kept": (
+        2,
+        {"ethernet": {"schedule": "breadth_first", "keep_mib": float("inf")}},
+    ),
     "no window": (2, {"ethernet": {"window_mib": float("inf")}}),
     "stock FSDP2": (2, {"ethernet": {"overlap": False}}),
     "copies of shards": (4, {"parallel": {"shard": 2, "replicate": 2}}),

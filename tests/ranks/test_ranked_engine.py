@@ -13,9 +13,10 @@ from penstock.core.errors import EngineClosed, ModelError, RunnerLost, UsageErro
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.config import EngineConfig
-from penstock.engine.ranks import group, processes
-from penstock.engine.ranks.processes import RankProcesses
+from penstock.engine.model_runner import collectives
 from penstock.engine.request import Request
+from penstock.engine.workers import processes
+from penstock.engine.workers.processes import RankProcesses
 
 PROMPTS = [(3,), (3, 4, 5, 9), tuple(range(100, 145)), (7, 7, 1) * 9, (210, 0, 105, 106)]
 SMALL = {"tokens_per_step": 24, "max_context": 96, "device": "cpu"}
@@ -70,7 +71,7 @@ def workers():
     found = []
     for children in Path("/proc/self/task").glob("*/children"):
         found += [int(pid) for pid in children.read_text().split()]
-    return sorted(pid for pid in found if b"ranks.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
+    return sorted(pid for pid in found if b"workers.worker" in Path(f"/proc/{pid}/cmdline").read_bytes())
 
 
 class Heard:
@@ -133,7 +134,7 @@ def test_a_rank_killed_while_nobody_asks_is_noticed_at_once(ranked):
 
 
 def test_a_rank_that_hangs_is_given_up_and_named(folder, monkeypatch):
-    monkeypatch.setattr(group, "TIMEOUT_S", 3.0)
+    monkeypatch.setattr(collectives, "TIMEOUT_S", 3.0)
     monkeypatch.setattr(processes, "_PATIENCE_S", 1.0)
     with EngineThread(
         build_engine(folder, EngineConfig(tensor_parallel=2, cache_gib=2**-8, **SMALL))

@@ -9,15 +9,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.tiny_models import CONFIGS, save_tiny_model
-from tests.unit.engine.test_whole_steps import BLOCK_SIZE, STEPS, a_batch
+from tests.unit.engine.model_runner.test_whole_steps import BLOCK_SIZE, STEPS, a_batch
 
-from penstock.engine import whole_steps
 from penstock.engine.config import EngineConfig
-from penstock.engine.part import open_part
-from penstock.engine.ranks import board as board_module
-from penstock.engine.runner import Runner
-from penstock.models.llama.slices import Place
-from penstock.nn.packed import can_multiply
+from penstock.engine.model_runner import collectives as board_module
+from penstock.engine.model_runner import native_decoder
+from penstock.engine.model_runner.runner import Runner
+from penstock.engine.workers.model_shard import open_part
+from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.nn.linear.packed import can_multiply
 from penstock.testing.ranks import on_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -34,7 +34,7 @@ def save_of_neurons(neurons, family, folder):
 
 def open_rank(world, folder, weights="stored"):
     """Return this rank's part of a model, which has met the others."""
-    place = Place(world.ranks.rank, world.ranks.world_size)
+    place = TensorParallelRank(world.ranks.rank, world.ranks.world_size)
     config = EngineConfig(weights=weights, device="cpu", tensor_parallel=place.ranks)
     part, _ = open_part(folder, config, place=place)
     part.group.join(folder / f"meeting-{weights}")
@@ -55,7 +55,7 @@ def by_modules(part):
 
 def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
     """Return, for each type of the matrices, whether steps were one call, and whether any number differs."""
-    board_module.SLOT_BYTES = whole_steps.SLOT_BYTES = slot_bytes
+    board_module.SLOT_BYTES = native_decoder.SLOT_BYTES = slot_bytes
     found = []
     for kind in weights:
         part, runner = open_rank(world, folder, kind)
@@ -71,7 +71,7 @@ def compare(world, *, folder, weights, slot_bytes=board_module.SLOT_BYTES):
             equal &= torch.equal(ours.hidden[rows], theirs.hidden[rows])
             equal &= torch.equal(ours.logits, theirs.logits[list(asked)])
         equal &= torch.equal(runner.cache.pages, modules.cache.pages)
-        found.append((runner._whole is not None, equal))
+        found.append((runner._native is not None, equal))
         part.close()
     return found
 
@@ -111,7 +111,7 @@ def leave(world, *, folder, after, how):
             runner.run(a_batch(STEPS[0]))
         said = str(told.value)
     else:
-        assert whole_steps.whole_steps(part.model, runner.cache, part.group) is not None
+        assert native_decoder.open_native_decoder(part.model, runner.cache, part.group) is not None
         for _ in range(after):
             part.group.sum(torch.ones(1))
         if how == "gone":

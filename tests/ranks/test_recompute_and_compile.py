@@ -10,15 +10,15 @@ import torch
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.parallel.compile import compile_blocks
-from penstock.parallel.compile_config import CompileConfig
-from penstock.parallel.fsdp import shard
-from penstock.parallel.layout import Layout
+from penstock.parallel.activation_checkpointing import recompute
+from penstock.parallel.activation_checkpointing_plan import RecomputeConfig, plan
+from penstock.parallel.apply import compile_blocks
+from penstock.parallel.config import CompileConfig
+from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import make_mesh
-from penstock.parallel.recompute import recompute
-from penstock.parallel.recompute_plan import RecomputeConfig, plan
+from penstock.parallel.sharding.fsdp import shard
 from penstock.parallel.tensor import slice_blocks
-from penstock.parallel.vocabulary import finish_with_slices, slice_vocabulary
+from penstock.parallel.vocab_parallel import finish_with_slices, slice_vocabulary
 from penstock.testing.ranks import on_ranks
 from penstock.train.loss import next_token_loss
 
@@ -47,7 +47,7 @@ WAYS = {
 def built(world, *, policy="none", compiled=False, tensor=1, dtype=torch.float32):
     with torch.device("meta"):
         model = Llama(SHAPE)
-    mesh = make_mesh(world, Layout(shard=world.ranks.world_size // tensor, tensor=tensor))
+    mesh = make_mesh(world, RankLayout(shard=world.ranks.world_size // tensor, tensor=tensor))
     if tensor > 1:
         slice_blocks(model, mesh.state["tensor"])
         slice_vocabulary(model, mesh.state["tensor"])

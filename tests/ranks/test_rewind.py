@@ -9,18 +9,20 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.signals import StopFlag
-from penstock.launch import local
+from penstock.launch import local as local_run
 from penstock.obs.sinks.jsonl import read_records
 from penstock.parallel.layout import ParallelConfig
+from penstock.parallel.slices import detached_local
 from penstock.testing.corpora import write_corpus
-from penstock.train.audit import audit
-from penstock.train.config import CheckpointConfig
-from penstock.train.guard import Guard
-from penstock.train.open_run import open_run
-from penstock.train.outer_config import OuterConfig
-from penstock.train.recipe import build_recipe
+from penstock.train.data_setup import train_loader
+from penstock.train.guard import StepGuard
+from penstock.train.inspect.audit import audit
+from penstock.train.inspect.open_run import open_run
+from penstock.train.optim.optimizer import Optimizer
+from penstock.train.recipe.config import CheckpointConfig
+from penstock.train.recipe.load import build_recipe
+from penstock.train.recipe.outer_config import OuterConfig
 from penstock.train.run import run
-from penstock.train.supply import train_loader
 
 
 def recipe_of(corpus, folder, **guard):
@@ -59,7 +61,7 @@ def train(recipe, monkeypatch, bad_steps, *, times, killed_at=None):
     Args:
         killed_at: when all of them were, the step at which the processes are.
     """
-    left, judge = dict.fromkeys(bad_steps, times), Guard.judge
+    left, judge = dict.fromkeys(bad_steps, times), StepGuard.judge
 
     def troubled(self, loss, grad_norm, *, step):
         if step == killed_at and not any(left.values()):
@@ -69,8 +71,8 @@ def train(recipe, monkeypatch, bad_steps, *, times, killed_at=None):
             loss = math.nan
         return judge(self, loss, grad_norm, step=step)
 
-    monkeypatch.setattr(Guard, "judge", troubled)
-    return local.run(lambda: int(not run(recipe, StopFlag())), lambda error: (str(error), 1), processes=2)
+    monkeypatch.setattr(StepGuard, "judge", troubled)
+    return local_run.run(lambda: int(not run(recipe, StopFlag())), lambda error: (str(error), 1), processes=2)
 
 
 def test_a_skipped_step_changes_nothing_and_the_run_goes_on(corpus, tmp_path, monkeypatch):
@@ -83,7 +85,31 @@ def test_a_skipped_step_changes_nothing_and_the_run_goes_on(corpus, tmp_path, mo
     assert said[0]["why"].startswith("The loss of step 4 is nan")
     kept = {path.name[-2:] for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert kept == {"02", "06", "08", "10", "12"}, "none of a step that was not taken"
-    assert not audit(tmp_path / "run", progress=lambda *_: None).faults
+    result = audit(tmp_path / "run", progress=lambda *_: None)
+    assert not result.faults
+    assert (result.samples, result.skipped_steps, result.skipped_samples) == (10 * 4, 2, 2 * 4)
+    assert result.tokens == 10 * 4 * 16, "of the steps that were taken"
+
+
+def test_an_audit_says_which_samples_have_no_checksum(corpus, tmp_path, monkeypatch):
+    """As in logs of another writer; a log with too few is damaged."""
+    assert train(recipe_of(corpus, tmp_path / "run"), monkeypatch, [], times=0).code == 0
+    for path in (tmp_path / "run" / "samples").iterdir():
+        records = list(read_records(path))
+        for record in records:
+            if record["step"] in (3, 7):
+                del record["crc32"]
+            elif record["step"] == 9 and path.name == "rank-00001.jsonl":
+                record["crc32"].pop()
+            elif record["step"] == 11:
+                del record["sample_ids"], record["crc32"]
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    result = audit(tmp_path / "run", progress=lambda *_: None)
+    first, second = result.faults
+    assert first == "step 9: a rank logged 1 checksums of 2 samples"
+    assert second.startswith("step 11: missing")
+    assert result.unchecked_samples == 2 * 4 + 2
+    assert result.samples == 11 * 4
 
 
 def test_an_audit_names_steps_that_were_not_logged_in_one_line(corpus, tmp_path, monkeypatch):
@@ -133,7 +159,8 @@ def test_a_second_rewind_leaves_out_what_the_first_did_too(corpus, tmp_path, mon
     order = [whole.samples_of(step).tolist() for step in range(12)]
     assert train(recipe, monkeypatch, [5, 6], times=2).code == 0
     loader = open_run(folder).loader
-    assert loader.samples_of(4).tolist() == order[8], "steps 5 and 6 of the first attempt, and of the second"
+    assert loader.samples_of(1).tolist() == order[1]
+    assert loader.samples_of(2).tolist() == order[8], "all from there to the trouble, twice"
     assert not audit(folder, progress=lambda *_: None).faults
 
 
@@ -162,7 +189,63 @@ def test_trouble_that_comes_back_ends_the_run_with_what_to_do(corpus, tmp_path, 
     assert said.startswith("The loss of step 5 is nan")
     assert "the weights were not changed. Lower optim.learning_rate" in said
     names = {path.name for path in (tmp_path / "run" / "checkpoints").iterdir()}
-    assert names == {"step-00000002", "step-00000004"}
+    assert names == {"step-00000002", "step-00000004", "aside-step-00000004"}, "the second went further back"
+
+
+def test_each_rewind_goes_one_checkpoint_further_back_until_there_is_none(corpus, tmp_path, monkeypatch):
+    folder = tmp_path / "run"
+    recipe = recipe_of(corpus, folder, max_skips=0, max_rewinds=4)
+    assert train(recipe, monkeypatch, [7], times=4).code == 0
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert {"aside-step-00000004", "aside-step-00000006"} <= names
+    records = list(read_records(folder / "metrics.jsonl"))
+    starts = [record["step"] for record in records if record.get("event") == "start"]
+    assert starts[-1] == 2, "the third and the fourth, as there is no older one"
+    assert not audit(folder, progress=lambda *_: None).faults
+
+
+def test_weights_that_are_not_finite_are_not_saved_and_the_run_goes_back_to_sound_ones(
+    corpus, tmp_path, monkeypatch
+):
+    """A step with a finite loss and gradient makes them: as an optimizer can whose numbers overflow."""
+    folder, step, broken = tmp_path / "run", Optimizer.step, []
+
+    def overflow(self, closure=None):
+        step(self, closure)
+        for parameter, states in list(self.state.items())[:1]:
+            if int(states["step"]) == 6 and not broken:
+                broken.append(6)
+                detached_local(parameter)[-1:].fill_(math.inf)
+
+    monkeypatch.setattr(Optimizer, "step", overflow)
+    recipe = recipe_of(corpus, folder, max_skips=0)
+    outcome = local_run.run(lambda: int(not run(recipe, StopFlag())), lambda e: (str(e), 1), processes=2)
+    assert outcome.code == 0, outcome.messages
+    names = {path.name[-2:] for path in (folder / "checkpoints").iterdir()}
+    assert names == {"02", "04", "06", "08", "10", "12"}, "06 of the second attempt"
+    assert not [path for path in (folder / "checkpoints").iterdir() if path.name.startswith("aside")]
+    result = audit(folder, progress=lambda *_: None)
+    assert (result.num_faults, result.steps) == (0, 12)
+
+
+def test_a_run_that_ends_with_weights_that_are_not_finite_says_so(corpus, tmp_path, monkeypatch):
+    folder, step = tmp_path / "run", Optimizer.step
+
+    def overflow(self, closure=None):
+        step(self, closure)
+        for parameter, states in list(self.state.items())[:1]:
+            if int(states["step"]) == 12:
+                detached_local(parameter)[-1:].fill_(math.nan)
+
+    monkeypatch.setattr(Optimizer, "step", overflow)
+    recipe = recipe_of(corpus, folder)
+    outcome = local_run.run(lambda: int(not run(recipe, StopFlag())), lambda e: (str(e), 1), processes=2)
+    assert outcome.code == 1
+    (said,) = outcome.messages
+    assert "holds numbers that are not finite" in said
+    assert "Lower optim.learning_rate" in said
+    assert "it resumes from step-00000010" in said
+    assert not (folder / "checkpoints" / "step-00000012").exists()
 
 
 def test_a_run_without_a_checkpoint_from_before_ends_at_once(corpus, tmp_path, monkeypatch):

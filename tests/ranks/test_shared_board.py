@@ -7,10 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from penstock.engine.ranks import board as board_module
-from penstock.engine.ranks.board import SharedBoard
-from penstock.engine.ranks.group import RankGroup
-from penstock.models.llama.slices import Place
+from penstock.engine.model_runner import collectives as board_module
+from penstock.engine.model_runner.collectives import RankGroup, SharedBoard
+from penstock.models.llama.tensor_slices import TensorParallelRank
 from penstock.nn import native
 from penstock.testing.ranks import on_ranks
 
@@ -33,7 +32,7 @@ def in_order(ranks, size, dtype):
 
 
 def group_of(world, meeting):
-    place = Place(world.ranks.rank, world.ranks.world_size)
+    place = TensorParallelRank(world.ranks.rank, world.ranks.world_size)
     group = RankGroup(place, world.device)
     group.join(meeting)
     return group, place
@@ -83,7 +82,7 @@ def test_ranks_of_which_one_has_no_operators_exchange_over_loopback(tmp_path):
 
 def meet_and_leave(world, *, meeting, how):
     """The second rank never comes to the sum; return what the first is told, in this sum and in the next."""
-    place = Place(world.ranks.rank, world.ranks.world_size)
+    place = TensorParallelRank(world.ranks.rank, world.ranks.world_size)
     store = dist.FileStore(str(meeting), place.ranks)
     board = SharedBoard.meet(store, place, timeout_s=0.3 if how == "late" else 100.0)
     said = []

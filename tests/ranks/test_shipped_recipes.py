@@ -10,9 +10,8 @@ from penstock.core.config import override
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.load import build_recipe, recipe_names, recipe_text
 from penstock.train.setup import open_state
-from penstock.train.shipped import recipe_names, recipe_text
 
 LARGE = [name for name in recipe_names() if not name.startswith("tiny")]
 SMALL = {

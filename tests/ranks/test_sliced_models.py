@@ -9,9 +9,9 @@ from tests.tiny_models import CONFIGS, save_tiny_model
 
 from penstock.checkpoint.hf import load_pretrained, read_config
 from penstock.core.errors import UsageError
-from penstock.engine.ranks.group import RankGroup
-from penstock.engine.ranks.tensor_parallel import GatheredLogits, join_ranks
-from penstock.models.llama.slices import Place, check_ranks
+from penstock.engine.model_runner.collectives import RankGroup
+from penstock.engine.model_runner.tensor_parallel import GatheredLogits, join_ranks
+from penstock.models.llama.tensor_slices import TensorParallelRank, check_ranks
 from penstock.testing.ranks import on_ranks
 
 IDS = torch.tensor([[3, 1, 200, 105, 44, 9, 210, 0, 17, 106, 23, 69]])
@@ -20,7 +20,7 @@ IDS = torch.tensor([[3, 1, 200, 105, 44, 9, 210, 0, 17, 106, 23, 69]])
 @torch.inference_mode()
 def compute(world, *, folder, meeting):
     """Return the logits, on the first rank, and the parameters that this rank has."""
-    place = Place(world.ranks.rank, world.ranks.world_size)
+    place = TensorParallelRank(world.ranks.rank, world.ranks.world_size)
     group = RankGroup(place, world.device)
     group.join(meeting)
     whole = read_config(folder)

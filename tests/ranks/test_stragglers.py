@@ -5,7 +5,7 @@ import time
 
 from penstock.obs.meter import Rates
 from penstock.testing.ranks import on_ranks
-from penstock.train.stragglers import Stragglers
+from penstock.train.monitors.step_monitors import Stragglers
 
 
 def times_of(world):
@@ -15,7 +15,7 @@ def times_of(world):
     said = []
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())
-    logging.getLogger("penstock.train.stragglers").addHandler(handler)
+    logging.getLogger("penstock.train.monitors.step_monitors").addHandler(handler)
     stragglers = Stragglers(world, every=2, ratio=1.5)
     records = [record for step in range(1, 5) for record in stragglers.add(rates, step=step)]
     return records, said

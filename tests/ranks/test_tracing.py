@@ -7,18 +7,17 @@ from functools import partial
 import pytest
 import torch
 
-from penstock.obs.meter import StepMeter
-from penstock.obs.phases import PHASES, Phases
-from penstock.parallel.fsdp_waits import count_blocked
-from penstock.parallel.recorder import TrafficMeter
+from penstock.obs.meter import PHASES, Phases, StepMeter
+from penstock.parallel.flight_recorder import TrafficMeter
+from penstock.parallel.sharding.fsdp_waits import count_blocked
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.train.loop import train
-from penstock.train.measure_config import MeasureConfig
-from penstock.train.recipe import build_recipe
+from penstock.train.monitors.step_monitors import StepMonitors
+from penstock.train.monitors.tracing import Windows
+from penstock.train.recipe.config import MeasureConfig
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
-from penstock.train.tracing import Windows
-from penstock.train.watch import Watch
 
 STEPS = 5
 _OF_SUMS = 250  # bytes of the step's own counts, losses and norms
@@ -53,7 +52,7 @@ def trained(recipe, folder, config, world):
     records, pipeline = [], state.pipeline
     sent = (lambda: 0) if pipeline is None else lambda: pipeline.sent_bytes
     with Windows(config, folder, rank=world.ranks.rank, device=world.device) as windows:
-        state.watch = Watch(windows=windows, traffic=TrafficMeter(state.mesh, sent_by_stages=sent))
+        state.watch = StepMonitors(windows=windows, traffic=TrafficMeter(state.mesh, sent_by_stages=sent))
         train(
             state,
             recipe,

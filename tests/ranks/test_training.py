@@ -9,15 +9,15 @@ from torch.distributed.tensor import DTensor
 
 from penstock.obs.meter import StepMeter
 from penstock.parallel import apply as apply_module
-from penstock.parallel.compile import compile_blocks
-from penstock.parallel.compile_config import CompileConfig
+from penstock.parallel.activation_checkpointing_plan import RecomputeConfig
+from penstock.parallel.apply import compile_blocks
+from penstock.parallel.config import CompileConfig
 from penstock.parallel.mesh import join
-from penstock.parallel.recompute_plan import RecomputeConfig
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.loop import train
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
 VOCAB = 50

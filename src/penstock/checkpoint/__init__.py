@@ -1,1 +1,1 @@
-"""Checkpoints: runs written, read and kept, and Hugging Face folders both ways."""
+"""Checkpoints: write, read and retain those of a run; import and export Hugging Face folders."""

@@ -1,26 +1,27 @@
-"""Which checkpoints a run has, and which one a path means; no torch."""
+"""Checkpoints of a run: listing, and retention; no torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.checkpoint.layout import INDEX_FILE, Index, decode, in_order, name_of
-from penstock.checkpoint.place import Place, open_place, place_of
+from penstock.checkpoint.layout import INDEX_FILE, CheckpointIndex, decode, in_order, name_of
+from penstock.checkpoint.storage import CheckpointStorage, open_place, place_of
 from penstock.core.errors import CheckpointError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """A complete checkpoint."""
+class SavedCheckpoint:
+    """Complete checkpoint in a storage."""
 
-    place: Place
+    place: CheckpointStorage
     name: str
 
     def __str__(self) -> str:
         """Return its path or address."""
         return self.place.url_of(self.name)
 
-    def index(self) -> Index:
-        """Read what it says about itself.
+    def index(self) -> CheckpointIndex:
+        """Read its index.
 
         Raises:
             CheckpointDamaged: its index is damaged.
@@ -36,22 +37,22 @@ class Saved:
         return decode(content, path=self.place.url_of(f"{self.name}/{INDEX_FILE}"))
 
 
-def saved_in(place: Place) -> list[Saved]:
-    """Return the complete checkpoints of a place, oldest first."""
-    return [Saved(place, name) for name in in_order(place.names())]
+def saved_in(place: CheckpointStorage) -> list[SavedCheckpoint]:
+    """Return the complete checkpoints in a storage, oldest first."""
+    return [SavedCheckpoint(place, name) for name in in_order(place.names())]
 
 
-def saved_of(run: Path) -> list[Saved]:
+def saved_of(run: Path) -> list[SavedCheckpoint]:
     """Return the complete checkpoints of a run, oldest first.
 
     Raises:
-        CheckpointError: the recipe that says where they are is damaged.
+        CheckpointError: the recipe with their location is damaged.
     """
     return saved_in(place_of(run))
 
 
-def saved_at(location: str) -> list[Saved]:
-    """Return the complete checkpoints that a run, a checkpoint's own folder or an address means.
+def saved_at(location: str) -> list[SavedCheckpoint]:
+    """Return the complete checkpoints of a run folder, a checkpoint's own folder or an address.
 
     Raises:
         UsageError: there is no such folder.
@@ -65,17 +66,17 @@ def saved_at(location: str) -> list[Saved]:
     return [find(path)] if (path / INDEX_FILE).is_file() else saved_of(path)
 
 
-def find(path: Path, *, step: int | None = None) -> Saved:
-    """Return the checkpoint that a path means: itself, or the newest complete one of a run.
+def find(path: Path, *, step: int | None = None) -> SavedCheckpoint:
+    """Return the checkpoint of a path: itself, or the newest complete one of a run.
 
     Args:
-        step: of a run's checkpoint, instead of the newest.
+        step: step of a run's checkpoint, instead of the newest.
 
     Raises:
-        CheckpointError: there is none; with those there are.
+        CheckpointError: there is none; the message lists those that exist.
     """
     if (path / INDEX_FILE).is_file():
-        return Saved(open_place(str(path.parent)), path.name)
+        return SavedCheckpoint(open_place(str(path.parent)), path.name)
     found = saved_of(path)
     if step is not None:
         if named := [saved for saved in found if saved.name == name_of(step)]:
@@ -86,3 +87,22 @@ def find(path: Path, *, step: int | None = None) -> Saved:
         return found[-1]
     state = "has no complete checkpoint" if path.is_dir() else "does not exist"
     raise CheckpointError(f"{path} {state}", fix="Give the folder of a run, a checkpoint or a model.")
+
+
+def to_remove(steps: Sequence[int], *, written: int, keep: int, keep_every: int) -> list[int]:
+    """Return the steps whose checkpoints to delete after one was written.
+
+    Args:
+        steps: steps of all complete checkpoints.
+        written: step of the one just written, which is always kept.
+        keep: number of newest ones to keep.
+        keep_every: also keep those at multiples of this step; 0: none.
+
+
+    >>> to_remove([100, 200, 300, 400, 500], written=500, keep=2, keep_every=200)
+    [100, 300]
+    """
+    newest = set(sorted(steps)[-keep:]) | {written}
+    return [
+        step for step in sorted(steps) if step not in newest and not (keep_every and step % keep_every == 0)
+    ]

@@ -1,35 +1,52 @@
-"""Hugging Face model folders, read and written: `config.json` and the weights (hf_weights.py).
+"""Hugging Face model folders: read and write `config.json`, safetensors, and the weights' dtype.
 
 A folder is written beside its final name and renamed, so it appears whole or not at all.
+
+A tensor is read whole or in part; other parts are not read. Pickled weights (`pytorch_model.bin`) are
+refused, because opening a pickle runs its author's code.
+
+Some writers keep norms, or the output matrix, in float32 beside bfloat16 matrices. A network computes in one
+dtype: that of most of its numbers, which `config.json` then names too.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
-from penstock.checkpoint.hf_weights import read_weights, write_weights
-from penstock.checkpoint.stored_type import type_of_most
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError, UsageError
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
+from penstock.core.packages import Package
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.config_json import config_json, config_of
+from penstock.models.llama.hugging_face import config_json, config_of
 from penstock.models.llama.model import Llama
-from penstock.models.llama.slices import ALONE, Place, slice_of, sliced_config
+from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.unfilled import unfilled
+
+if TYPE_CHECKING:
+    import safetensors
+else:
+    safetensors = Package("safetensors", "Hugging Face folders")
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch as safetensors_torch
+else:
+    safetensors = Package("safetensors", "Hugging Face folders")
+    safetensors_torch = Package("safetensors.torch", "Hugging Face folders")
 
 
 def is_hugging_face(folder: Path) -> bool:
-    """Whether the folder says which Hugging Face model it holds."""
+    """Return True if the folder's config names a Hugging Face model type."""
     try:
         return "model_type" in load_json(folder / "config.json")
     except (OSError, ConfigError):
@@ -40,7 +57,7 @@ def read_config(folder: Path) -> LlamaConfig:
     """Read `config.json`.
 
     Raises:
-        ModelError: no such file, or a model Penstock cannot build.
+        ModelError: no such file, or a model that Penstock does not support.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -60,16 +77,16 @@ def load_pretrained(
     *,
     dtype: torch.dtype | None = None,
     device: torch.device | str = "cpu",
-    place: Place = ALONE,
+    place: TensorParallelRank = ALONE,
 ) -> Llama:
-    """Open a model folder; the model is in evaluation mode and remembers its `config`.
+    """Open a model folder; the model is in evaluation mode and has its `config`.
 
     Args:
-        dtype: of the weights; None: as stored, or as most are.
-        place: which part of each matrix is read; the model is then that part.
+        dtype: dtype of the weights; None: that of most stored numbers.
+        place: part of each matrix to read; the model is then that part.
 
     Raises:
-        ModelError: weights that are missing, unexpected, of the wrong shape, damaged or pickled.
+        ModelError: weights are missing, unexpected, of the wrong shape, damaged or pickled.
     """
     whole = read_config(folder)
     family = FAMILIES[whole.model_type]
@@ -96,19 +113,19 @@ def save_pretrained(
     eos_id: int | None = None,
     extra_files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a model folder that transformers, vLLM and `load_pretrained` open.
+    """Write a model folder that transformers, vLLM and `load_pretrained` can open.
 
     Args:
-        state: the whole model's `state_dict()`, unsharded, of any device.
+        state: the whole model's `state_dict()`, unsharded, on any device.
         folder: must not exist, or be empty.
-        max_shard_bytes: largest weight file; one tensor is never split.
-        dtype: of the written weights; None: as they are.
+        max_shard_bytes: maximum size of a weight file; one tensor is never split.
+        dtype: dtype of the written weights; None: unchanged.
         eos_id: token that ends an answer, for `generation_config.json`.
-        extra_files: text files to write beside, by name (the tokenizer's); they win over ours.
+        extra_files: text files to add, by name (the tokenizer's); they replace ours.
 
     Raises:
         UsageError: the folder is not empty.
-        ModelError: `state` is not that of `config`, or the folder could not be written (a full disk).
+        ModelError: `state` does not match `config`, or the folder could not be written (a full disk).
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} already exists and is not empty", fix="Choose another folder.")
@@ -126,7 +143,7 @@ def save_pretrained(
 
 @contextmanager
 def appearing(folder: Path) -> Iterator[Path]:
-    """Lend a temporary folder, then give it its name; after any failure nothing of it is left.
+    """Yield a temporary folder, then rename it to its final name; after a failure nothing is left.
 
     Raises:
         ModelError: it could not be written (a full disk).
@@ -143,11 +160,11 @@ def appearing(folder: Path) -> Iterator[Path]:
         if folder.exists():
             folder.rmdir()
         commit(temporary, folder)
-    except (SafetensorError, OSError) as error:
+    except (safetensors.SafetensorError, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise ModelError(
             f"{folder} could not be written ({reason})",
-            fix="Free space, or choose a folder that has it and can be written; then run it again.",
+            fix="Free disk space, or choose a writable folder with enough; then run it again.",
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -156,11 +173,11 @@ def appearing(folder: Path) -> Iterator[Path]:
 def _check_state(given: set[str], expected: set[str]) -> None:
     wrong = sorted(given ^ expected)
     if wrong:
-        raise ModelError(f"The weights are not those of the config ({', '.join(wrong[:3])})", got=len(wrong))
+        raise ModelError(f"The weights do not match the config ({', '.join(wrong[:3])})", got=len(wrong))
 
 
 def _special(eos_id: int | None) -> dict[str, Any]:
-    # an absent key would be taken for Llama 2's ids 1 and 2
+    # without the key, readers assume Llama 2's ids 1 and 2
     return {"bos_token_id": None, "eos_token_id": eos_id, "pad_token_id": None}
 
 
@@ -171,3 +188,161 @@ def _json(value: Mapping[str, Any]) -> str:
 def _sync(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
+
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+_NOT_LEARNED = ".rotary_emb.inv_freq"  # tables that transformers saved until 2023
+_TIED_COPY = "lm_head.weight"
+
+
+def read_weights(
+    folder: Path,
+    shapes: Mapping[str, torch.Size],
+    *,
+    copies: Collection[str] = (),
+    slices: Mapping[str, Slice | None] = MappingProxyType({}),
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a folder by name.
+
+    Args:
+        shapes: shapes of the required tensors.
+        copies: names that may be present and are not read.
+        slices: rows or columns to read, by name; other tensors are read whole.
+
+    Raises:
+        ModelError: weights are missing, unexpected, of the wrong shape, damaged or pickled.
+    """
+    files = _files(folder)
+    _check_names(folder, {name for names in files.values() for name in names}, set(shapes), copies)
+    for path, names in files.items():
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                for name in names & set(shapes):
+                    stored = tuple(file.get_slice(name).get_shape())
+                    if stored != shapes[name]:
+                        raise ModelError(
+                            f"{name} in {path} has shape {stored}, but config.json "
+                            f"makes it {tuple(shapes[name])}"
+                        )
+                    yield name, read_slice(file, name, slices.get(name))
+        except (safetensors.SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is damaged: {error}", fix="Download or export it again.") from error
+
+
+def read_slice(file: Any, name: str, part: Slice | None) -> Tensor:  # Any: safetensors has no types
+    """Read some rows or columns of a tensor of an open safetensors file; the rest is not read.
+
+    Args:
+        part: None: the whole tensor.
+    """
+    if part is None:
+        whole: Tensor = file.get_tensor(name)  # mapped, not copied
+        return whole
+    dim, run = part
+    stored = file.get_slice(name)
+    tensor: Tensor = stored[run.start : run.stop] if dim == 0 else stored[:, run.start : run.stop]
+    return tensor
+
+
+def write_weights(
+    folder: Path, tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None, max_shard_bytes: int
+) -> None:
+    """Write safetensors files, and an index if there are several; one tensor is never split."""
+    shards: list[list[str]] = [[]]
+    used = total = 0
+    for name, tensor in tensors.items():
+        size = tensor.numel() * (tensor.dtype if dtype is None else dtype).itemsize
+        if shards[-1] and used + size > max_shard_bytes:
+            shards.append([])
+            used = 0
+        shards[-1].append(name)
+        used, total = used + size, total + size
+    weight_map = {}
+    for number, names in enumerate(shards, start=1):
+        file = _SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        content = {name: tensors[name].detach().to("cpu", dtype).contiguous() for name in names}
+        safetensors_torch.save_file(
+            content, folder / file, metadata={"format": "pt"}
+        )  # transformers requires the format entry
+        weight_map.update(dict.fromkeys(names, file))
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+
+def _check_names(folder: Path, stored: set[str], expected: set[str], copies: Collection[str]) -> None:
+    ignored = {name for name in stored if name.endswith(_NOT_LEARNED)} | set(copies)
+    if _TIED_COPY not in expected:
+        ignored.add(_TIED_COPY)  # some writers store a tied matrix twice
+    missing, unexpected = sorted(expected - stored), sorted(stored - expected - ignored)
+    problems = [
+        f"{label}: {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        for label, names in (("missing", missing), ("unexpected", unexpected))
+        if names
+    ]
+    if problems:
+        raise ModelError(
+            f"The weights in {folder} do not match its config.json ({'; '.join(problems)})",
+            fix="Check that the folder is complete and that config.json belongs to it.",
+        )
+
+
+def _files(folder: Path) -> dict[Path, set[str]]:
+    """Return the tensor names stored in each safetensors file."""
+    index, single = folder / _INDEX, folder / _SINGLE
+    if index.is_file():
+        return _indexed(index)
+    if single.is_file():
+        try:
+            with safetensors.safe_open(single, framework="pt") as file:
+                return {single: set(file.keys())}
+        except safetensors.SafetensorError as error:
+            raise ModelError(f"{single} is damaged: {error}", fix="Download or export it again.") from error
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ModelError(
+            f"{folder} contains only pickled weights, and opening a pickle can run code",
+            fix="Convert it with transformers: AutoModelForCausalLM.from_pretrained(a).save_pretrained(b).",
+        )
+    raise ModelError(f"{folder} has no {_SINGLE}", fix="Check that the folder is complete.")
+
+
+def _indexed(index: Path) -> dict[Path, set[str]]:
+    files: dict[Path, set[str]] = {}
+    weight_map = load_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ModelError(f"{index} has no weight_map", fix="Download or export it again.")
+    for name, file in weight_map.items():
+        path = index.parent / str(file)
+        if Path(str(file)).name != file or not path.is_file():
+            fix = "Download the whole folder again."
+            raise ModelError(f"{index} names a file that is not beside it", got=file, fix=fix)
+        files.setdefault(path, set()).add(name)
+    return files
+
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def type_of_most(
+    folder: Path, tensors: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]
+) -> torch.dtype:
+    """Return the dtype of most numbers.
+
+    Args:
+        tensors: whole tensors, or a rank's part of each.
+        shapes: shapes of the whole tensors, so that all ranks agree.
+
+    Raises:
+        ModelError: some are stored in a dtype that requires a scale.
+    """
+    numbers = Counter[torch.dtype]()
+    for name, tensor in tensors.items():
+        if tensor.dtype not in COMPUTED:
+            raise ModelError(
+                f"{name} in {folder} is quantised, and nothing says how",
+                got=str(tensor.dtype).removeprefix("torch."),
+                fix="Use the model's bf16 or fp32 folder.",
+            )
+        numbers[tensor.dtype] += shapes[name].numel()
+    return numbers.most_common(1)[0][0]

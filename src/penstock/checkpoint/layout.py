@@ -1,10 +1,10 @@
-"""What a checkpoint is called, and what its index says: step, model, loader, tensors, files; no torch.
+"""Checkpoint layout: folder names and the index (step, model, loader, tensors, files); no torch.
 
-    PLACE/step-00001200/rank-00000.safetensors   what that rank wrote: see shard_file.py
-    PLACE/step-00001200/checkpoint.json          the index: written last, with a checksum of its own
+    PLACE/step-00001200/rank-00000.safetensors   the file of a rank: see shard_file.py
+    PLACE/step-00001200/checkpoint.json          the index: written last, with its own checksum
 
-PLACE is RUN/checkpoints, or what checkpoint.dir of the recipe says. Where there is an index the checkpoint is
-complete. Nothing in it is a pickle: opening a checkpoint cannot run code.
+PLACE is RUN/checkpoints, or checkpoint.dir of the recipe. A checkpoint with an index is complete. Nothing in
+it is a pickle: opening a checkpoint cannot run code.
 """
 
 import json
@@ -27,52 +27,52 @@ _CHECKSUM = "crc32"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What a checkpoint is a checkpoint of."""
+    """Metadata of a checkpoint: step, model, loader state."""
 
     version: int = VERSION
-    """Layout of the checkpoint."""
+    """Version of the layout."""
     step: int
-    """Optimizer steps taken."""
+    """Number of optimizer steps taken."""
     tokens: int
     """Tokens trained on."""
     model: LlamaConfig
-    """The network."""
+    """Config of the network."""
     loader: dict[str, Any]
     """State of the loader: JSON values."""
     adaptive: dict[str, Any] = field(default_factory=dict)
-    """Memory of what sets the mixture by the losses: JSON values; empty where nothing does."""
+    """Memory of the mixing policy: JSON values; empty without one."""
     outer: dict[str, Any] = field(default_factory=dict)
-    """Of copies of the model that train by themselves, what their tensors do not say: JSON values."""
+    """State of islands (models that train separately) besides their tensors: JSON values."""
     seed: int
-    """Of the run; keys every random choice, so no generator state is saved."""
+    """Seed of the run; it keys every random choice, so no generator state is saved."""
     world_size: int
-    """Ranks that wrote it. Any number may read it."""
+    """Number of ranks that wrote it; any number can read it."""
     saved_at: str = ""
-    """ISO 8601, UTC."""
+    """Time of the save: ISO 8601, UTC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
-    """A tensor."""
+    """Stored dtype and shape of a tensor."""
 
     dtype: str
-    """As safetensors spells it."""
+    """Name of the dtype in safetensors."""
     shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileEntry:
-    """A rank's file."""
+    """Size and header checksum of a rank's file."""
 
     num_bytes: int
     header_bytes: int
-    """Of its beginning, up to the data."""
+    """Bytes of the header, up to the data."""
     header_crc32: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """All that is not tensor data."""
+class CheckpointIndex:
+    """Index of a checkpoint: everything but tensor data."""
 
     meta: Meta
     tensors: dict[str, TensorEntry]
@@ -80,7 +80,7 @@ class Index:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all files, the index not counted."""
+        """Bytes of all files, without the index."""
         return sum(file.num_bytes for file in self.files.values())
 
 
@@ -94,7 +94,7 @@ def name_of(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that a checkpoint's name means; None where it is none.
+    """Return the step in a checkpoint's name; None if it is not a checkpoint's.
 
     >>> step_of("step-00001200"), step_of(".step-00001200.tmp")
     (1200, None)
@@ -104,13 +104,13 @@ def step_of(name: str) -> int | None:
 
 
 def in_order(names: Sequence[str]) -> list[str]:
-    """Return the names that are those of checkpoints, oldest first; they grow beyond 8 digits."""
+    """Return the names of checkpoints among some names, oldest first; steps may exceed 8 digits."""
     steps = {name: step for name in names if (step := step_of(name)) is not None}
     return sorted(steps, key=steps.__getitem__)
 
 
-def encode(index: Index) -> bytes:
-    """Return the content of the index file."""
+def encode(index: CheckpointIndex) -> bytes:
+    """Return the content of an index file."""
     raw = config.dump(index.meta)
     raw["tensors"] = {name: [entry.dtype, list(entry.shape)] for name, entry in index.tensors.items()}
     raw["files"] = {name: config.dump(entry) for name, entry in index.files.items()}
@@ -118,11 +118,11 @@ def encode(index: Index) -> bytes:
     return (json.dumps(raw, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def decode(content: bytes, *, path: str) -> Index:
-    """Read the content of an index file.
+def decode(content: bytes, *, path: str) -> CheckpointIndex:
+    """Parse the content of an index file.
 
     Args:
-        path: of the file, for messages.
+        path: path of the file, for messages.
 
     Raises:
         CheckpointDamaged: it is damaged.
@@ -131,13 +131,13 @@ def decode(content: bytes, *, path: str) -> Index:
     try:
         raw = json.loads(content)
         if not isinstance(raw, dict) or "version" not in raw:
-            raise ValueError("it is no index of a checkpoint")
+            raise ValueError("it is not a checkpoint index")
         _check_version(raw["version"], path)
         if raw.pop(_CHECKSUM, None) != _checksum(raw):
-            raise ValueError("its content does not have its checksum")
+            raise ValueError("its checksum is wrong")
         tensors = {name: TensorEntry(dtype=d, shape=tuple(s)) for name, (d, s) in raw.pop("tensors").items()}
         files = {name: config.build(FileEntry, entry) for name, entry in raw.pop("files").items()}
-        return Index(meta=config.build(Meta, raw), tensors=tensors, files=files)
+        return CheckpointIndex(meta=config.build(Meta, raw), tensors=tensors, files=files)
     except CheckpointError:
         raise
     except (PenstockError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -145,7 +145,7 @@ def decode(content: bytes, *, path: str) -> Index:
 
 
 def damaged(path: str, why: str) -> CheckpointDamaged:
-    """Return the error that says what is wrong with a checkpoint."""
+    """Return the error for a damaged checkpoint."""
     return CheckpointDamaged(
         f"{path} is damaged: {why}",
         fix="Restore it, or remove that checkpoint to use the one before.",
@@ -156,7 +156,7 @@ def check_model(meta: Meta, model: LlamaConfig, *, checkpoint: str) -> None:
     """Refuse a checkpoint of another model.
 
     Raises:
-        CheckpointError: naming every size that differs.
+        CheckpointError: the message lists every size that differs.
     """
     saved, ours = config.dump(meta.model), config.dump(model)
     changes = [f"{name} was {saved[name]}, is {ours[name]}" for name in saved if saved[name] != ours[name]]
@@ -172,10 +172,10 @@ def _check_version(version: object, path: str) -> None:
         raise CheckpointError(
             f"{path} has layout {version}, and this Penstock reads layout {VERSION}",
             fix="Open it with the Penstock that wrote it: `penstock export` there makes a Hugging Face "
-            "folder. To start anew, choose another run.dir.",
+            "folder. To start again, choose another run.dir.",
         )
 
 
 def _checksum(raw: dict[str, Any]) -> int:
-    """Return the CRC-32 of JSON values, however they are laid out."""
+    """Return the CRC-32 of JSON values, independent of their formatting."""
     return zlib.crc32(json.dumps(raw, sort_keys=True, separators=(",", ":")).encode())

@@ -1,7 +1,7 @@
-"""Read a checkpoint: into a training state of any layout on any number of ranks, or as a model on one.
+"""Loading a checkpoint: into a training state of any layout on any number of ranks, or as a model.
 
-Each rank reads the headers of all files, then the bytes that its own boxes share with what is stored, and
-checks them. The ranks say nothing to one another here; resume.py makes them agree.
+Each rank reads the headers of all files, then the bytes that its own boxes share with stored parts, and
+verifies them. There is no communication here; resume.py makes the ranks agree.
 """
 
 from collections.abc import Mapping
@@ -11,33 +11,34 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from penstock.checkpoint.boxes import overlaps, span, strides
-from penstock.checkpoint.find import Saved, find
-from penstock.checkpoint.layout import Index, damaged
-from penstock.checkpoint.read import ShardReader, Wanted
+from penstock.checkpoint.find import SavedCheckpoint, find
+from penstock.checkpoint.layout import CheckpointIndex, damaged
+from penstock.checkpoint.reader import ShardReader, TensorRead
 from penstock.checkpoint.shard_file import Stored
 from penstock.checkpoint.tensors import DTYPES, MODEL, held
-from penstock.core.boxes import Box
+from penstock.core.boxes import Box, overlaps, span, strides
 from penstock.core.errors import CheckpointError
-from penstock.data.manifest import TOKENIZER_FILE
+from penstock.core.files import TOKENIZER_FILE
 from penstock.models import FAMILIES
-from penstock.models.llama.slices import ALONE, Place, Slice, slice_of, sliced_config
+from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.unfilled import unfilled
 
 
-def load_into(saved: Saved, tensors: Mapping[str, Tensor]) -> None:
+def load_into(saved: SavedCheckpoint, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors in place, whatever layout they were saved in and have now.
 
     Raises:
-        CheckpointDamaged: what is stored is not what was written; some tensors were filled.
-        CheckpointError: it is a checkpoint of something else.
+        CheckpointDamaged: stored data was altered; some tensors may have been filled.
+        CheckpointError: the checkpoint has other tensors or shapes.
     """
     index = saved.index()
     _check_tensors(saved, index, tensors)
     _fill_boxes(saved, index, {name: held(name, tensor) for name, tensor in tensors.items()})
 
 
-def _fill_boxes(saved: Saved, index: Index, targets: Mapping[str, tuple[Box, Tensor]]) -> None:
+def _fill_boxes(
+    saved: SavedCheckpoint, index: CheckpointIndex, targets: Mapping[str, tuple[Box, Tensor]]
+) -> None:
     missing = {name: box.num_elements for name, (box, _) in targets.items()}
     for file, entry in index.files.items():
         reader = ShardReader(saved, file, entry)
@@ -53,19 +54,19 @@ def _fill_boxes(saved: Saved, index: Index, targets: Mapping[str, tuple[Box, Ten
             raise damaged(f"Checkpoint {saved}", f"its files lack {count:,} elements of {name}")
 
 
-def _wanted(part: Stored, shared: Box, room: Tensor) -> Wanted:
-    """Return what to read of a stored part to fill `room` with the box they share."""
+def _wanted(part: Stored, shared: Box, room: Tensor) -> TensorRead:
+    """Return the read that fills `room` with the overlap of a stored part."""
     run, dtype = span(shared, part.box), DTYPES[part.dtype]
     start = part.start + run.start * dtype.itemsize
     take = partial(_fill, room, dtype, strides(part.box.sizes))
-    return Wanted(start, start + len(run) * dtype.itemsize, take)
+    return TensorRead(start, start + len(run) * dtype.itemsize, take)
 
 
 def _fill(room: Tensor, dtype: torch.dtype, steps: tuple[int, ...], content: memoryview) -> None:
     room.copy_(torch.frombuffer(content, dtype=dtype).as_strided(room.shape, steps))
 
 
-def _check_tensors(saved: Saved, index: Index, tensors: Mapping[str, Tensor]) -> None:
+def _check_tensors(saved: SavedCheckpoint, index: CheckpointIndex, tensors: Mapping[str, Tensor]) -> None:
     absent = sorted(tensors.keys() - index.tensors.keys())
     if absent:
         more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
@@ -82,12 +83,14 @@ def _check_tensors(saved: Saved, index: Index, tensors: Mapping[str, Tensor]) ->
             )
 
 
-def open_model(path: Path, *, step: int | None = None, place: Place = ALONE) -> tuple[nn.Module, Path | None]:
-    """Open the model of a checkpoint, or of a run's newest one, float32, on the CPU.
+def open_model(
+    path: Path, *, step: int | None = None, place: TensorParallelRank = ALONE
+) -> tuple[nn.Module, Path | None]:
+    """Open the model of a checkpoint, or of a run's newest one: float32, on the CPU.
 
     Args:
-        step: of a run's checkpoint, instead of the newest.
-        place: which part of each matrix is read; the model is then that part.
+        step: step of a run's checkpoint, instead of the newest.
+        place: part of each matrix to read; the model is then that part.
 
     Returns:
         The model in evaluation mode, and its tokenizer.json if the run has one.
@@ -112,6 +115,6 @@ def open_model(path: Path, *, step: int | None = None, place: Place = ALONE) -> 
 
 
 def _box(part: Slice | None, shape: tuple[int, ...]) -> Box:
-    """Return where a slice of that shape lies in the tensor it was cut from."""
+    """Return the box of a slice of that shape within its tensor."""
     dim, run = part if part is not None else (0, range(0))
     return Box(tuple(run.start if d == dim else 0 for d in range(len(shape))), shape)

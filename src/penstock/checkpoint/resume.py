@@ -1,33 +1,35 @@
-"""Resume from the newest checkpoint that is sound on every rank, and say what is wrong with newer ones."""
+"""Resume from the newest checkpoint that is sound on every rank, and report damaged newer ones."""
 
 import logging
 from collections.abc import Callable, Sequence
 
 import torch.distributed as dist
 
-from penstock.checkpoint.find import Saved
+from penstock.checkpoint.find import SavedCheckpoint
 from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
 
 log = logging.getLogger(__name__)
 
 
-def resume(candidates: Sequence[Saved], restore: Callable[[Saved], None]) -> Saved | None:
+def resume(
+    candidates: Sequence[SavedCheckpoint], restore: Callable[[SavedCheckpoint], None]
+) -> SavedCheckpoint | None:
     """Restore the state from the newest sound checkpoint; every rank must call it.
 
-    What is damaged is set aside, so that it does not count as the newest again.
+    Damaged checkpoints are set aside, so that they do not count as the newest again.
 
     Args:
         candidates: oldest first; the same on every rank.
-        restore: restores this rank's state; what it did is undone by a later call for another checkpoint.
+        restore: restores this rank's state; a later call for another checkpoint overwrites it.
 
     Returns:
-        The one resumed from; None where there are no candidates.
+        The checkpoint resumed from; None if there are no candidates.
 
     Raises:
-        CheckpointDamaged: none is sound. A run never starts over in silence.
+        CheckpointDamaged: none is sound. A run never starts over silently.
         PenstockError: one cannot be restored for another reason; older ones are not tried.
     """
-    bad: list[Saved] = []
+    bad: list[SavedCheckpoint] = []
     for saved in reversed(candidates):
         failure = agreed(lambda saved=saved: restore(saved))  # type: ignore[misc]
         if failure is None:
@@ -43,7 +45,7 @@ def resume(candidates: Sequence[Saved], restore: Callable[[Saved], None]) -> Sav
 
 
 def agreed(work: Callable[[], None]) -> PenstockError | None:
-    """Do something on every rank; return what failed on any, this rank's own failure first."""
+    """Run a function on every rank; return the failure of any rank, this rank's own first; None if none."""
     failure: PenstockError | None = None
     try:
         work()
@@ -58,7 +60,7 @@ def agreed(work: Callable[[], None]) -> PenstockError | None:
     return failure
 
 
-def _set_aside(bad: Sequence[Saved], *, instead: Saved) -> None:
+def _set_aside(bad: Sequence[SavedCheckpoint], *, instead: SavedCheckpoint) -> None:
     if dist.get_rank() != 0:
         return
     log.warning("resuming from %s instead; set aside: %s", instead, ", ".join(saved.name for saved in bad))

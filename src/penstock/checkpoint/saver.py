@@ -1,85 +1,125 @@
-"""Save while training goes on: training stands still for a copy in memory, a thread does the rest.
+"""Asynchronous checkpoint saving: a copy in host memory, then a thread writes it during training.
 
     training  | step | wait for the save before, copy | step | step | step | ...
     thread                                            | write, flush | all ranks? index, rename |
 
-Every rank writes its share (shares.py) to a file of its own. When all have, rank 0 writes the index, by which
-the checkpoint exists, and deletes what the rule no longer keeps. The threads agree over a process group of
-their own, so that they do not meet the collectives of training. A rank that dies in between leaves files
-without an index: the checkpoint before stays the newest.
+Every rank writes its share (write_plan.py) to a file of its own. When all have, rank 0 writes the index,
+which completes the checkpoint, and deletes old ones by the retention policy. The threads communicate over a
+process group of their own, separate from the collectives of training. A rank that dies in between leaves
+files without an index: the checkpoint before stays the newest.
 
-A save that fails, by a full disk say, does not end a run that has days of training in memory: it goes on and
-warns, until so many in a row have failed, or until it ends.
+The ranks exchange their boxes at the first save of a layout; later saves reuse the plan, so training waits
+only for the copy. If a rank finds a number that is not finite in its copy, the checkpoint is abandoned and
+the one before stays the newest.
+
+A failed save, by a full disk for example, does not end a run that has days of training in memory: the run
+continues with a warning, until `max_failures` in a row have failed, or until it ends.
+
+One buffer, as large as the rank's share, is kept for the whole run, so its memory is allocated once. With an
+accelerator it is pinned, so that the copy runs at the speed of the bus.
 """
 
 import logging
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from math import prod
 from threading import Thread
-from types import TracebackType
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from penstock.checkpoint.find import saved_in
-from penstock.checkpoint.layout import FileEntry, Meta, TensorEntry, encode, name_of, step_of
-from penstock.checkpoint.place import Place
-from penstock.checkpoint.retain import to_remove
-from penstock.checkpoint.shard_file import Part, header_of, in_order
-from penstock.checkpoint.shares import Held, holders, share_of
-from penstock.checkpoint.stage import Stage
-from penstock.checkpoint.tensors import held, spelled
-from penstock.checkpoint.written import Written, index_of
+from penstock.checkpoint.find import saved_in, to_remove
+from penstock.checkpoint.layout import CheckpointIndex, FileEntry, Meta, TensorEntry, encode, name_of, step_of
+from penstock.checkpoint.shard_file import TensorPart, header_of, in_order, not_finite
+from penstock.checkpoint.storage import CheckpointStorage
+from penstock.checkpoint.tensors import DTYPES, held, spelled
+from penstock.checkpoint.write_plan import Held, holders, share_of
 from penstock.core import clock
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, PeerLost, PenstockError
 from penstock.core.units import mib
+from penstock.devices import accelerator
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_TIMEOUT = timedelta(hours=2)  # a rank may be that much faster than another's upload
-_LAST_WORDS_S = 30.0  # that a thread gets to end where the run has already failed
+_TIMEOUT = timedelta(hours=2)  # a rank may be this much faster than another's upload
+_SHOWN_REASONS = 3  # number of failed ranks in a message
+_LAST_WORDS_S = 30.0  # time for the thread to finish after the run has failed
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailure:
+    """Failure of a save: reason and remedy."""
+
+    reason: str
+    fix: str = "Free space or choose another disk, then run the same command: "
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """Parts of a layout that this rank holds, and those of them that it writes."""
+
+    held: list[Held]
+    share: list[tuple[str, Box]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keeping:
-    """What is kept, and how long failures are borne."""
+class RetentionPolicy:
+    """Retention of checkpoints, and tolerance of failed saves."""
 
     newest: int = 2
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints kept."""
     every: int = 0
-    """Those of every so many steps are kept for good; 0: none."""
+    """Checkpoints at multiples of this step are kept for good; 0: none."""
     max_failures: int = 3
-    """Saves that may fail in a row before the run stops."""
+    """Number of consecutive failed saves after which the run stops."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Result of a rank's write, for the index."""
+
+    name: str
+    file: FileEntry
+    tensors: dict[str, TensorEntry]
+    """Tensors whose first element it wrote."""
 
 
 class Saver:
-    """Saves the checkpoints of a run; one per rank, in a `with`.
+    """Saver of a run's checkpoints; one per rank, used as a context manager.
 
     Args:
-        place: where they go.
-        waiting: called about once a second while training waits for a save, so that it is not taken for hung.
+        place: storage of the checkpoints.
+        waiting: called about once a second while training waits for a save, as a sign of life.
     """
 
-    def __init__(self, place: Place, keeping: Keeping, *, waiting: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        place: CheckpointStorage,
+        keeping: RetentionPolicy,
+        *,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> None:
         self._waiting = waiting
         self._place = place
         self._keeping = keeping
-        self._stage = Stage()
+        self._stage = StagingBuffer()
         self._group: dist.ProcessGroup | None = None
         self._thread: Thread | None = None
-        self._outcome: str | BaseException | None = None
+        self._outcome: SaveFailure | BaseException | None = None
+        self._plans: dict[Hashable, WritePlan] = {}
         self._failures = 0
         self._step = 0
         self._blocked_s = self._told_s = self._began_s = 0.0
 
     def __enter__(self) -> "Saver":
-        """Clear what a killed writer left; every rank must call it."""
+        """Remove leftovers of a killed writer; every rank must call it."""
         self._began_s = clock.monotonic()
         self._group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
         if dist.get_rank() == 0:
@@ -91,10 +131,8 @@ class Saver:
         dist.barrier(self._group)
         return self
 
-    def __exit__(
-        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
-    ) -> None:
-        """Wait for the save under way; after a failure of the run, for a while."""
+    def __exit__(self, _: object, error: BaseException | None, *__: object) -> None:
+        """Wait for the save in progress; after a failure of the run, only for a while."""
         if error is None:
             self.finish()
         elif self._thread is not None:
@@ -103,20 +141,23 @@ class Saver:
             else:
                 self._thread.join(_LAST_WORDS_S)
 
-    def save(self, tensors: Mapping[str, Tensor], meta: Meta) -> None:
+    def save(self, tensors: Mapping[str, Tensor], meta: Meta, *, layout: Hashable = ()) -> None:
         """Copy tensors and start to write them; every rank must call it.
 
+        Args:
+            layout: key of the tensors' layout, equal on all ranks; must differ if any rank holds other parts.
+
         Raises:
-            CheckpointError: too many saves in a row have failed; the message has the last reason.
+            CheckpointError: too many consecutive saves have failed; the message has the last reason.
         """
         began = clock.monotonic()
         self._wait(last=False)
-        parts, data = self._copy(tensors)
+        parts, data = self._copy(tensors, layout)
         self._step = meta.step
         entries = {
             name: TensorEntry(dtype=part.dtype, shape=part.shape)
             for name, part in ((part.name, part) for part in parts)
-            if not any(part.box.offsets)  # one rank writes a tensor's first element, and speaks for it
+            if not any(part.box.offsets)  # the rank that writes a tensor's first element reports it
         }
         self._thread = Thread(
             target=self._run, args=(meta, parts, data, entries), name="checkpoint", daemon=True
@@ -125,11 +166,11 @@ class Saver:
         self._blocked_s += clock.monotonic() - began
 
     def is_idle(self) -> bool:
-        """Whether no save is under way on this rank."""
+        """True if no save is in progress on this rank."""
         return self._thread is None or not self._thread.is_alive()
 
     def finish(self) -> None:
-        """Wait for the save under way; every rank must call it.
+        """Wait for the save in progress; every rank must call it.
 
         Raises:
             CheckpointError: it failed.
@@ -139,77 +180,99 @@ class Saver:
         self._blocked_s += clock.monotonic() - began
 
     def times(self) -> dict[str, float]:
-        """Return how long training stood still for checkpoints, as obs/names.py calls it."""
+        """Return the time that training waited for checkpoints, by the names of obs/metric_names.py."""
         since, self._told_s = self._blocked_s - self._told_s, self._blocked_s
         share = self._blocked_s / max(clock.monotonic() - self._began_s, 1e-9)
         return {"checkpoint_s": since, "checkpoint_share": share}
 
-    def _copy(self, tensors: Mapping[str, Tensor]) -> tuple[list[Part], memoryview]:
-        """Copy this rank's share to memory that training does not touch."""
+    def _copy(self, tensors: Mapping[str, Tensor], layout: Hashable) -> tuple[list[TensorPart], memoryview]:
+        """Copy this rank's share to memory that training does not modify."""
         boxes = {name: held(name, tensor) for name, tensor in tensors.items()}
         ours = [Held(name, box, tensors[name].element_size()) for name, (box, _) in boxes.items()]
-        told = self._all([each.key for each in ours])
-        mine = share_of(
-            dist.get_rank(),
-            dict(zip(ours, holders(told[dist.get_rank()], told), strict=True)),
-        )
-        parts = in_order([_part(name, box, tensors[name]) for name, box in mine])
+        if layout not in self._plans:
+            self._plans[layout] = self._plan(ours)
+        plan = self._plans[layout]
+        if plan.held != ours:
+            raise CheckpointError(
+                f"Rank {dist.get_rank()} holds other tensors than at an earlier save of the same layout",
+                got=layout,
+                fix="Report this as a bug: a checkpoint of it would be wrong.",
+            )
+        parts = in_order([_part(name, box, tensors[name]) for name, box in plan.share])
         sources = [boxes[part.name][1][part.box.within(boxes[part.name][0])] for part in parts]
         return parts, self._stage.copy(sources)
 
-    def _run(self, meta: Meta, parts: list[Part], data: memoryview, entries: dict[str, TensorEntry]) -> None:
-        """Write, agree, commit: the work of the thread."""
+    def _plan(self, ours: list[Held]) -> WritePlan:
+        """Exchange the boxes of all ranks and return this rank's share."""
+        rank, keys_of_ranks = dist.get_rank(), self._all([each.key for each in ours])
+        share = share_of(rank, dict(zip(ours, holders(keys_of_ranks[rank], keys_of_ranks), strict=True)))
+        return WritePlan(ours, share)
+
+    def _run(
+        self, meta: Meta, parts: list[TensorPart], data: memoryview, entries: dict[str, TensorEntry]
+    ) -> None:
+        """Write, agree, commit: the body of the thread."""
         began = clock.monotonic()
         try:
             said = self._all(self._write(name_of(meta.step), parts, data, entries))
             outcome = self._commit(meta, said) if dist.get_rank() == 0 else None
             (self._outcome, *_) = self._all(outcome)
-        except Exception as error:  # a peer is gone; said where training waits
+        except Exception as error:  # a peer is gone; reported when training waits
             self._outcome = error
         if dist.get_rank() == 0 and self._outcome is None:
             size = sum(said_by.file.num_bytes for said_by in said if isinstance(said_by, Written))
+            took, url = clock.monotonic() - began, self._place.url_of(name_of(meta.step))
             log.info(
                 "checkpoint step=%d size=%s write_s=%.1f path=%s",
                 meta.step,
                 mib(size).replace(" ", ""),
-                clock.monotonic() - began,
-                self._place.url_of(name_of(meta.step)),
+                took,
+                url,
+                extra={"told": f"Saved step {meta.step:,} in {took:.1f} s ({mib(size)}): {url}"},
             )
 
     def _write(
-        self, name: str, parts: list[Part], data: memoryview, entries: dict[str, TensorEntry]
-    ) -> Written | str:
-        """Write this rank's file; return what the index says of it, or what went wrong."""
+        self, name: str, parts: list[TensorPart], data: memoryview, entries: dict[str, TensorEntry]
+    ) -> Written | SaveFailure:
+        """Write this rank's file; return its index entry, or the failure."""
+        if wrong := not_finite(parts, data):
+            others = f" and {len(wrong) - 1} more" if wrong[1:] else ""
+            return SaveFailure(
+                f"{wrong[0]}{others} on rank {dist.get_rank()} holds numbers that are not finite",
+                fix="Lower optim.learning_rate or set compute to 'float32', then run again: ",
+            )
         try:
             header = header_of(parts, data)
             file = f"rank-{dist.get_rank():05d}.safetensors"
             self._place.write(name, file, [memoryview(header), data])
-        except Exception as error:  # whatever it is, the other ranks must hear of it
+        except Exception as error:  # any error must reach the other ranks
             log.debug("a save failed", exc_info=True)
-            return _reason(error)
+            return SaveFailure(_reason(error))
         entry = FileEntry(
             num_bytes=len(header) + len(data), header_bytes=len(header), header_crc32=zlib.crc32(header)
         )
         return Written(file, entry, entries)
 
-    def _commit(self, meta: Meta, said: list[Written | str]) -> str | None:
-        """Make the checkpoint exist, or clear it away; return what went wrong."""
+    def _commit(self, meta: Meta, said: list[Written | SaveFailure]) -> SaveFailure | None:
+        """Complete the checkpoint, or remove it; return the failure."""
         name = name_of(meta.step)
-        failed = sorted({reason for reason in said if isinstance(reason, str)})
+        failed = [each for each in said if isinstance(each, SaveFailure)]
         try:
             if failed:
                 self._place.abandon(name)
-                return "; ".join(failed)
+                reasons = sorted({each.reason for each in failed})
+                left = f"; and {len(reasons) - _SHOWN_REASONS} more" if reasons[_SHOWN_REASONS:] else ""
+                return SaveFailure("; ".join(reasons[:_SHOWN_REASONS]) + left, failed[0].fix)
             index = index_of(meta, [each for each in said if isinstance(each, Written)])
             self._place.commit(name, encode(index))
-        except Exception as error:
+        except Exception as error:  # whatever it is, all ranks must agree that there is no checkpoint
             log.debug("a save failed", exc_info=True)
-            return _reason(error)
+            return SaveFailure(_reason(error))
         self._retain(meta.step)
         return None
 
     def _retain(self, written: int) -> None:
-        """Delete what the rule no longer keeps; a failure to is no failure of the save."""
+        """Delete old checkpoints by the retention policy; an error only warns."""
         try:
             steps = [step for saved in saved_in(self._place) if (step := step_of(saved.name)) is not None]
             keeping = self._keeping
@@ -219,7 +282,7 @@ class Saver:
             log.warning("old checkpoints cannot be removed: %s", _reason(error))
 
     def _wait(self, *, last: bool) -> None:
-        """Wait for the thread and take its outcome, which is the same on all ranks."""
+        """Wait for the thread and handle its outcome, which is the same on all ranks."""
         if self._thread is None:
             return
         self._join()
@@ -233,22 +296,21 @@ class Saver:
         url = self._place.url_of(name_of(self._step))
         if last or self._failures >= self._keeping.max_failures:
             raise CheckpointError(
-                f"Checkpoint {url} could not be written: {outcome}",
-                fix=f"Free space or choose another disk, then run the same command: "
-                f"it resumes from {self._newest()}.",
+                f"Checkpoint {url} could not be written: {outcome.reason}",
+                fix=f"{outcome.fix}it resumes from {self._newest()}.",
             )
         if dist.get_rank() == 0:
             log.warning(
                 "checkpoint %s could not be written: %s; training goes on, and the next save tries again "
                 "(failures=%d of %d)",
-                url, outcome, self._failures, self._keeping.max_failures,
+                url, outcome.reason, self._failures, self._keeping.max_failures,
             )  # fmt: skip
 
     def _join(self) -> None:
         assert self._thread is not None
         while self._thread.is_alive():
             self._waiting()
-            self._thread.join(1.0)  # in turns: a second Ctrl-C must be heard
+            self._thread.join(1.0)  # repeatedly: a second Ctrl-C must be handled
 
     def _newest(self) -> str:
         try:
@@ -258,17 +320,64 @@ class Saver:
         return found[-1].name if found else "the start"
 
     def _all(self, value: T) -> list[T]:
-        """Return what every rank said, by rank; every rank must call it."""
+        """Return the value of every rank, by rank; every rank must call it."""
         found: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(found, value, group=self._group)
         return found
 
 
-def _part(name: str, box: Box, tensor: Tensor) -> Part:
-    return Part(name, tuple(tensor.shape), box, spelled(name, tensor), tensor.element_size())
+def _part(name: str, box: Box, tensor: Tensor) -> TensorPart:
+    return TensorPart(name, tuple(tensor.shape), box, spelled(name, tensor), tensor.element_size())
 
 
 def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
     return str(error) or type(error).__name__
+
+
+class StagingBuffer:
+    """Reusable host buffer for copies."""
+
+    def __init__(self) -> None:
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+
+    def copy(self, tensors: Sequence[Tensor]) -> memoryview:
+        """Copy tensors one after another, without gaps; return the bytes.
+
+        The copy is complete when this returns, and valid until the next call.
+
+        Args:
+            tensors: in descending element size, so that each is aligned.
+        """
+        needed = sum(tensor.nbytes for tensor in tensors)
+        away = {tensor.device for tensor in tensors if accelerator.is_accelerator(tensor.device)}
+        if len(self._buffer) < needed:
+            self._buffer = torch.empty(0, dtype=torch.uint8)  # free the old buffer first
+            self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=bool(away))
+        start = 0
+        for tensor in tensors:
+            room = self._buffer[start : start + tensor.nbytes]
+            room.view(tensor.dtype).view(tensor.shape).copy_(tensor, non_blocking=True)
+            start += tensor.nbytes
+        for device in away:
+            accelerator.wait_for_stream(device)  # the next step overwrites the copied tensors
+        return self._buffer[:needed].numpy().data
+
+
+def index_of(meta: Meta, written: list[Written]) -> CheckpointIndex:
+    """Return the index for the files of all ranks.
+
+    Raises:
+        CheckpointError: they do not contain every tensor exactly once.
+    """
+    tensors = {name: entry for each in written for name, entry in each.tensors.items()}
+    expected = sum(prod(entry.shape) * DTYPES[entry.dtype].itemsize for entry in tensors.values())
+    found = sum(each.file.num_bytes - each.file.header_bytes for each in written)
+    if found != expected:
+        raise CheckpointError(
+            f"The ranks wrote {found:,} bytes of tensors that have {expected:,}",
+            fix="Report this as a bug: the saver does not support the layout of a tensor.",
+        )
+    files = {each.name: each.file for each in written}
+    return CheckpointIndex(meta=meta, tensors=dict(sorted(tensors.items())), files=files)

@@ -1,4 +1,4 @@
-"""Folders of speculators, read and written: `config.json` and safetensors, as IBM publishes them."""
+"""Speculator folders: read and write `config.json` and safetensors, in IBM's format."""
 
 import json
 from collections.abc import Mapping
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import torch
 
-from penstock.checkpoint.hf import appearing
-from penstock.checkpoint.hf_weights import read_weights, write_weights
+from penstock.checkpoint.hf import appearing, read_weights, write_weights
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, UsageError
 from penstock.models.speculator import MODEL_TYPE, Speculator, SpeculatorConfig, stored_names
@@ -17,7 +16,7 @@ _MAX_SHARD_BYTES = 5 * 10**9
 
 
 def is_speculator(folder: Path) -> bool:
-    """Whether the folder says that it holds a speculator."""
+    """Return True if the folder's config names a speculator."""
     try:
         return load_json(folder / "config.json").get("model_type") == MODEL_TYPE
     except (OSError, ConfigError):
@@ -28,10 +27,10 @@ def load_speculator(folder: Path, *, dtype: torch.dtype | None = None) -> Specul
     """Open a folder; the speculator is in evaluation mode, on the CPU.
 
     Args:
-        dtype: of the weights; None: as stored.
+        dtype: dtype of the weights; None: as stored.
 
     Raises:
-        ModelError: weights that are missing, of the wrong shape, damaged or pickled.
+        ModelError: weights are missing, of the wrong shape, damaged or pickled.
     """
     config = SpeculatorConfig.from_json(load_json(folder / "config.json"))
     with unfilled():
@@ -39,10 +38,10 @@ def load_speculator(folder: Path, *, dtype: torch.dtype | None = None) -> Specul
     names = stored_names(config)
     shapes = {theirs: speculator.get_parameter(ours).shape for ours, theirs in names.items()}
     untied = SpeculatorConfig.from_json({**config.to_json(), "tie_weights": False})
-    copies = set(stored_names(untied).values()) - set(shapes)  # some writers store shared tensors often
+    copies = set(stored_names(untied).values()) - set(shapes)  # some writers store shared tensors repeatedly
     read = dict(read_weights(folder, shapes, copies=copies))
     state = {ours: read[theirs] for ours, theirs in names.items()}
-    speculator.load_state_dict(state, strict=False, assign=True)  # what is shared has one name here
+    speculator.load_state_dict(state, strict=False, assign=True)  # shared tensors have one name here
     assert not any(parameter.is_meta for parameter in speculator.parameters()), list(state)
     if dtype is not None:
         speculator.to(dtype)

@@ -1,4 +1,4 @@
-"""The tensors of a training state by name, and which box of each this rank holds."""
+"""Tensors of a training state by name, and the box of each that this rank holds."""
 
 from collections.abc import Iterator
 
@@ -24,19 +24,19 @@ DTYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-"""As safetensors spells them."""
+"""Names of dtypes in safetensors."""
 _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """Return every tensor that a resumed run needs; the live ones, so loading into them is enough.
+    """Return every tensor that a resumed run needs; the live ones, so that loading into them is enough.
 
     The optimizer's hyperparameters are not among them: they come from the recipe.
     """
     if not optimizer.state:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # as below
 
-        get_optimizer_state_dict(model, optimizer)  # makes the moments that the first step would make
+        get_optimizer_state_dict(model, optimizer)  # creates the moments that the first step would create
     return {
         **{f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()},
         **dict(_moments(model, optimizer)),
@@ -51,25 +51,25 @@ def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tup
 
 
 def spelled(name: str, tensor: Tensor) -> str:
-    """Return a tensor's type as safetensors spells it.
+    """Return the name of a tensor's dtype in safetensors.
 
     Raises:
-        CheckpointError: it has no name for it.
+        CheckpointError: there is none.
     """
     if tensor.dtype not in _SPELLED:
-        raise CheckpointError(f"{name} is of a type that checkpoints do not hold", got=str(tensor.dtype))
+        raise CheckpointError(f"{name} has a dtype that checkpoints do not support", got=str(tensor.dtype))
     return _SPELLED[tensor.dtype]
 
 
 def held(name: str, tensor: Tensor) -> tuple[Box, Tensor]:
-    """Return the box that this rank holds of a tensor, and its data; a plain tensor is held whole.
+    """Return the box of a tensor that this rank holds, and its data; a plain tensor is held whole.
 
     Raises:
-        CheckpointError: its layout is not one of shards and copies.
+        CheckpointError: its layout is not made of shards and replicas.
     """
     from torch.distributed.tensor import DTensor  # a third of a second, which opening a model does without
 
-    from penstock.nn.shard_box import held_box
+    from penstock.nn.init import held_box
 
     data = tensor.detach()
     if not isinstance(data, DTensor):
@@ -82,6 +82,6 @@ def held(name: str, tensor: Tensor) -> tuple[Box, Tensor]:
     if tuple(local.shape) != box.sizes and (local.numel() or box.num_elements):
         raise CheckpointError(
             f"{name} has a shard of {tuple(local.shape)} where its layout {data.placements} says {box.sizes}",
-            fix="Write to the authors: a checkpoint of it would be wrong.",
+            fix="Report this as a bug: a checkpoint of it would be wrong.",
         )
     return box, local.reshape(box.sizes)

@@ -1,1 +1,1 @@
-"""The command line: one file per verb, imported only when asked for."""
+"""Command line: one file per verb, imported only when that verb runs."""

@@ -17,14 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.generate import add_answer_arguments, alone, params_of, stream_to_stdout, utf8_text
+from penstock.cli.options import add_answer_arguments, alone, params_of
+from penstock.cli.streams import stream_to_stdout, utf8_text
 from penstock.core.errors import UsageError
-from penstock.engine.params import Params
-from penstock.engine.request import Piece
+from penstock.engine.request import OutputDelta
+from penstock.engine.sampling_params import Params
 
 if TYPE_CHECKING:
     from penstock.engine.llm import LLM
-    from penstock.text.chat import Message
+    from penstock.text.chat_template import Message
 
 with contextlib.suppress(ImportError):  # not on Windows
     import readline  # noqa: F401, because importing it gives `input` arrow keys and history
@@ -47,6 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.engine.llm import LLM  # torch, which a help text and a refusal do without
 
     with LLM(arguments.path, alone(arguments)) as llm:
+        if sys.stdin.isatty():
+            name = arguments.path.resolve().name
+            print(
+                f"Talking to {name} ({arguments.path}), {llm.capacity.context:,} tokens at most. "
+                "/reset forgets the conversation, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+            )
         _converse(llm, start, params)
     return 0
 
@@ -76,10 +83,10 @@ def _turn(llm: "LLM", history: list["Message"], line: str, params: Params) -> li
     return [*asked, {"role": "assistant", "content": _answer(pieces)}]
 
 
-def _answer(pieces: Iterator[Piece]) -> str:
-    heard: list[Piece] = []
+def _answer(pieces: Iterator[OutputDelta]) -> str:
+    heard: list[OutputDelta] = []
 
-    def noted() -> Iterator[Piece]:
+    def noted() -> Iterator[OutputDelta]:
         for piece in pieces:
             heard.append(piece)
             yield piece

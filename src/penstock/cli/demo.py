@@ -1,16 +1,16 @@
-"""The whole story on this machine: text to tokens, training stopped, rescaled and proven, generation.
+"""Demo of the whole workflow on this machine: prepare, train, stop, rescale, verify, export, generate.
 
 example:
   penstock demo
   penstock demo --dir /tmp/demo --quick
 
 Prepares the Python standard library's own sources (no download), trains a small Llama on two
-processes, stops it in mid-run, resumes on one and then on three, proves that not one sample was lost
-or repeated, exports the model, lets it write some Python, and draws a report. Every step is an
-ordinary penstock command, printed before it runs. Takes five to eight minutes on two cores; with
---quick, which uses a few packages of the library and fewer steps, about two.
+processes, stops it halfway, resumes on one and then on three processes, verifies that no sample was lost
+or repeated, exports the model, generates some Python, and draws a report. Every step is an ordinary
+penstock command, printed before it runs. Takes five to eight minutes on two cores; with --quick, which
+uses a few packages of the library and fewer steps, about two.
 
-exit codes: 0 all steps done and proven, 1 a step failed
+exit codes: 0 all steps done and verified, 1 a step failed
 """
 
 import argparse
@@ -31,7 +31,7 @@ from typing import Any
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.units import duration
-from penstock.obs.names import METRICS_FILE
+from penstock.obs.metric_names import METRICS_FILE
 from penstock.obs.sinks.jsonl import read_records
 
 _MARKER = ".penstock-demo"
@@ -44,7 +44,7 @@ _PROMPT = "def read_lines(path):\n"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--dir", type=Path, default=Path("runs/demo"), help="folder of the run (runs/demo)")
-    parser.add_argument("--quick", action="store_true", help="the same story, shorter")
+    parser.add_argument("--quick", action="store_true", help="fewer packages and steps")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""Examine a machine, or all machines of a run together, before the run does; say what to do.
+"""Check a machine, or all machines of a run together, before a run; report problems and what to do.
 
 example:
   penstock doctor
@@ -6,9 +6,9 @@ example:
   torchrun --nnodes 4 --nproc-per-node 1 --rdzv-endpoint HOST:29500 -m penstock doctor --out cluster.toml
   penstock doctor --processes 2
 
-Green is as it should be, yellow works and costs speed or safety, red fails, hangs or is several times
-slower. Each yellow and red line says what to do. Nothing is changed: what is written for measuring, in
---folder and --store, is deleted.
+Green is as it should be, yellow works but costs speed or safety, red fails, hangs or is several times
+slower. Each yellow and red line says what to do. Nothing is changed: files written for measuring, in
+--folder and --store, are deleted.
 
 exit codes: 0 no red line, 1 a red line or a rank that could not report, 2 wrong usage
 """
@@ -18,7 +18,7 @@ import json
 import sys
 from pathlib import Path
 
-from penstock.cli.main import complain, explain
+from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.errors import UsageError
 from penstock.core.files import check_folder_of
@@ -47,27 +47,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=20.0,
         metavar="S",
-        help="a message between nodes that takes longer is lost; default: 20",
+        help="timeout of a message between nodes; default: 20",
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE", help="write the machines that were found for penstock plan"
+        "--out", type=Path, metavar="FILE", help="write the detected machines for penstock plan"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Examine and report."""
+    """Run the checks and print the report."""
     for name in ("seconds", "timeout"):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise UsageError(f"--{name} must be above 0", got=getattr(arguments, name))
     if arguments.out:
         check_folder_of(arguments.out, option="--out")
     if arguments.store:
-        from penstock.doctor.object_store import place_of
+        from penstock.doctor.checks.object_store import place_of
 
-        place_of(arguments.store)  # a wrong one is refused before anybody waits for a measurement
+        place_of(arguments.store)  # an invalid address is refused before measuring
     env.silence_torch()
-    import penstock.doctor.examine  # noqa: F401 - torch; imported once, before processes fork
+    import penstock.doctor.run_checks  # noqa: F401 - torch; imported once, before processes fork
 
     if arguments.processes == 1:
         return _examine(arguments)
@@ -78,17 +78,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> int:
-    from penstock.doctor.check import Asked
+    from penstock.doctor.checks.check import CheckOptions, Level, worst
     from penstock.doctor.cluster import cluster_of
-    from penstock.doctor.examine import examine
-    from penstock.doctor.finding import Level, worst
-    from penstock.doctor.text import as_json, as_text
+    from penstock.doctor.report import as_json, as_text
+    from penstock.doctor.run_checks import examine
     from penstock.plan.hardware import write
 
-    asked = Asked(
+    options = CheckOptions(
         folder=arguments.folder, corpus=arguments.corpus, store=arguments.store, seconds=arguments.seconds
     )
-    report = examine(asked, timeout_s=arguments.timeout, on_check=_progress)
+    report = examine(options, timeout_s=arguments.timeout, on_check=_progress)
     if report is None:
         return 0
     print(json.dumps(as_json(report)) if arguments.json else "\n".join(as_text(report)))

@@ -1,12 +1,12 @@
-"""Score a model on text: loss, perplexity and bits per byte, corpus by corpus.
+"""Score a model on text: loss, perplexity and bits per byte, by corpus.
 
-PATH is a run (its newest checkpoint is taken), one checkpoint, or a Hugging Face folder. A run is scored on
-the held-out rows that it is validated on, and gets the figures that it logged. With --corpus, any model is
-scored on every row of the corpora named, or on --rows of each. NAME=CORPUS with --holdout reads what a run
-with that name and that data.holdout holds out.
+PATH is a run (its newest checkpoint is used), one checkpoint, or a Hugging Face folder. A run is scored on
+the held-out rows of its validation, with the same results. With --corpus, any model is scored on every row
+of the given corpora, or on --rows of each. NAME=CORPUS with --holdout reads what a run with that name and
+that data.holdout holds out.
 
 Bits per byte compares models with different tokenizers; loss and perplexity do not. All three depend on the
-length of the rows, since the first tokens of a row have little to go by.
+length of the rows, because the first tokens of a row have little context.
 
 example:
   penstock eval runs/first
@@ -14,7 +14,7 @@ example:
   penstock eval ./Llama-3.2-1B --corpus wiki --sequence-length 2048 --rows 500
   penstock eval runs/first --corpus docs=corpus --holdout 0.02
 
-exit codes: 0 done, 1 no model or corpus there or a damaged one, 2 wrong usage
+exit codes: 0 done, 1 no model or corpus, or a damaged one, 2 wrong usage
 """
 
 import argparse
@@ -25,14 +25,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.data_progress import Display
-from penstock.cli.main import complain
+from penstock.cli.progress import Display
+from penstock.cli.streams import complain
 from penstock.core.errors import UsageError
 from penstock.train.score import Score, total
 
 if TYPE_CHECKING:
-    from penstock.train.offline import Opened
-    from penstock.train.supply import Heldout
+    from penstock.train.data_setup import Heldout
+    from penstock.train.inspect.offline_eval import OpenedModel
 
 _NAMED = re.compile(r"([\w.-]+)=(.+)")  # an address or FORMAT:PATH has a colon before any equals sign
 
@@ -62,7 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Score; return the exit code."""
-    from penstock.train.offline import is_of_another_tokenizer, open_for_scoring, recipe_of, scores_of
+    from penstock.train.inspect.offline_eval import (
+        is_of_another_tokenizer,
+        open_for_scoring,
+        recipe_of,
+        scores_of,
+    )
 
     recipe = recipe_of(arguments.path)
     opened = open_for_scoring(
@@ -76,13 +81,13 @@ def run(arguments: argparse.Namespace) -> int:
             if is_of_another_tokenizer(opened, heldout):
                 complain(
                     f"{names}: its tokens were made with another tokenizer file than the model's; "
-                    "unless both cut text alike, the figures mean nothing."
+                    "unless both split text alike, the scores are meaningless."
                 )
             show = partial(display.show, f"score {names}", total=heldout.rows)
             scores |= scores_of(opened, heldout, on_rows=show)
             rows += heldout.rows
     if not total(scores).tokens:
-        raise UsageError("There is no token to predict in these rows", got=rows, fix="Give more --rows.")
+        raise UsageError("These rows have no token to predict", got=rows, fix="Give more --rows.")
     if arguments.json:
         print(json.dumps(_as_json(arguments.path, scores, rows=rows)))
     else:
@@ -90,14 +95,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _texts(arguments: argparse.Namespace, opened: "Opened") -> Iterator["Heldout"]:
-    from penstock.train.offline import Wanted, own_rows, rows_of
+def _texts(arguments: argparse.Namespace, opened: "OpenedModel") -> Iterator["Heldout"]:
+    from penstock.train.inspect.offline_eval import EvalRequest, own_rows, rows_of
 
-    wanted = Wanted(sequence_length=arguments.sequence_length, rows=arguments.rows, holdout=arguments.holdout)
+    wanted = EvalRequest(
+        sequence_length=arguments.sequence_length, rows=arguments.rows, holdout=arguments.holdout
+    )
     if not arguments.corpus:
         if arguments.sequence_length or arguments.holdout:
             raise UsageError(
-                "--sequence-length and --holdout are those of the run where no --corpus is given",
+                "--sequence-length and --holdout need --corpus: without it they are those of the run",
                 fix="Give --corpus, or leave them out.",
             )
         yield own_rows(arguments.path, rows=wanted.rows)
@@ -106,7 +113,7 @@ def _texts(arguments: argparse.Namespace, opened: "Opened") -> Iterator["Heldout
 
 
 def _named(corpora: list[str]) -> dict[str, str]:
-    """Return the corpora by name: the one given, or else the last part of the path.
+    """Return the corpora by name: the given one, or the last part of the path.
 
     >>> _named(["data/wiki/", "code=megatron:/m/x_document", "synthetic:tokens=1e6"])
     {'wiki': 'data/wiki/', 'code': 'megatron:/m/x_document', 'synthetic:tokens=1e6': 'synthetic:tokens=1e6'}
@@ -149,4 +156,4 @@ def _as_text(scores: Mapping[str, Score]) -> Iterator[str]:
         figures = f"{score.tokens:>12,}  {score.loss:>10.4f}  {score.perplexity:>10.2f}  {bits:>9}"
         yield f"{name:<{width}}  {figures}"
     if any(score.bits_per_byte is None for score in shown.values()):
-        yield "-: the tokenizer is not known, or does not say how long its tokens are"
+        yield "-: the tokenizer is unknown, or does not give the length of its tokens"

@@ -1,7 +1,7 @@
-"""Write a checkpoint as a Hugging Face folder, which transformers and vLLM open.
+"""Export a checkpoint as a Hugging Face folder, for transformers and vLLM.
 
-CHECKPOINT is a run (its newest checkpoint is taken), one checkpoint, or a Hugging Face folder, which is
-then rewritten in the other type. The run may be training: what is complete is never written to again.
+CHECKPOINT is a run (its newest checkpoint is used), one checkpoint, or a Hugging Face folder, which is
+then written in another dtype. The run may be training: complete checkpoints never change.
 
 example:
   penstock export runs/first --step 2000 --out exported
@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.core.units import mib, si
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
-"""Option -> its name in torch."""
+"""Value of --dtype -> name in torch."""
 _COMPANIONS = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -29,28 +29,28 @@ _COMPANIONS = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run, checkpoint or folder")
-    parser.add_argument("--step", type=int, metavar="N", help="of a run: not the newest, but this one")
+    parser.add_argument("--step", type=int, metavar="N", help="checkpoint of a run; default: the newest")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="new folder; never overwritten"
     )
     parser.add_argument(
-        "--dtype", choices=_DTYPES, default="bf16", help="of the written weights; default: %(default)s"
+        "--dtype", choices=_DTYPES, default="bf16", help="dtype of the written weights; default: %(default)s"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; return the exit code."""
-    import torch  # here and below: a help text does without
+    import torch  # here and below: not needed for --help
 
     from penstock.checkpoint.hf import save_pretrained
-    from penstock.engine.open import open_model
+    from penstock.engine.model_runner.open import open_model
     from penstock.text.tokenizer import Tokenizer
 
     model, tokenizer_path = open_model(arguments.checkpoint, step=arguments.step)
     files, eos_id = {}, None
     if tokenizer_path is None:
         print(
-            f"{arguments.checkpoint} has no tokenizer.json: the folder will hold weights only",
+            f"{arguments.checkpoint} has no tokenizer.json: the folder will have weights only",
             file=sys.stderr,
         )
     else:
@@ -70,13 +70,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tokenizer_files(tokenizer_path: Path, *, context: int) -> dict[str, str]:
-    """Return the files, by name, from which `AutoTokenizer` makes the same tokenizer.
+    """Return the tokenizer's files, by name, for `AutoTokenizer`.
 
-    Those beside the tokenizer are taken as they are. Where there are none, a configuration is written that
-    names the end token, so that text ends where the model was taught it ends.
+    Existing files beside the tokenizer are copied. If there is no tokenizer_config.json, one is written that
+    names the end token, so that generation stops where training documents end.
 
     Args:
-        context: tokens the model can attend to.
+        context: maximum tokens of the model.
     """
     from penstock.text.tokenizer import Tokenizer
 
@@ -90,7 +90,7 @@ def tokenizer_files(tokenizer_path: Path, *, context: int) -> dict[str, str]:
         config = {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": context,
-            "clean_up_tokenization_spaces": False,  # it would drop spaces before punctuation
+            "clean_up_tokenization_spaces": False,  # True would drop spaces before punctuation
             **({} if end is None else {"eos_token": end}),
         }
         files["tokenizer_config.json"] = json.dumps(config, indent=1) + "\n"

@@ -1,39 +1,39 @@
-"""Let a running job go on with more or fewer islands.
+"""Change the number of islands of a running job.
 
-Islands are copies of the model that train by themselves and meet now and then (docs/diloco.md). The job must
-be one of `penstock train --processes`, with outer.min_islands in its recipe. It answers at once. When all
-islands have met it saves, and its processes start anew, as many as so many islands need. No sample is lost or
-repeated.
+Islands are replicas of the model that train independently and sync now and then
+(docs/explanation/diloco.md). The job must be started by `penstock train --processes`, with
+outer.min_islands in its recipe. It replies at once. After the next full sync it saves, and restarts with
+the processes that the new number of islands needs. No sample is lost or repeated.
 
 example:
   penstock islands runs/first 4
 
-exit codes: 0 taken up; 1 refused, or no answer in time; 2 wrong usage
+exit codes: 0 accepted; 1 refused, or no reply in time; 2 wrong usage
 """
 
 import argparse
 from pathlib import Path
 
-from penstock.cli.ask import ask, check_timeout
+from penstock.cli.job_request import ask, check_timeout
 from penstock.core.errors import UsageError
-from penstock.train.open_run import open_run
-from penstock.train.requests import Request, job_is_running
+from penstock.train.control.requests import ControlRequest, job_is_running
+from penstock.train.inspect.open_run import open_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="folder of the run")
-    add("islands", type=int, metavar="N", help="islands to go on with")
-    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="longest wait; default: %(default)s")
+    add("islands", type=int, metavar="N", help="number of islands to continue with")
+    add("--timeout", type=float, default=600.0, metavar="SECONDS", help="maximum wait; default: %(default)s")
     add("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask, and wait for the answer."""
+    """Send the request, and wait for the reply."""
     check_timeout(arguments.timeout)
-    request = Request(islands=arguments.islands)
-    open_run(arguments.run)  # says what is wrong with the folder
+    request = ControlRequest(islands=arguments.islands)
+    open_run(arguments.run)  # raises for an invalid folder
     if not job_is_running(arguments.run):
         raise UsageError(
             "No job runs on it",

@@ -1,48 +1,44 @@
-"""Find the verb, import it, run it; turn errors into one paragraph and an exit code.
+"""Command dispatch: find the verb, import it, run it; errors become one paragraph and an exit code.
 
-A verb is a module with `add_arguments(parser)` and `run(arguments) -> int`. Only the verb that was
-asked for is imported, so `penstock --help` loads neither torch nor numpy.
+A verb is a module with `add_arguments(parser)` and `run(arguments) -> int`. Only the requested verb is
+imported, so `penstock --help` loads neither torch nor numpy.
 """
 
 import argparse
-import errno
 import os
 import sys
-import textwrap
 from collections.abc import Sequence
-from difflib import get_close_matches
 from typing import NoReturn
 
 from penstock import __version__
-from penstock.cli.streams import settle_streams, write_utf8
+from penstock.cli.interrupts import leave_on_interrupt, raise_on_interrupt
+from penstock.cli.streams import EXIT_USAGE, complain, explain, settle_streams, write_utf8
 from penstock.core import clock
 from penstock.core.env import ranks, sleep_at_barriers
-from penstock.core.errors import PenstockError, UsageError, nearest
-from penstock.core.garbage import look_no_more, look_seldom
+from penstock.core.errors import PenstockError, UsageError, near_match, nearest
+from penstock.core.garbage import freeze_gc, tune_gc
 from penstock.core.table import Table
 
-EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
-
 _FIRST_SPEAKS_S = 2.0
-"""torchrun gives each rank the same wrong words: the first of a machine says so, before the others end."""
+"""Delay in seconds: under torchrun all ranks print the same usage error; the first one of a machine does."""
 
 VERBS = {
     "data": "prepare, describe, verify and audit token corpora",
     "recipes": "list, show and check the recipes that come with Penstock",
-    "plan": "find the fastest way to train a model on a cluster, and what it takes",
+    "plan": "find the fastest way to train a model on a cluster, and its memory and time",
     "train": "train a model from a recipe, on one process or many",
-    "islands": "let a running job go on with more or fewer islands",
+    "islands": "change the number of islands of a running job",
     "eval": "score a model on text: loss, perplexity, bits per byte",
-    "checkpoint": "list the checkpoints of a run, check every byte of them",
-    "export": "write a checkpoint as a Hugging Face folder",
-    "tune": "train heads that let a model answer faster",
+    "checkpoint": "list the checkpoints of a run, or verify every byte of them",
+    "export": "export a checkpoint as a Hugging Face folder",
+    "tune": "train speculator heads, for faster generation",
     "generate": "continue a prompt with a trained model",
-    "chat": "talk to a trained model",
-    "serve": "answer over HTTP, with the API of OpenAI",
-    "netlab": "try a recipe on emulated hosts, joined by a network as slow as you say",
+    "chat": "chat with a trained model",
+    "serve": "serve a model over HTTP, with the API of OpenAI",
+    "netlab": "try a recipe on emulated hosts with a network of given speed",
     "report": "draw a run as one HTML page",
-    "doctor": "examine a machine, or all of a cluster, before a run does",
-    "demo": "the whole story on this machine, in under eight minutes",
+    "doctor": "check a machine, or all machines of a cluster, before a run",
+    "demo": "the whole workflow on this machine, in under eight minutes",
 }
 
 _MODULES = Table("command", {verb: f"penstock.cli.{verb}:__name__" for verb in VERBS})
@@ -61,16 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit code.
 
     Args:
-        argv: its words; None: this process was started for the command, with its words.
+        argv: its arguments; None: those of this process, which was started for the command.
     """
     if argv is not None:
         return _main(list(argv))
+    leave_on_interrupt()
     settle_streams()
-    look_seldom()
+    tune_gc()
     try:
         return _main(sys.argv[1:])
     finally:
-        look_no_more()
+        leave_on_interrupt()
+        freeze_gc()
 
 
 def _main(words: list[str]) -> int:
@@ -81,11 +79,11 @@ def _main(words: list[str]) -> int:
         try:
             return _dispatch([word for word in words if word != "--debug"], debug=debug)
         finally:
-            sys.stdout.flush()  # here, where a reader that left is forgiven
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+            sys.stdout.flush()  # here, so that a closed pipe is handled below
+    except BrokenPipeError:  # the reader of our output exited, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (PenstockError, KeyboardInterrupt, OSError) as error:
+    except (PenstockError, KeyboardInterrupt, OSError, ModuleNotFoundError) as error:
         if debug:
             raise
         message, code = explain(error)
@@ -100,11 +98,11 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[no-untyped-def, override]
         self, args=None, namespace=None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """Parse; refuse what is left over here, where a subcommand's own options are known."""
+        """Parse; report unknown arguments here, where the options of a subcommand are known."""
         found, left = super().parse_known_args(args, namespace)
         if left:
-            match = get_close_matches(left[0], self._option_string_actions, n=1)
-            hint = f". Did you mean {match[0]!r}?" if match else ""
+            match = near_match(left[0], list(self._option_string_actions))
+            hint = f". Did you mean {match!r}?" if match else ""
             self.error(f"unrecognized arguments: {' '.join(left)}{hint}")
         return found, left
 
@@ -113,24 +111,6 @@ class _Parser(argparse.ArgumentParser):
             clock.sleep(_FIRST_SPEAKS_S)
             sys.exit(EXIT_USAGE)
         super().error(message)
-
-
-def complain(message: str) -> None:
-    """Print a message on standard error, as one paragraph."""
-    print(textwrap.fill(f"penstock: {message}", 100, break_long_words=False), file=sys.stderr)
-
-
-def explain(error: BaseException) -> tuple[str, int]:
-    """Return one paragraph for a person and the exit code for a script."""
-    if isinstance(error, PenstockError):
-        return str(error), error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted.", EXIT_INTERRUPTED
-    if isinstance(error, OSError):
-        where = f": {error.filename}" if error.filename else ""
-        remedy = " Free some space and run the same command again." if error.errno == errno.ENOSPC else ""
-        return f"{error.strerror or error}{where}.{remedy}", EXIT_FAILED
-    raise error
 
 
 def _dispatch(words: list[str], *, debug: bool) -> int:
@@ -160,5 +140,6 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     module.add_arguments(parser)
     arguments = parser.parse_args(words[1:])
     arguments.debug = debug
+    raise_on_interrupt()
     code: int = module.run(arguments)
     return code

@@ -1,4 +1,4 @@
-"""Try a recipe on emulated hosts of this machine, joined by a network as slow as you say. Linux only.
+"""Try a recipe on emulated hosts of this machine, with a network of given speed. Linux only.
 
 example:
   penstock netlab run recipe.toml --hosts 2 --rate 200mbit
@@ -6,18 +6,110 @@ example:
 """
 
 import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.cli.subcommands import add_subcommands, run_subcommand
+from penstock.cli.streams import explain
+from penstock.core.env import silence_torch
+from penstock.core.units import si
+from penstock.netlab.hosts import emulated
+from penstock.netlab.topology import Link, Topology, parse_latency
+from penstock.train.recipe.load import load_recipe
 
-COMMANDS = {"run": "train a few steps of a recipe, and say what the network makes of them"}
-"""Subcommand -> what it does."""
+if TYPE_CHECKING:
+    from penstock.train.emulated import EmulatedTimes
+
+
+_SOUND = 1.02  # busy share above which the measurement was disturbed: a step includes its computation
+
+EPILOG = """\
+Every host is a network namespace with its own NICs, whose rate the kernel limits; the ranks are forked
+into them and share the cores of this machine. Nothing outside the namespaces is changed, and nothing of
+them remains. It needs root, or `unshare --map-root-user --net penstock netlab run ...`.
+
+  step      median time of a step, with islands the mean; the first step, a warm-up, is left out
+  compute   forward and backward passes of an unsharded replica with the same micro-batches, on the same cores
+  busy      compute / step: 100% if the network costs nothing
+  sent      bytes that left the NICs of each host per step, by their own counters
+
+The recipe's own folder is not written to. With two hosts on two cores each has one core: their compute is
+slow, so a network seems faster than it is. See docs/how-to/emulate-a-network.md.
+
+example:
+  penstock netlab run recipe.toml --hosts 2 --rate 200mbit
+  penstock netlab run recipe.toml --hosts 2 --rate 200mbit --set ethernet.overlap=false
+  penstock netlab run recipe.toml --hosts 2 --processes-per-host 2 --nics 2 --rate 500mbit --latency 1ms
+
+exit codes: 0 done, 1 failed, 2 wrong usage or not allowed here, 130 interrupted
+"""
+
+
+COMMANDS = {"run": "train a few steps of a recipe, and measure the cost of the network"}
+"""Subcommand -> description."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands."""
-    add_subcommands(parser, "netlab", COMMANDS)
+    """Add the subcommand and its options."""
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    command = commands.add_parser(
+        "run",
+        help=COMMANDS["run"],
+        description="Train a few steps of a recipe, and measure the cost of the network.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
+    command.add_argument("--hosts", type=int, default=2, metavar="N", help="default: 2")
+    command.add_argument("--nics", type=int, default=1, metavar="N", help="of each host; default: 1")
+    command.add_argument(
+        "--rate", default="", metavar="RATE", help="of a NIC, each way: 200mbit, 2.5gbit; default: no limit"
+    )
+    command.add_argument("--latency", default="0ms", metavar="TIME", help="one way: 0.5ms; default: none")
+    command.add_argument("--processes-per-host", type=int, default=1, metavar="N", help="default: 1")
+    command.add_argument("--steps", type=int, default=5, metavar="N", help="default: 5, 4 of them measured")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
+    )
+    command.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the chosen subcommand."""
-    return run_subcommand("netlab", arguments)
+    """Train on emulated hosts and print the measurements."""
+    recipe = load_recipe(arguments.recipe, arguments.set)
+    topology = Topology(
+        num_hosts=arguments.hosts,
+        num_nics=arguments.nics,
+        link=Link(rate=arguments.rate),
+        latency_s=parse_latency(arguments.latency),
+    )
+    silence_torch()  # of the store, whose waits begin short
+    from penstock.train.emulated import Emulation  # torch; imported once, before processes fork
+
+    with emulated(topology) as hosts:
+        emulation = Emulation(
+            hosts=hosts,
+            processes_per_host=arguments.processes_per_host,
+            steps=arguments.steps,
+            shows_progress=True,
+        )
+        print("timing unsharded replicas first, then training", file=sys.stderr, flush=True)
+        measured = emulation.measure(recipe, explain)
+    print(json.dumps(measured.as_json()) if arguments.json else _as_text(measured, arguments))
+    return 0
+
+
+def _as_text(measured: "EmulatedTimes", arguments: argparse.Namespace) -> str:
+    network = f"NICs: {arguments.nics} of {arguments.rate or 'any rate'}, latency: {arguments.latency}"
+    doubt = "  (other work slowed the replicas: measure on a quiet machine)" if measured.busy > _SOUND else ""
+    return "\n".join(
+        [
+            f"hosts: {arguments.hosts}, processes on each: {arguments.processes_per_host}, {network}",
+            f"step     {measured.step_s:.3g} s",
+            f"compute  {measured.compute_s:.3g} s",
+            f"busy     {measured.busy:.0%}{doubt}",
+            "sent     " + " ".join(f"{si(each)}B" for each in measured.sent_bytes),
+            "losses   " + " ".join(f"{loss:.6f}" for loss in measured.losses),
+        ]
+    )

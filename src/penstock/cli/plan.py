@@ -1,4 +1,4 @@
-"""Find the fastest way to train a model on a cluster, before it runs, and say what it takes.
+"""Find the fastest way to train a model on a cluster, with predicted time and memory.
 
 example:
   penstock plan --model llama3-8b --cluster vela --tokens 1T
@@ -7,8 +7,8 @@ example:
   penstock plan --model llama3-70b --cluster vela --inference
 
 A cluster is a file, or the name of one that comes with Penstock; `penstock doctor` writes one for the
-machines it runs on. A model is a preset's name or a recipe: what the recipe says stays as it is. Predictions
-have a band, and docs/planner.md says what they rest on and how far they were off.
+machines it runs on. A model is a preset's name or a recipe, whose own keys stay fixed. Predictions have an
+error band; docs/explanation/planner.md has their basis and their accuracy.
 
 exit codes: 0 done, 2 wrong usage, or nothing fits
 """
@@ -21,20 +21,17 @@ from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import UsageError
 from penstock.core.files import check_folder_of, write_atomic
+from penstock.core.toml import toml_text
 from penstock.core.units import parse_count, si
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import PRESETS
-from penstock.obs.toml import toml_text
-from penstock.plan import decode_report
-from penstock.plan.drawing import svg, trace
-from penstock.plan.hardware import Cluster
-from penstock.plan.helps import what_would_help
+from penstock.plan import decode
+from penstock.plan.hardware import Cluster, cluster_names, cluster_of
 from penstock.plan.predict import timeline_of
-from penstock.plan.report import Report, described
-from penstock.plan.search import HEADROOM, Option, search
-from penstock.plan.shipped import cluster_names, cluster_of
-from penstock.train.plan_question import in_numbers, question_of, recipe_for_preset, recipe_of
-from penstock.train.recipe_plan import config_of
+from penstock.plan.report import PlanReport, described, svg, trace
+from penstock.plan.search import HEADROOM, Option, search, what_would_help
+from penstock.train.planning.devices import config_of
+from penstock.train.planning.question import in_numbers, question_of, recipe_for_preset, recipe_of
 
 _TOKENS_PER_STEP = 4 * 2**20
 _LENGTH = 4096
@@ -55,19 +52,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--length", type=int, metavar="N", help=f"tokens of a row, for a preset; default: {_LENGTH}"
     )
     parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="decide a key of the recipe"
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="fix a key of the recipe"
     )
     parser.add_argument(
         "--headroom",
         type=float,
         default=HEADROOM,
         metavar="SHARE",
-        help="of a device's memory that no plan may use; default: %(default)s",
+        help="share of a device's memory that plans leave free; default: %(default)s",
     )
     parser.add_argument(
         "--compress",
         action="store_true",
-        help="let weights and gradients travel in int8 where the network limits; trains other numbers",
+        help="allow weights and gradients in int8 on the wire where the network limits; changes the numbers",
     )
     parser.add_argument("--out", type=Path, metavar="FILE.toml", help="write the plan as a recipe")
     parser.add_argument(
@@ -77,13 +74,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="draw a step: timeline.svg, and timeline.json for Perfetto",
     )
     parser.add_argument(
-        "--inference", action="store_true", help="how fast it generates instead, one token after another"
+        "--inference", action="store_true", help="predict the speed of generation instead, token by token"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan."""
+    """Plan, and print the result."""
     if not 0 <= arguments.headroom < 1:
         raise UsageError("--headroom must be from 0 to below 1", got=arguments.headroom)
     if arguments.out:
@@ -98,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = search(question, cluster, headroom=arguments.headroom)
     job = found.best.job
     tokens = arguments.tokens or config.run.steps * question.global_batch_size * question.sequence_length
-    report = Report(
+    report = PlanReport(
         question=question,
         cluster=cluster,
         found=found,
@@ -114,20 +111,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _generation(model: LlamaConfig, cluster: Cluster, *, tokens: int, as_json: bool) -> int:
-    """Print how fast a model generates with so many tokens of context."""
-    found = decode_report.ways(model, cluster, context_tokens=tokens)
+    """Print the predicted speed of generation with `tokens` tokens of context."""
+    found = decode.serving_options(model, cluster, context_tokens=tokens)
     if as_json:
-        print(json.dumps(decode_report.as_json(found), indent=1))
+        print(json.dumps(decode.as_json(found), indent=1))
         return 0
     size, device = si(model.num_parameters), cluster.device.name
     print(f"{size} parameters in bfloat16, {tokens:,} tokens of context, {device}")
-    print("\n".join(decode_report.as_lines(found)))
+    print("\n".join(decode.as_lines(found)))
     print(f"within {found[0].prediction.band:.0%}")
     return 0
 
 
 def _raw(arguments: argparse.Namespace, cluster: Cluster) -> Raw:
-    """Return the values of a recipe, or of one for a preset."""
+    """Return the values of a recipe, or of one made for a preset."""
     name, preset_only = arguments.model, (arguments.rows, arguments.length)
     if name.endswith(".toml"):
         if any(value is not None for value in preset_only):
@@ -155,7 +152,7 @@ def _write_recipe(path: Path, raw: Raw, option: Option, cluster: Cluster) -> Non
 
 
 def _explain(folder: Path, option: Option, cluster: Cluster) -> None:
-    events = timeline_of(option.job, cluster, record=True).events
+    events = timeline_of(option.job, cluster, memory_bytes=option.memory.total, record=True).events
     folder.mkdir(parents=True, exist_ok=True)
     write_atomic(folder / "timeline.svg", svg(events, title=f"A step of {described(option)}"))
     write_atomic(folder / "timeline.json", json.dumps(trace(events)))

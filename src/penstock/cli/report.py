@@ -1,10 +1,10 @@
-"""Draw a run as one HTML page: loss, speed, where a step's time goes, restarts, the recipe. Or compare runs.
+"""Draw a run as one HTML page: loss, speed, time within a step, restarts, the recipe. Or compare runs.
 
-The page is one file that fetches nothing: mail it, keep it, open it offline. It can be drawn while
-the run goes on, and again later. For a run on one corpus, the loss chart has a line at the entropy of
-the corpus's token frequencies: what a model would reach that knows nothing else.
+The page is one file without external resources: it can be mailed, kept and opened offline. It can be drawn
+while the run goes on, and again later. For a run on one corpus, the loss chart has a line at the entropy of
+the corpus's token frequencies: the loss of a model that knows nothing else.
 
-Several runs are drawn over one another: losses by step, by tokens and by time, speed, traffic, and the
+Several runs are drawn in the same charts: losses by step, by tokens and by time, speed, traffic, and the
 settings in which their recipes differ.
 
 example:
@@ -12,24 +12,24 @@ example:
   penstock report runs/first runs/second --out compared.html
   penstock report runs/first --out first.html --reference "unigram entropy=6.31"
 
-exit codes: 0 done, 1 the run has no step yet or its records are broken, 2 wrong usage
+exit codes: 0 done, 1 the run has no step yet or its records are damaged, 2 wrong usage
 """
 
 import argparse
 import math
 from pathlib import Path
 
-from penstock.cli.main import complain
+from penstock.cli.streams import complain
 from penstock.core.config import load_json
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.files import write_atomic
-from penstock.data.inspect import unigram_entropy
-from penstock.data.opening import open_corpus
-from penstock.obs.compare import MOST_RUNS, Run, render_comparison
-from penstock.obs.figures import Config, setting
-from penstock.obs.history import gather, read_lines
-from penstock.obs.names import METRICS_FILE, RECIPE_FILE
-from penstock.obs.report import render
+from penstock.core.files import TOKENIZER_FILE, checksum, write_atomic
+from penstock.data.corpus.open import open_corpus
+from penstock.data.tools.describe import unigram_entropy
+from penstock.obs.metric_names import METRICS_FILE, RECIPE_FILE
+from penstock.obs.report.compare import MOST_RUNS, ComparedRun, render_comparison
+from penstock.obs.report.history import gather, read_lines
+from penstock.obs.report.report import render
+from penstock.obs.report.summary import Config, setting
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=LOSS",
-        help="horizontal line of the loss chart, in nats per token, in place of the unigram entropy; "
+        help="horizontal line of the loss chart, in nats per token, instead of the unigram entropy; "
         "may be repeated",
     )
 
@@ -90,20 +90,28 @@ def _comparison(
     if out is None:
         raise UsageError("Several runs need --out", fix="Name the page to write: --out compared.html.")
     if references:
-        raise UsageError("--reference is for one run", fix="Leave it out, or give one run.")
+        raise UsageError("--reference is for one run only", fix="Leave it out, or give one run.")
     if len(folders) > MOST_RUNS:
-        raise UsageError(f"{len(folders)} runs are too many to tell apart", fix=f"Give at most {MOST_RUNS}.")
+        raise UsageError(f"{len(folders)} runs are too many for one page", fix=f"Give at most {MOST_RUNS}.")
     runs = []
     for name, folder, config in zip(_names(folders), folders, configs, strict=True):
         try:
-            runs.append(Run(name, gather(read_lines(folder / METRICS_FILE)), config))
+            history = gather(read_lines(folder / METRICS_FILE))
+            runs.append(ComparedRun(name, history, config, tokenizer=_tokenizer(folder)))
         except PenstockError as error:
             raise PenstockError(f"{folder}: {error}") from None
     return render_comparison(runs)
 
 
+def _tokenizer(folder: Path) -> str:
+    try:
+        return checksum(folder / TOKENIZER_FILE)
+    except OSError:  # corpora of other tools have no tokenizer
+        return ""
+
+
 def _names(folders: list[Path]) -> list[str]:
-    """Return the folders' own names, with as many of their parents' as tell them apart."""
+    """Return the folders' own names, with as many parents as needed to distinguish them."""
     parts = [folder.resolve().parts for folder in folders]
     for number in range(1, max(map(len, parts)) + 1):
         names = ["/".join(part[-number:]) for part in parts]
@@ -114,7 +122,7 @@ def _names(folders: list[Path]) -> list[str]:
 
 def _unigram_entropy(config: Config) -> dict[str, float]:
     corpora = setting(config, "data.corpora")
-    if not isinstance(corpora, dict) or len(corpora) != 1:  # of a mixture, it depends on the weights
+    if not isinstance(corpora, dict) or len(corpora) != 1:  # for a mixture it depends on the weights
         return {}
     path = setting(next(iter(corpora.values())), "path")
     try:

@@ -2,7 +2,7 @@
 
 PATH is a run, one of its checkpoints, or a Hugging Face folder. The server listens on this machine only;
 --host 0.0.0.0 opens it to others and needs --api-keys. A chat page is at /, the API's document at
-/openapi.json, metrics for Prometheus at /metrics. docs/serving.md says more.
+/openapi.json, metrics for Prometheus at /metrics. docs/how-to/serve.md says more.
 
 example:
   penstock serve runs/first
@@ -11,23 +11,27 @@ example:
 
 import argparse
 import json
+import math
 import os
 import socket
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
-from penstock.cli.serve_options import add_options, engine_config_of, limits_of, name_of, rules_of
+from penstock.cli.options import MODEL_FIELDS, add_fields, fields_of
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.core.log import set_up
+from penstock.engine.config import EngineConfig
+from penstock.serve.limits import ServerLimits
 
 if TYPE_CHECKING:
-    from penstock.engine.config import EngineConfig
     from penstock.engine.llm import LLM
-    from penstock.serve.gate import Rules
-    from penstock.serve.served import Service
+    from penstock.serve.middleware import AccessPolicy
+    from penstock.serve.state import AppState
+
 
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "prometheus_client")
 
@@ -53,8 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     env.raise_descriptor_limit()
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.serve.app import build_service
-    from penstock.serve.run import open_socket
-    from penstock.serve.served import API_SAMPLING, recommended_sampling
+    from penstock.serve.server import open_socket
+    from penstock.serve.state import API_SAMPLING, recommended_sampling
 
     with open_socket(arguments.host, arguments.port) as sock, LLM(arguments.path, config) as llm:
         service = build_service(
@@ -63,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             adapters=config.adapters,
             limits=limits,
             created=int(clock.unix_seconds()),
-            sampling=API_SAMPLING if arguments.api_sampling else recommended_sampling(llm.words),
+            sampling=API_SAMPLING if arguments.api_sampling else recommended_sampling(llm.text_processor),
             splits_reasoning=arguments.split_reasoning,
         )
         started = _started(llm, service, config, host=arguments.host, port=sock.getsockname()[1])
@@ -71,15 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _serve(
-    service: "Service",
-    rules: "Rules",
+    service: "AppState",
+    rules: "AccessPolicy",
     started: dict[str, object],
     *,
     arguments: argparse.Namespace,
     sock: socket.socket,
 ) -> int:
     from penstock.serve.app import build_app
-    from penstock.serve.run import run as run_server
+    from penstock.serve.server import run as run_server
 
     try:
         failure = run_server(
@@ -97,7 +101,7 @@ def _serve(
 
 
 def _started(
-    llm: "LLM", service: "Service", config: "EngineConfig", *, host: str, port: int
+    llm: "LLM", service: "AppState", config: "EngineConfig", *, host: str, port: int
 ) -> dict[str, object]:
     """Return what was chosen and computed, for people and scripts."""
     capacity, served = llm.capacity, service.served
@@ -141,3 +145,141 @@ def _say_started(started: dict[str, object], *, as_json: bool) -> None:
     print(f"{'by default':<16}{drawn}")
     print(f"{'chat page':<16}{started['url']}/")
     print(f"{'API':<16}{started['url']}/v1    (Ctrl-C ends)", flush=True)
+
+
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare them, by what they are about."""
+    _add_door_arguments(parser.add_argument_group("who may ask"))
+    _add_engine_arguments(parser.add_argument_group("engine"))
+    _add_chat_arguments(parser.add_argument_group("requests"))
+    _add_limit_arguments(parser.add_argument_group("limits"))
+
+
+def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
+    """Return who may ask.
+
+    Raises:
+        UsageError: everyone of a network could.
+    """
+    from penstock.serve.auth import read_keys, single_key
+    from penstock.serve.middleware import AccessPolicy
+
+    keys = None if arguments.api_keys is None else read_keys(arguments.api_keys)
+    if keys is None and (key := env.api_key()) is not None:
+        keys = single_key(key)
+    if keys is None and arguments.host not in _LOOPBACK and not arguments.insecure:
+        raise UsageError(
+            f"--host {arguments.host} opens the server to other machines, and there is no API key",
+            fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if something in front of the "
+            "server decides who may ask.",
+        )
+    return AccessPolicy(keys=keys, origins=frozenset(map(_origin, arguments.cors)))
+
+
+def _origin(given: str) -> str:
+    """Return an origin as browsers write it; another text would never be one."""
+    parts = urlsplit(origin := given.rstrip("/").lower())
+    if origin not in ("*", "null") and (not parts.scheme or origin != f"{parts.scheme}://{parts.netloc}"):
+        fix = "Write scheme and host, such as https://chat.example.com or http://localhost:3000."
+        raise UsageError("--cors is no origin of web pages", got=given, fix=fix)
+    return origin
+
+
+def name_of(arguments: argparse.Namespace) -> str:
+    """Return what requests call the model."""
+    name: str = arguments.name or arguments.path.resolve().name
+    return name
+
+
+def engine_config_of(arguments: argparse.Namespace) -> EngineConfig:
+    """Return how the engine is built."""
+    adapters: dict[str, Path] = {}
+    for given in arguments.adapter:
+        name, mark, folder = given.partition("=")
+        if not name or not mark or name in (name_of(arguments), *adapters):
+            raise UsageError(
+                "--adapter is NAME=FOLDER, with a name that neither the model has nor another adapter",
+                got=given,
+                fix="Requests choose by it. --name calls the model something else.",
+            )
+        adapters[name] = Path(folder)
+    return EngineConfig(adapters=adapters, **fields_of(arguments, EngineConfig))
+
+
+def limits_of(arguments: argparse.Namespace) -> ServerLimits:
+    """Return what requests may take."""
+    for name, what in (("drain_s", "at once"), ("deadline_s", "none")):
+        if not 0 <= (given := getattr(arguments, name)) < math.inf:
+            option = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{option} must be 0 or more seconds", got=given, fix=f"0 means {what}.")
+    return ServerLimits(deadline_s=arguments.deadline_s or None, **fields_of(arguments, ServerLimits))
+
+
+def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
+    group.add_argument(
+        "--port", type=int, default=8000, metavar="N", help="0: a free one; default: %(default)s"
+    )
+    group.add_argument(
+        "--api-keys", type=Path, metavar="FILE", help="one `name key` a line; or PENSTOCK_API_KEY is the key"
+    )
+    group.add_argument("--insecure", action="store_true", help="other machines may ask without a key")
+    group.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages of this origin may ask, such as https://chat.example.com; may be repeated",
+    )
+
+
+def _add_chat_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--api-sampling",
+        action="store_true",
+        help="what requests leave out is as in OpenAI's API (temperature 1), whatever the model's "
+        "generation_config.json recommends",
+    )
+    group.add_argument(
+        "--split-reasoning",
+        action="store_true",
+        help="what a model writes between <think> and </think> is a chat's reasoning_content",
+    )
+    add_fields(group, EngineConfig, "trust_contents")
+
+
+def _add_engine_arguments(group: argparse._ArgumentGroup) -> None:
+    add_fields(group, EngineConfig, *MODEL_FIELDS, "compile", "tensor_parallel")
+    group.add_argument(
+        "--adapter",
+        action="append",
+        default=[],
+        metavar="NAME=FOLDER",
+        help="a LoRA adapter, which requests name as their model; may be repeated",
+    )
+    add_fields(
+        group,
+        EngineConfig,
+        *("max_sequences", "tokens_per_step", "target_itl_ms", "cache_gib", "prefix_caching"),
+    )
+
+
+def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
+    add_fields(group, ServerLimits, "max_open", "max_output_tokens", "max_body_bytes")
+    group.add_argument(
+        "--deadline-s",
+        type=float,
+        default=600.0,
+        metavar="S",
+        help="for a request, waiting included; 0: none; default: %(default)g",
+    )
+    group.add_argument(
+        "--drain-s",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="for answers to end after SIGTERM; default: %(default)g",
+    )

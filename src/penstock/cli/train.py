@@ -7,9 +7,9 @@ example:
   penstock train recipe.toml --set plan=auto --processes 8
   torchrun --nproc-per-node 8 -m penstock train recipe.toml
 
-The run's folder (run.dir) holds checkpoints/, metrics.jsonl, config.json and, with
-run.log_samples, samples/. A run resumes from its newest complete checkpoint, on any number
-of processes, with no sample lost or repeated.
+The run's folder (run.dir) holds checkpoints/, metrics.jsonl, config.json, starts/ (the recipe of
+each start) and, with run.log_samples, samples/. A run resumes from its newest complete
+checkpoint, on any number of processes, with no sample lost or repeated.
 
 exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped by SIGTERM, Ctrl-C or
 a closed terminal after saving a checkpoint
@@ -25,15 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from penstock.cli.main import complain, explain
+from penstock.cli.streams import complain, explain
 from penstock.core.env import ranks
 from penstock.core.signals import StopFlag
-from penstock.launch.local import EXIT_STOPPED, Outcome
+from penstock.launch.local import EXIT_STOPPED, JobOutcome
 from penstock.launch.local import run as run_processes
-from penstock.train.config import TrainConfig
-from penstock.train.derived import derive
-from penstock.train.islands import Islands
-from penstock.train.recipe import build_recipe, read_recipe
+from penstock.train.control.resize_islands import Islands
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe, read_recipe
+from penstock.train.resolved_summary import derive
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,13 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     config = build_recipe(raw)
     if arguments.dry_run:
         if config.plan:
-            from penstock.train.planning import planned  # torch
+            from penstock.train.planning.auto import planned  # torch
 
             config = build_recipe(planned(raw, config, world_size=arguments.processes))
         derived = derive(config, world_size=arguments.processes)
         print(json.dumps(derived.as_json(), indent=1) if arguments.json else derived.as_text())
         return 0
-    from penstock.train.planning import plan_on_ranks  # torch; imported once, before processes fork
+    from penstock.train.planning.auto import plan_on_ranks  # torch; imported once, before processes fork
     from penstock.train.run import run as train_here
 
     plan = partial(plan_on_ranks, raw, config) if config.plan else None
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     return outcome.code
 
 
-def _again(config: TrainConfig, *, processes: int) -> Callable[[Outcome], int]:
+def _again(config: TrainConfig, *, processes: int) -> Callable[[JobOutcome], int]:
     """Return what says on how many processes a job is to be started anew."""
     if not config.outer.min_islands:
         return lambda _: 0

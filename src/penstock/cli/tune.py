@@ -23,8 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.cli.data_progress import Display
-from penstock.cli.main import complain
+from penstock.cli.options import add_fields, fields_of
+from penstock.cli.progress import Display
+from penstock.cli.streams import complain
 from penstock.core.errors import UsageError
 from penstock.core.signals import StopFlag
 from penstock.engine.config import EngineConfig
@@ -32,7 +33,7 @@ from penstock.launch.local import EXIT_STOPPED
 from penstock.train.speculator.config import SpeculatorTraining
 
 if TYPE_CHECKING:
-    from penstock.train.speculator.measure import Acceptance
+    from penstock.train.speculator.measure import AcceptanceReport
 
 _DEFAULT = SpeculatorTraining(steps=1)
 
@@ -45,25 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", required=True, metavar="CORPUS", help="folder, address or FORMAT:PATH[,option=value]"
     )
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the heads go")
-    parser.add_argument("--steps", type=int, required=True, metavar="N", help="steps in all")
-    for option, default, what in (
-        ("--heads", _DEFAULT.num_heads, "tokens guessed ahead"),
-        ("--batch-size", _DEFAULT.batch_size, "rows per step"),
-        ("--seed", _DEFAULT.seed, "keys first weights and order"),
-    ):
-        parser.add_argument(
-            option, type=int, default=default, metavar="N", help=f"{what}; default: %(default)s"
-        )
-    parser.add_argument("--inner-dim", type=int, metavar="N", help="size of a head; default: the model's")
+    add_fields(parser, SpeculatorTraining, "steps", num_heads="--heads")
+    add_fields(parser, SpeculatorTraining, "batch_size", "seed", "inner_dim", "learning_rate")
     parser.add_argument(
-        "--sequence-length", type=int, metavar="L", help="tokens per row; default: the context, at most 512"
-    )
-    parser.add_argument(
-        "--learning-rate",
-        type=float,
-        default=_DEFAULT.learning_rate,
-        metavar="R",
-        help="default: %(default)s",
+        "--sequence-length", type=int, metavar="N", help="tokens per row; default: the context, at most 512"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -77,16 +63,17 @@ def run(arguments: argparse.Namespace) -> int:
     if accepted is None:
         return EXIT_STOPPED
     if arguments.json:
-        print(json.dumps({"out": str(arguments.out), "steps": arguments.steps, **asdict(accepted)}))
+        steps = fields_of(arguments, SpeculatorTraining)["steps"]
+        print(json.dumps({"out": str(arguments.out), "steps": steps, **asdict(accepted)}))
     else:
         print("\n".join(_as_text(accepted)))
     return 0
 
 
-def _train(arguments: argparse.Namespace, flag: StopFlag) -> "Acceptance | None":
-    from penstock.data.opening import open_corpus
+def _train(arguments: argparse.Namespace, flag: StopFlag) -> "AcceptanceReport | None":
+    from penstock.data.corpus.open import open_corpus
     from penstock.engine.assemble import build_engine
-    from penstock.train.offline import open_for_scoring
+    from penstock.train.inspect.offline_eval import open_for_scoring
     from penstock.train.speculator.run import check, train_speculator
     from penstock.train.speculator.writer import writer
 
@@ -124,15 +111,10 @@ def _train(arguments: argparse.Namespace, flag: StopFlag) -> "Acceptance | None"
 
 def _training(arguments: argparse.Namespace, *, context: int) -> SpeculatorTraining:
     return SpeculatorTraining(
-        steps=arguments.steps,
-        num_heads=arguments.heads,
-        inner_dim=arguments.inner_dim,
+        **fields_of(arguments, SpeculatorTraining),
         sequence_length=arguments.sequence_length or min(_DEFAULT.sequence_length, context),
-        batch_size=arguments.batch_size,
         prompt_tokens=min(_DEFAULT.prompt_tokens, context // 4),
         own_tokens=min(_DEFAULT.own_tokens, context // 2),
-        learning_rate=arguments.learning_rate,
-        seed=arguments.seed,
     )
 
 
@@ -143,7 +125,7 @@ def _engine_config(training: SpeculatorTraining) -> EngineConfig:
     )
 
 
-def _as_text(accepted: "Acceptance") -> Iterator[str]:
+def _as_text(accepted: "AcceptanceReport") -> Iterator[str]:
     yield "head  on text  in decoding"
     for head, (text, decoding) in enumerate(zip(accepted.on_text, accepted.decoding, strict=True), start=1):
         yield f"{head:<4}  {text:>7.1%}  {decoding:>11.1%}"

@@ -1,1 +1,1 @@
-"""Foundations with no machine learning in them; each file could be a library of its own."""
+"""Core utilities without machine learning; each file could be a library of its own."""

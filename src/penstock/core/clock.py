@@ -1,29 +1,29 @@
-"""The only place that reads the time."""
+"""Clock: the only module that reads the time."""
 
 import time
 from datetime import UTC, datetime
 
 
 def monotonic() -> float:
-    """Seconds from an arbitrary start; never goes back."""
+    """Return seconds since an arbitrary start; never decreases."""
     return time.perf_counter()
 
 
 def cpu_seconds() -> float:
-    """CPU seconds used by this process, all threads."""
+    """Return the CPU seconds used by all threads of this process."""
     return time.process_time()
 
 
 def utc_now() -> str:
-    """The present moment as ISO 8601, UTC, whole seconds."""
+    """Return the present time as ISO 8601, UTC, in whole seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def unix_seconds() -> float:
-    """Seconds since 1970, to hold against the times of files; may jump."""
+    """Return seconds since 1970, comparable to file times; may jump."""
     return time.time()
 
 
 def sleep(seconds: float) -> None:
-    """Wait."""
+    """Block for a number of seconds."""
     time.sleep(seconds)

@@ -1,8 +1,8 @@
-"""Frozen dataclasses as configuration: read TOML, override by dotted path, check, dump, fingerprint.
+"""Configuration from frozen dataclasses: read TOML, override by dotted path, check, dump, fingerprint.
 
-One rule for every recipe: a key is a dataclass field, a section is a nested dataclass, and a table
-of sections is a `dict[str, Section]`. Unknown keys and wrong types are errors that name the key,
-the value and the nearest known key; nothing is coerced except an int where a float is asked for.
+One rule for every recipe: a key is a dataclass field, a section is a nested dataclass, and a table of
+sections is a `dict[str, Section]`. Unknown keys and wrong types are errors that name the key, the value and
+the nearest known key; nothing is coerced except an int where a float is expected.
 """
 
 import dataclasses
@@ -30,23 +30,32 @@ _SEGMENT = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'[^']*'|[^.="']*?)\s*([.=]|$)"""
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
+class UnknownKey(ConfigError):
+    """Key that its section does not have."""
+
+    def __init__(self, key: str, *, hint: str) -> None:
+        super().__init__(f"Unknown key {key}", fix=hint)
+        self.key = key
+        """Dotted path of the key, sections included."""
+
+
 def load_toml(path: Path) -> Raw:
     """Read a TOML file.
 
     Raises:
-        UsageError: the file is missing or a folder.
-        ConfigError: it is not TOML; the message has the line.
+        UsageError: the file is missing or is a folder.
+        ConfigError: it is not valid TOML; the message contains the line.
     """
     if path.is_dir():
         raise UsageError(f"Recipe {path} is a folder", fix="Give the path of a .toml file.")
-    if not path.exists():  # a pipe will do, as a shell's <(penstock recipes show ...) is one
+    if not path.exists():  # a pipe is accepted too, such as a shell's <(penstock recipes show ...)
         raise UsageError(
             f"Recipe {path} does not exist",
             fix="Give the path of a .toml file; `penstock recipes show NAME > mine.toml` makes one.",
         )
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # bad TOML, bytes that are no text, an int of 5,000 digits
+    except ValueError as error:  # invalid TOML, bytes that are not text, an int of 5,000 digits
         raise ConfigError(f"{path} is not valid TOML: {error}", fix="Correct that line.") from None
 
 
@@ -54,19 +63,19 @@ def load_json(path: Path) -> Raw:
     """Read a JSON object from a file.
 
     Raises:
-        ConfigError: the file does not hold a JSON object.
+        ConfigError: the file does not contain a JSON object.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object", got=type(value).__name__)
+        raise ConfigError(f"{path} must contain a JSON object", got=type(value).__name__)
     return value
 
 
 def override(raw: Raw, settings: Sequence[str]) -> Raw:
-    """Return `raw` with `a.b=value` settings laid over it; a value is TOML, or else a plain string.
+    """Return `raw` with `a.b=value` settings applied; a value is parsed as TOML, else kept as a string.
 
     >>> override({"optim": {"lr": 0.1}}, ["optim.lr=0.2", "run.dir=runs/x"])
     {'optim': {'lr': 0.2}, 'run': {'dir': 'runs/x'}}
@@ -84,7 +93,7 @@ def override(raw: Raw, settings: Sequence[str]) -> Raw:
 
 
 def _split(setting: str) -> tuple[list[str], str]:
-    """Split `a."b.c"=value` into the segments of its key, read the TOML way, and the value's text.
+    """Split `a."b.c"=value` into the segments of its key, by TOML's rules, and the text of the value.
 
     >>> _split('data."my.web".path=c=1')
     (['data', 'my.web', 'path'], 'c=1')
@@ -141,7 +150,7 @@ def build(cls: type[T], raw: Mapping[str, Any], *, where: str = "") -> T:
         where: dotted path of this section, for messages.
 
     Raises:
-        ConfigError: an unknown or missing key, a wrong type, or a value the class refuses.
+        ConfigError: an unknown or missing key, a wrong type, or a value that the class refuses.
     """
     hints = get_type_hints(cls)
     fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -150,7 +159,7 @@ def build(cls: type[T], raw: Mapping[str, Any], *, where: str = "") -> T:
         if name not in fields:
             below = [f"{section}.{name}" for section, kind in hints.items() if name in _names(kind)]
             hint = f"Did you mean {' or '.join(map(repr, below))}?" if below else nearest(name, list(fields))
-            raise ConfigError(f"Unknown key {prefix}{name}", fix=hint)
+            raise UnknownKey(f"{prefix}{name}", hint=hint)
     missing = [n for n, f in fields.items() if n not in raw and _required(f)]
     if missing:
         raise ConfigError(
@@ -209,7 +218,7 @@ def _check_plain(value: Any, hint: Any, *, where: str, infinite: bool) -> Any:
 
 
 def _number(value: Any, hint: Any, *, where: str, infinite: bool) -> Any:
-    """Refuse what no later arithmetic could bear."""
+    """Refuse numbers that later arithmetic cannot represent."""
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise ConfigError(f"{where} must be from -2**62 to 2**62", got=_shortened(value))
     if hint is float and not (math.isfinite(value) or (infinite and not math.isnan(value))):
@@ -222,7 +231,7 @@ def _shortened(value: int) -> str:
 
 
 def _in_words(hint: Any) -> str:
-    """Return what a user calls a type; a class's name would say nothing.
+    """Return the name of a type for users, instead of the class name.
 
     >>> _in_words(tuple[int, ...])
     'a list (each a whole number)'

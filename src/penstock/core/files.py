@@ -1,8 +1,8 @@
-"""Durable files: a reader sees the whole of a file or folder, or none of it.
+"""Durable files: a reader sees a complete file or folder, or none.
 
-Everything is written beside its final name, flushed to disk, then renamed, so a kill at any
-instant leaves the old content or the new. Names that start with a dot and end in `.tmp` are
-leftovers of a killed writer and may be deleted.
+Everything is written beside its final name, flushed to disk, then renamed, so a kill at any time leaves the
+old content or the new. Names that start with a dot and end in `.tmp` are leftovers of a killed writer and may
+be deleted.
 """
 
 import fcntl
@@ -19,12 +19,12 @@ from penstock.core.errors import RunLocked, UsageError
 
 
 def temporary_beside(path: Path) -> Path:
-    """Return the name under which `path` is built before it is renamed into place."""
+    """Return the temporary name under which `path` is built before it is renamed."""
     return path.with_name(f".{path.name}.tmp")
 
 
 def sync_directory(path: Path) -> None:
-    """Flush a folder's entries, so that a rename inside it survives a power cut."""
+    """Flush a folder's entries to disk, so that a rename in it survives a power failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -33,7 +33,7 @@ def sync_directory(path: Path) -> None:
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Write a whole file durably; OSError (a full disk, say) leaves the old one in place."""
+    """Write a whole file durably; an OSError (a full disk, for example) leaves the old one in place."""
     temporary = temporary_beside(path)
     try:
         with temporary.open("wb") as file:
@@ -47,28 +47,28 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def check_folder_of(path: Path, *, option: str) -> None:
-    """Refuse a file to be written into a folder that is not there, before anything takes time.
+    """Refuse an output file in a folder that does not exist, before the work begins.
 
     Raises:
-        UsageError: naming the option that asked for it.
+        UsageError: the message names the option.
     """
     if not path.parent.is_dir():
         raise UsageError(f"The folder of {option} does not exist", got=str(path.parent), fix="Make it first.")
 
 
 def write_json(path: Path, value: Any) -> None:  # Any: whatever json can write
-    """Write JSON durably, keys in the given order, ending in a newline."""
+    """Write JSON durably, keys in the given order, with a final newline."""
     write_atomic(path, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
 
 
 def commit(temporary: Path, final: Path) -> None:
-    """Rename a finished file or folder into place and flush the parent folder."""
+    """Rename a finished file or folder to its final name and flush the parent folder."""
     temporary.rename(final)
     sync_directory(final.parent)
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder; a reader that lists the parent never sees half of it."""
+    """Remove a folder; a reader that lists the parent never sees a part of it."""
     if path.exists():
         doomed = temporary_beside(path.with_name(f"{path.name}.removed"))
         shutil.rmtree(doomed, ignore_errors=True)
@@ -87,10 +87,10 @@ def checksum(path: Path) -> str:
 
 @contextmanager
 def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
-    """Hold a folder for one writer; the kernel lets go when the process ends, however it ends.
+    """Lock a folder for one writer; the kernel releases the lock when the process ends.
 
     Raises:
-        RunLocked: another live process holds it.
+        RunLocked: another live process has locked it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
@@ -107,3 +107,7 @@ def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
         file.write(f"{purpose}, pid {os.getpid()}\n")
         file.flush()
         yield
+
+
+MANIFEST_FILE = "manifest.json"
+TOKENIZER_FILE = "tokenizer.json"

@@ -1,4 +1,4 @@
-"""Memory in pages of 2 MiB where Linux grants them (transparent huge pages), else plain memory."""
+"""Memory in 2 MiB pages if Linux grants them (transparent huge pages), else ordinary memory."""
 
 import mmap
 import threading
@@ -6,8 +6,8 @@ import weakref
 
 _PAGE = 2**12
 _SHARED = 2**26
-"""Bytes of a map that small pieces share: a matrix of a small model is no larger than a huge page or two, and
-what lies before the first or behind the last whole one of a map is in small pages."""
+"""Size of the map that small allocations share: a matrix of a small model fills only a huge page or two, and
+the parts of a map before the first and after the last aligned huge page use small pages."""
 
 _lock = threading.Lock()
 _shared: weakref.ref[mmap.mmap] | None = None
@@ -15,10 +15,10 @@ _used = 0
 
 
 def reserve(num_bytes: int) -> mmap.mmap | memoryview:
-    """Return zeroed memory of this process; it is given back when nothing refers to it any more.
+    """Return zeroed memory; it is freed when nothing refers to it any more.
 
-    Small pieces are given back together with those reserved around the same time. Pages are taken when they
-    are first written.
+    Small allocations are freed together with those made around the same time. Pages are allocated on first
+    write.
     """
     if num_bytes >= _SHARED // 4:
         return _map(num_bytes)
@@ -33,7 +33,7 @@ def reserve(num_bytes: int) -> mmap.mmap | memoryview:
 
 
 def _map(num_bytes: int) -> mmap.mmap:
-    # private: shared memory, which is what Python maps otherwise, gets no huge pages unless Linux is told to
+    # MAP_PRIVATE: Python's default, shared memory, gets no huge pages unless Linux is configured for it
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         try:

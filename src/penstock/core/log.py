@@ -1,4 +1,8 @@
-"""Logging for the command line: one line per event on standard error."""
+"""Logging of the command line: one line per event on standard error.
+
+A file gets `key=value` lines, for programs. A terminal gets sentences: a record's `extra={"told": ...}`, or
+its message if that is a sentence already.
+"""
 
 import logging
 import sys
@@ -8,19 +12,37 @@ from typing import TextIO
 
 
 class _CurrentStderr(logging.StreamHandler[TextIO]):
-    """Writes to whatever `sys.stderr` is now: a live progress bar takes it over."""
+    """Handler for the present `sys.stderr`, which a live progress bar may replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
     @property
     def stream(self) -> TextIO:  # type: ignore[override]
-        """Where to write."""
+        """The present standard error."""
         return sys.stderr
 
 
+class _Lines(logging.Formatter):
+    """Formatter for a terminal (sentences) or a file (`key=value`)."""
+
+    def __init__(self) -> None:
+        super().__init__("%(levelname).1s %(name)s %(message)s")
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        if not sys.stderr.isatty():
+            return super().format(record)
+        said = str(getattr(record, "told", None) or record.getMessage())
+        said = said[:1].upper() + said[1:]
+        end = "" if said.endswith((".", "?", "!", ":")) else "."
+        kind = "" if record.levelno < logging.WARNING else f"{record.levelname.capitalize()}: "
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return f"{kind}{said}{end}{trace}"
+
+
 class _ForPeople(_CurrentStderr):
-    """Shows what a record tells people (`extra={"told": ...}`), else its message; each thing once."""
+    """Handler that prints a record's sentence (`extra={"told": ...}`) or message, each once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +58,7 @@ class _ForPeople(_CurrentStderr):
 
 @contextmanager
 def for_people() -> Generator[None]:
-    """Send warnings to standard error in the words of a command that keeps no log."""
+    """Print warnings as sentences to standard error, for commands that keep no log."""
     logger, handler = logging.getLogger("penstock"), _ForPeople()
     before = logger.propagate
     logger.addHandler(handler)
@@ -49,11 +71,11 @@ def for_people() -> Generator[None]:
 
 
 def set_up(*, verbose: bool = False, rank: int = 0) -> None:
-    """Send Penstock's log to standard error; rank 0 speaks for all, any rank may warn."""
+    """Send Penstock's log to standard error; rank 0 logs everything, other ranks only warnings."""
     logger = logging.getLogger("penstock")
     logger.handlers.clear()
     handler = _CurrentStderr()
-    handler.setFormatter(logging.Formatter("%(levelname).1s %(name)s %(message)s"))
+    handler.setFormatter(_Lines())
     logger.addHandler(handler)
     logger.propagate = False
     quiet = logging.WARNING if rank else logging.INFO

@@ -1,10 +1,10 @@
 """Random numbers as functions: a 64-bit key from (seed, names), then values from (key, index).
 
-Nothing here has state, so adding a corpus, a rank or a step never reseeds another. Keys are
-hashes, never sums: seed 1 of epoch 2 has nothing to do with seed 2 of epoch 1. The mixer is the
-finaliser of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators",
-OOPSLA 2014), a bijection on 64-bit integers. numpy's own generators are not used because their
-streams may change between versions (NEP 19), and the order of a run must not.
+There is no state, so adding a corpus, a rank or a step never reseeds another. Keys are hashes, not sums: seed
+1 of epoch 2 is unrelated to seed 2 of epoch 1. The mixer is the finaliser of SplitMix64 (Steele, Lea, Flood,
+"Fast splittable pseudorandom number generators", OOPSLA 2014), a bijection on 64-bit integers. numpy's own
+generators are not used because their streams may change between versions (NEP 19), and the order of a run
+must not.
 """
 
 import hashlib
@@ -51,8 +51,8 @@ def shuffled(n: int, key: int) -> npt.NDArray[np.int64]:
     """
     counters = np.arange(n, dtype=np.uint64)
     keys = mix64(counters ^ np.uint64(key))
-    # Numpy sorts numbers several times as fast as it sorts indices by them, so each index takes the place of
-    # its key's lowest bits. Keys that differ in those alone are one in millions; then the slow way is taken.
+    # numpy sorts values several times as fast as it argsorts them, so each index replaces the lowest bits of
+    # its key. Keys that differ only in those bits are one in millions; then argsort is used.
     lowest = np.uint64((1 << n.bit_length()) - 1)
     marked = keys & ~lowest
     marked |= counters

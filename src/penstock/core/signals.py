@@ -1,7 +1,7 @@
-"""Turn SIGTERM, Ctrl-C and a closed terminal into a flag that long work looks at between steps.
+"""Stop signals as a flag that a run checks between steps.
 
-Install it before anything slow is imported: a signal that lands while libraries load must not kill
-the process, because it may come from a scheduler that asks only once.
+Install the flag before slow imports: a signal during an import must not kill the process, because a scheduler
+may send it only once.
 """
 
 import signal
@@ -11,19 +11,19 @@ from penstock.core import clock
 
 
 class StopFlag:
-    """Whether somebody asked this process to stop; a second Ctrl-C interrupts at once."""
+    """Flag set by a stop signal; a second Ctrl-C interrupts at once."""
 
     def __init__(self) -> None:
         self.requested_by: str | None = None
-        """Name of the signal, or None."""
+        """Name of the signal; None: no signal yet."""
         self.requested_at = 0.0
-        """When the first one came, by the clock of core/clock.py."""
+        """Time of the first signal, by `clock.monotonic`."""
 
     def install(self) -> "StopFlag":
-        """Take over SIGTERM, SIGINT and SIGHUP; main thread only."""
+        """Handle SIGTERM, SIGINT and SIGHUP; main thread only."""
         signal.signal(signal.SIGTERM, self._on_signal)
         for number in (signal.SIGINT, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # by a launcher that forwards it, by `nohup`
+            if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`, or a launcher that forwards it
                 signal.signal(number, self._on_signal)
         return self
 

@@ -1,4 +1,4 @@
-"""A table of alternatives: name -> "module:object", imported only when asked for."""
+"""Tables of alternatives: name -> "module:object", imported on first access."""
 
 from collections.abc import Iterator, Mapping
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Numbers as people read them, and sizes as people write them."""
+"""Units: format numbers for people, and parse sizes written by people."""
 
 import re
 from fractions import Fraction
@@ -11,10 +11,11 @@ _SIZE |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt",
 
 
 def parse_count(text: str) -> int:
-    """Read a count or size such as '64MiB', '10M' or '4096'.
+    """Parse a count or size such as '64MiB', '10M' or '4096'.
 
     Raises:
-        UsageError: the text is not a whole number, or one with a known suffix.
+        UsageError: the text is not a whole number with an optional known suffix.
+
 
     >>> parse_count("64MiB"), parse_count("10M"), parse_count("4096")
     (67108864, 10000000, 4096)
@@ -32,18 +33,29 @@ def si(value: float) -> str:
     ('1.23M', '999', '0.25')
     """
     for power, letter in _SI:
-        if abs(value) >= 0.9995 * power:  # from where three digits round up to it
+        if abs(value) >= 0.9995 * power:  # three digits would round up to it
             return f"{value / power:.3g}{letter}"
     return f"{value:.3g}"
 
 
-def plural(count: int, noun: str) -> str:
-    """Say how many there are of something whose plural ends in s.
+def flops(value: float) -> str:
+    """Format floating-point operations per second.
 
-    >>> plural(1, "fault"), plural(1200, "fault")
-    ('1 fault', '1,200 faults')
+    >>> flops(1.7e11), flops(989e12)
+    ('170 GFLOP/s', '989 TFLOP/s')
     """
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    text = si(value)
+    return f"{text[:-1]} {text[-1]}FLOP/s" if text[-1].isalpha() else f"{text} FLOP/s"
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a count with its noun, whose plural ends in s or, after an s, in es.
+
+    >>> plural(1, "fault"), plural(1200, "fault"), plural(2, "process")
+    ('1 fault', '1,200 faults', '2 processes')
+    """
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 def mib(num_bytes: float) -> str:
@@ -59,7 +71,7 @@ def mib(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format seconds as a person would say them.
+    """Format a duration in seconds.
 
     >>> duration(3.2), duration(75), duration(7260)
     ('3.2 s', '1m15s', '2h01m')

@@ -1,46 +1,120 @@
-"""Rows to arrays: one gather per batch, then labels and document fields by arithmetic on it.
+"""Collation: gather the tokens of rows, then labels, positions and document ids; recycled batch memory.
 
-Cost is memory traffic: tokens are gathered in their stored type, which stays in the processor's cache,
-and widened into the batch once; labels are the same tokens shifted by one, mended where documents end.
+Cost is memory traffic: tokens are gathered in their stored type, which stays in the processor's cache, and
+widened into the batch once; labels are the same tokens shifted by one, corrected where documents end.
+
+Page faults make a fresh megabyte slower to allocate than to fill, and the allocator returns large blocks to
+the system as soon as a batch is dropped. So buffers are kept, and one is reused once nothing but this pool
+refers to it: an array, a view of it, or a tensor made from either keeps its buffer in use. This reads
+CPython's reference counts, under its global lock.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
+from ctypes import CDLL
+from threading import Lock
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from penstock.data.buffers import Buffers
-from penstock.data.corpus import Corpus
-from penstock.data.formats import Tokens
-from penstock.data.pool import PADDING
-from penstock.data.storage import FarSlices, Slices
-from penstock.data.types import IGNORED_LABEL, Int32, Int64, Table
+from penstock.core.arrays import Int32, Int64, Table, Tokens
+from penstock.data.corpus.corpus import Corpus
+from penstock.data.native import address
+from penstock.data.order.pool import PADDING
+from penstock.data.row_spans import StepSpans
+from penstock.data.types import IGNORED_LABEL
+from penstock.storage.base import FarSlices, Slices
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids", "document_ids")
 
 
-Parts = Sequence[tuple[Corpus, list[Table]]]
+_INT64: np.dtype[Any] = np.dtype(np.int64)
+CorpusSpans = Sequence[tuple[Corpus, list[Table]]]
+
+
+class BatchBuffers:
+    """Recycled memory for arrays of a few shapes. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[Any, ...], list[tuple[npt.NDArray[Any], int]]] = {}
+        self._lock = Lock()
+
+    def take(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> tuple[npt.NDArray[Any], int]:  # Any: of the dtype asked for
+        """Return an array that nothing else refers to, and its address; its contents are arbitrary."""
+        with self._lock:
+            kept = self._kept.setdefault((shape, dtype), [])
+            for buffer, at in kept:
+                if sys.getrefcount(buffer) == _FREE:
+                    return buffer.view(), at
+            buffer = np.empty(shape, dtype=dtype)
+            at = address(buffer)
+            if len(kept) < _KEPT:
+                kept.append((buffer, at))
+            return buffer.view(), at
+
+
+def gather(
+    compiled: CDLL,
+    spans: StepSpans,
+    *,
+    length: int,
+    fields: Sequence[str],
+    buffers: BatchBuffers,
+    dtype: np.dtype[Any] = _INT64,  # Any: int64 or int32
+) -> dict[str, Int64 | Int32] | None:
+    """Build the same fields as `collate` in one compiled pass; None if some rows are not in memory maps."""
+    if (num_spans := spans.count(compiled)) is None:
+        return None
+    num_rows = spans.num_rows
+    out: dict[str, Int64 | Int32] = {}
+    at = dict.fromkeys(FIELDS, 0)
+    for name in fields:
+        if name == "cu_seqlens":
+            ends = np.zeros(num_spans + 1, np.int32)
+            out[name], at[name] = ends, address(ends) + ends.itemsize
+        else:
+            out[name], at[name] = buffers.take((num_rows, length), dtype)
+    wrong = compiled.penstock_gather(
+        *spans.at,
+        num_rows,
+        length,
+        dtype.itemsize,
+        at["input_ids"],
+        at["labels"],
+        at["position_ids"],
+        at["document_ids"],
+        at["cu_seqlens"],
+    )
+    assert not wrong, f"row {wrong - 1} does not hold {length} tokens"
+    return out
 
 
 def collate(
-    parts: Parts, *, length: int, fields: Sequence[str], buffers: Buffers
+    parts: CorpusSpans,
+    *,
+    length: int,
+    fields: Sequence[str],
+    buffers: BatchBuffers,
+    dtype: np.dtype[Any] = _INT64,  # Any: int64 or int32
 ) -> dict[str, Int64 | Int32]:
     """Build the requested fields of a batch of B rows.
 
-    Labels are the next token inside the document; where a piece ends it is the stored successor if
-    that belongs to the same document, else -100. Padding is token 0, label -100, in a document of its
-    own.
+    A label is the next token of the document; at the end of a piece it is the stored next token if the
+    document continues, else -100. Padding is token 0 with label -100, in a document of its own.
 
     Args:
-        parts: corpora and the piece tables (see PackedPool) of the rows to read from each, in the
-            order of the batch.
+        parts: corpora and the piece tables (see PackedPool) of their rows, in batch order.
         length: tokens per row, L.
-        buffers: where the fields' memory comes from.
+        buffers: source of the fields' memory.
+        dtype: int64, or int32 if all token ids fit; `cu_seqlens` is int32 always.
 
     Returns:
         `input_ids`, `labels`, `position_ids` (restarting in each document) and `document_ids`
-        (counting from 0 in each row): [B, L] int64; `cu_seqlens`: [documents + 1] int32, cumulative
-        lengths over the flattened batch, with a break at every row's end.
+        (counting from 0 in each row): [B, L] of `dtype`; `cu_seqlens`: [documents + 1] int32, cumulative
+        lengths over the flattened batch, with a boundary at every row's end.
     """
     num_rows = sum(len(rows) for _, rows in parts)
     pieces = np.concatenate([table for _, rows in parts for table in rows])
@@ -52,15 +126,15 @@ def collate(
         if name == "cu_seqlens":
             out[name] = np.concatenate((np.zeros(1), ends)).astype(np.int32)
             continue
-        flat = buffers.take(num_rows * length, np.int64)
-        out[name] = flat.reshape(num_rows, length)
+        out[name], _ = buffers.take((num_rows, length), dtype)
+        flat = out[name].reshape(-1)
         if name == "input_ids":
             flat[:] = stored
         elif name == "labels":
             flat[:-1] = stored[1:]
             _end_labels(flat, parts, pieces, ends=ends)
         elif name == "position_ids":
-            count = np.arange(length)
+            count = np.arange(length, dtype=dtype)
             np.concatenate([count[:n] for n in lengths.tolist()], out=flat)
         elif name == "document_ids":
             ordinals = [ordinal for _, rows in parts for table in rows for ordinal in range(len(table))]
@@ -71,11 +145,11 @@ def collate(
     return out
 
 
-def _gather(parts: Parts, pieces: Table, *, length: int) -> Tokens:
-    """Return the tokens of all rows, end to end, in the stored type: [B * L].
+def _gather(parts: CorpusSpans, pieces: Table, *, length: int) -> Tokens:
+    """Return the tokens of all rows, concatenated, in the stored type: [B * L].
 
-    A slice of a memoryview costs a tenth of a microsecond, one of an array several times that; joining
-    buffers beats concatenating arrays for the same reason.
+    A slice of a memoryview costs 0.1 us, one of an array several times that; joining buffers beats
+    concatenating arrays for the same reason.
     """
     shards, starts, stops, _ = pieces.T.tolist()
     dtype = np.result_type(*{corpus.manifest.dtype for corpus, rows in parts if rows})
@@ -101,7 +175,7 @@ def _gather(parts: Parts, pieces: Table, *, length: int) -> Tokens:
 
 
 def _far(tokens: Mapping[int, Slices], dtype: np.dtype[Any]) -> dict[int, FarSlices]:  # Any: of the tokens
-    """Return those shards that are fetched and whose bytes are those of the batch."""
+    """Return the fetched shards whose stored type is the batch's."""
     return {
         shard: array
         for shard, array in tokens.items()
@@ -110,12 +184,12 @@ def _far(tokens: Mapping[int, Slices], dtype: np.dtype[Any]) -> dict[int, FarSli
 
 
 def _is_mapped(tokens: Slices, dtype: np.dtype[Any]) -> bool:  # Any: of the tokens
-    """Return whether bytes of a shard are those of the batch; shards of one corpus may differ in width."""
+    """Return True if a shard is a memory map of the batch's width; shards of one corpus may differ."""
     return isinstance(tokens, np.ndarray) and tokens.flags.c_contiguous and tokens.itemsize == dtype.itemsize
 
 
-def _end_labels(labels: Int64, parts: Parts, pieces: Table, *, ends: Int64) -> None:
-    """Mend flat labels [B * L] where pieces end, and blank the padding."""
+def _end_labels(labels: Int64 | Int32, parts: CorpusSpans, pieces: Table, *, ends: Int64) -> None:
+    """Correct flat labels [B * L] at the ends of pieces, and set those of the padding to -100."""
     labels[ends - 1] = IGNORED_LABEL
     first = 0
     for corpus, rows in parts:
@@ -126,3 +200,16 @@ def _end_labels(labels: Int64, parts: Parts, pieces: Table, *, ends: Int64) -> N
         first = past
     for index in np.flatnonzero(pieces[:, 0] == PADDING).tolist():
         labels[ends[index] - pieces[index, 2] : ends[index]] = IGNORED_LABEL
+
+
+_KEPT = 32  # buffers per shape: five fields of a batch in use and of five batches ahead
+
+
+def _references_to_free() -> int:
+    """Return the references that `take` counts for a free buffer; it depends on the Python version."""
+    for buffer, _ in [(np.empty(0, dtype=np.uint8), 0)]:
+        count = sys.getrefcount(buffer)
+    return count
+
+
+_FREE = _references_to_free()

@@ -1,39 +1,69 @@
-"""Steps to batches: the public loader.
+"""Public loader: batches by step, questions about the order, and changes during a run.
 
-Everything a step holds is a function of (corpora, seed, what the run was told, step): `batch_at` may be
-called for any step on any rank at any time. Iteration only counts steps, and the count is the state. What
-a loader can be asked is in answering.py, what it can be told in steering.py, and what it is in the middle of
-in run.py. It knows ranks only as arguments of who computes what.
+A batch is a function of (corpora, seed, change log, step): `batch_at` may be called for any step on any rank
+at any time. Iteration only counts steps, and the count is the state. Rank and world size decide only which
+rows this process computes.
+
+Questions may be about past and future steps, as far as changes are known. Make a change on all ranks at the
+same step: each rank computes its batches from its own change log. A change becomes an entry of the change
+log, and so part of the state; a refused change has no effect.
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.core.errors import ConfigError, UsageError
-from penstock.data.answering import Answering
-from penstock.data.arguments import at_least, check_fields, delivery, sample_ids, whole_number
-from penstock.data.feed import Feed, ProcessFeed, ThreadFeed
-from penstock.data.holdout import Split
+import numpy as np
+
+from penstock.core.arrays import Int64
+from penstock.core.checks import at_least, check_divisible, check_text, whole_number
+from penstock.core.errors import ConfigError, UsageError, nearest
+from penstock.data.collate import FIELDS
+from penstock.data.corpus.corpus import Corpus
+from penstock.data.corpus_reader import CorpusReader, check_name
+from penstock.data.explain import (
+    DocumentSpan,
+    LengthChange,
+    Use,
+    explain,
+    find,
+    length_changes,
+    samples_by_corpus,
+    tokens_by_corpus,
+    waste_by_corpus,
+)
+from penstock.data.feed import ahead
+from penstock.data.loader_state import (
+    LoaderSnapshot,
+    LoaderState,
+    OnChange,
+    ResumeChange,
+    address_of,
+    as_saved,
+    with_appended,
+)
+from penstock.data.order.holdout import Split
 from penstock.data.reader import Reader
-from penstock.data.run import Run, Snapshot
-from penstock.data.schedule import Change
-from penstock.data.state import State
-from penstock.data.steering import Steering
-from penstock.data.transform import Transform, name_of
-from penstock.data.types import Batch, Int32, Int64
+from penstock.data.schedule.change_log import Change, Skip
+from penstock.data.schedule.mixture import slots_from, slots_of
+from penstock.data.state import State, check_contents
+from penstock.data.transform import Transform
+from penstock.data.types import MOST_LENGTH, MOST_SAMPLES, Batch, Waste
 
 
-class Loader(Answering, Steering):
-    """An iterable of batches that resumes exactly on any number of ranks.
+class Loader:
+    """Iterable of batches that resumes exactly on any number of ranks.
 
     Each batch is a dict of this rank's share of one step: `sample_ids` [local_batch] int64 always,
     and the requested fields: `input_ids`, `labels`, `position_ids`, `document_ids`
-    [local_batch, sequence_length] int64, `cu_seqlens` [documents + 1] int32 (see collate.py).
+    [local_batch, sequence_length] of `dtype`, `cu_seqlens` [documents + 1] int32 (see collate.py).
 
-    Iteration goes on for ever, epoch after epoch, from wherever the state is; a new `iter()` continues,
-    it does not start again. Closing an iterator, or dropping it, ends its threads.
+    Iteration is endless, epoch after epoch, from the present state on; a new `iter()` continues and does not
+    start again. Closing or dropping an iterator ends its threads.
+
 
     Args:
         corpora: name -> corpus folder or address. The names key the order and the state; the paths do not.
@@ -42,19 +72,23 @@ class Loader(Answering, Steering):
         global_batch_size: rows per step over all ranks; a multiple of `world_size`.
         rank: data-parallel rank of this process.
         world_size: number of data-parallel ranks.
+        micro_batch_size: rows of one forward pass, or a function step -> rows (pickled with the loader). Each
+            micro-batch contains every corpus within one row of its share. None: the whole batch.
         seed: keys every permutation.
-        packing: rule that places documents into rows, a name in PACKERS.
-        overlong: with packing "whole", what to do with a document longer than a row: "truncate" or "drop".
-        fields: which fields to build; each costs its memory traffic.
-        epochs: name -> largest number of passes over that corpus; absent: no cap.
+        packing: rule that places documents into rows: "best_fit", "concat" or "whole".
+        overlong: with packing "whole": "truncate" or "drop" documents longer than a row.
+        fields: fields to build; each costs memory traffic.
+        epochs: name -> largest number of epochs of that corpus; absent: no cap.
         split: "train", or "heldout" for the part that training never sees.
         holdout: share of each corpus that is held out for validation.
-        num_workers: threads that prepare batches ahead; 0 for none. Changes nothing but speed.
+        dtype: "int64", or "int32": half the memory, and a third less time.
+        num_workers: threads that prepare batches ahead; 0: none. None: one if there is a transform or a
+            remote corpus (a batch of local files costs less than a thread). Affects only speed.
         prefetch: batches prepared ahead.
         deliver: "torch" for CPU tensors, "pinned" for page-locked ones, "numpy" for arrays.
-        schedule: changes of weights, batch size or sequence length that are planned from the start.
-        transform: function of (sample, generator keyed by its id); see transform.py.
-        transform_processes: processes that apply it; 0: the loader's threads do.
+        schedule: changes of weights, batch size or sequence length planned from the start.
+        transform: function of (sample, generator keyed by its id); see transform.py. If it is slower than the
+            training step, run it in processes: a DataLoader over `stream()`.
 
     Raises:
         CorpusError: a corpus is missing or damaged.
@@ -70,6 +104,7 @@ class Loader(Answering, Steering):
         global_batch_size: int,
         rank: int = 0,
         world_size: int = 1,
+        micro_batch_size: int | Callable[[int], int | None] | None = None,
         seed: int = 0,
         packing: str = "best_fit",
         overlong: str | None = None,
@@ -77,14 +112,14 @@ class Loader(Answering, Steering):
         epochs: Mapping[str, int] | None = None,
         split: Split = "train",
         holdout: float = 0.0,
-        num_workers: int = 1,
+        dtype: str = "int64",
+        num_workers: int | None = None,
         prefetch: int = 2,
         deliver: str = "torch",
         schedule: Sequence[Change] = (),
         transform: Transform | None = None,
-        transform_processes: int = 0,
     ) -> None:
-        self._run = Run(
+        self._run = LoaderState(
             corpora,
             weights=weights,
             sequence_length=sequence_length,
@@ -101,81 +136,92 @@ class Loader(Answering, Steering):
         world_size, rank = self._run.arguments["world_size"], whole_number("rank", rank)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, {world_size})", got=rank)
+        self._micro_batch_size = micro_batch_size
         self._reader = Reader(
-            fields=check_fields(fields), rank=rank, world_size=world_size, transform=transform, seed=seed
+            fields=check_fields(fields),
+            dtype=check_dtype(dtype),
+            rank=rank,
+            world_size=world_size,
+            micro_rows=micro_rows(
+                micro_batch_size, local=self._run.arguments["global_batch_size"] // world_size
+            ),
+            transform=transform,
+            seed=seed,
         )
-        self._num_workers = at_least(0, "num_workers", num_workers, most=1024)
+        self._reader.check(self._run.sample_index)
+        self._num_workers = (
+            None if num_workers is None else at_least(0, "num_workers", num_workers, most=1024)
+        )
         self._prefetch = at_least(0, "prefetch", prefetch, most=1024)
-        self._processes = at_least(0, "transform_processes", transform_processes, most=1024)
         self._deliver = delivery(deliver)
         self._delivers = deliver
 
     def batch_at(self, step: int) -> dict[str, Any]:  # Any: tensors or arrays, as `deliver` says
-        """Return this rank's batch of any step, without moving the loader.
+        """Return this rank's batch of any step, without advancing the loader.
 
         Raises:
-            CorpusExhausted: the step needs more epochs of a corpus than it may give.
-            ConfigError: a past step's batch does not divide over this loader's ranks.
+            CorpusExhausted: the step is beyond the cap on epochs of a corpus.
+            ConfigError: a past step's batch size is not divisible by `world_size`.
         """
-        return self._deliver(Batch(self.fields_at(step)))
-
-    def fields_at(
-        self, step: int, on_sample: Callable[[int], None] = lambda _sample: None
-    ) -> dict[str, Int64 | Int32]:
-        """Return this rank's batch of any step as arrays.
-
-        Args:
-            on_sample: called with each sample id before it is transformed.
-        """
-        return self._reader.step(self._run.course, at_least(0, "step", step), on_sample)
+        return self._deliver(Batch(self._reader.step(self._run.sample_index, at_least(0, "step", step))))
 
     def gather(self, samples: Int64) -> dict[str, Any]:
-        """Return a batch of any global samples [n], in the order given, whole on this rank.
+        """Return a batch of any global samples [n], in the order given, all on this rank.
 
         Raises:
-            CorpusExhausted: one of them needs more epochs of a corpus than it may give.
-            UsageError: there are none, one is negative, or they are of different sequence lengths.
+            CorpusExhausted: a sample is beyond the cap on epochs of its corpus.
+            UsageError: there is no sample, one is negative, or they have different sequence lengths.
         """
         samples = sample_ids(samples)
         if not len(samples):
-            raise UsageError("gather takes one sample or more", got=[])
-        return self._deliver(Batch(self._reader.samples(self._run.course, samples)))
+            raise UsageError("gather needs at least one sample", got=[])
+        return self._deliver(Batch(self._reader.samples(self._run.sample_index, samples)))
 
     def __iter__(self) -> Generator[dict[str, Any]]:
-        with self._feed() as feed:
-            while True:
-                course, step = self._run.course, self.step
-                with closing(feed.batches(step)) as batches:
-                    # Until something is told or another iterator moves: what was prepared is out of date.
-                    while self._run.course is course and self.step == step:
-                        batch = next(batches)
-                        step += 1
-                        self._run.step = step
-                        yield batch
+        workers = self._num_workers
+        if workers is None:
+            workers = int(self._reader.transform is not None or self._run.is_far)
+        while True:
+            sample_index, step = self._run.sample_index, self.step
+            prepared = ahead(self.batch_at, start=step, depth=self._prefetch, num_workers=workers)
+            with closing(prepared) as batches:
+                # Until a setting changes or another iterator advances: prepared batches are then out of date.
+                while self._run.sample_index is sample_index and self.step == step:
+                    batch = next(batches)
+                    step += 1
+                    self._run.step = step
+                    yield batch
 
     def state_dict(self) -> State:
-        """Return the state after the batches handed out so far: JSON values, equal on all ranks."""
+        """Return the state after the batches returned so far: JSON values, equal on all ranks."""
         return self._run.state_at(self.step)
 
     def state_at(self, step: int) -> State:
-        """Return the state that this loader has after the steps before a step, as far as it is planned."""
+        """Return the state after the steps before `step`, with the changes planned so far."""
         return self._run.state_at(at_least(0, "step", step))
 
-    def load_state_dict(self, state: State) -> None:
+    def load_state_dict(self, state: State, *, on_change: OnChange = "keep") -> None:
         """Continue from a saved state, on this loader's ranks.
 
-        Weights, batch size and sequence length go on as they were, unless this loader was made with others
-        than the loader that saved the state: then its own hold from here on. Takes effect at once, also
-        in the middle of an iteration.
+        The run continues exactly as it was saved, with all changes made before: weights, batch size, sequence
+        length, corpora added and removed. An added corpus is opened at its recorded address, unless this
+        loader names it. Changes planned for later steps come from this loader's `schedule`. Takes effect at
+        once, also during an iteration.
+
+        Args:
+            on_change: treatment of this loader's settings that differ from those of the loader that saved the
+                state: "keep" continues with the saved ones, "apply" uses this loader's from here on. Each
+                difference is logged and listed in `resume_changes`.
 
         Raises:
-            StateMismatch: the state was saved with another seed, packing or split, or is damaged.
-            CorpusChanged: a corpus is not the one the state was saved with.
+            StateMismatch: the state is damaged, or was saved with another seed, packing or split; or a corpus
+                that it trains on is missing.
+            CorpusChanged: the contents of a corpus differ from those the state was saved with.
         """
-        self._run.load_state_dict(state)
+        self._run.load_state_dict(state, on_change=on_change)
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Become what a loader of the same arguments was, with what it was told of steps to come."""
+    def restore(self, snapshot: LoaderSnapshot) -> None:
+        """Restore a snapshot of a loader with the same arguments, planned changes included."""
         self._run.restore(snapshot)
 
     @property
@@ -189,42 +235,395 @@ class Loader(Answering, Steering):
         """Return the batches from here on as an iterable torch dataset, for DataLoader(..., batch_size=None).
 
         Args:
-            steps: batches until the stream ends; None: it goes on for ever.
+            steps: number of batches; None: endless.
         """
         from penstock.data.torch_dataset import stream
 
         return stream(self, steps)
 
-    def _feed(self) -> Feed:
-        if not (self._processes and self._reader.transform):
-            return ThreadFeed(self.batch_at, depth=self._prefetch, num_workers=self._num_workers)
-        return ProcessFeed(
-            _again({**self._options(), "deliver": "numpy", "num_workers": 0}, self._run.snapshot()),
-            snapshot=self._run.snapshot,
-            deliver=self._deliver,
-            depth=self._prefetch,
-            processes=self._processes,
-            name=name_of(self._reader.transform),
-        )
-
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._options(), self._run.snapshot())
+        return _reopened, (self._options(), self._run.snapshot())
 
     def _options(self) -> dict[str, Any]:
         return {
             **self._run.arguments,
             "transform": self._reader.transform,
-            "transform_processes": self._processes,
             "rank": self._reader.rank,
+            "micro_batch_size": self._micro_batch_size,
             "fields": self._reader.fields,
+            "dtype": self._reader.dtype.name,
             "num_workers": self._num_workers,
             "prefetch": self._prefetch,
             "deliver": self._delivers,
         }
 
+    def set_weights(
+        self, weights: Mapping[str, float], *, reason: str = "set_weights", step: int | None = None
+    ) -> None:
+        """Change the mixture from the next step on; call it on all ranks at the same step.
 
-def _again(options: dict[str, Any], snapshot: Snapshot) -> Loader:
-    """Open a loader in another process, where the first one is."""
+        Args:
+            weights: weight of every corpus; 0: the corpus is not read.
+            reason: stored in the state.
+            step: later step at which the change takes effect; a state saved before it does not contain the
+                change.
+        """
+        run, step = self._run, self._not_past(step)
+        slots = slots_from(weights, run.members)
+        run.follow(run.change_log.with_slots(step, slots, check_text("reason", reason)))
+
+    def add_corpus(self, name: str, path: str | Path, *, weights: Mapping[str, float]) -> None:
+        """Add a corpus from the next step on; call it on all ranks at the same step.
+
+        Give the same path on all ranks: the state records it, and a resumed loader that does not name the
+        corpus opens it there. A corpus that was removed continues where it stopped.
+
+        Args:
+            weights: weight of every corpus, this one included.
+
+        Raises:
+            CorpusError: it is missing or damaged.
+            CorpusChanged: a corpus of this name was removed before and had other contents.
+            ConfigError: the loader already has a corpus of this name; or its token ids do not fit `dtype`.
+        """
+        run = self._run
+        check_name(name)
+        if name in run.members:
+            raise ConfigError("The loader already has a corpus of this name", got=name)
+        source = run.opened(name, path)
+        self._reader.check_corpus(name, source.corpus)
+        plan = run.plan_for(source)
+        was = run.described(name)
+        if was:
+            check_contents(name, source, was, run.change_log)
+            plan = as_saved(plan, was)
+        slots = slots_from(weights, [*run.members, name])
+        change_log = run.change_log.with_slots(run.step, slots, f"add {name}").with_member(run.step, name)
+        if not was:
+            change_log = with_appended(change_log, {name: source}, step=run.step)
+        run.follow(change_log, sources={**run.sources, name: source}, plans={**run.plans, name: plan})
+        run.addresses = {**run.addresses, name: address_of(path)}
+
+    def remove_corpus(self, name: str, *, weights: Mapping[str, float] | None = None) -> None:
+        """Remove a corpus from the next step on; call it on all ranks at the same step.
+
+        Planned mixtures lose it too. A resumed loader does not need it, but then cannot read earlier steps.
+        `add_corpus` brings it back.
+
+        Args:
+            weights: weights of the others; None: they keep their proportions.
+
+        Raises:
+            ConfigError: no such corpus; or the mixture, or a planned one, would be empty.
+        """
+        run = self._run
+        self._source(name)
+        others = [other for other in run.members if other != name]
+        if weights is None:
+            now = run.change_log.slots_at(run.step)
+            slots = slots_of({other: now[other] for other in others})
+        else:
+            slots = slots_from(weights, others)
+        change_log = run.change_log.with_slots(run.step, slots, f"remove {name}").without_member(
+            run.step, name
+        )
+        for step, left, _ in change_log.mix:
+            if not any(left.values()):
+                raise ConfigError(
+                    f"Without corpus {name!r} the mixture planned for step {step} is empty",
+                    fix="First give other weights for that step with set_weights(..., step=...).",
+                )
+        if any(slots.get(name) for _, slots, _ in change_log.mix):
+            run.follow(change_log)
+        else:  # no sample of it was served
+            run.follow(
+                change_log,
+                sources={other: source for other, source in run.sources.items() if other != name},
+                plans={other: plan for other, plan in run.plans.items() if other != name},
+            )
+
+    def extend_corpus(self, name: str, *, parts: int | None = None, step: int | None = None) -> None:
+        """Use parts that were appended to a corpus from the next step on; call it on all ranks at one step.
+
+        The new parts are read by themselves after the corpus's epoch in progress, and as part of the whole
+        from then on.
+
+        Args:
+            parts: number of parts to use from now on; None: all.
+            step: later step at which the change takes effect.
+        """
+        run, step = self._run, self._not_past(step)
+        source = self._source(name)
+        source.reopen()
+        known, finished = len(source.corpus.manifest.part_ends), source.corpus.manifest.streamed_parts
+        parts = known if parts is None else at_least(1, "parts", parts)
+        if finished == 0:
+            raise ConfigError(f"Corpus {name!r} is extended automatically during its preparation", got=name)
+        if parts > known:
+            raise ConfigError(f"Corpus {name!r} has only {known} parts", got=parts)
+        base = finished or run.plans[name].base_parts
+        before = max([base, *(n for _, of, n in run.change_log.grown if of == name)])
+        if parts > before:
+            run.follow(run.change_log.with_parts(step, name, parts))
+
+    def set_global_batch_size(self, size: int) -> None:
+        """Change the rows per step from the next step on; call it on all ranks at the same step."""
+        size = at_least(1, "global_batch_size", size)
+        check_divisible(size, world_size=self._run.arguments["world_size"])
+        self._run.follow(self._run.change_log.with_batch_size(self._run.step, size))
+
+    def set_sequence_length(self, length: int) -> None:
+        """Change the tokens per row from the next step on; call it on all ranks at the same step.
+
+        The rest of each corpus's epoch is packed again (see epochs.py): no token is lost or repeated.
+        """
+        length = at_least(2, "sequence_length", length, most=MOST_LENGTH)
+        self._run.follow(self._run.change_log.with_length(self._run.step, length))
+
+    def skip(
+        self, *, samples: range | None = None, steps: range | None = None, reason: str = "skipped"
+    ) -> None:
+        """Exclude future samples from the run; call it on all ranks at the same step.
+
+        Later samples move up: the batch of a skipped step holds what would have followed. Skipping a sample
+        twice has no further effect.
+
+        Args:
+            samples: ids of the samples to skip.
+            steps: steps whose samples to skip.
+            reason: stored in the state.
+        """
+        change_log = self._run.change_log
+        if (samples is None) == (steps is None):
+            raise UsageError("skip takes either samples or steps", got=(samples, steps))
+        if steps is not None:
+            if not isinstance(steps, range) or not steps or steps.step != 1:
+                raise UsageError("steps must be a contiguous range of at least one step", got=steps)
+            ids = change_log.samples_of(steps[0])[0], change_log.samples_of(steps[-1])[-1]
+            samples = range(int(ids[0]), int(ids[1]) + 1)
+        assert samples is not None
+        if not isinstance(samples, range) or not samples or samples.step != 1 or samples.start < 0:
+            raise UsageError("samples must be a contiguous range of at least one sample", got=samples)
+        if samples.stop >= MOST_SAMPLES:
+            raise UsageError("samples must be below 2^62", got=samples)
+        first = change_log.first_sample(self._run.step)
+        if not change_log.skips_all(samples.start, min(first, samples.stop)):
+            raise UsageError(
+                f"Samples before {first} have already been served",
+                got=samples,
+                fix="Load a state saved before them.",
+            )
+        self._run.follow(
+            change_log.with_skip(Skip(samples.start, samples.stop, check_text("reason", reason)))
+        )
+
+    def _not_past(self, step: int | None) -> int:
+        if step is None:
+            return self._run.step
+        step = at_least(0, "step", step)
+        if step < self._run.step:
+            raise UsageError(
+                f"{self._run.step} steps have already been served", got=step, fix="Change a later step."
+            )
+        return step
+
+    def _source(self, name: str) -> CorpusReader:
+        run = self._run
+        if name not in run.members:
+            raise ConfigError("The loader has no such corpus", got=name, fix=nearest(name, run.members))
+        return run.sources[name]
+
+    @property
+    def step(self) -> int:
+        """Number of batches returned so far: the number of the next step."""
+        return self._run.step
+
+    @property
+    def corpora(self) -> dict[str, Corpus]:
+        """Corpora of the present mixture by name, without removed ones."""
+        return {name: self._run.sources[name].corpus for name in self._run.members}
+
+    @property
+    def num_samples(self) -> int | None:
+        """Samples, skipped ones included, until the first cap on epochs; None if no corpus has a cap."""
+        return self._run.sample_index.supply()
+
+    @property
+    def samples_per_epoch(self) -> dict[str, int]:
+        """Rows of one epoch of each corpus at the present sequence length, by name."""
+        return self._run.sample_index.samples_per_epoch(self.step)
+
+    @property
+    def first_rows(self) -> dict[str, int]:
+        """Like samples_per_epoch, but a streamed corpus counts with its first part: equal on all ranks."""
+        return self._run.sample_index.first_rows(self.step)
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per row of the next step."""
+        return self._run.change_log.length_at(self.step)
+
+    def sequence_length_at(self, step: int) -> int:
+        """Return the tokens per row of a past or future step."""
+        return self._run.change_log.length_at(at_least(0, "step", step))
+
+    @property
+    def global_batch_size(self) -> int:
+        """Rows of the next step over all ranks."""
+        return self._run.change_log.batch_size_at(self.step)
+
+    @property
+    def resume_changes(self) -> tuple[ResumeChange, ...]:
+        """Settings in which this loader differs from the run it resumed last."""
+        return self._run.resume_changes
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Share of each corpus in the next step's mixture, by name; they sum to 1."""
+        slots = self._run.change_log.slots_at(self.step)
+        return {name: slots[name] / sum(slots.values()) for name in self._run.members}
+
+    @property
+    def mixtures(self) -> list[tuple[int, dict[str, float], str]]:
+        """Mixtures of the run, planned ones included: (first step, shares by name, reason)."""
+        return [
+            (step, {name: count / sum(slots.values()) for name, count in slots.items()}, reason)
+            for step, slots, reason in self._run.change_log.mixtures
+        ]
+
+    def samples_of(self, step: int) -> Int64:
+        """Return the global sample ids of a past or future step: [global batch size]."""
+        return self._run.change_log.samples_of(at_least(0, "step", step))
+
+    def tokens_before(self, step: int) -> int:
+        """Return the number of tokens, padding included, that all ranks are served before a step."""
+        return self._run.change_log.tokens_before(at_least(0, "step", step))
+
+    def samples_by_corpus(self, step: int) -> dict[str, int]:
+        """Return the number of samples taken from each corpus by the steps before `step`, by name."""
+        return samples_by_corpus(self._run.sample_index, at_least(0, "step", step))
+
+    def tokens_by_corpus(self, step: int) -> dict[str, int]:
+        """Return the tokens, padding included, taken from each corpus by the steps before `step`."""
+        return tokens_by_corpus(self._run.sample_index, at_least(0, "step", step))
+
+    def padding_by_corpus(self, step: int) -> dict[str, int]:
+        """Return the number of padding positions in the steps before `step`, by corpus."""
+        wasted = waste_by_corpus(self._run.sample_index, at_least(0, "step", step))
+        return {name: waste.padding for name, waste in wasted.items()}
+
+    def left_out_by_corpus(self, step: int) -> dict[str, Waste]:
+        """Return what packing "whole" truncated or dropped in the steps before `step`, by corpus.
+
+        A document counts once the last row of its pool has been served.
+        """
+        wasted = waste_by_corpus(self._run.sample_index, at_least(0, "step", step))
+        return {name: replace(waste, padding=0) for name, waste in wasted.items()}
+
+    def length_changes(self) -> list[LengthChange]:
+        """Return the sequence-length changes so far, with the rows that each packed again."""
+        return length_changes(self._run.sample_index, self.step)
+
+    def epochs_by_corpus(self, step: int) -> dict[str, float]:
+        """Return the number of epochs of each corpus made by the steps before `step`."""
+        return self._run.epochs_by_corpus(self.tokens_by_corpus(step))
+
+    def explain(self, samples: Int64) -> list[list[DocumentSpan]]:
+        """Return the document spans of each sample: the sources of its tokens, in order."""
+        return explain(self._run.sample_index, sample_ids(samples))
+
+    def find(self, name: str, document: int, *, steps: range) -> list[Use]:
+        """Return the rows of some steps that train on a document of a corpus, in step order.
+
+        Raises:
+            ConfigError: no such corpus.
+            UsageError: the corpus has no such document.
+        """
+        return find(self._run.sample_index, name, document, steps=steps)
+
+    def corpora_of(self, samples: Int64) -> Int64:
+        """Return the corpus of each sample [n]: its index [n] in `corpora`; -1 for a removed corpus."""
+        here, sample_index = self._run.members, self._run.sample_index
+        numbers = np.array(
+            [here.index(name) if name in here else -1 for name in sample_index.names], dtype=np.int64
+        )
+        return numbers[sample_index.locate(sample_ids(samples)).corpus]
+
+
+def _reopened(options: dict[str, Any], snapshot: LoaderSnapshot) -> Loader:
+    """Unpickle a loader: open it with its options and restore its snapshot."""
     loader = Loader(**options)
     loader.restore(snapshot)
     return loader
+
+
+def micro_rows(
+    micro_batch_size: int | Callable[[int], int | None] | None, *, local: int
+) -> Callable[[int], int | None]:
+    """Return a function from the step to the rows of a micro-batch (None: one micro-batch).
+
+    Args:
+        local: rows of a rank's first batch.
+
+    Raises:
+        ConfigError: the number does not divide a rank's rows.
+    """
+    if micro_batch_size is None or callable(micro_batch_size):
+        return micro_batch_size or _one_micro_batch
+    rows = at_least(1, "micro_batch_size", micro_batch_size)
+    if local % rows:
+        raise ConfigError(
+            f"A micro_batch_size of {rows} does not divide a rank's {local} rows",
+            fix="Use a divisor, or leave it out.",
+        )
+    return lambda _step: rows
+
+
+def _one_micro_batch(_step: int) -> None:
+    return None
+
+
+def sample_ids(samples: Int64 | Sequence[int]) -> Int64:
+    """Return sample ids [n] as int64.
+
+    Raises:
+        UsageError: they are not a list of integers in [0, 2^62].
+    """
+    try:
+        ids = np.asarray(samples)
+    except ValueError:  # lists of different lengths
+        ids = np.empty((0, 0))
+    whole = ids.ndim == 1 and (not len(ids) or ids.dtype.kind in "iu")
+    if not whole or (len(ids) and not 0 <= ids.min() <= ids.max() <= MOST_SAMPLES):
+        raise UsageError("Samples must be a list of integers in [0, 2^62]", got=samples)
+    return ids.astype(np.int64, copy=False)
+
+
+def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the fields after validation."""
+    if isinstance(fields, str):
+        raise ConfigError("fields must be a list of names", got=fields, fix=f"Write ({fields!r},).")
+    if not isinstance(fields, Iterable):
+        raise ConfigError("fields must be a list of names", got=fields)
+    for field in fields:
+        if field not in FIELDS:
+            raise ConfigError("The loader has no such field", got=field, fix=nearest(field, list(FIELDS)))
+    return tuple(fields)
+
+
+def check_dtype(dtype: str) -> np.dtype[np.int64] | np.dtype[np.int32]:
+    """Return the numpy type of a `dtype` argument."""
+    if dtype not in ("int64", "int32"):
+        raise ConfigError("dtype has no such choice", got=dtype, fix="Known: int32, int64.")
+    return np.dtype(np.int64) if dtype == "int64" else np.dtype(np.int32)
+
+
+def delivery(deliver: str) -> Callable[[Batch], dict[str, Any]]:  # Any: tensors or arrays
+    """Return the function that converts a Batch to what the loader yields: tensors or arrays."""
+    if deliver == "numpy":
+        return lambda batch: batch.fields
+    if deliver not in ("torch", "pinned"):
+        raise ConfigError("deliver has no such choice", got=deliver, fix="Known: numpy, pinned, torch.")
+    from penstock.data.torch_dataset import to_tensors
+
+    return partial(to_tensors, pin_memory=deliver == "pinned")

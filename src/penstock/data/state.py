@@ -1,200 +1,247 @@
-"""The loader's whole state: a few integers, the same on every rank, under 4 KB.
+"""The saved state of a loader: small JSON with a checksum, and what must match when it is loaded.
 
-Positions, not payloads: nothing that was read is saved, because sample k can be computed again. The state
-holds how far the run is, what it was told on the way (see timeline.py), what the loader that saved it was
-asked for, and what must be the same for the order to be: seed, packing, split, corpora.
+Positions, not payloads: no data is saved, because sample k can be computed again. The state holds the number
+of steps and samples, the change log (schedule/change_log.py), the settings of the loader that saved it, and
+what determines the order: seed, packing, split, corpora. A checksum over all of it finds states that were
+damaged or edited.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
-from itertools import pairwise
-from typing import Any, TypeGuard
+from dataclasses import dataclass, replace
+from typing import Any
 
-from penstock.core.errors import StateMismatch
-from penstock.data.mix_text import packed, unpacked
-from penstock.data.timeline import MOST_LENGTH, MOST_SAMPLES, Skip, Timeline
+from penstock.core import config
+from penstock.core.errors import CorpusChanged, StateMismatch
+from penstock.data.corpus_reader import CorpusReader
+from penstock.data.order.epochs import OrderConfig
+from penstock.data.schedule.change_log import ChangeLog, Skip
 
-VERSIONS = (2, 3)
-"""A state has the oldest version that can read it: 3 where mixtures are packed (see mix_text.py)."""
+VERSION = 4
+"""States of versions 2 and 3 have no checksum, and their mixture began again at each change of length."""
 
-_LISTED_MIXTURES = 16  # more are packed
+_KNOWN = (2, 3, VERSION)
+_CHECKSUM = "checksum"
+_IDENTITY = ("seed", "packing", "overlong", "split", "longest")
 
 State = dict[str, Any]  # Any: JSON values
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
+class SavedLoaderState:
     """A state, checked and read."""
 
     step: int
     """Batches handed to the training loop."""
-    timeline: Timeline
-    """What was in effect up to then."""
+    change_log: ChangeLog
+    """Changes of settings up to that step."""
     asked: Mapping[str, Any]
-    """Settings of the loader that saved it: one that asks for others changes them from here on."""
+    """Settings of the loader that saved it, to say what another one has otherwise."""
     identity: Mapping[str, Any]
     """Seed, packing, split, longest; what must match."""
     corpora: Mapping[str, Mapping[str, Any]]
     """By name, what each corpus was."""
 
 
-def encode(saved: Saved) -> State:
+def encode(saved: SavedLoaderState) -> State:
     """Return a state as JSON values."""
-    timeline = saved.timeline.until(saved.step + 1)
-    # Pairs and not a table: the order of the corpora lays the pattern out, and must survive sorted keys.
-    mix: object = [
-        [step, [list(pair) for pair in slots.items()], reason] for step, slots, reason in timeline.mix
-    ]
-    many = len(timeline.mix) > _LISTED_MIXTURES
-    return {
-        "v": VERSIONS[many],
+    change_log = saved.change_log.until(saved.step + 1)
+    # Pairs and not a table: the order of the corpora lays the mixture out, and must survive sorted keys.
+    mix = [[step, [list(pair) for pair in slots.items()], reason] for step, slots, reason in change_log.mix]
+    state = {
+        "v": VERSION,
         "step": saved.step,
-        "samples": timeline.consumed_before(saved.step),
-        "batch": [list(entry) for entry in timeline.batch],
-        "length": [list(entry) for entry in timeline.length],
-        "mix": packed(timeline.mix) if many else mix,
-        "skip": [[skip.start, skip.stop, skip.reason] for skip in timeline.skips],
-        "grown": [list(entry) for entry in timeline.grown],
+        "samples": change_log.consumed_before(saved.step),
+        "batch": [list(entry) for entry in change_log.batch],
+        "length": [list(entry) for entry in change_log.length],
+        "mix": mix,
+        "skip": [[skip.start, skip.stop, skip.reason] for skip in change_log.skips],
+        "grown": [list(entry) for entry in change_log.grown],
+        **({"restarts_until": change_log.restarts_until} if change_log.restarts_until else {}),
         "asked": deepcopy(dict(saved.asked)),
         **deepcopy(dict(saved.identity)),
         "corpora": {name: dict(corpus) for name, corpus in saved.corpora.items()},
     }
+    return {**state, _CHECKSUM: config.fingerprint(state)}
 
 
-def decode(state: State) -> Saved:
+def decode(state: State) -> SavedLoaderState:
     """Read a state; refuse one that no loader can have saved: it would serve other samples in silence.
 
     Raises:
-        StateMismatch: another version, or no state.
+        StateMismatch: another version, damaged, or no state.
     """
     if not isinstance(state, dict):
         raise damaged("it is not a dict", got=type(state).__name__)
-    if state.get("v") not in VERSIONS:
-        both = " and ".join(map(str, VERSIONS))
-        raise StateMismatch("The loader state has another version", got=state.get("v"), fix=f"Known: {both}.")
-    timeline = Timeline(
-        batch=_entries(state, "batch"),
-        length=_entries(state, "length"),
-        mix=_mix(state),
-        skips=_skips(state),
-        grown=_grown(state),
-    )
-    step, samples = state.get("step"), state.get("samples")
-    if not _is_count(step):
-        raise damaged("step must be a whole number, zero or more", got=step)
-    made = timeline.consumed_before(step)
-    if not _is_count(samples) or samples != made:
-        raise damaged(f"its step and batch sizes make {made} samples", got=samples)
-    for key in ("asked", "corpora"):
-        if not isinstance(state.get(key), dict):
-            raise damaged(f"{key} must be a table", got=state.get(key))
-    corpora = state["corpora"]
-    if not all(isinstance(corpus, dict) and _is_corpus(corpus) for corpus in corpora.values()):
-        raise damaged("corpora must name each corpus with its parts and fingerprint", got=corpora)
-    known = {name for _, slots, _ in timeline.mix for name in slots} | {name for _, name, _ in timeline.grown}
-    if unknown := known - set(corpora):
-        raise damaged("its mixture names a corpus it does not describe", got=sorted(unknown))
-    taken = {"v", "step", "samples", "batch", "length", "mix", "skip", "grown", "asked", "corpora"}
-    identity = {key: value for key, value in state.items() if key not in taken}
-    return Saved(step, timeline, state["asked"], identity, corpora)
+    version = state.get("v")
+    if type(version) is not int or version not in _KNOWN:
+        known = ", ".join(map(str, _KNOWN))
+        raise StateMismatch("The loader state has another version", got=version, fix=f"Known: {known}.")
+    if version >= VERSION or _CHECKSUM in state:
+        _check(state)
+    try:
+        return _read(state)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:  # of before the checksum
+        raise damaged("it cannot be read", got=f"{type(error).__name__}: {error}") from None
 
 
 def damaged(what: str, *, got: object) -> StateMismatch:
     """Return the error of a state that cannot be one."""
-    return StateMismatch(f"The loader state is damaged: {what}", got=got, fix="Use another checkpoint.")
+    return StateMismatch(
+        f"The loader state is damaged: {what}",
+        got=got,
+        fix="Restore it, or use another checkpoint; to change a run, tell its loader, not its state.",
+    )
 
 
-def _entries(state: State, key: str) -> tuple[tuple[int, int], ...]:
-    entries = state.get(key)
-    if not (isinstance(entries, list | tuple) and entries and all(map(_is_entry, entries))):
-        raise damaged(f"{key} must list pairs of a first step and a size of 1 or more", got=entries)
-    _check_rising(key, [first for first, _ in entries])
-    if key == "length" and max(size for _, size in entries) > MOST_LENGTH:
-        raise damaged(f"a length can be at most {MOST_LENGTH:,}", got=entries)
-    return tuple((first, size) for first, size in entries)
+def _check(state: State) -> None:
+    content = {key: value for key, value in state.items() if key != _CHECKSUM}
+    try:
+        found = config.fingerprint(content)
+    except (TypeError, ValueError, RecursionError):
+        raise damaged("it is not of JSON values", got=content) from None
+    if state.get(_CHECKSUM) != found:
+        raise damaged(f"its content has the checksum {found}", got=state.get(_CHECKSUM))
 
 
-def _mix(state: State) -> tuple[tuple[int, dict[str, int], str], ...]:
-    entries = state.get("mix")
-    if isinstance(entries, dict):
-        try:
-            entries = unpacked(entries)
-        except ValueError as error:
-            raise damaged(f"mix cannot be unpacked: {error}", got=entries) from None
-    if not (isinstance(entries, list | tuple) and entries and all(map(_is_mix_entry, entries))):
-        raise damaged(
-            "mix must list a first step, pairs of a corpus and its slots, and a reason", got=entries
+def _read(state: State) -> SavedLoaderState:
+    mix = _mix_of_text(**state["mix"]) if isinstance(state["mix"], dict) else state["mix"]
+    step: int = state["step"]
+    change_log = ChangeLog(
+        batch=tuple((first, size) for first, size in state["batch"]),
+        length=tuple((first, length) for first, length in state["length"]),
+        mix=tuple((first, dict(slots), reason) for first, slots, reason in mix),
+        skips=tuple(Skip(start, stop, reason) for start, stop, reason in state["skip"]),
+        grown=tuple((first, name, parts) for first, name, parts in state["grown"]),
+        restarts_until=state.get("restarts_until", 0) if state["v"] >= VERSION else step + 1,
+    )
+    if (made := change_log.consumed_before(step)) != state["samples"]:
+        raise damaged(f"its step and batch sizes make {made} samples", got=state["samples"])
+    identity = {key: state[key] for key in _IDENTITY if key in state}
+    corpora = state["corpora"].values()
+    if "longest" not in state or any({"parts", "fingerprint"} - was.keys() for was in corpora):
+        raise damaged("a part of it is missing", got=sorted(state))  # of before the checksum
+    return SavedLoaderState(step, change_log, state["asked"], identity, state["corpora"])
+
+
+def _mix_of_text(
+    orders: Sequence[Sequence[str]], reasons: Sequence[str], words: str
+) -> list[tuple[int, list[tuple[str, int]], str]]:
+    """Read more than 16 mixtures as development versions saved them: one text in base 36.
+
+    >>> _mix_of_text([["a"]], ["recipe", "told"], "0/0/0:1 1e/1/0:2 :3")
+    [(0, [('a', 1)], 'recipe'), (50, [('a', 2)], 'told'), (100, [('a', 3)], 'told')]
+    """
+    mix, step, gap, reason, order = [], 0, 0, "", orders[0]
+    for word in words.split(" "):
+        head, _, counts = word.partition(":")
+        steps, *others = head.split("/")
+        gap = int(steps, 36) if steps else gap
+        if others:
+            reason, order = reasons[int(others[0], 36)], orders[int(others[1], 36)]
+        step += gap
+        numbers = [int(count, 36) for count in counts.split(",")]
+        mix.append((step, list(zip(order, numbers, strict=True)), reason))
+    return mix
+
+
+def check_sizes(
+    saved: SavedLoaderState, sources: Mapping[str, CorpusReader], plans: Mapping[str, OrderConfig]
+) -> None:
+    """Refuse a state of a version that cut a corpus into other blocks and lanes: its order was another.
+
+    Raises:
+        StateMismatch: with both sizes.
+    """
+    for name in sources.keys() & saved.corpora.keys():
+        if not plans[name].streamed:
+            ours = _sizes(sources[name], plans[name], saved.change_log)
+            theirs = {key: saved.corpora[name].get(key) for key in ours}
+            if ours != theirs:
+                raise StateMismatch(
+                    f"The loader state has corpus {name!r} in blocks and lanes {theirs}, ours are {ours}",
+                    fix="Resume with the version of Penstock that saved it, or start a new run.",
+                )
+
+
+def _sizes(source: CorpusReader, plan: OrderConfig, change_log: ChangeLog) -> dict[str, int]:
+    """Return the geometry that a corpus has at the run's first sequence length."""
+    plan = replace(plan, sequence_length=change_log.length[0][1])
+    order = plan.whole(source.corpus, plan.base_parts, first=0).order
+    geometry = order.geometry
+    return {
+        "T": order.num_tokens,
+        "B": geometry.block_tokens,
+        "K": geometry.blocks_per_pool,
+        "V": geometry.lanes,
+    }
+
+
+def check_identity(saved: SavedLoaderState, ours: Mapping[str, Any]) -> None:
+    """Refuse a state whose order is keyed otherwise.
+
+    Raises:
+        StateMismatch: with both values.
+    """
+    for key, value in ours.items():
+        if key != "longest" and saved.identity.get(key) != value:
+            raise StateMismatch(
+                f"The loader state has {key} = {saved.identity.get(key)!r}, this loader has {value!r}",
+                fix="Resume with the settings of the saved run, or start a new run.",
+            )
+
+
+def check_corpora(saved: SavedLoaderState, sources: Mapping[str, CorpusReader]) -> None:
+    """Refuse other contents under the same name.
+
+    Raises:
+        CorpusChanged: with what differs.
+    """
+    for name, was in saved.corpora.items():
+        if name in sources:
+            check_contents(name, sources[name], was, saved.change_log)
+
+
+def check_needed(change_log: ChangeLog, step: int, sources: Mapping[str, CorpusReader]) -> None:
+    """Refuse to go on without a corpus of the present mixture.
+
+    Raises:
+        StateMismatch: with the name that is missing.
+    """
+    for name, count in change_log.slots_at(step).items():
+        if count and name not in sources:
+            raise StateMismatch(
+                f"The saved run trains on corpus {name!r}, which this loader does not have",
+                fix="Name it in corpora; or take it out with remove_corpus before the state is saved.",
+            )
+
+
+def check_contents(name: str, source: CorpusReader, was: Mapping[str, Any], change_log: ChangeLog) -> None:
+    """Refuse a corpus that is not what it was; more parts than before are no difference.
+
+    Raises:
+        CorpusChanged: with what differs.
+    """
+    parts = max([was["parts"], *(parts for _, of, parts in change_log.grown if of == name)])
+    if parts > len(source.corpus.manifest.part_ends):
+        source.reopen()  # another rank saw more of it
+        source.wait_for(parts)  # or it is being prepared anew
+    corpus = source.corpus
+    known = len(corpus.manifest.part_ends)
+    streamed = corpus.manifest.streamed_parts is not None
+    if bool(was.get("streamed")) != streamed:
+        raise CorpusChanged(
+            f"Corpus {name!r} was {'not ' if streamed else ''}one to be read while it is prepared when the "
+            f"state was saved, and now it is{'' if streamed else ' not'}",
+            fix="Restore the corpus, or start a new run.",
         )
-    _check_rising("mix", [first for first, _, _ in entries])
-    return tuple((first, dict(slots), reason) for first, slots, reason in entries)
-
-
-def _skips(state: State) -> tuple[Skip, ...]:
-    entries = state.get("skip")
-    if not (isinstance(entries, list | tuple) and all(map(_is_skip, entries))):
-        raise damaged("skip must list a first sample, a last one and a reason", got=entries)
-    if any(early[1] > late[0] for early, late in pairwise(entries)):
-        raise damaged("the ranges in skip must ascend", got=entries)
-    return tuple(Skip(*entry) for entry in entries)
-
-
-def _grown(state: State) -> tuple[tuple[int, str, int], ...]:
-    entries = state.get("grown")
-    if not (isinstance(entries, list | tuple) and all(map(_is_growth, entries))):
-        raise damaged("grown must list a first step, a corpus and its parts", got=entries)
-    if any(early[0] > late[0] for early, late in pairwise(entries)):
-        raise damaged("the steps in grown must ascend", got=entries)
-    return tuple((step, name, parts) for step, name, parts in entries)
-
-
-def _check_rising(key: str, firsts: list[int]) -> None:
-    if firsts[0] != 0 or any(early >= late for early, late in pairwise(firsts)):
-        raise damaged(f"the first steps in {key} must ascend from 0", got=firsts)
-
-
-def _is_entry(entry: object) -> bool:
-    return isinstance(entry, list | tuple) and len(entry) == 2 and all(map(_is_count, entry)) and entry[1] > 0
-
-
-def _is_mix_entry(entry: object) -> bool:
-    if not (isinstance(entry, list | tuple) and len(entry) == 3 and _is_count(entry[0])):
-        return False
-    slots, reason = entry[1], entry[2]
-    if not (isinstance(slots, list | tuple) and all(map(_is_share, slots)) and isinstance(reason, str)):
-        return False
-    return len({name for name, _ in slots}) == len(slots) and 0 < sum(n for _, n in slots) <= 2**17
-
-
-def _is_share(pair: object) -> bool:
-    return (
-        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) and _is_count(pair[1])
-    )
-
-
-def _is_skip(entry: object) -> bool:
-    return (
-        isinstance(entry, list | tuple)
-        and len(entry) == 3
-        and all(map(_is_count, entry[:2]))
-        and entry[0] < entry[1]
-        and isinstance(entry[2], str)
-    )
-
-
-def _is_growth(entry: object) -> bool:
-    return (
-        isinstance(entry, list | tuple)
-        and len(entry) == 3
-        and _is_count(entry[0])
-        and isinstance(entry[1], str)
-        and _is_count(entry[2])
-    )
-
-
-def _is_corpus(corpus: Mapping[str, object]) -> bool:
-    return _is_count(corpus.get("parts")) and isinstance(corpus.get("fingerprint"), str)
-
-
-def _is_count(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_SAMPLES
+    if parts > known or corpus.fingerprint_of(parts) != was["fingerprint"]:
+        found = {"parts": known, "T": corpus.num_tokens, "fingerprint": corpus.fingerprint}
+        before = {key: was[key] for key in found if key in was}
+        changes = "; ".join(
+            f"{key} was {before[key]}, is {found[key]}" for key in before if before[key] != found[key]
+        )
+        raise CorpusChanged(
+            f"Corpus {name!r} is not the one the state was saved with: {changes}",
+            fix="Restore the corpus, or start a new run.",
+        )

@@ -1,9 +1,10 @@
-"""Apply a user's transform to a batch: a function of (sample, rng keyed by its id), checked and blamed.
+"""Transforms: apply a user's function of (sample, rng keyed by its id) to a batch, and check its results.
 
 A transform sees one row at a time and a generator that depends on the seed of the run and the id of the
-sample, never on what ran before: the result is the same on any number of ranks, threads or processes, in
-any batch, and when a step is computed again. numpy keeps the raw stream of a bit generator for ever but
-may change what `Generator` makes of it (NEP 19); a run whose transforms draw keeps its numpy.
+sample, never on what ran before: the result is the same on any number of ranks, threads or processes, in any
+batch, and when a step is computed again. numpy guarantees the raw stream of a bit generator but may change
+the methods of `Generator` (NEP 19), so a run whose transforms use random numbers should keep its numpy
+version.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,41 +13,42 @@ from typing import Any
 
 import numpy as np
 
+from penstock.core.arrays import Int32, Int64
 from penstock.core.errors import TransformError
 from penstock.core.rng import key_of
-from penstock.data.types import IGNORED_LABEL, Int32, Int64
+from penstock.data.types import IGNORED_LABEL
 
 NEEDED_FIELDS = ("input_ids", "labels", "cu_seqlens")
-"""What a batch must hold for `apply`, besides `sample_ids`."""
+"""Fields of the batch that `apply` requires, besides `sample_ids`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One row as a transform sees it; the arrays are read-only, a transform returns others."""
+    """Row given to a transform. The arrays are read-only; a transform returns a new Sample."""
 
     sample_id: int
-    """Global sample of the run."""
+    """Global sample id."""
     input_ids: Int64
     """[L] tokens."""
     labels: Int64
-    """[L] the next token inside the document, -100 where there is none and on padding."""
+    """[L] next token of the document; -100 where there is none and on padding."""
     document_ends: Int64
-    """[documents] past-the-last position in the row of each of its documents, ascending; the last is L."""
+    """[documents] past-the-last position of each document in the row, ascending; the last is L."""
 
     def documents(self) -> list[slice]:
-        """Return where each document of the row lies."""
+        """Return the slice of each document in the row."""
         starts = [0, *self.document_ends[:-1].tolist()]
         return [slice(*span) for span in zip(starts, self.document_ends.tolist(), strict=True)]
 
 
 Transform = Callable[[Sample, np.random.Generator], Sample]
-"""Returns a sample of the same id and length; in worker processes it must be picklable as well."""
+"""Function that returns a sample of the same id and length; for worker processes it must be picklable."""
 
 
 class Generators:
-    """The generators of samples, by id: one generator, set anew for each, since making one costs 17 us.
+    """Random generators of samples by id. One generator is reseeded for each, because making one costs 17 us.
 
-    A generator is good until the next is asked for; not for use in several threads.
+    A generator is valid until the next one is requested; not thread-safe.
     """
 
     def __init__(self, seed: int) -> None:
@@ -56,7 +58,7 @@ class Generators:
         self._fresh: Any = self._bits.state  # Any: numpy's nested dict; a copy
 
     def of(self, sample_id: int) -> np.random.Generator:
-        """Return the generator that a transform gets with a sample."""
+        """Return the generator for the transform of a sample."""
         self._fresh["state"]["key"][0] = key_of(self._seed, "transform", sample_id)
         self._bits.state = self._fresh
         return self._generator
@@ -68,19 +70,17 @@ def apply(
     *,
     seed: int,
     fields: Sequence[str],
-    on_sample: Callable[[int], None] = lambda _sample_id: None,
 ) -> dict[str, Int64 | Int32]:
     """Return a batch with its rows transformed.
 
     Args:
-        batch: `sample_ids` and NEEDED_FIELDS, shaped as collate makes them. Its `input_ids` and `labels`
-            are overwritten and returned.
-        fields: which fields to return, besides `sample_ids`, names in collate.FIELDS; those that describe
-            documents follow from what the transform returned.
-        on_sample: called with each sample id before it is transformed.
+        batch: `sample_ids` and NEEDED_FIELDS, shaped as by collate. Its `input_ids` and `labels` are
+            overwritten and returned.
+        fields: fields to return, besides `sample_ids`: names in collate.FIELDS; document fields are
+            recomputed from the transform's result.
 
     Raises:
-        TransformError: the transform failed, or what it returned is no sample of that length.
+        TransformError: the transform failed, or returned no valid sample of that length.
     """
     input_ids, labels = batch["input_ids"], batch["labels"]
     length = input_ids.shape[1]
@@ -90,7 +90,6 @@ def apply(
     ends: list[Int64] = []
     generators = Generators(seed)
     for row, sample_id in enumerate(batch["sample_ids"].tolist()):
-        on_sample(sample_id)
         views = (_read_only(input_ids[row]), _read_only(labels[row]), _read_only(by_row[row] - row * length))
         given = Sample(sample_id, *views)
         made = _call(transform, given, generators.of(sample_id))
@@ -106,7 +105,7 @@ def apply(
 
 
 def name_of(transform: Transform) -> str:
-    """Return how messages call a transform."""
+    """Return a transform's name for messages."""
     return getattr(transform, "__qualname__", type(transform).__qualname__)
 
 
@@ -120,20 +119,20 @@ def _call(transform: Transform, given: Sample, rng: np.random.Generator) -> Samp
     where = f"Transform {name_of(transform)!r} of sample {given.sample_id}"
     try:
         made = transform(given, rng)
-    except Exception as error:
+    except Exception as error:  # the user's code may raise anything
         raise TransformError(f"{where} failed with {type(error).__name__}: {error}") from error
     if made is not given:
         problem = _problem(made, given)
         if problem:
             raise TransformError(
                 f"{where} returned {problem}",
-                fix="Return a Sample of the same id and length; blank out with label -100, do not cut.",
+                fix="Return a Sample of the same id and length; set labels to -100 instead of cutting.",
             )
     return made
 
 
 def _problem(made: Any, given: Sample) -> str | None:  # Any: a user may return anything
-    """Return what is wrong with a returned sample, or None."""
+    """Return the defect of a returned sample, for the message; None if it is valid."""
     if not isinstance(made, Sample):
         return f"a {type(made).__name__}, not a Sample"
     if made.sample_id != given.sample_id:

@@ -1,43 +1,40 @@
-"""What flows through the loader: fragments of documents, packed pools, batches.
+"""Types of the loader: fragments of documents, pieces of rows, batches; row checksums for logs.
 
     token range --fragments--> Fragments --packing--> Pieces --pool--> rows --loader--> Batch
 
-Positions are int64 everywhere: a corpus may hold 10^14 tokens.
+Positions are int64 everywhere: a corpus may have 10^14 tokens.
 """
 
+import zlib
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-Int64 = npt.NDArray[np.int64]
-Int32 = npt.NDArray[np.int32]
-Bool = npt.NDArray[np.bool_]
-Table = Int32 | Int64
-"""Pieces [p, 4], as a PackedPool has them."""
+from penstock.core.arrays import Bool, Int32, Int64
 
 IGNORED_LABEL = -100
-"""Label of a position that is not trained on; torch's cross entropy ignores it by default."""
+"""Label of a position that is not trained on; the default ignore_index of torch's cross entropy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """Runs of tokens that each lie in one document, in corpus order; all arrays are [n]."""
+    """Token ranges within single documents, in corpus order; all arrays are [n]."""
 
     shards: Int64
     """Index of the shard."""
     starts: Int64
     """First token, as a position in the corpus."""
     lengths: Int64
-    """Tokens, at least 1."""
+    """Number of tokens, at least 1."""
     continued: Bool
-    """Whether the document goes on after the fragment."""
+    """True if the document continues after the fragment."""
 
     def __len__(self) -> int:
         return len(self.starts)
 
     def take(self, indices: Int64) -> "Fragments":
-        """Return the fragments at some indices."""
+        """Return the fragments at the given indices."""
         return Fragments(
             self.shards[indices], self.starts[indices], self.lengths[indices], self.continued[indices]
         )
@@ -45,28 +42,28 @@ class Fragments:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Where a packing rule put the fragments: pieces in row order; piece arrays are [p]."""
+    """Placement of fragments into rows: pieces in row order; piece arrays are [p]."""
 
     fragment: Int64
     """Index of the fragment a piece is cut from."""
     offset: Int64
     """First token of the piece, counted from the start of its fragment."""
     length: Int64
-    """Tokens, at least 1."""
+    """Number of tokens, at least 1."""
     row_ends: Int64
-    """[num_rows] number of pieces in rows up to and including each row."""
+    """[num_rows] number of pieces up to and including each row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """What rows do not hold: positions without a token, and tokens that no row has."""
+    """Padding positions of rows, and tokens that were left out."""
 
     padding: int = 0
-    """Positions that hold no token."""
+    """Positions without a token."""
     left_out: int = 0
-    """Tokens that were truncated or dropped."""
+    """Tokens of truncated or dropped documents that no row holds."""
     documents: int = 0
-    """Documents that they were taken from."""
+    """Documents that those tokens belong to."""
 
     def __add__(self, other: "Waste") -> "Waste":
         return Waste(
@@ -82,8 +79,24 @@ class Waste:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows for one rank; B rows of L tokens."""
+    """Rows of one rank in one step: B rows of L tokens."""
 
     fields: dict[str, Int64 | Int32]
-    """`sample_ids` [B] int64 always; by request `input_ids`, `labels`, `position_ids`, `document_ids`
-    [B, L] int64 and `cu_seqlens` [documents + 1] int32 over the flattened batch."""
+    """`sample_ids` [B] int64 always; if requested `input_ids`, `labels`, `position_ids`, `document_ids`
+    [B, L] int64 or int32 and `cu_seqlens` [documents + 1] int32 over the flattened batch."""
+
+
+MOST_SAMPLES = 2**62
+"""Largest sample id plus one; sample arithmetic is int64."""
+
+MOST_LENGTH = 2**30
+"""Largest sequence length: a row must fit in memory, and the tokens of a pool in int64."""
+
+
+def checksums(input_ids: npt.NDArray[np.int64]) -> list[int]:
+    """Return the CRC-32 of each row of `input_ids` [rows, length].
+
+    >>> checksums(np.array([[1, 2], [1, 3]]))
+    [16178617, 3428637991]
+    """
+    return [zlib.crc32(row.tobytes()) for row in input_ids]

@@ -1,1 +1,1 @@
-"""Examine a machine, or all of a cluster, before a run does; say what is wrong and what to do."""
+"""Doctor: examines the machines of a run before it starts; reports faults and remedies."""

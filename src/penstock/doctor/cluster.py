@@ -1,23 +1,24 @@
-"""From what was measured to the cluster that the planner calculates with. Pure."""
+"""Cluster file for the planner from the doctor's measurements. Pure functions."""
 
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from penstock.core.errors import PenstockError
-from penstock.doctor import corpus, devices, disk, interfaces, limits, processors, speeds
-from penstock.doctor.report import Report
+from penstock.devices.figures import DEVICES, Architecture, Device, device_named
+from penstock.doctor.checks import corpus, devices, disk, interfaces, processors, speeds, ulimits
+from penstock.doctor.report import DoctorReport
 from penstock.launch.nics import usable
-from penstock.plan.hardware import DEVICES, Architecture, Cluster, Device, device_named
+from penstock.plan.hardware import Cluster
 
 _GIB = 2**30
 _ARCHITECTURES: dict[int, Architecture] = {7: "volta", 8: "ampere", 9: "hopper", 10: "blackwell"}
 _ASSUMED_GBIT_S = 10.0
-_NEEDED = (devices, processors, limits, speeds, disk)
+_NEEDED = (devices, processors, ulimits, speeds, disk)
 
 
-def cluster_of(report: Report) -> tuple[Cluster, list[str]]:
-    """Return the machines that were examined, and what about them was assumed rather than found.
+def cluster_of(report: DoctorReport) -> tuple[Cluster, list[str]]:
+    """Return the cluster of the examined machines, and notes on values that were assumed, not measured.
 
     Raises:
         PenstockError: the first machine could not be measured.
@@ -25,9 +26,9 @@ def cluster_of(report: Report) -> tuple[Cluster, list[str]]:
     missing = [check.CHECK for check in _NEEDED if check.CHECK not in report.facts]
     if missing:
         raise PenstockError(
-            f"No cluster file was written: not measured: {', '.join(missing)}", fix="Mend what is red above."
+            f"No cluster file was written: not measured: {', '.join(missing)}", fix="Correct the red lines."
         )
-    seen: devices.Facts = report.facts[devices.CHECK]
+    seen: devices.DeviceFacts = report.facts[devices.CHECK]
     network, assumed = _network(report)
     cluster = Cluster(
         name=f"{len(report.hosts)} of {next(iter(report.hosts.values()), 'this machine')}",
@@ -41,8 +42,8 @@ def cluster_of(report: Report) -> tuple[Cluster, list[str]]:
     return cluster, assumed
 
 
-def _network(report: Report) -> tuple[dict[str, Any], list[str]]:  # Any: fields of Cluster
-    """Return what the network is like, and what of it was assumed."""
+def _network(report: DoctorReport) -> tuple[dict[str, Any], list[str]]:  # Any: fields of Cluster
+    """Return the network fields of the cluster, and notes on assumed values."""
     facts, assumed = report.facts, []
     nics = usable(facts[interfaces.CHECK].nics) if interfaces.CHECK in facts else []
     between = [link for link in report.links if link.gbit_s and link.source_nic != "lo"]
@@ -59,15 +60,15 @@ def _network(report: Report) -> tuple[dict[str, Any], list[str]]:  # Any: fields
         assumed.append("latency_us: one machine was examined")
     if not (nominal or measured):
         assumed.append(f"nic_gbit_s = {_ASSUMED_GBIT_S:g}: no interface says its speed, none was measured")
-    if not facts[devices.CHECK].devices:  # NCCL gets more than the one stream of gloo that was measured
+    if not facts[devices.CHECK].devices:  # NCCL is faster than the single gloo stream that was measured
         found["usable_gbit_s"] = _rounded(measured)
     return found, assumed
 
 
-def _accelerator(report: Report) -> Device:
-    """Return the devices of the first machine: a row of the planner's table, else what was measured."""
+def _accelerator(report: DoctorReport) -> Device:
+    """Return the first machine's device: a row of the planner's table, else the measured values."""
     seen, speed = report.facts[devices.CHECK], report.facts[speeds.CHECK]
-    first: devices.Device = seen.devices[0]
+    first: devices.DetectedDevice = seen.devices[0]
     memory_gib = first.memory_bytes / _GIB
     link_gb_s = _rounded(speed.link_bytes_s / 1e9)
     if known := device_named(first.name, memory_gib=memory_gib):
@@ -85,15 +86,15 @@ def _accelerator(report: Report) -> Device:
     )
 
 
-def _processor(report: Report) -> Device:
+def _processor(report: DoctorReport) -> Device:
     """Return a rank's share of the first machine's processors and memory."""
     facts, share = report.facts, report.num_local
-    speed: speeds.Facts = facts[speeds.CHECK]
+    speed: speeds.SpeedFacts = facts[speeds.CHECK]
     local = [link.gbit_s for link in report.links if link.source_nic == "lo" and link.gbit_s]
     given = replace(
         DEVICES["CPU"],
         name=f"{facts[processors.CHECK].model} / {share}" if share > 1 else facts[processors.CHECK].model,
-        memory_gib=_rounded(facts[limits.CHECK].memory_bytes / _GIB / share),
+        memory_gib=_rounded(facts[ulimits.CHECK].memory_bytes / _GIB / share),
         memory_gb_s=_rounded(speed.memory_bytes_s / 1e9 / share),
         bfloat16_tflops=_rounded(speed.bfloat16_flops / 1e12 / share),
         float32_tflops=_rounded(speed.float32_flops / 1e12 / share),
@@ -106,5 +107,5 @@ def _processor(report: Report) -> Device:
 
 
 def _rounded(value: float) -> float:
-    """Return three significant digits, which is more than was measured."""
+    """Return a value rounded to three significant digits."""
     return float(f"{value:.3g}")

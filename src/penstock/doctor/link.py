@@ -1,51 +1,51 @@
-"""What was measured between two nodes, in one direction, over one interface of each."""
+"""Link measurement: one direction between two nodes, over one interface of each."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
 
-class Fault(StrEnum):
-    """How a link failed."""
+class LinkFault(StrEnum):
+    """Fault of a link."""
 
     NONE = ""
     DEAD = "dead"
     """Not even small messages pass."""
     STALLS = "stalls"
-    """Small messages pass, and a transfer does not end."""
+    """Small messages pass, but a transfer does not finish."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
-    """One direction between two nodes."""
+class LinkMeasurement:
+    """Measured direction between two nodes."""
 
     source: int
     target: int
     source_nic: str
     target_nic: str
-    fault: Fault = Fault.NONE
+    fault: LinkFault = LinkFault.NONE
     gbit_s: float = 0.0
-    """Of a transfer from source to target; 0: not measured, as it would have hung."""
+    """Speed of a transfer from source to target; 0: not measured, because it would have hung."""
     round_trip_s: float = 0.0
-    """The shortest of some small messages there and back; 0: not measured."""
+    """Shortest round trip of some small messages; 0: not measured."""
     clock_ahead_s: float = 0.0
-    """The target's clock minus the source's, true to half a round trip."""
+    """The target's clock minus the source's, accurate to half a round trip."""
     packet_bytes: int = 0
-    """The largest packet that both interfaces allow."""
+    """Largest packet that both interfaces allow."""
     arriving_bytes: int = 0
-    """The largest packet that arrived; 0: not known, since none did, or the network has IPv6 only."""
+    """Largest packet that arrived; 0: unknown, because none did or the network has only IPv6."""
 
     @property
     def loses_packets(self) -> bool:
-        """Whether packets that both interfaces allow are lost on the way, and smaller ones are not."""
+        """True if the link loses packets of a size that both interfaces allow, but not smaller ones."""
         return 0 < self.arriving_bytes < self.packet_bytes
 
 
-def better(first: Link, second: Link) -> Link:
+def better(first: LinkMeasurement, second: LinkMeasurement) -> LinkMeasurement:
     """Return the better of two measurements of one link."""
-    return max(first, second, key=lambda link: (link.fault is Fault.NONE, link.gbit_s))
+    return max(first, second, key=lambda link: (link.fault is LinkFault.NONE, link.gbit_s))
 
 
-def link_of(raw: dict[str, Any]) -> Link:  # Any: what JSON holds
-    """Build a link from its fields in JSON."""
-    return Link(**{**raw, "fault": Fault(raw["fault"])})
+def link_of(raw: dict[str, Any]) -> LinkMeasurement:  # Any: what JSON holds
+    """Return a link from its JSON fields."""
+    return LinkMeasurement(**{**raw, "fault": LinkFault(raw["fault"])})

@@ -1,7 +1,8 @@
-"""Measure one pair of nodes, both ways, over each interface of theirs: reach, packets, messages, transfers.
+"""Pair measurement: two nodes, both directions, over each interface: connection, packets, latency, speed.
 
-Each measurement has sockets or a group of its own, so that one that dies takes nothing along. A link that is
-dead is found by a connection that does not come about, before anything that would hang on it.
+Each measurement has its own sockets or group, so a failure affects no other. A dead link is detected by a
+failing connection before anything that would hang on it. The timing is that of training over gloo: its
+connections, its copies, one stream. Every wait has a limit.
 """
 
 import logging
@@ -9,27 +10,65 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
 
-from torch._C._distributed_c10d import PrefixStore
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 
+from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.doctor.gloo_line import GlooLine, answer, ping, take, transfer
-from penstock.doctor.link import Fault, Link
-from penstock.doctor.packets import LARGEST, largest_arriving
-from penstock.doctor.party import End, Member, Party, matched
+from penstock.doctor.link import LinkFault, LinkMeasurement
+from penstock.doctor.node_group import End, Member, NodeGroup, matched
+from penstock.doctor.path_mtu import LARGEST, largest_arriving
 
 log = logging.getLogger(__name__)
 
 
+class GlooLine:
+    """Gloo group of two over one interface of each; the other node must create one at the same time.
+
+    Args:
+        index: 0 on one node, 1 on the other.
+        address: address of this node's interface.
+    """
+
+    def __init__(self, store: Store, *, index: int, address: str, timeout_s: float) -> None:
+        self._wait = timedelta(seconds=timeout_s)
+        gloo: Any = ProcessGroupGloo  # torch's stubs lack its options and inherited methods
+        options = gloo._Options()
+        options._timeout = self._wait
+        options._devices = [gloo.create_device(hostname=address)]
+        self._group = gloo(store, index, 2, options)
+        self._peer = 1 - index
+
+    def send(self, tensor: torch.Tensor) -> None:
+        """Send a tensor.
+
+        Raises:
+            RuntimeError: it takes longer than the limit.
+        """
+        self._group.send([tensor], self._peer, 0).wait(self._wait)
+
+    def receive(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Fill a tensor with the data received, and return it; raises as `send`."""
+        self._group.recv([tensor], self._peer, 0).wait(self._wait)
+        return tensor
+
+    def close(self) -> None:
+        """End the group."""
+        self._group.shutdown()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Crossing:
-    """One interface of this node that faces one of another."""
+    """Interface of this node that faces one of another."""
 
-    party: Party
-    link: Link
+    party: NodeGroup
+    link: LinkMeasurement
     mine: End
     where: str
-    """Prefix of what the two say to each other through the store."""
+    """Prefix of the keys of these two nodes in the store."""
     timeout_s: float
 
     @contextmanager
@@ -44,19 +83,19 @@ class _Crossing:
 
 
 def measure_pair(
-    party: Party, other: Member, *, attempt: int, only: Mapping[int, str], timeout_s: float
-) -> list[Link]:
-    """Measure with another node, which must call this at the same time; return what this one sends.
+    party: NodeGroup, other: Member, *, attempt: int, only: Mapping[int, str], timeout_s: float
+) -> list[LinkMeasurement]:
+    """Measure with another node, which must call this at the same time; return the links this one sends on.
 
     Args:
-        attempt: how often these two have been measured before.
-        only: which interface of each node; empty: all.
+        attempt: number of earlier measurements of this pair.
+        only: interface of each node; empty: all.
     """
     found = []
     for mine, theirs in matched(party.me.ends, other.ends):
         if only and mine.name != only[party.me.node]:
             continue
-        link = Link(
+        link = LinkMeasurement(
             source=party.me.node,
             target=other.node,
             source_nic=mine.name,
@@ -70,11 +109,11 @@ def measure_pair(
     return found
 
 
-def _measure(crossing: _Crossing) -> Link:
+def _measure(crossing: _Crossing) -> LinkMeasurement:
     link, party = crossing.link, crossing.party
     try:
         if not _connects(crossing):
-            return replace(link, fault=Fault.DEAD)
+            return replace(link, fault=LinkFault.DEAD)
         link = _with_messages(crossing, link)
         there, back = largest_arriving(
             party, link, crossing.mine.address, where=crossing.where, timeout_s=crossing.timeout_s
@@ -84,11 +123,11 @@ def _measure(crossing: _Crossing) -> Link:
         return link if hangs else _with_transfers(crossing, link)
     except (PenstockError, RuntimeError, OSError) as error:
         log.debug("dead link=%s error=%s", link, error)
-        return replace(link, fault=Fault.DEAD)
+        return replace(link, fault=LinkFault.DEAD)
 
 
 def _connects(crossing: _Crossing) -> bool:
-    """Whether both nodes can open a connection to each other."""
+    """Return True if both nodes can open a connection to each other."""
     party, link, where = crossing.party, crossing.link, crossing.where
     address, timeout_s = crossing.mine.address, crossing.timeout_s
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -105,8 +144,8 @@ def _connects(crossing: _Crossing) -> bool:
         return bool(party.hear(f"{where}/reached/{link.target}", timeout_s=2 * timeout_s)) and reached
 
 
-def _with_messages(crossing: _Crossing, link: Link) -> Link:
-    """Return the link with its round trip and the other's clock; the lower node asks first."""
+def _with_messages(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasurement:
+    """Return the link with its round trip and clock difference; the lower node asks first."""
     first = link.source < link.target
     with crossing.line("ping") as line:
         for mine in (first, not first):
@@ -117,7 +156,7 @@ def _with_messages(crossing: _Crossing, link: Link) -> Link:
     return replace(link, round_trip_s=round_trip_s, clock_ahead_s=ahead_s)
 
 
-def _with_transfers(crossing: _Crossing, link: Link) -> Link:
+def _with_transfers(crossing: _Crossing, link: LinkMeasurement) -> LinkMeasurement:
     """Return the link with its speed; the lower node sends first."""
     first = link.source < link.target
     for purpose, mine in (("up", first), ("down", not first)):
@@ -130,5 +169,66 @@ def _with_transfers(crossing: _Crossing, link: Link) -> Link:
         except RuntimeError as error:
             log.debug("stalled link=%s error=%s", link, error)
             if mine:
-                link = replace(link, fault=Fault.STALLS)
+                link = replace(link, fault=LinkFault.STALLS)
     return link
+
+
+_PINGS = 20
+_FIRST_BYTES, _MOST_BYTES, _GROWTH = 2**18, 2**26, 4
+_LONG_ENOUGH_S = 0.2
+_TRIES = 3
+
+
+def ping(line: GlooLine) -> tuple[float, float]:
+    """Return the shortest round trip, and the other clock's lead during it, computed as in NTP."""
+    best, ahead = float("inf"), 0.0
+    there, back = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    for _ in range(_PINGS):
+        sent, start = clock.unix_seconds(), clock.monotonic()
+        line.send(there)
+        theirs = float(line.receive(back))
+        took = clock.monotonic() - start
+        if took < best:
+            best, ahead = took, theirs - (sent + took / 2)
+    return best, ahead
+
+
+def answer(line: GlooLine) -> None:
+    """Answer the messages of `ping` with the time."""
+    there = torch.zeros(1, dtype=torch.float64)
+    for _ in range(_PINGS):
+        line.receive(there)
+        line.send(torch.tensor([clock.unix_seconds()], dtype=torch.float64))
+
+
+def transfer(line: GlooLine) -> float:
+    """Send growing messages until one takes long enough; return the best Gbit/s at that size.
+
+    A slow transfer is repeated, so that a busy machine or other traffic does not count as a slow link.
+    """
+    size, best_s, tries = _FIRST_BYTES, float("inf"), 0
+    while True:
+        best_s, tries = min(best_s, _timed(line, size)), tries + 1
+        if best_s > _LONG_ENOUGH_S or size >= _MOST_BYTES:
+            if tries == _TRIES:
+                line.send(torch.tensor([0]))
+                return size * 8 / best_s / 1e9
+        else:
+            size, best_s, tries = size * _GROWTH, float("inf"), 0
+
+
+def take(line: GlooLine) -> None:
+    """Receive the messages of `transfer`."""
+    while size := int(line.receive(torch.zeros(1, dtype=torch.int64))):
+        line.receive(torch.zeros(size, dtype=torch.uint8))
+        line.send(torch.ones(1, dtype=torch.int64))
+
+
+def _timed(line: GlooLine, size: int) -> float:
+    """Send `size` bytes; return the seconds until the other node confirmed their arrival."""
+    content = torch.zeros(size, dtype=torch.uint8)
+    line.send(torch.tensor([size]))
+    start = clock.monotonic()
+    line.send(content)
+    line.receive(torch.zeros(1, dtype=torch.int64))
+    return clock.monotonic() - start

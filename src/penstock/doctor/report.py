@@ -1,52 +1,54 @@
-"""Put together what all nodes said, and judge what only shows in all of it; the report of an examination."""
+"""Doctor's report: findings of each node and of all together, as text and JSON."""
 
 import platform
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from penstock.doctor import collective, devices, processors
-from penstock.doctor.finding import BETWEEN, Finding, Level, green, merged, red
-from penstock.doctor.link import Link, link_of
-from penstock.doctor.network import judge_links
-from penstock.doctor.party import Party
-from penstock.doctor.sameness import judge_sameness
+from penstock.core.units import duration, plural
+from penstock.doctor import collective
+from penstock.doctor.checks import devices, processors
+from penstock.doctor.checks.check import BETWEEN, Finding, Level, green, merged, red, worst
+from penstock.doctor.consistency import judge_sameness
+from penstock.doctor.judge_links import judge_links
+from penstock.doctor.link import LinkMeasurement, link_of
+from penstock.doctor.node_group import NodeGroup
 
 Facts = Mapping[str, Any]  # Any: each check has its own
-"""Check -> what it measured."""
+"""Check -> its facts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What was found."""
+class DoctorReport:
+    """Findings and measurements of all nodes."""
 
     hosts: dict[int, str]
-    """Node -> name of its machine, those that came."""
+    """Node -> host name, for the nodes that came."""
     num_nodes: int
-    """Machines that were to come."""
+    """Number of machines expected."""
     findings: list[Finding]
     facts: Facts
-    """Of the first node."""
-    links: list[Link]
+    """Facts of the first node."""
+    links: list[LinkMeasurement]
     num_local: int
     """Processes of the run on each machine."""
     seconds: float
 
 
 def traits_of(facts: Facts) -> dict[str, str]:
-    """Return what should be the same on all nodes."""
+    """Return the traits that should be equal on all nodes."""
     found = {"python": platform.python_version(), "kernel": platform.release()}
-    if isinstance(seen := facts.get(devices.CHECK), devices.Facts):
+    if isinstance(seen := facts.get(devices.CHECK), devices.DeviceFacts):
         found |= {"torch": seen.torch, "driver": seen.driver or "none"}
         names = [device.name for device in seen.devices]
         found["devices"] = ", ".join(f"{names.count(name)} x {name}" for name in sorted(set(names))) or "none"
-    if isinstance(cores := facts.get(processors.CHECK), processors.Facts):
+    if isinstance(cores := facts.get(processors.CHECK), processors.CpuFacts):
         found["cores"] = f"{cores.granted} of {cores.model}"
     return found
 
 
 def put_together(
-    party: Party,
+    party: NodeGroup,
     reports: Mapping[int, Any],
     facts: Facts,
     unmeasured: int,
@@ -54,8 +56,8 @@ def put_together(
     num_nodes: int,
     num_local: int,
     seconds: float,
-) -> Report:
-    """Put together what the nodes said and what follows from all of it."""
+) -> DoctorReport:
+    """Combine the reports of the nodes with the findings that follow from all of them."""
     findings = [
         Finding(**{**raw, "level": Level(raw["level"]), "nodes": (node,)})
         for node, report in sorted(reports.items())
@@ -67,10 +69,10 @@ def put_together(
     between += judge_sameness({node: report["traits"] for node, report in reports.items()})
     between += judge_links(party.members, links)
     outcomes = {node: report["collective"] for node, report in reports.items() if report["collective"]}
-    between += collective.judge({node: collective.Outcome(**raw) for node, raw in outcomes.items()})
+    between += collective.judge({node: collective.CollectiveResult(**raw) for node, raw in outcomes.items()})
     if unmeasured:
         between.append(green("links", f"{unmeasured} pairs were not measured, for want of time (--seconds)"))
-    return Report(
+    return DoctorReport(
         hosts={
             member.node: member.host for member in party.members if reports.get(member.node, {}).get("traits")
         },
@@ -83,13 +85,13 @@ def put_together(
     )
 
 
-def _missing(node: int, party: Party) -> Finding:
+def _missing(node: int, party: NodeGroup) -> Finding:
     came = any(member.node == node for member in party.members)
     if came:
         return red(
             "nodes",
-            f"Node {node} came and did not report",
-            remedy="See what it said; it may have hung, or been killed.",
+            f"Node {node} came but did not report",
+            remedy="See its output; it may have hung, or been killed.",
         )
     return red(
         "nodes",
@@ -97,3 +99,57 @@ def _missing(node: int, party: Party) -> Finding:
         remedy="Check that it was started, and that it reaches the address of the first (MASTER_ADDR) by the "
         "interface that leads there.",
     )
+
+
+_WIDTH = 12
+
+
+def as_text(report: DoctorReport) -> Iterator[str]:
+    """Yield the lines of a report; findings common to all nodes first, once."""
+    everyone = tuple(sorted(report.hosts))
+    groups: dict[tuple[int, ...], list[Finding]] = {}
+    for finding in report.findings:
+        groups.setdefault(finding.nodes, []).append(finding)
+    for nodes in sorted(groups, key=lambda nodes: (nodes == (BETWEEN,), nodes != everyone, nodes)):
+        yield _title(nodes, report)
+        for finding in groups[nodes]:
+            yield from _lines(finding)
+        yield ""
+    yield summary(report)
+
+
+def summary(report: DoctorReport) -> str:
+    """Return the last line: number of findings by level, and duration."""
+    levels = [finding.level for finding in report.findings]
+    counts = ", ".join(f"{levels.count(level)} {level}" for level in Level)
+    return f"{plural(len(report.hosts), 'node')}: {counts}, in {duration(report.seconds)}"
+
+
+def as_json(report: DoctorReport) -> dict[str, Any]:  # Any: what JSON can write
+    """Return the report as JSON values; a finding with `nodes` [] is about the network between nodes."""
+    return {
+        "level": worst(report.findings),
+        "seconds": round(report.seconds, 3),
+        "nodes": [{"node": node, "host": host} for node, host in sorted(report.hosts.items())],
+        "findings": [_finding(finding) for finding in report.findings],
+        "links": [asdict(link) for link in report.links],
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    nodes: Sequence[int] = [] if finding.nodes == (BETWEEN,) else finding.nodes
+    return {**asdict(finding), "nodes": list(nodes)}
+
+
+def _title(nodes: tuple[int, ...], report: DoctorReport) -> str:
+    if nodes == (BETWEEN,):
+        return "between nodes" if report.num_nodes > 1 else "between processes"
+    if len(nodes) > 1 and nodes == tuple(sorted(report.hosts)):
+        return "all nodes"
+    return ", ".join(f"node {node} ({report.hosts.get(node, 'unknown')})" for node in nodes)
+
+
+def _lines(finding: Finding) -> Iterator[str]:
+    yield f"  {finding.level:<7} {finding.check:<{_WIDTH}}  {finding.what}"
+    if finding.remedy:
+        yield f"{'':<{_WIDTH + 12}}-> {finding.remedy}"

@@ -1,1 +1,1 @@
-"""Answers from a model, many at once: whose turn it is, the network over pages, what is drawn, text."""
+"""Inference engine: scheduling, model runner, sampling, speculative decoding, text output."""

@@ -1,31 +1,30 @@
-"""From a folder to a live engine, in one visible order."""
+"""Build an engine from a model folder or a model in memory: weights, KV cache, scheduler, sampler."""
 
 from pathlib import Path
 
-import torch
-
 from penstock.core import env
 from penstock.core.errors import ConfigError
-from penstock.engine.capacity import PIECE_TOKENS, SHARE_OF_FREE, Capacity, num_blocks_for, step_tokens
-from penstock.engine.compiled import is_wanted
+from penstock.devices import accelerator
 from penstock.engine.config import EngineConfig
-from penstock.engine.drafts.opening import Source, build_drafting, bytes_of_block, open_source
-from penstock.engine.drawing.drawer import Drawer
-from penstock.engine.drawing.sampler import Sampler
 from penstock.engine.engine import Engine
-from penstock.engine.grammars import Grammars
-from penstock.engine.kv_cache import bytes_per_block
-from penstock.engine.part import Part, open_part
-from penstock.engine.ranks.processes import RankProcesses
-from penstock.engine.ranks.runner import RankedRunner, start_others
-from penstock.engine.runner import Runs
+from penstock.engine.model_runner.capacity import Capacity, defaults_of, num_blocks_for, step_tokens
+from penstock.engine.model_runner.compiled_steps import is_wanted
+from penstock.engine.model_runner.interface import StepRunner
+from penstock.engine.model_runner.kv_cache import bytes_per_block
+from penstock.engine.sampling.grammars import GrammarCompiler
+from penstock.engine.sampling.output_processor import OutputProcessor
+from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.scheduler import Limits, Scheduler
-from penstock.engine.scheduling.step_size import StepSize
-from penstock.engine.trial import activation_bytes
-from penstock.engine.words import Words
+from penstock.engine.scheduling.budget import StepSize
+from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
+from penstock.engine.speculation.open import DraftSource, build_drafting, bytes_of_block, open_source
+from penstock.engine.text_processor import TextProcessor
+from penstock.engine.workers.model_shard import ModelShard, open_part, part_of
+from penstock.engine.workers.processes import RankProcesses
+from penstock.engine.workers.ranked_runner import RankedRunner, start_others
+from penstock.engine.workers.warmup import activation_bytes
 from penstock.models.llama.model import Llama
-from penstock.models.llama.slices import Place
+from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
 
 
 def build_engine(path: Path, config: EngineConfig) -> Engine:
@@ -33,29 +32,57 @@ def build_engine(path: Path, config: EngineConfig) -> Engine:
 
     Raises:
         UsageError, ModelError, CheckpointError: as in `open_model`, of the model or of an adapter.
-        ConfigError: the cache has no room for one context, or the device no such weights.
+        ConfigError: the cache has no room for one context, or the device does not support such weights.
     """
     others = None if config.tensor_parallel == 1 else start_others(path, config)
     try:
         return _assemble(path, config, others)
-    except BaseException:
+    except BaseException:  # Ctrl-C too must leave no process behind
         if others is not None:
             others.close()
         raise
 
 
 def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) -> Engine:
-    part, tokenizer_path = open_part(path, config, place=Place(0, config.tensor_parallel))
-    words = (
-        None if tokenizer_path is None else Words.load(tokenizer_path, trust_contents=config.trust_contents)
+    part, tokenizer_path = open_part(path, config, place=TensorParallelRank(0, config.tensor_parallel))
+    return _engine(part, config, tokenizer_path, others)
+
+
+def engine_of(model: Llama, config: EngineConfig) -> Engine:
+    """Build an engine from a model in memory, on the model's device. It takes token ids only: no tokenizer.
+
+    The model is changed in place: its matrices are merged, packed or rounded.
+
+    Raises:
+        ModelError: an adapter does not fit this model.
+        ConfigError: as in `build_engine`, or `config.tensor_parallel` is above 1.
+    """
+    if config.tensor_parallel > 1:
+        raise ConfigError(
+            "A model in memory can be served by one process only",
+            got=f"tensor_parallel={config.tensor_parallel}",
+            fix="Write the model to a folder, and open that with build_engine.",
+        )
+    device = model.norm.weight.device
+    part = part_of(model, config, whole=model.config, place=ALONE, device=device)
+    return _engine(part, config, None, None)
+
+
+def _engine(
+    part: ModelShard, config: EngineConfig, tokenizer_path: Path | None, others: RankProcesses | None
+) -> Engine:
+    text_processor = (
+        None
+        if tokenizer_path is None
+        else TextProcessor.load(tokenizer_path, trust_contents=config.trust_contents)
     )
     source = open_source(config, part.model.config, tokenizer_path, dtype=part.dtype, device=part.device)
     if others is not None:
-        others.answered()  # before free memory is measured, which they share
+        others.answered()  # before free memory is measured: the ranks share it
     capacity = _capacity(part, config, source)
     runner = _runner(part, capacity, config, others)
     scheduler = Scheduler(
-        Limits(
+        StepLimits(
             max_sequences=capacity.max_sequences,
             tokens_per_step=capacity.tokens_per_step,
             block_size=capacity.block_size,
@@ -63,24 +90,26 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
         ),
         BlockPool(capacity.num_blocks, keep_idle=config.prefix_caching),
         size=StepSize(
-            between_s=config.between_tokens_ms / 1e3,
-            piece=PIECE_TOKENS[part.device.type],
+            target_s=config.target_itl_ms / 1e3,
+            chunk_tokens=defaults_of(part.device.type).piece_tokens,
             most=capacity.tokens_per_step,
         ),
     )
-    grammars = _grammars(words, capacity)
+    grammars = _grammars(text_processor, capacity)
     return Engine(
         runner,
         scheduler,
         capacity=capacity,
-        drawer=Drawer(Sampler(grammars)),
-        words=words,
+        token_sampler=OutputProcessor(Sampler(grammars)),
+        text_processor=text_processor,
         drafting=build_drafting(config, source, capacity),
         grammars=grammars,
     )
 
 
-def _runner(part: Part, capacity: Capacity, config: EngineConfig, others: RankProcesses | None) -> Runs:
+def _runner(
+    part: ModelShard, capacity: Capacity, config: EngineConfig, others: RankProcesses | None
+) -> StepRunner:
     pages = {"num_blocks": capacity.num_blocks, "block_size": capacity.block_size}
     compiles = is_wanted(config.compile, device=part.device, ranks=config.tensor_parallel)
     if others is not None:
@@ -90,30 +119,31 @@ def _runner(part: Part, capacity: Capacity, config: EngineConfig, others: RankPr
         width = -(-capacity.context // capacity.block_size)
         runner.compile(
             max_sequences=capacity.max_sequences,
-            max_tokens=min(capacity.tokens_per_step, PIECE_TOKENS[part.device.type]),
+            max_tokens=min(capacity.tokens_per_step, defaults_of(part.device.type).piece_tokens),
             max_blocks=width,
         )
     return runner
 
 
-def _window(part: Part, source: Source) -> int | None:
-    """Return how much any layer sees of what lies in the blocks; None: all of it."""
+def _window(part: ModelShard, source: DraftSource) -> int | None:
+    """Return the largest attention window of all layers, in tokens; None: some layer sees the whole
+    context."""
     models = [part.model, source] if isinstance(source, Llama) else [part.model]
     windows = [window for model in models for window in model.config.windows]
     known = [window for window in windows if window is not None]
     return max(known) if len(known) == len(windows) else None
 
 
-def _grammars(words: Words | None, capacity: Capacity) -> Grammars | None:
-    if words is None:
+def _grammars(text_processor: TextProcessor | None, capacity: Capacity) -> GrammarCompiler | None:
+    if text_processor is None:
         return None
-    # some folders name end tokens that nothing ever draws
-    known = min(capacity.vocab_size, words.tokenizer.vocab_size)
-    ends = [end for end in words.stop_ids if end < known]
-    return Grammars(words.tokenizer, vocab_size=capacity.vocab_size, end_ids=ends)
+    # some folders name end tokens that the model cannot sample
+    known = min(capacity.vocab_size, text_processor.tokenizer.vocab_size)
+    ends = [end for end in text_processor.stop_ids if end < known]
+    return GrammarCompiler(text_processor.tokenizer, vocab_size=capacity.vocab_size, end_ids=ends)
 
 
-def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
+def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Capacity:
     model, device = part.model.config, part.device
     longest = model.context
     if config.max_context is not None and config.max_context > longest:
@@ -135,7 +165,7 @@ def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
         num_drafts=0 if config.drafts == "off" else config.num_drafts,
     )
     if config.cache_gib is not None or device.type == "cpu":
-        block_bytes *= config.tensor_parallel  # all ranks' pages are in the memory that is counted
+        block_bytes *= config.tensor_parallel  # the counted memory holds the pages of all ranks
     return Capacity(
         context=context,
         vocab_size=model.vocab_size,
@@ -152,11 +182,12 @@ def _capacity(part: Part, config: EngineConfig, source: Source) -> Capacity:
     )
 
 
-def _cache_bytes(part: Part, config: EngineConfig, *, tokens_per_step: int) -> int:
+def _cache_bytes(part: ModelShard, config: EngineConfig, *, tokens_per_step: int) -> int:
     if config.cache_gib is not None:
         return int(config.cache_gib * 2**30)
+    share = defaults_of(part.device.type).share_of_free
     if part.device.type == "cpu":
-        return int(env.available_bytes() * SHARE_OF_FREE["cpu"])
+        return int(env.available_bytes() * share)
     taken = 0
     if config.tensor_parallel == 1:
         taken = activation_bytes(
@@ -165,4 +196,5 @@ def _cache_bytes(part: Part, config: EngineConfig, *, tokens_per_step: int) -> i
             max_sequences=config.max_sequences,
             block_size=config.block_size,
         )
-    return int(torch.cuda.mem_get_info(part.device)[0] * SHARE_OF_FREE["cuda"]) - taken
+    free, _ = accelerator.free_and_total_bytes(part.device)
+    return int(free * share) - taken

@@ -1,8 +1,7 @@
-"""An engine in a thread of its own: others submit requests and hear of each piece at once.
+"""Background thread of an engine: requests from any thread, output deltas by callback.
 
-All of the engine's state is touched by that one thread. What others ask (submit, cancel) is put into a list
-that the thread takes up before its next step, so nobody waits for a step to end and nothing needs a lock but
-the list.
+Only this thread touches the engine's state. Other threads append commands (submit, cancel) to a list, which
+the thread runs before its next step. So no caller waits for a step to end, and only the list needs a lock.
 """
 
 import logging
@@ -16,32 +15,30 @@ from typing import Self, TypeVar
 
 from penstock.core.errors import EngineClosed, PenstockError, RunnerLost, UsageError
 from penstock.engine.engine import Engine
-from penstock.engine.request import Finish, Piece, Request
+from penstock.engine.request import Finish, OnDelta, OutputDelta, Request
 from penstock.engine.stats import Stats
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-OnPiece = Callable[[Piece], None]
-"""Called from the engine's thread; it must not wait."""
 
 
 class EngineThread:
-    """Steps an engine for as long as it has work.
+    """Thread that steps an engine while it has work.
 
     Args:
-        engine: from now on touched by the thread only.
+        engine: used by this thread only from now on.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.failure: str | None = None
-        """Why no request is taken any more; None while the engine is well."""
+        """Reason why requests are refused since the engine failed; None: it has not failed."""
         self._changed = threading.Condition()
         self._asked: list[Callable[[], None]] = []
-        self._listeners: dict[int, tuple[OnPiece, int]] = {}  # and answers that have not ended
+        self._listeners: dict[int, tuple[OnDelta, int]] = {}  # request id -> (callback, answers not finished)
         self._ids = count()
-        self._refusing: str | None = None  # why
+        self._refusing: str | None = None  # the reason
         self._ending = False
         self._ended = False
         self._idle = True
@@ -60,40 +57,40 @@ class EngineThread:
         self.close()
 
     def check(self, request: Request) -> None:
-        """Refuse a request that could never be answered, as `Engine.check` does; `submit` does so too."""
+        """Raise what `Engine.check` raises for a request; `submit` calls it too."""
         self.engine.check(request)
 
-    def submit(self, request: Request, on_piece: OnPiece) -> int:
-        """Queue a request; return its id.
+    def submit(self, request: Request, on_delta: OnDelta) -> int:
+        """Queue a request and return its id.
 
         Args:
-            on_piece: hears of every piece, for each answer up to one with `finish`.
+            on_delta: called with every delta; the last one of each answer has `finish` set.
 
         Raises:
-            UsageError: it could never be answered.
-            EngineClosed: the engine drains, is closed or has failed, or is another process's.
+            UsageError: the request can never be computed (see `Engine.check`).
+            EngineClosed: the engine drains, is closed, has failed, or belongs to another process.
         """
         self._check_process()
         self.engine.check(request)
         with self._changed:
             self._check_open()
             request_id = next(self._ids)
-            self._ask(lambda: self._add(request, request_id, on_piece))
+            self._ask(lambda: self._add(request, request_id, on_delta))
         return request_id
 
     def cancel(self, request_id: int) -> None:
-        """End a request soon; its last pieces are still heard. An unknown or ended one is ignored."""
+        """Cancel a request; its last deltas are still delivered. Unknown and finished ids are ignored."""
         with self._changed:
             self._ask(lambda: self.engine.cancel(request_id))
 
     def drain(self, timeout_s: float | None = None) -> bool:
-        """Take no more requests and wait until all have ended; return whether they have."""
+        """Refuse new requests, then wait until all have finished; return False at the timeout."""
         with self._changed:
-            self._refuse("The engine takes no more requests")
+            self._refuse("The engine accepts no more requests")
             return self._changed.wait_for(lambda: self._idle and not self._asked, timeout_s)
 
     def close(self) -> None:
-        """Cancel what runs, end the thread and close the engine; once more does nothing."""
+        """Cancel all requests, stop the thread and close the engine. Idempotent."""
         with self._changed:
             self._refuse("The engine is closed")
             self._ending = True
@@ -102,10 +99,10 @@ class EngineThread:
             self._thread.join()
 
     def call(self, what: Callable[[Engine], T]) -> T:
-        """Do something with the engine between two steps, such as to add an adapter; return its result.
+        """Run `what(engine)` between two steps, for instance to add an adapter; return its result.
 
         Raises:
-            EngineClosed: the engine drains, is closed or has failed; otherwise what `what` raises.
+            EngineClosed: the engine drains, is closed or has failed. Exceptions of `what` are passed on.
         """
         self._check_process()
         done: Future[T] = Future()
@@ -115,28 +112,28 @@ class EngineThread:
         return done.result()
 
     def stats(self) -> Stats:
-        """Return the moment's numbers; from any thread."""
+        """Return a snapshot of the engine's statistics. Thread-safe."""
         return self.engine.stats()
 
     def _check_process(self) -> None:
-        """Refuse what nobody would take up: threads stay behind where a process forks. Before any lock."""
+        """Raise in a forked process: threads do not survive a fork. Called before any lock is taken."""
         if self._thread.ident is not None and not self._ended and not self._thread.is_alive():
             raise EngineClosed(
                 "The engine runs in the process that opened it, from which this one was forked",
                 got=f"process {os.getpid()}",
-                fix="Open the model here, or ask from threads instead of processes.",
+                fix="Open the model in this process, or use threads instead of processes.",
             )
 
     def _check_open(self) -> None:
         if self._refusing is not None:
-            raise EngineClosed(self._refusing, fix="Open the model again, or ask another server.")
+            raise EngineClosed(self._refusing, fix="Open the model again, or use another server.")
 
     def _lost(self) -> None:
         with self._changed:
             self._ask(self.engine.runner.check)  # which raises, in the engine's thread
 
     def _ask(self, what: Callable[[], None]) -> None:
-        if self._ended:  # nobody would take it up; what could be cancelled has ended
+        if self._ended:  # nothing would run the command
             return
         self._asked.append(what)
         self._idle = False
@@ -151,14 +148,14 @@ class EngineThread:
         try:
             while self._take_up():
                 self._tell(self.engine.step())
-        except Exception as error:
+        except BaseException as error:  # a Rust panic is not an Exception, and nothing else would report it
             if not isinstance(error, RunnerLost):
                 log.exception("The engine has a defect")
             finish, self.failure = "error", str(error) or repr(error)
         self._end(finish)
 
     def _take_up(self) -> bool:
-        """Do what was asked, or wait until something is; return whether to step on."""
+        """Run the queued commands, or wait for one; return False to stop."""
         with self._changed:
             while not (self._asked or self._ending or self.engine.has_work):
                 self._idle = True
@@ -166,48 +163,50 @@ class EngineThread:
                 self._changed.wait()
             self._idle = False
             num_asked = len(self._asked)
-        for _ in range(num_asked):  # one at a time: if one shows that all is lost, the rest is told so
+        for _ in range(num_asked):  # one at a time: if one raises, `_end` handles the others
             self._asked.pop(0)()
         return not self._ending
 
-    def _add(self, request: Request, request_id: int, on_piece: OnPiece) -> None:
-        self._listeners[request_id] = (on_piece, request.num_answers)
+    def _add(self, request: Request, request_id: int, on_delta: OnDelta) -> None:
+        self._listeners[request_id] = (on_delta, request.num_answers)
         try:
             self.engine.add(request, request_id=request_id)
-        except PenstockError as error:  # `check` has let it through, and an adapter is gone by now
+        except PenstockError as error:  # `check` passed, but an adapter was removed since
             for answer in range(request.num_answers):
                 finish: Finish = "refused" if isinstance(error, UsageError) else "error"
-                self._tell([Piece(request_id=request_id, answer=answer, finish=finish, error=str(error))])
+                self._tell(
+                    [OutputDelta(request_id=request_id, answer=answer, finish=finish, error=str(error))]
+                )
 
-    def _tell(self, pieces: list[Piece]) -> None:
-        for piece in pieces:
-            on_piece, num_open = self._listeners[piece.request_id]
-            if piece.finish is not None:
+    def _tell(self, deltas: list[OutputDelta]) -> None:
+        for delta in deltas:
+            on_delta, num_open = self._listeners[delta.request_id]
+            if delta.finish is not None:
                 if num_open == 1:
-                    del self._listeners[piece.request_id]
+                    del self._listeners[delta.request_id]
                 else:
-                    self._listeners[piece.request_id] = (on_piece, num_open - 1)
+                    self._listeners[delta.request_id] = (on_delta, num_open - 1)
             try:
-                on_piece(piece)
-            except Exception:
-                log.exception("A listener failed request=%d", piece.request_id)
-                self.engine.cancel(piece.request_id)
+                on_delta(delta)
+            except Exception:  # the listener's defect ends its own answers only
+                log.exception("A listener failed request=%d", delta.request_id)
+                self.engine.cancel(delta.request_id)
 
     def _end(self, finish: Finish) -> None:
-        """Refuse what comes, end what is there, and tell everyone who listens."""
+        """Refuse new requests, finish open ones and notify all listeners."""
         with self._changed:
             self._refuse(self.failure or "The engine is closed")
             self._ended = True
             asked, self._asked = self._asked, []
         try:
             for what in asked:
-                with suppress(RunnerLost):  # which is being told
+                with suppress(RunnerLost):  # already being reported
                     what()
             self._tell(self.engine.close(finish, error=self.failure))
-        except Exception:  # a defect, and this thread is the last that could speak of it
+        except Exception:  # a bug; this thread is the last that can report it
             log.exception("The engine could not be closed")
         for request_id, (_, num_open) in list(self._listeners.items()):
-            self._tell([Piece(request_id=request_id, finish=finish, error=self.failure)] * num_open)
+            self._tell([OutputDelta(request_id=request_id, finish=finish, error=self.failure)] * num_open)
         with self._changed:
             self._idle = True
             self._changed.notify_all()
@@ -216,7 +215,7 @@ class EngineThread:
 def _do(what: Callable[[Engine], T], engine: Engine, done: "Future[T]") -> None:
     try:
         done.set_result(what(engine))
-    except Exception as error:
+    except Exception as error:  # whatever it is, the thread that waits raises it
         done.set_exception(error)
         if isinstance(error, RunnerLost):
             raise

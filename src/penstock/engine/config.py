@@ -1,4 +1,4 @@
-"""How an engine is built: what a user may choose, each choice computed or neutral by default; no torch."""
+"""Engine configuration, with computed or neutral defaults; no torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from math import inf
 from pathlib import Path
 from typing import Literal, get_args
 
+from penstock.core.checks import check_whole, is_number
 from penstock.core.errors import ConfigError
-from penstock.core.ranges import check_whole, is_number
 
 Weights = Literal["stored", "float32", "bfloat16", "int8", "int4", "float8"]
 Cache = Literal["auto", "int8"]
@@ -16,54 +16,61 @@ Compile = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """The choices; every default suits one model on one machine."""
+    """Options of an engine; the defaults suit one model on one machine."""
 
     device: str | None = None
-    """None: the first GPU if there is one, else the CPU."""
+    """Device, such as `cpu` or `cuda:1`; None: the first GPU if there is one, else the CPU."""
     weights: Weights = "stored"
-    """What the matrices of the blocks are computed in; 8 and 4 bits are made when a model opens."""
+    """Format of the blocks' weight matrices; 8- and 4-bit formats are quantized when a model opens."""
     compile: Compile = "auto"
-    """torch.compile; auto: where it was measured to pay, which is nowhere yet. No request waits for it."""
+    """torch.compile of steps; slower on CPUs, untried on GPUs; auto: off so far.
+
+    Steps run uncompiled until compilation has finished, so no request waits for it."""
     tensor_parallel: int = 1
-    """Processes that share each layer."""
+    """Number of processes (ranks) that share each layer."""
     max_sequences: int = 256
-    """Answers in the making at once; others wait."""
+    """Maximum number of running sequences (answers being computed); others wait."""
     tokens_per_step: int | None = None
-    """Tokens computed in one step at most, whatever it may last; None: computed."""
-    between_tokens_ms: float = 50.0
-    """What a step may last while answers are in the making and prompts wait, or twice a step without prompts
-    if that is more: smaller means an evener stream, and later first tokens (`scheduling.step_size`)."""
+    """Maximum number of tokens computed in one step; None: computed from the device."""
+    target_itl_ms: float = 200.0
+    """Target inter-token latency in ms while prompts wait; smaller: smoother stream, later first tokens.
+
+    A step takes at most this long, or twice the time of a step without prompts if that is longer
+    (`scheduling.budget`; docs/explanation/inference.md has the curve)."""
     block_size: int = 16
-    """Positions of a block of the cache."""
+    """Token positions per KV cache block."""
     cache: Cache = "auto"
-    """What keys and values are kept in; auto: as they are computed; int8: rounded, in about half the bytes of
-    bfloat16, so that the same memory holds twice the tokens and a step reads half."""
+    """Format of the KV cache; auto: the dtype of the activations; int8: quantized, about half the bytes of
+    bfloat16.
+
+    With int8 the same memory holds twice the tokens, and a step reads half."""
     cache_gib: float | None = None
-    """Memory of keys and values, in GiB; None: computed from what is free."""
+    """Memory of the KV cache in GiB; None: computed from the free memory."""
     max_context: int | None = None
-    """Tokens of prompt and answer at most; None: the model's context."""
+    """Maximum tokens of prompt and answer together; None: the model's context."""
     prefix_caching: bool = True
-    """Keep the blocks of ended answers until their room is needed, for prompts that begin alike."""
+    """Keep KV blocks of finished requests until their memory is needed, for prompts with a common prefix;
+    False: free them when a request ends."""
     drafts: str = "off"
-    """Where guessed tokens come from: off, ngram, or a folder with a draft model or a speculator."""
+    """Speculative decoding by draft tokens: off, ngram, or a folder with a draft model or a speculator."""
     num_drafts: int = 4
-    """Guessed tokens a step, at most."""
+    """Maximum number of draft tokens per sequence and step."""
     adapt_drafts: bool = True
-    """Guess fewer, or none, while that is measured not to pay; False: always as many."""
+    """Draft fewer tokens, or none, while measurements show that drafts cost more than they save."""
     trust_contents: bool = False
-    """Names of special tokens in messages become those tokens, as in transformers: who writes a message can
-    then write any turn. False: they are text."""
+    """Names of special tokens in messages become those tokens, as in transformers: the author of a message,
+    or the result of a tool, can then write any turn; False: they are plain text."""
     adapters: Mapping[str, Path | str] = field(default_factory=dict)
-    """Name a request gives -> folder of a LoRA adapter."""
+    """Adapter name in a request -> folder of the LoRA adapter."""
 
     def __post_init__(self) -> None:
-        """Refuse what no engine can be built with."""
+        """Raise ConfigError for values that no engine can be built with."""
         for name in ("tensor_parallel", "max_sequences", "block_size", "num_drafts"):
             check_whole(name, getattr(self, name), 1, fix="Leave it out for the default.")
         for name in ("tokens_per_step", "max_context"):
             if (value := getattr(self, name)) is not None:
                 check_whole(name, value, 1, fix="Leave it out to have it computed.")
-        for name in ("between_tokens_ms", "cache_gib"):
+        for name in ("target_itl_ms", "cache_gib"):
             value = getattr(self, name)
             if value is not None and not (is_number(value) and 0 < value < inf):
                 fix = "Leave it out to have it computed."
@@ -76,7 +83,7 @@ class EngineConfig:
             )
         if not isinstance(self.adapters, Mapping):
             raise ConfigError(
-                "adapters must be names with folders", got=self.adapters, fix='Write {"name": "folder"}.'
+                "adapters must map names to folders", got=self.adapters, fix='Write {"name": "folder"}.'
             )
         if self.cache not in get_args(Cache):
             raise ConfigError("cache must be auto or int8", got=self.cache, fix="Leave it out.")

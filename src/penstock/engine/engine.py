@@ -1,13 +1,13 @@
-"""Requests in, pieces of answers out, one step at a time.
+"""Engine: requests in, output deltas out, one step at a time.
 
     plan = scheduler.schedule(now)          integers: which positions of which sequences
-    output = runner.run(batch_of(plan))     the network, once over all of them
-    drawn = draw(plan, output)              the next tokens
-    scheduler.commit(plan, tokens)          the sequences are longer; those that ended give their blocks back
-    drafting.after(done)                    guesses of what follows, for the next step to verify
+    output = runner.run(batch_of(plan))     one forward pass over all of them
+    sampled = sample(plan, output)          the next tokens
+    scheduler.commit(plan, tokens)          append tokens; finished sequences release their blocks
+    speculation.after(completed)            draft tokens for the next step to verify
 
-Nothing here knows threads: `background.py` gives an engine one. An error in a step ends the answers that were
-in it and no others; their blocks are free afterwards.
+The engine knows no threads; `background.py` runs it in one. An error in a step finishes the sequences of
+that step with an error and no others; their blocks are free afterwards.
 """
 
 import logging
@@ -17,95 +17,93 @@ from typing import Protocol
 
 from penstock.core import clock
 from penstock.core.errors import RunnerLost, UsageError, nearest
-from penstock.engine.answers import Drawn, OpenAnswer
-from penstock.engine.batch import batch_of
-from penstock.engine.capacity import Capacity
-from penstock.engine.drafting import Drafting
-from penstock.engine.drafts.drafter import Done
-from penstock.engine.grammars import Grammars
-from penstock.engine.request import Finish, Piece, Request
-from penstock.engine.runner import Output, Runs
-from penstock.engine.sampling import check_bias
+from penstock.engine.model_runner.batch import batch_of
+from penstock.engine.model_runner.capacity import Capacity
+from penstock.engine.model_runner.interface import StepOutput, StepRunner
+from penstock.engine.outputs import SampledTokens, SequenceOutput
+from penstock.engine.request import Finish, OutputDelta, Request
+from penstock.engine.sampling.grammars import GrammarCompiler
+from penstock.engine.sampling_params import check_vocabulary
 from penstock.engine.scheduling.scheduler import Scheduler
-from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.step_plan import StepPlan
-from penstock.engine.stats import Counts, Stats
-from penstock.engine.words import Words
+from penstock.engine.scheduling.sequence import Sequence, StepPlan
+from penstock.engine.speculation.speculation import CompletedStep, Speculation
+from penstock.engine.stats import EngineCounters, Stats
+from penstock.engine.text_processor import TextProcessor
 
 log = logging.getLogger(__name__)
 
 
-class Draws(Protocol):
-    """Chooses tokens."""
+class TokenSampler(Protocol):
+    """Samples tokens for a step."""
 
-    def draw(self, plan: StepPlan, output: Output) -> list[Drawn]:
-        """Return what each share of a plan gets."""
+    def draw(self, plan: StepPlan, output: StepOutput) -> list[SampledTokens]:
+        """Return the sampled tokens of each share of a plan, in order."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop what is kept of a sequence that has ended."""
+        """Drop the state of a finished sequence."""
         ...
 
 
 class Engine:
-    """A model that answers many requests at once; for one thread.
+    """Inference engine for many concurrent requests. Not thread-safe: `background.EngineThread` runs it.
 
     Args:
-        drawer: chooses the next tokens.
-        capacity: what its parts have room for.
-        words: turns tokens into text; None: pieces have tokens only.
-        drafting: guesses tokens ahead; None: every step adds one token to an answer.
-        grammars: compiles what answers must follow; None: no request may ask for that.
+        token_sampler: samples the next tokens.
+        capacity: sizes of the KV cache and of a step.
+        text_processor: tokenizer and chat template; None: deltas have token ids and no text.
+        drafting: speculative decoding; None: every step adds one token per sequence.
+        grammars: compiles grammars; None: requests with a grammar are refused.
     """
 
     def __init__(
         self,
-        runner: Runs,
+        runner: StepRunner,
         scheduler: Scheduler,
         *,
-        drawer: Draws,
+        token_sampler: TokenSampler,
         capacity: Capacity,
-        words: Words | None,
-        drafting: Drafting | None = None,
-        grammars: Grammars | None = None,
+        text_processor: TextProcessor | None,
+        drafting: Speculation | None = None,
+        grammars: GrammarCompiler | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
         self.capacity = capacity
-        self.words = words
+        self.text_processor = text_processor
         self.grammars = grammars
-        self._drawer = drawer
+        self._token_sampler = token_sampler
         self._drafting = drafting
-        self._counts = Counts()
-        self._open: dict[int, OpenAnswer] = {}  # by id of the sequence
-        self._requests: dict[int, list[Sequence]] = {}  # by id; without those that have ended
+        self._counts = EngineCounters()
+        self._open: dict[int, SequenceOutput] = {}  # by sequence id
+        self._requests: dict[int, list[Sequence]] = {}  # by request id; unfinished sequences only
         self._request_ids, self._sequence_ids = count(), count()
-        self._ended: list[Piece] = []  # since the last step
+        self._ended: list[OutputDelta] = []  # last deltas of sequences that ended outside a step
 
     def check(self, request: Request) -> None:
-        """Refuse a request that could never be answered; for any thread.
+        """Raise for a request that can never be computed. Thread-safe.
 
-        A grammar is compiled here unless it is known, which may take seconds: whoever serves others asks from
-        a thread that can wait.
+        A grammar that is not cached is compiled here, which may take seconds: call from a thread that may
+        block.
 
         Raises:
-            UsageError: it needs more blocks than there are, there is no such adapter, its grammar cannot
-                be used, or it moves logits that the model does not have.
+            UsageError: the request needs more blocks than the cache has, its adapter is unknown, its
+                grammar cannot be compiled, or it names token ids that the model does not have.
         """
         if request.adapter is not None:
             self._check_adapter(request.adapter)
         if request.grammar is not None:
             if self.grammars is None:
-                raise UsageError("This engine has no tokenizer to follow a grammar with", fix="Ask without.")
+                raise UsageError("Grammars need a tokenizer, and there is none", fix="Leave the grammar out.")
             self.grammars.check(request)
-        check_bias(request.sampling, vocab_size=self.capacity.vocab_size)
+        check_vocabulary(request.sampling, vocab_size=self.capacity.vocab_size)
         self.scheduler.check_fits(request)
 
     def add(self, request: Request, *, request_id: int | None = None) -> int:
-        """Queue a request; return its id.
+        """Queue a request and return its id.
 
         Args:
-            request_id: an id that no other request has or had; None: the next one.
+            request_id: an id that was never used before; None: the next one.
 
         Raises:
             UsageError: as in `check`.
@@ -123,78 +121,86 @@ class Engine:
                 request=request,
                 tokens=list(request.prompt),
             )
-            stream = None if self.words is None else self.words.stream(request.stop_texts)
-            self._open[sequence.id] = OpenAnswer(sequence, stream)
+            text_processor = self.text_processor
+            stream = (
+                None
+                if text_processor is None
+                else text_processor.stream(request.stop_texts, shown=request.shown_ids)
+            )
+            self._open[sequence.id] = SequenceOutput(sequence, stream)
             sequences.append(sequence)
             self.scheduler.add(sequence)
         return request_id
 
     def cancel(self, request_id: int, finish: Finish = "cancelled", *, error: str | None = None) -> None:
-        """End the answers of a request, if there are any; their last pieces come with the next step."""
+        """Finish the answers of a request; their last deltas come with the next step. Unknown ids are
+        ignored."""
         for sequence in tuple(self._requests.get(request_id, ())):
             self.scheduler.cancel(sequence.id, finish)
             self._ended.append(self._end(sequence, finish, error))
 
     def add_adapter(self, name: str, folder: Path) -> None:
-        """Open an adapter, for requests that come from now on; between two steps.
+        """Load an adapter for later requests; call between two steps.
 
         Raises:
-            UsageError: there is one of that name.
-            ModelError: it is no LoRA adapter of this model.
+            UsageError: the name is taken.
+            ModelError: the folder is not a LoRA adapter of this model.
         """
         self.runner.add_adapter(name, folder)
 
     def remove_adapter(self, name: str) -> None:
-        """Remove an adapter that nobody uses; between two steps.
+        """Remove an adapter that no request uses; call between two steps.
 
         Raises:
-            UsageError: there is none of that name, or requests that use it have not ended.
+            UsageError: the name is unknown, or requests that use the adapter are unfinished.
         """
         self._check_adapter(name)
         if using := sum(answers[0].request.adapter == name for answers in self._requests.values()):
             raise UsageError(
                 "An adapter cannot be removed while requests use it",
                 got=using,
-                fix="Wait for them, or cancel them.",
+                fix="Wait for these requests, or cancel them.",
             )
         self.runner.remove_adapter(name)
-        self.scheduler.pool.forget_idle()  # what was computed with it, should another come under its name
+        self.scheduler.pool.forget_idle()  # cached blocks of this adapter: its name may be used again
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has anything to compute or tell."""
+        """True if `step` has anything to compute or to return."""
         return bool(self._open or self._ended)
 
-    def step(self) -> list[Piece]:
-        """Compute one step; return what it added to the answers.
+    def step(self) -> list[OutputDelta]:
+        """Compute one step; return the deltas of all answers it extended or finished.
 
         Raises:
-            RunnerLost: no step can be computed any more; `close` returns the last pieces of all answers.
+            RunnerLost: no further step can be computed; `close` then returns the last deltas of all answers.
         """
         begin = clock.monotonic()
         plan = self.scheduler.schedule(begin)
-        pieces, self._ended = self._ended, []
-        pieces += [self._end(sequence, "deadline") for sequence in plan.expired]
+        deltas, self._ended = self._ended, []
+        deltas += [self._end(sequence, "deadline") for sequence in plan.expired]
         if not plan.shares:
-            return pieces
+            return deltas
         try:
-            drawn, done = self._compute(plan, begin)
+            sampled, done = self._compute(plan, begin)
         except RunnerLost:
-            self._ended = pieces
+            self._ended = deltas
             raise
-        except Exception as error:
+        except Exception as error:  # a defect ends the answers of this step, not the engine
             log.exception("A step failed answers=%d tokens=%d", len(plan.shares), plan.num_tokens)
             self._counts.failed_steps += 1
-            drawn = [Drawn(error=f"The engine failed to compute a step ({error!r})")] * len(plan.shares)
+            sampled = [SampledTokens(error=f"The engine failed to compute a step ({error!r})")] * len(
+                plan.shares
+            )
             done = None
         seconds = None if done is None else clock.monotonic() - begin
-        pieces += self._told(plan, drawn, seconds)
+        deltas += self._commit_step(plan, sampled, seconds)
         if self._drafting is not None and done is not None:
             self._drafting.after(done, self._counts)
-        return pieces
+        return deltas
 
     def stats(self) -> Stats:
-        """Return the moment's numbers; for any thread."""
+        """Return a snapshot of the statistics. Thread-safe."""
         pool, counts = self.scheduler.pool, self.scheduler.counts
         return Stats(
             waiting=len(self._open) - len(self.scheduler.running),
@@ -207,67 +213,69 @@ class Engine:
             counts=self._counts,
         )
 
-    def close(self, finish: Finish = "cancelled", *, error: str | None = None) -> list[Piece]:
-        """End all answers and free what the runner holds; return their last pieces. Once more does nothing.
+    def close(self, finish: Finish = "cancelled", *, error: str | None = None) -> list[OutputDelta]:
+        """Finish all answers, free the runner and return the last deltas. Idempotent.
 
         Args:
-            error: what failed, where `finish` is "error".
+            error: the failure, if `finish` is "error".
         """
         for request_id in tuple(self._requests):
             self.cancel(request_id, finish, error=error)
-        pieces, self._ended = self._ended, []
+        deltas, self._ended = self._ended, []
         self.runner.close()
-        return pieces
+        return deltas
 
     def _check_adapter(self, name: str) -> None:
         known = self.runner.adapters
         if name not in known:
-            hint = nearest(name, list(known)) if known else "The engine has none."
-            raise UsageError("There is no adapter of that name", got=name, fix=hint)
+            hint = nearest(name, list(known)) if known else "The engine has no adapters."
+            raise UsageError("Unknown adapter", got=name, fix=hint)
 
-    def _compute(self, plan: StepPlan, begin: float) -> tuple[list[Drawn], Done]:
+    def _compute(self, plan: StepPlan, begin: float) -> tuple[list[SampledTokens], CompletedStep]:
         batch = batch_of(plan, self.capacity.block_size, adapters=self.runner.adapters)
         scheduled = clock.monotonic()
         output = self.runner.run(batch)
         ran = clock.monotonic()
-        drawn = self._drawer.draw(plan, output)
+        sampled = self._token_sampler.draw(plan, output)
         end = clock.monotonic()
         self._counts.steps += 1
         self._counts.tokens += plan.num_tokens
         self._counts.schedule_s += scheduled - begin
         self._counts.run_s += ran - scheduled
         self._counts.draw_s += end - ran
-        tokens = [new.tokens for new in drawn]
-        return drawn, Done(
-            plan=plan, batch=batch, hidden=output.hidden, drawn=tokens, model_s=end - scheduled
+        tokens = [new.tokens for new in sampled]
+        return sampled, CompletedStep(
+            plan=plan, batch=batch, hidden=output.hidden, sampled=tokens, model_s=end - scheduled
         )
 
-    def _told(self, plan: StepPlan, drawn: list[Drawn], seconds: float | None) -> list[Piece]:
-        """Lengthen the sequences, end those that are complete, and say what was added."""
+    def _commit_step(
+        self, plan: StepPlan, sampled: list[SampledTokens], seconds: float | None
+    ) -> list[OutputDelta]:
+        """Append the sampled tokens, finish complete sequences, and return the deltas."""
         begin = clock.monotonic()
         shares = plan.shares
-        pieces = [self._open[share.sequence.id].take(new) for share, new in zip(shares, drawn, strict=True)]
-        for share, new, piece in zip(shares, drawn, pieces, strict=True):
-            if piece is not None and piece.finish is not None and new.error is not None:
-                self.scheduler.finish(share.sequence, piece.finish)  # before: there is nothing to commit
-        sampled = [new.tokens for share, new in zip(shares, drawn, strict=True) if share.samples]
-        self.scheduler.commit(plan, sampled, seconds=seconds)
-        for share, piece in zip(shares, pieces, strict=True):
-            if piece is not None and piece.finish is not None:
-                self.scheduler.finish(share.sequence, piece.finish)
+        deltas = [self._open[share.sequence.id].take(new) for share, new in zip(shares, sampled, strict=True)]
+        for share, new, delta in zip(shares, sampled, deltas, strict=True):
+            if delta is not None and delta.finish is not None and new.error is not None:
+                self.scheduler.finish(share.sequence, delta.finish)  # before commit: it has no tokens
+        committed = [new.tokens for share, new in zip(shares, sampled, strict=True) if share.samples]
+        self.scheduler.commit(plan, committed, seconds=seconds)
+        for share, delta in zip(shares, deltas, strict=True):
+            if delta is not None and delta.finish is not None:
+                self.scheduler.finish(share.sequence, delta.finish)
                 self._forget(share.sequence)
-        self._counts.drawn += sum(len(new.tokens) for new in drawn)
+        self._counts.sampled += sum(len(new.tokens) for new in sampled)
         self._counts.answer_s += clock.monotonic() - begin
-        return [piece for piece in pieces if piece is not None]
+        return [delta for delta in deltas if delta is not None]
 
-    def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> Piece:
-        piece = self._open[sequence.id].end(finish, error=error)
+    def _end(self, sequence: Sequence, finish: Finish, error: str | None = None) -> OutputDelta:
+        delta = self._open[sequence.id].end(finish, error=error)
         self._forget(sequence)
-        return piece
+        return delta
 
     def _forget(self, sequence: Sequence) -> None:
         del self._open[sequence.id]
-        self._drawer.forget(sequence)
+        self._token_sampler.forget(sequence)
         if self._drafting is not None:
             self._drafting.forget(sequence)
         others = self._requests[sequence.request_id]

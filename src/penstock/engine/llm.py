@@ -1,11 +1,11 @@
-"""A model for Python programs: prompts in, answers out, many at once.
+"""Python API for inference: prompts in, completions out, many at once.
 
     with penstock.LLM("runs/first") as llm:
         for answers in llm.generate(["A penstock is", "Water flows"]):
             print(answers.text)
 
-Everything that is asked, from any thread or task, is computed together by one engine, so a list of prompts
-is faster than one prompt after the other, and an answer does not depend on what else is asked.
+One engine computes the requests of all threads and tasks together: a list of prompts is faster than one
+prompt after the other, and an answer does not depend on what else runs.
 """
 
 import asyncio
@@ -23,46 +23,51 @@ from penstock.core import clock
 from penstock.core.errors import AnswerFailed, ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
-from penstock.engine.collected import Answers, Collected
 from penstock.engine.config import EngineConfig
-from penstock.engine.params import Params, params_for
+from penstock.engine.outputs import Collected, RequestOutput
 from penstock.engine.prompts import Prompt, check_prompt, prompts_of, room_after, token_ids
-from penstock.engine.request import Piece, Request
-from penstock.engine.words import Words
-from penstock.text.chat import Message
+from penstock.engine.request import OutputDelta, Request
+from penstock.engine.sampling_params import Params, params_for
+from penstock.engine.text_processor import TextProcessor
+from penstock.text.chat_template import Message
 
 _DEFAULT = Params()
 
 
 class LLM:
-    """A model ready to answer; safe to share between threads.
+    """Language model for inference; safe to share between threads.
 
     Args:
-        path: a Hugging Face folder, a run or a checkpoint. It is opened here and a thread is started, so
-            use `with`, or `close`.
-        config: how; the defaults suit one model on one machine.
+        path: a Hugging Face folder, a run or a checkpoint. The model is loaded and a thread is started,
+            so use `with`, or call `close`.
+        config: engine options; the defaults suit one model on one machine.
 
     Raises:
-        UsageError: there is no such folder, or config is none.
+        UsageError: the folder does not exist, or config is not an EngineConfig.
         ConfigError: the memory has no room for one context.
-        ModelError: the folder holds no model that can be opened, or no tokenizer.
+        ModelError: the folder has no model that can be opened, or no tokenizer.
     """
 
     def __init__(self, path: Path | str, config: EngineConfig | None = None) -> None:
         config = EngineConfig() if config is None else config
         if not isinstance(config, EngineConfig):
             raise UsageError(
-                "config is no EngineConfig", got=config, fix='Write EngineConfig(weights="int8").'
+                "config is not an EngineConfig", got=config, fix='Write EngineConfig(weights="int8").'
             )
         engine = build_engine(Path(path), config)
-        if engine.words is None:
+        if engine.text_processor is None:
             engine.close()
-            raise ModelError(f"{path} has no tokenizer.json", fix="Copy it from where the model came from.")
-        self.words: Words = engine.words
+            raise ModelError(f"{path} has no tokenizer.json", fix="Copy it from the original model's folder.")
+        self.text_processor: TextProcessor = engine.text_processor
         self.capacity = engine.capacity
         self.thread = EngineThread(engine).start()
-        """For whoever needs more than is here, such as a server."""
+        """The engine's thread, for callers such as a server that submit requests themselves."""
         self._finalizer = weakref.finalize(self, self.thread.close)
+
+    @property
+    def words(self) -> TextProcessor:
+        """Older name of `text_processor`."""
+        return self.text_processor
 
     def __enter__(self) -> Self:
         return self
@@ -71,7 +76,7 @@ class LLM:
         self.close()
 
     def close(self) -> None:
-        """Cancel what is being answered and free the model; once more does nothing."""
+        """Cancel all requests and free the model. Idempotent."""
         self._finalizer()
 
     def generate(
@@ -80,91 +85,93 @@ class LLM:
         params: Params | Sequence[Params] = _DEFAULT,
         *,
         on_progress: Callable[[int, int], None] | None = None,
-    ) -> list[Answers]:
-        """Return the answers to each prompt, in the order of the prompts.
+    ) -> list[RequestOutput]:
+        """Return the completions of each prompt, in the order of the prompts.
 
         Args:
-            prompts: a text or several, or tokens: [tokens] of one prompt, [n][tokens] of several.
-            params: for all prompts, or [n] one for each.
-            on_progress: called with (answers done, answers in all) whenever one ends.
+            prompts: one text, a list of texts, one list of token ids, or a list of such lists.
+            params: one Params for all prompts, or a list of one per prompt.
+            on_progress: called with (finished answers, all answers) whenever one finishes.
 
         Raises:
-            UsageError: a prompt cannot be answered, and nothing was computed; or an answer's grammar could
-                not be followed to its end.
+            UsageError: a prompt does not fit (nothing was computed), or no token could follow an answer's
+                grammar.
             AnswerFailed: the engine failed; the other answers are cancelled.
         """
         asked = prompts_of(prompts)
         each = zip(asked, params_for(params, len(asked)), strict=True)
         return self.collect([self.request(prompt, params) for prompt, params in each], on_progress)
 
-    def chat(self, messages: Sequence[Message], params: Params = _DEFAULT) -> Answers:
-        """Return the answers to a conversation; errors as in `generate`."""
+    def chat(self, messages: Sequence[Message], params: Params = _DEFAULT) -> RequestOutput:
+        """Return the answers to a conversation; raises as `generate` does."""
         return self.collect([self.chat_request(messages, params)])[0]
 
-    def stream(self, prompt: Prompt | Request, params: Params = _DEFAULT) -> Iterator[Piece]:
-        """Yield what is added to the answers, as it is drawn; leaving the iterator cancels the rest.
+    def stream(self, prompt: Prompt | Request, params: Params = _DEFAULT) -> Iterator[OutputDelta]:
+        """Yield deltas of the answers as they are sampled; closing the iterator cancels the request.
 
         Args:
-            prompt: also a request that `request` or `chat_request` made.
+            prompt: text, token ids, or a request from `request` or `chat_request`.
 
         Raises:
-            UsageError: at once, as in `generate`; the iterator raises what `generate` does.
+            UsageError: at once, as in `generate`; the iterator raises as `generate` does.
         """
         request = prompt if isinstance(prompt, Request) else self.request(prompt, params)
         self.thread.engine.check(request)
-        return self._pieces(request)
+        return self._deltas(request)
 
-    async def stream_async(self, prompt: Prompt | Request, params: Params = _DEFAULT) -> AsyncIterator[Piece]:
-        """Yield as `stream` does, without holding up the event loop."""
+    async def stream_async(
+        self, prompt: Prompt | Request, params: Params = _DEFAULT
+    ) -> AsyncIterator[OutputDelta]:
+        """Yield as `stream` does, without blocking the event loop."""
         request = prompt if isinstance(prompt, Request) else self.request(prompt, params)
-        await asyncio.to_thread(self.thread.engine.check, request)  # a grammar may take long to compile
-        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[Piece]()
+        await asyncio.to_thread(self.thread.engine.check, request)  # compiling a grammar may take seconds
+        loop, deltas = asyncio.get_running_loop(), asyncio.Queue[OutputDelta]()
 
-        def on_piece(piece: Piece) -> None:
-            with suppress(RuntimeError):  # the loop was closed
-                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+        def on_delta(delta: OutputDelta) -> None:
+            with suppress(RuntimeError):  # the event loop was closed
+                loop.call_soon_threadsafe(deltas.put_nowait, delta)
 
-        request_id = self.thread.submit(request, on_piece)
+        request_id = self.thread.submit(request, on_delta)
         try:
             num_open = request.num_answers
             while num_open:
-                piece = _checked(await pieces.get())
-                num_open -= piece.finish is not None
-                yield piece
+                delta = _checked(await deltas.get())
+                num_open -= delta.finish is not None
+                yield delta
         finally:
             self.thread.cancel(request_id)
 
     def embed(self, texts: Prompt | Sequence[Prompt], *, adapter: str | None = None) -> np.ndarray:
-        """Return a vector of length 1 per text, [n, hidden] float32; a text may be its tokens.
+        """Return one embedding of length 1 per text, [n, hidden] float32; a text may also be token ids.
 
-        It is the normalised residual stream at the last token, which alone has seen the whole text. A model
-        that was not trained for it gives vectors of little use.
+        The embedding is the normalised hidden state at the last token, the only one that attends to the whole
+        text. Models that were not trained for embeddings give poor ones.
         """
         found = self.collect([self._embed_request(text, adapter) for text in prompts_of(texts)])
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
 
     def add_adapter(self, name: str, folder: Path | str) -> None:
-        """Open a LoRA adapter that PEFT saved, for calls that name it from now on.
+        """Load a LoRA adapter saved by PEFT; later requests may name it.
 
         Raises:
-            UsageError: there is one of that name.
-            ModelError: it is no LoRA adapter of this model.
+            UsageError: the name is taken.
+            ModelError: the folder is not a LoRA adapter of this model.
         """
         self.thread.call(lambda engine: engine.add_adapter(name, Path(folder)))
 
     def remove_adapter(self, name: str) -> None:
-        """Forget an adapter.
+        """Remove an adapter.
 
         Raises:
-            UsageError: there is none of that name, or answers that use it are in the making.
+            UsageError: the name is unknown, or unfinished requests use the adapter.
         """
         self.thread.call(lambda engine: engine.remove_adapter(name))
 
     def request(self, prompt: Prompt, params: Params = _DEFAULT) -> Request:
-        """Return what the engine is asked for a prompt.
+        """Return the engine's request for a prompt.
 
         Raises:
-            UsageError: prompt and answer do not fit the model.
+            UsageError: prompt and answer do not fit into the model's context.
         """
         tokens = self._tokens(prompt)
         room = room_after(
@@ -177,7 +184,7 @@ class LLM:
             prompt=tuple(tokens),
             max_tokens=room,
             sampling=params.sampling,
-            stop_ids=self.words.stop_ids if params.stop_ids is None else frozenset(params.stop_ids),
+            stop_ids=self.text_processor.stop_ids if params.stop_ids is None else frozenset(params.stop_ids),
             stop_texts=params.stop_texts,
             num_answers=params.num_answers,
             priority=params.priority,
@@ -188,13 +195,13 @@ class LLM:
         )
 
     def chat_request(self, messages: Sequence[Message], params: Params = _DEFAULT) -> Request:
-        """Return what the engine is asked for a conversation.
+        """Return the engine's request for a conversation.
 
         Raises:
-            UsageError: it does not fit the model, or the template refuses it.
+            UsageError: it does not fit into the context, or the chat template refuses it.
         """
-        stops = (*params.stop_texts, *self.words.template.stop_texts)
-        return self.request(self.words.encode_chat(messages), replace(params, stop_texts=stops))
+        stops = (*params.stop_texts, *self.text_processor.template.stop_texts)
+        return self.request(self.text_processor.encode_chat(messages), replace(params, stop_texts=stops))
 
     def _embed_request(self, text: Prompt, adapter: str | None) -> Request:
         tokens = self._tokens(text)
@@ -202,34 +209,34 @@ class LLM:
         return Request(prompt=tuple(tokens), max_tokens=0, adapter=adapter, task="embed")
 
     def _tokens(self, prompt: Prompt) -> list[int]:
-        return self.words.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
+        return self.text_processor.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
-    def _pieces(self, request: Request) -> Iterator[Piece]:
-        pieces = queue.SimpleQueue[Piece]()
-        request_id = self.thread.submit(request, pieces.put)
+    def _deltas(self, request: Request) -> Iterator[OutputDelta]:
+        deltas = queue.SimpleQueue[OutputDelta]()
+        request_id = self.thread.submit(request, deltas.put)
         try:
             num_open = request.num_answers
             while num_open:
-                piece = _checked(pieces.get())
-                num_open -= piece.finish is not None
-                yield piece
+                delta = _checked(deltas.get())
+                num_open -= delta.finish is not None
+                yield delta
         finally:
             self.thread.cancel(request_id)
 
     def collect(
         self, requests: Sequence[Request], on_progress: Callable[[int, int], None] | None = None
-    ) -> list[Answers]:
-        """Return the answers to requests, which may differ in all they ask; errors as in `generate`."""
+    ) -> list[RequestOutput]:
+        """Return the outputs of requests, each with its own settings; raises as `generate` does."""
         for request in requests:
             self.thread.engine.check(request)
-        pieces = queue.SimpleQueue[Piece]()
-        found = {self.thread.submit(request, pieces.put): Collected(request) for request in requests}
+        deltas = queue.SimpleQueue[OutputDelta]()
+        found = {self.thread.submit(request, deltas.put): Collected(request) for request in requests}
         done, total = 0, sum(request.num_answers for request in requests)
         try:
             while done < total:
-                piece = _checked(pieces.get())
-                found[piece.request_id].take(piece)
-                if piece.finish is not None:
+                delta = _checked(deltas.get())
+                found[delta.request_id].take(delta)
+                if delta.finish is not None:
                     done += 1
                     if on_progress is not None:
                         on_progress(done, total)
@@ -240,9 +247,9 @@ class LLM:
         return [collected.answers() for collected in found.values()]
 
 
-def _checked(piece: Piece) -> Piece:
-    if piece.finish == "refused":
-        raise UsageError(piece.error or "The request cannot be followed")
-    if piece.finish == "error":
-        raise AnswerFailed(piece.error or "The engine failed")
-    return piece
+def _checked(delta: OutputDelta) -> OutputDelta:
+    if delta.finish == "refused":
+        raise UsageError(delta.error or "The request cannot be continued")
+    if delta.finish == "error":
+        raise AnswerFailed(delta.error or "The engine failed")
+    return delta

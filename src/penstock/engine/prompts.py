@@ -1,4 +1,4 @@
-"""What a caller may give as prompts, and whether they fit the model; no torch."""
+"""Prompts: accepted forms, and checks against the model's context; no torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from operator import index
@@ -7,18 +7,18 @@ from typing import SupportsIndex, cast
 from penstock.core.errors import UsageError
 
 Prompt = str | Sequence[int]
-"""A text, or its tokens."""
+"""A text, or its token ids."""
 
 
 def prompts_of(given: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return each prompt of what may be one or several: a text, token ids, or a list of either.
+    """Return a list of prompts from one prompt or several: a text, token ids, or a list of either.
 
-    Numbers in a row are one prompt, as in vLLM.
+    A list of numbers is one prompt, as in vLLM.
 
     >>> prompts_of("a"), prompts_of([5, 6]), prompts_of(["a", [5, 6]])
     (['a'], [[5, 6]], ['a', [5, 6]])
     """
-    if isinstance(given, str) or not _is_list(given):  # what is neither is refused as a prompt
+    if isinstance(given, str) or not _is_list(given):  # anything else fails later, as one prompt
         return [cast(Prompt, given)]
     many = list(given)
     return [cast(Prompt, many)] if many and all(map(_is_whole_number, many)) else cast(list[Prompt], many)
@@ -29,7 +29,7 @@ def _is_list(given: object) -> bool:
 
 
 def _is_whole_number(one: object) -> bool:
-    """Whether it is one of Python, numpy or torch."""
+    """True for whole numbers of Python, numpy and torch."""
     try:
         index(one)  # type: ignore[arg-type]
     except (TypeError, ValueError):
@@ -38,10 +38,10 @@ def _is_whole_number(one: object) -> bool:
 
 
 def token_ids(prompt: object) -> list[int]:
-    """Return the ids of a prompt that is no text.
+    """Return the ids of a prompt that is not a text.
 
     Raises:
-        UsageError: they are no whole numbers.
+        UsageError: not a list of whole numbers.
     """
     if not _is_list(prompt):
         fix = "Give one of them, or a list of several."
@@ -53,22 +53,22 @@ def _token_id(one: object) -> int:
     try:
         return index(cast(SupportsIndex, one))
     except TypeError:
-        fix = "Several prompts are a list of texts or of lists of ids."
-        raise UsageError("A prompt has an entry that is no token id", got=one, fix=fix) from None
+        fix = "Several prompts are a list of texts, or of lists of ids."
+        raise UsageError("A prompt has an entry that is not a token id", got=one, fix=fix) from None
 
 
 def check_prompt(prompt: Sequence[int], *, context: int, vocab_size: int) -> None:
-    """Refuse a prompt that the model cannot read.
+    """Raise for a prompt that the model cannot process.
 
     Raises:
-        UsageError: it is empty, has tokens that are not the model's, or is longer than its context.
+        UsageError: it is empty, has ids outside the vocabulary, or is longer than the context.
     """
     if not prompt:
         raise UsageError("The prompt is empty", fix="Give at least one token of text.")
     least, most = min(prompt), max(prompt)
     if most >= vocab_size or least < 0:
         raise UsageError(
-            f"The prompt has a token the model does not know (it has {vocab_size:,})",
+            f"The prompt has a token id outside the model's vocabulary of {vocab_size:,}",
             got=least if least < 0 else most,
             fix="Use the tokenizer the model was trained with.",
         )
@@ -81,10 +81,10 @@ def check_prompt(prompt: Sequence[int], *, context: int, vocab_size: int) -> Non
 
 
 def room_after(prompt: Sequence[int], *, context: int, vocab_size: int, max_tokens: int | None) -> int:
-    """Return how many tokens may follow a prompt.
+    """Return how many tokens may be generated after a prompt: `max_tokens`, or the rest of the context.
 
     Raises:
-        UsageError: prompt and answer do not fit the model.
+        UsageError: prompt and answer do not fit into the context.
 
     >>> room_after([5, 6], context=8, vocab_size=10, max_tokens=None)
     6

@@ -1,55 +1,57 @@
-"""What a caller asks of the engine, and the pieces of an answer it gets; no torch."""
+"""Requests to the engine and the output deltas that it returns; no torch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.engine.sampling import GREEDY, Sampling
+from penstock.engine.sampling_params import GREEDY, Sampling
 
 Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "error"]
-"""Why an answer ended: an end token or text, no more room, the caller, its time, a demand that turned out
-impossible to follow, or a fault of ours."""
+"""Finish reason: stop token or text, max_tokens, the caller, its deadline, no token that it allows, or
+an engine failure."""
 
 Task = Literal["generate", "embed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and how its answers are made; checked by whoever opens it to users, before it is queued."""
+    """One prompt with its sampling settings; validated by the caller before it is queued."""
 
     prompt: tuple[int, ...]
     """Token ids, at least one."""
     max_tokens: int
-    """Tokens of each answer at most, 0 for "embed"; prompt and answer fit the model's context."""
+    """Maximum tokens of each answer, 0 for "embed"; prompt and answer fit into the context."""
     sampling: Sampling = GREEDY
-    """How tokens are drawn."""
+    """Sampling settings."""
     stop_ids: frozenset[int] = frozenset()
-    """Tokens that end an answer and are no part of it."""
+    """Tokens that end an answer and are not part of it."""
     stop_texts: tuple[str, ...] = ()
-    """Texts that end an answer and are no part of it."""
+    """Texts that end an answer and are not part of it."""
+    shown_ids: frozenset[int] = frozenset()
+    """Special tokens whose names appear in the text; other special tokens do not."""
     num_answers: int = 1
-    """Answers drawn independently; they share the blocks of the prompt."""
+    """Answers sampled independently; they share the KV blocks of the prompt."""
     priority: int = 0
-    """Smaller goes first."""
+    """Smaller values are scheduled first."""
     client: str = ""
-    """Among equal priorities clients take turns, by tokens they were served."""
+    """Client name for fair scheduling: clients of equal priority take turns, by tokens served."""
     adapter: str | None = None
-    """Name of the adapter added to the base weights; None: the base alone."""
+    """Name of the LoRA adapter; None: the base model."""
     salt: str = ""
-    """What is computed of the prompt is found only by requests with the same."""
+    """Prefix cache namespace: blocks are shared only between requests with the same salt."""
     grammar: str | None = None
-    """What the answer must follow, as `engine.structured` writes it; None: anything."""
+    """Grammar that the answer must follow, written by `engine.sampling.grammar_text`; None: none."""
     deadline_s: float | None = None
-    """When to give up, in seconds of `core.clock.monotonic`; None: never."""
+    """Time at which the request is cancelled, in seconds of `core.clock.monotonic`; None: never."""
     num_prompt_logprobs: int | None = None
-    """Also say how likely the prompt's tokens were, beside so many likeliest; None: do not."""
+    """Return log-probabilities of the prompt tokens, with this many likeliest alternatives; None: do not."""
     task: Task = "generate"
-    """"embed": no token is drawn; the answer is one vector."""
+    """"embed": no token is sampled; the output is one vector."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprob:
-    """How likely one token was, before temperature and filters."""
+    """Log-probability of one token, before temperature and filters."""
 
     token: int
     logprob: float
@@ -57,29 +59,33 @@ class TokenLogprob:
     rank: int
     """1 for the likeliest token."""
     top: Mapping[int, float]
-    """The likeliest tokens and their log-probabilities, as many as were asked for."""
+    """The likeliest tokens and their log-probabilities, as many as requested."""
 
 
-@dataclass(slots=True, kw_only=True)  # not frozen: one is made per token, and freezing doubles its price
-class Piece:
-    """What one step added to one answer."""
+@dataclass(slots=True, kw_only=True)  # not frozen: one per token, and freezing doubles its cost
+class OutputDelta:
+    """Output that one step added to one answer."""
 
     request_id: int
     answer: int = 0
-    """Which of the request's answers, from 0."""
+    """Index of the answer within its request, from 0."""
     text: str = ""
-    """May be empty while a character or a stop text is incomplete."""
+    """New text; empty while a character or a stop text may be incomplete."""
     token_ids: tuple[int, ...] = ()
-    """Several after accepted drafts; none in a last piece that only brings what was held back."""
+    """New tokens; several after accepted drafts, none if only held-back text is output."""
     logprobs: tuple[TokenLogprob, ...] = ()
-    """One per token where they were asked for."""
+    """One per token, if requested."""
     prompt_logprobs: tuple[TokenLogprob | None, ...] | None = None
-    """One per token of the prompt, None for its first; in one piece of an answer, where asked for."""
+    """One per prompt token, None for the first; in one delta of each answer, if requested."""
     embedding: tuple[float, ...] | None = None
-    """In the one piece of an "embed" task."""
+    """The vector, in the only delta of an "embed" task."""
     finish: Finish | None = None
-    """Set in the last piece."""
+    """Finish reason, set in the last delta."""
     error: str | None = None
-    """What failed, where `finish` is "refused" or "error"."""
+    """Error message if `finish` is "refused" or "error"."""
     num_cached: int = 0
-    """In the last piece: tokens of the prompt that were found computed."""
+    """In the last delta: prompt tokens taken from the prefix cache."""
+
+
+OnDelta = Callable[[OutputDelta], None]
+"""Called from the engine's thread; must not block."""

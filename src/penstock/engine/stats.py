@@ -1,53 +1,53 @@
-"""What an engine did and holds, as numbers for people and dashboards; no torch."""
+"""Engine statistics for dashboards and reports; no torch."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
-    """Totals since the engine was opened; they only grow."""
+class EngineCounters:
+    """Totals since the engine was opened; they only increase."""
 
     steps: int = 0
     """Steps computed."""
     tokens: int = 0
-    """Positions computed: of prompts, of answers, and again after a pre-emption."""
-    drawn: int = 0
-    """Tokens of answers."""
+    """Positions computed: prompts, answers, and again after preemption."""
+    sampled: int = 0
+    """Tokens sampled for answers."""
     drafts: int = 0
-    """Tokens guessed."""
+    """Draft tokens proposed."""
     drafts_accepted: int = 0
-    """Of those, tokens that became part of an answer."""
+    """Draft tokens accepted."""
     failed_steps: int = 0
-    """Steps whose failure ended the answers in them."""
+    """Steps that failed and ended their answers."""
     schedule_s: float = 0.0
-    """Seconds of deciding what a step computes, and of writing it down for the network."""
+    """Seconds of scheduling and of building batches."""
     run_s: float = 0.0
-    """Seconds in the network."""
+    """Seconds of forward passes."""
     draw_s: float = 0.0
-    """Seconds of drawing and verifying."""
+    """Seconds of sampling and verification."""
     draft_s: float = 0.0
-    """Seconds of guessing."""
+    """Seconds of drafting."""
     answer_s: float = 0.0
-    """Seconds of committing, and of turning tokens into text and pieces."""
+    """Seconds of committing and detokenizing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """The moment, and the totals."""
+    """Snapshot of the engine, with totals."""
 
     waiting: int
-    """Answers not begun, or pre-empted."""
+    """Sequences waiting, preempted ones included."""
     running: int
-    """Answers in the making."""
+    """Sequences running."""
     num_blocks: int
-    """Blocks of the cache."""
+    """Blocks of the KV cache."""
     used_blocks: int
-    """Of those, held by answers in the making."""
+    """Blocks used by running sequences."""
     preemptions: int
-    """Times an answer lost its blocks to another."""
+    """Preemptions."""
     prefix_asked: int
-    """Tokens of admitted answers that could have been found computed."""
+    """Tokens of admitted sequences: prefix cache lookups."""
     prefix_found: int
-    """Of those, tokens that were."""
-    counts: Counts
+    """Tokens found in the prefix cache."""
+    counts: EngineCounters
     """Totals."""

@@ -1,1 +1,1 @@
-"""Start the processes of a run; imports no torch."""
+"""Launcher: starts the processes of a run; imports no torch."""

@@ -1,10 +1,10 @@
-"""Run a function in several processes of this machine, as one job that fails or stops as a whole.
+"""Local launcher: runs a function in processes of this machine, as one job that fails or stops whole.
 
-The processes are forked, so what the parent has imported is not imported again (importing torch takes
-seconds). The parent must not have started threads or touched a GPU. Signals: the parent passes SIGTERM,
-Ctrl-C and the end of its terminal on as SIGTERM, once; a second Ctrl-C kills. If one process fails the others
-are stopped, and if the parent dies, however it dies, the kernel kills them all. When a job has ended, whoever
-started it may have it started anew on another number of processes.
+The processes are forked, so the parent's imports are not repeated (importing torch takes seconds). The parent
+must not have started threads or used a GPU. Signals: the parent forwards SIGTERM, Ctrl-C and the end of its
+terminal as SIGTERM, once; a second Ctrl-C kills. If one process fails the others are stopped, and if the
+parent dies, the kernel kills them all. When a job has ended, the caller may restart it with another number of
+processes.
 """
 
 import ctypes
@@ -27,35 +27,35 @@ from penstock.core.errors import PeerLost, UsageError
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 20.0
-_MESSAGE_CHARS = 10_000  # fits a pipe, so that saying it never waits for the parent, who reads at the end
+_MESSAGE_CHARS = 10_000  # fits a pipe, so that writing never waits for the parent, which reads at the end
 _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 EXIT_INTERRUPTED = 130
-"""A second Ctrl-C ended the job at once."""
+"""Exit code: a second Ctrl-C ended the job at once."""
 EXIT_STOPPED = 75
-"""A process that stopped on request, after saving; not a failure."""
+"""Exit code: a process stopped on request, after saving if its time allowed; not a failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How a job ended."""
+class JobOutcome:
+    """Outcome of a job: exit code and messages."""
 
     code: int
     """0 if every process returned 0, else the code of the first that failed, else EXIT_STOPPED."""
     messages: list[str]
-    """What failed processes said, each message once."""
+    """Messages of failed processes, each once."""
     lost: tuple[int, ...] = ()
-    """Ranks that were killed from outside, where that is all that went wrong."""
+    """Ranks that were killed from outside, if nothing else went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Where one process of a job runs, and what it is told."""
+    """Place of one process in a job: its environment and namespace."""
 
     environment: Mapping[str, str]
-    """Added to the parent's."""
+    """Environment variables added to the parent's."""
     enter: Callable[[], None] = lambda: None
-    """Called by the process before its work, to go where that is done."""
+    """Called by the process before its work, to enter its namespace."""
 
 
 def run(
@@ -63,15 +63,15 @@ def run(
     explain: Callable[[BaseException], tuple[str, int]],
     *,
     processes: int,
-    again: Callable[[Outcome], int] = lambda _: 0,
-) -> Outcome:
+    again: Callable[[JobOutcome], int] = lambda _: 0,
+) -> JobOutcome:
     """Run `work` in each process, with RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE set.
 
     Args:
         work: returns an exit code.
-        explain: turns an error into a paragraph and an exit code.
-        again: given how all ended, says on how many processes to start anew; 0: not. It is not asked where
-            the job was told to stop.
+        explain: converts an error to a message and an exit code.
+        again: given the outcome, returns the number of processes to restart with; 0: no restart. Not called
+            if the job was told to stop.
 
     Raises:
         UsageError: fewer than one process.
@@ -91,7 +91,7 @@ def run(
 
 def run_at(
     work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], seats: Sequence[Seat]
-) -> Outcome:
+) -> JobOutcome:
     """Run `work` in a process for each seat; see `run`."""
     with _held_signals() as before:
         outcome, _ = _run(work, explain, seats, before)
@@ -111,7 +111,7 @@ def _environment(rank: int, *, processes: int, meet: str) -> dict[str, str]:
 
 @contextmanager
 def _held_signals() -> Iterator[set[int]]:
-    """Hold signals back until there is someone to forward them to; give the mask of before."""
+    """Block signals until there are processes to forward them to; yield the earlier mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     try:
         yield before
@@ -124,22 +124,22 @@ def _run(
     explain: Callable[[BaseException], tuple[str, int]],
     seats: Sequence[Seat],
     before: set[int],
-) -> tuple[Outcome, bool]:
-    """Return how the job ended, and whether it was told to; signals are held back before and after."""
+) -> tuple[JobOutcome, bool]:
+    """Return the outcome, and whether the job was told to stop; signals are blocked before and after."""
     children = _start(work, explain, seats)
     with _Forwarding(children) as forwarding:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         outcome = _wait(children)
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     if forwarding.has_killed:
-        return Outcome(EXIT_INTERRUPTED, ["Interrupted."]), True
+        return JobOutcome(EXIT_INTERRUPTED, ["Interrupted."]), True
     return outcome, forwarding.was_told
 
 
 def _start(
     work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], seats: Sequence[Seat]
 ) -> dict[BaseProcess, Connection]:
-    """Fork the processes; return them by rank, each with the end of a pipe it may say one message into."""
+    """Fork the processes; return them by rank, each with a pipe for one message."""
     context = multiprocessing.get_context("fork")
     children: dict[BaseProcess, Connection] = {}
     for seat in seats:
@@ -159,17 +159,17 @@ def _child(
     parent: int,
 ) -> None:
     die_with(parent)
-    for number in (signal.SIGINT, signal.SIGHUP):  # the parent passes them on
+    for number in (signal.SIGINT, signal.SIGHUP):  # forwarded by the parent
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     os.environ.update(seat.environment)
     try:
         seat.enter()
         code = work()
-    except BaseException as error:
+    except BaseException as error:  # whatever ends this rank, the parent must be told
         try:
             message, code = explain(error)
-        except BaseException:
+        except BaseException:  # `explain` raises what it does not know, and all with --debug
             sys.excepthook(type(error), error, error.__traceback__)
             message, code = "", 1
         sender.send(message[:_MESSAGE_CHARS])
@@ -179,24 +179,24 @@ def _child(
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends, however it does."""
+    """Make the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the kernel was asked
+    if os.getppid() != parent:  # the parent died before the call
         os._exit(1)
 
 
 class _Forwarding:
-    """Pass SIGTERM, SIGINT and, unless `nohup` has it ignored, SIGHUP on to the children."""
+    """Forward SIGTERM, SIGINT and, unless ignored by `nohup`, SIGHUP to the children."""
 
     def __init__(self, children: dict[BaseProcess, Connection]) -> None:
         self._children = children
         self._interrupts = 0
         self.was_told = False
-        """Whether there was one."""
+        """True if a signal was received."""
 
     @property
     def has_killed(self) -> bool:
-        """Whether a second Ctrl-C ended the processes."""
+        """True if a second Ctrl-C killed the processes."""
         return self._interrupts > 1
 
     def __enter__(self) -> "_Forwarding":
@@ -216,7 +216,7 @@ class _Forwarding:
                 child.kill() if self.has_killed else child.terminate()
 
 
-def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
+def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
     messages: list[str] = []
     lost: dict[int, str] = {}
     code, running = 0, list(children)
@@ -224,19 +224,19 @@ def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
     while running:
         failed = code not in (0, EXIT_STOPPED)
         ready = wait([child.sentinel for child in running], timeout=_GRACE_S if failed else None)
-        if not ready:  # the others had their time to stop
+        if not ready:  # the others did not stop in time
             for child in running:
                 child.kill()
         ended = [child for child in running if child.sentinel in ready]
         for child in ended:
-            child.join()  # the kernel closes the sentinel a moment before it gives out the exit code
+            child.join()  # the kernel closes the sentinel slightly before the exit code is available
             exit_code = child.exitcode or 0
             try:
                 messages.append(children[child].recv())
-            except EOFError:  # it ended without a word
+            except EOFError:  # it ended without a message
                 if exit_code < 0 and not failed:
                     lost[ranks[child]] = _killed(ranks[child], signal.Signals(-exit_code))
-            if exit_code and code in (0, EXIT_STOPPED):  # a failure outranks a stop
+            if exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
                 code = exit_code if exit_code > 0 else 1
             children[child].close()
         running = [child for child in running if child not in ended]
@@ -245,13 +245,13 @@ def _wait(children: dict[BaseProcess, Connection]) -> Outcome:
                 _ask_to_stop(child)
     said = [message for message in dict.fromkeys(messages) if message]
     causes = [message for message in said if message != str(PeerLost())]
-    return Outcome(code, [*lost.values(), *causes] or said, () if causes else tuple(lost))
+    return JobOutcome(code, [*lost.values(), *causes] or said, () if causes else tuple(lost))
 
 
 def _ask_to_stop(child: BaseProcess) -> None:
     child.terminate()
     if child.is_alive() and child.pid is not None:
-        os.kill(child.pid, signal.SIGCONT)  # one that was frozen hears nothing before it goes on
+        os.kill(child.pid, signal.SIGCONT)  # a suspended process receives signals only after it continues
 
 
 def _killed(rank: int, number: signal.Signals) -> str:

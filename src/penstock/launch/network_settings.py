@@ -1,7 +1,7 @@
-"""Settings of gloo and NCCL for a machine's network interfaces, each with its reason; decides, sets nothing.
+"""Network settings of gloo and NCCL for a machine's interfaces, each with its reason; nothing is set here.
 
-The meaning of NCCL's variables is that of its user guide ("Environment Variables"). One TCP stream is kept
-going by one core of each side, which is worth some 10 Gbit/s: a faster network needs several at once.
+NCCL's variables are defined in its user guide ("Environment Variables"). One TCP stream uses one core on each
+side and reaches some 10 Gbit/s: a faster network needs several streams.
 """
 
 import math
@@ -12,13 +12,13 @@ from penstock.launch.nics import Nic, usable
 
 _MBIT_S_OF_A_STREAM = 10_000
 _MOST_THREADS = 4
-"""NCCL_SOCKET_NTHREADS costs cores; NCCL's guide names 4 for 100 Gbit/s."""
+"""Maximum of NCCL_SOCKET_NTHREADS, which costs cores; NCCL's guide recommends 4 for 100 Gbit/s."""
 _MOST_SOCKETS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One variable, what it should be, and why."""
+    """Environment variable with its value and the reason."""
 
     name: str
     value: str
@@ -29,7 +29,7 @@ class Setting:
 
 
 def gloo_settings(nics: Sequence[Nic]) -> list[Setting]:
-    """Return gloo's variables for the interfaces of one machine; none where no interface is usable.
+    """Return gloo's variables for the interfaces of one machine; none if no interface is usable.
 
     >>> eth0 = Nic(name="eth0", is_up=True, mtu=1500, addresses=("10.0.0.2/24",))
     >>> [str(setting) for setting in gloo_settings([eth0])]
@@ -40,7 +40,7 @@ def gloo_settings(nics: Sequence[Nic]) -> list[Setting]:
 
 
 def nccl_settings(nics: Sequence[Nic]) -> list[Setting]:
-    """Return NCCL's variables for the interfaces of one machine; none where no interface is usable."""
+    """Return NCCL's variables for the interfaces of one machine; none if no interface is usable."""
     chosen = usable(nics)
     if not chosen:
         return []
@@ -60,7 +60,7 @@ def nccl_settings(nics: Sequence[Nic]) -> list[Setting]:
 
 
 def _streams(chosen: Sequence[Nic]) -> list[Setting]:
-    """Return how many threads and sockets keep the fastest interface busy."""
+    """Return the threads and sockets needed to use the fastest interface fully."""
     speed = max((nic.speed_mbit_s or 0 for nic in chosen if nic.has_true_speed), default=0)
     streams = math.ceil(speed / _MBIT_S_OF_A_STREAM)
     if streams <= 1:
@@ -75,7 +75,7 @@ def _streams(chosen: Sequence[Nic]) -> list[Setting]:
 
 
 def _channels(chosen: Sequence[Nic]) -> list[Setting]:
-    """Return what makes several interfaces work at once: a channel uses one."""
+    """Return the settings that use several interfaces at once: a channel uses one."""
     if len(chosen) == 1:
         return []
     settings = [

@@ -1,52 +1,53 @@
-"""What a network interface is, and which of a machine's carry a run."""
+"""Network interfaces of a machine, and the selection of those that carry a job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv6Interface, ip_interface
 
 _NOT_A_WAY_OUT = ("bridge", "tun", "tap", "dummy", "ifb", "vxlan")
-"""Drivers of what leads to containers and tunnels, unless the default route is there (a bridged card)."""
+"""Drivers of container and tunnel interfaces, excluded unless they have the default route (a bridged
+card)."""
 
 _NOMINAL = ("veth", "virtio_net", "xen-netfront", "vif")
-"""Drivers whose speed, where they say one, is made up."""
+"""Drivers whose reported speed is fictitious."""
 
 _MUCH_SLOWER = 2
-"""A network more than so many times slower than the fastest is for managing the machine."""
+"""Ratio of speeds from which a slower network is assumed to be for management."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
-    """A network interface of this machine, as the kernel describes it."""
+    """Network interface of this machine, as reported by the kernel."""
 
     name: str
     is_up: bool
-    """Switched on, with a cable or peer at the other end."""
+    """True if switched on, with a cable or peer at the other end."""
     mtu: int
-    """Bytes of the largest packet."""
+    """Largest packet in bytes."""
     speed_mbit_s: int | None = None
-    """As the driver says; None where it does not. See `has_true_speed`."""
+    """Speed reported by the driver; None: not reported. See `has_true_speed`."""
     addresses: tuple[str, ...] = ()
-    """With the length of the network's prefix: "10.0.0.2/24". IPv4 first."""
+    """Addresses with prefix length, such as "10.0.0.2/24"; IPv4 first."""
     carries_default_route: bool = False
     driver: str = ""
     bus: str = ""
-    """Address of the device, such as "0000:3b:00.0"; empty for what is only software."""
+    """Bus address of the device, such as "0000:3b:00.0"; empty for software interfaces."""
     numa_node: int | None = None
     rdma_devices: tuple[str, ...] = ()
     """Names of RDMA devices (InfiniBand verbs, RoCE) of the same card."""
     is_virtual_function: bool = False
-    """Whether it is a part of a card shared by SR-IOV."""
+    """True if it is an SR-IOV virtual function."""
     num_virtual_functions: int = 0
-    """How many of such parts this card could be cut into; 0: none."""
+    """Number of SR-IOV virtual functions that this card supports; 0: none."""
 
     @property
     def has_true_speed(self) -> bool:
-        """Whether `speed_mbit_s` is that of a cable; virtual interfaces make theirs up."""
+        """True if `speed_mbit_s` is that of a cable; virtual interfaces report fictitious speeds."""
         return self.speed_mbit_s is not None and self.driver not in _NOMINAL
 
     @property
     def networks(self) -> tuple[str, ...]:
-        """The networks its addresses lie in, without those that lead no further than the cable.
+        """Networks of its addresses, without link-local ones.
 
         >>> Nic(name="eth0", is_up=True, mtu=1500, addresses=("10.0.0.2/24", "fe80::1/64")).networks
         ('10.0.0.0/24',)
@@ -55,7 +56,7 @@ class Nic:
 
     @property
     def address(self) -> str:
-        """The address by which others reach it, without its prefix; empty where it has none."""
+        """Address by which others reach it, without prefix length; empty if it has none."""
         return next((str(found.ip) for found in self._reaching()), "")
 
     def _reaching(self) -> list[IPv4Interface | IPv6Interface]:
@@ -64,10 +65,11 @@ class Nic:
 
 
 def usable(nics: Sequence[Nic]) -> list[Nic]:
-    """Return the interfaces that a run's traffic should take, in the order of their names.
+    """Return the interfaces that a run's traffic should use, sorted by name.
 
-    They are up, have an address, lead out of the machine, and are not much slower than the fastest. One
-    whose speed is unknown is given the benefit of the doubt.
+    They are up, have an address, lead out of the machine, and are not much slower than the fastest. An
+    interface of unknown speed is included.
+
 
     >>> fast = Nic(name="ens1", is_up=True, mtu=9000, speed_mbit_s=100_000, addresses=("10.0.0.2/24",))
     >>> slow = Nic(name="eno1", is_up=True, mtu=1500, speed_mbit_s=1_000, addresses=("192.168.0.2/24",))
@@ -86,7 +88,7 @@ def _leads_out(nic: Nic) -> bool:
 
 
 def sharing_a_network(nics: Sequence[Nic]) -> list[tuple[str, str, str]]:
-    """Return pairs of interfaces in one network, with it: without routes by source, one carries all.
+    """Return (interface, interface, network) for interfaces in one network: one may carry all traffic.
 
     >>> a = Nic(name="eth0", is_up=True, mtu=1500, addresses=("10.0.0.2/24",))
     >>> b = Nic(name="eth1", is_up=True, mtu=1500, addresses=("10.0.0.3/24",))

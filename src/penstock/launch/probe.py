@@ -1,7 +1,7 @@
-"""Ask the kernel for this machine's network interfaces; no tool has to be installed, no root.
+"""Probe of this machine's network interfaces through the kernel; needs no tools and no root.
 
-The questions go through a socket (netdevice(7), ethtool) and /proc/net, so the answers are those of the
-network namespace that this process is in; /sys/class/net may show another one's, and is not read.
+The queries use a socket (netdevice(7), ethtool) and /proc/net, so the answers are those of this process's
+network namespace; /sys/class/net may show another one's, and is not read.
 """
 
 import fcntl
@@ -24,7 +24,7 @@ _SYS = Path("/sys/bus")
 
 
 def probe_nics() -> list[Nic]:
-    """Return the network interfaces of this machine, the loopback excepted, in the kernel's order.
+    """Return the network interfaces of this machine without the loopback, in the kernel's order.
 
     Empty on systems other than Linux.
     """
@@ -39,7 +39,7 @@ def probe_nics() -> list[Nic]:
 
 
 def default_routes(route: str, ipv6_route: str) -> set[str]:
-    """Return the interfaces of default routes, given the texts of /proc/net/route and ipv6_route.
+    """Return the interfaces of default routes, from the texts of /proc/net/route and ipv6_route.
 
     >>> default_routes("Iface Destination Gateway Flags\\neth0 00000000 010200C0 0003", "")
     {'eth0'}
@@ -48,13 +48,13 @@ def default_routes(route: str, ipv6_route: str) -> set[str]:
     found = {row[0] for row in rows if len(row) > 1 and row[1] == "00000000"}
     for line in ipv6_route.splitlines():
         row = line.split()
-        if len(row) > 9 and row[1] == "00" and row[9] != "lo":  # a prefix of no bits: everywhere
+        if len(row) > 9 and row[1] == "00" and row[9] != "lo":  # prefix length 0: default route
             found.add(row[9])
     return found
 
 
 def ipv6_addresses(if_inet6: str) -> Mapping[str, Sequence[str]]:
-    """Return the IPv6 addresses of each interface, given the text of /proc/net/if_inet6.
+    """Return the IPv6 addresses of each interface, from the text of /proc/net/if_inet6.
 
     >>> ipv6_addresses("fd000000000000000000000000000002 04 40 00 82     eth0")
     {'eth0': ['fd00::2/64']}
@@ -67,7 +67,7 @@ def ipv6_addresses(if_inet6: str) -> Mapping[str, Sequence[str]]:
 
 
 def _probe(asking: socket.socket, name: str, ipv6: Sequence[str], has_default: bool) -> Nic | None:
-    """Return what the kernel says of one interface; None for the loopback and for one that has just gone."""
+    """Return the kernel's data of one interface; None for the loopback and for one that has just gone."""
     try:
         (flags,) = struct.unpack_from("H", _ask(asking, name, _FLAGS), 16)
         (mtu,) = struct.unpack_from("i", _ask(asking, name, _MTU), 16)
@@ -99,7 +99,7 @@ def _ask(asking: socket.socket, name: str, question: int) -> bytes:
 
 
 def _ask_ethtool(asking: socket.socket, name: str, question: int, num_bytes: int) -> bytes:
-    """Return the answer of an interface's driver; nothing where it does not know."""
+    """Return the answer of an interface's driver; b"" if it does not support the query."""
     answer = array("B", struct.pack("I", question).ljust(num_bytes, b"\0"))
     request = struct.pack("16sP16x", name.encode(), answer.buffer_info()[0])
     try:
@@ -110,13 +110,13 @@ def _ask_ethtool(asking: socket.socket, name: str, question: int, num_bytes: int
 
 
 def _driver(asking: socket.socket, name: str) -> tuple[str, str]:
-    """Return a driver's name and its device's address on the bus (struct ethtool_drvinfo)."""
+    """Return a driver's name and its device's bus address (struct ethtool_drvinfo)."""
     answer = _ask_ethtool(asking, name, _GET_DRIVER, _DRIVER_BYTES)
     return _text(answer[4:36]), _text(answer[100:132])
 
 
 def _speed(asking: socket.socket, name: str) -> int | None:
-    """Return Mbit/s, whose halves lie apart in struct ethtool_cmd."""
+    """Return Mbit/s, stored in two separate halves in struct ethtool_cmd."""
     answer = _ask_ethtool(asking, name, _GET_SETTINGS, _SETTINGS_BYTES)
     if not answer:
         return None

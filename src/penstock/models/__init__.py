@@ -1,4 +1,4 @@
-"""Networks by the name that `config.json` gives their family; importing one imports torch."""
+"""Networks by the model_type of `config.json`; imported on use, because they import torch."""
 
 from penstock.core.table import Table
 from penstock.models.families import FAMILY

@@ -1,8 +1,8 @@
-"""Families of decoders as data: what `config.json` may say of each, and what its blocks have; no torch.
+"""Model families as data: config fields and block features of each; no torch.
 
-All of them are one network (models/llama): a block of attention and SwiGLU, each normalised before. They
-differ in biases, in norms of queries and keys, in which layers see how far back, and in a few factors. A
-family that differs in no more than that is a row here.
+All families are one network (models/llama): blocks of attention and SwiGLU, each with a norm before. They
+differ in biases, norms of queries and keys, attention windows, and a few factors. A family that differs in no
+more than that is a row here.
 """
 
 from collections.abc import Mapping
@@ -10,25 +10,25 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 ModelType = Literal["llama", "granite", "mistral", "qwen2", "qwen3"]
-"""The families, by the name that `config.json` gives them."""
+"""Supported values of model_type."""
 
 BiasRule = Literal["chosen", "never", "query_key_value"]
-"""Biases of the attention projections: all four if `attention_bias` says so, none, or always three."""
+"""Biases of the attention projections: all four if `attention_bias` is set, none, or always three."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """What one family has."""
+    """Features of one family."""
 
     architecture: str
-    """The class of transformers."""
+    """Class name in transformers."""
     fields: frozenset[str] = frozenset()
-    """Those of NEUTRAL that mean something in it."""
+    """Fields of NEUTRAL that the family supports."""
     attention_bias: BiasRule = "never"
     has_query_key_norm: bool = False
-    """Queries and keys are normalised, each head by itself, before they are rotated."""
+    """True if queries and keys are normalised per head before rotary embedding."""
     defaults: Mapping[str, object] = field(default_factory=dict)
-    """What transformers takes for an absent key, where that is not LlamaConfig's default."""
+    """Defaults of transformers for absent keys, if different from LlamaConfig's."""
 
 
 NEUTRAL: Mapping[str, object] = {
@@ -41,7 +41,7 @@ NEUTRAL: Mapping[str, object] = {
     "residual_multiplier": 1.0,
     "logits_scaling": 1.0,
 }
-"""Fields that only some families have, each with the value that changes nothing."""
+"""Fields that only some families support, with their neutral values."""
 
 _WINDOWED_LAYERS = frozenset({"sliding_window", "max_window_layers"})
 
@@ -81,9 +81,14 @@ assert set(FAMILY) == set(get_args(ModelType)), "every family has a row"
 
 
 def families_with(name: str) -> list[str]:
-    """Return the families in which a field of NEUTRAL means something.
+    """Return the families that support a field of NEUTRAL.
 
     >>> families_with("max_window_layers")
     ['qwen2', 'qwen3']
     """
     return [model_type for model_type, family in FAMILY.items() if name in family.fields]
+
+
+def supported_families() -> str:
+    """Return the supported families as a sentence, for error messages."""
+    return f"Supported: {', '.join(sorted(get_args(ModelType)))}."

@@ -1,14 +1,13 @@
-"""Published shapes by name, for `model.preset` in a recipe: values of a LlamaConfig; no torch.
+"""Presets: published model shapes by name, for `model.preset`, as values of a LlamaConfig; no torch.
 
-Tests hold the count of parameters of each against the published one as its author remembers it, to the
-digit, and against transformers' model of the same shape. What no count can show is `rope_theta`,
-`rms_norm_eps`, the context (`max_position_embeddings`), the factors of Granite and the scaling of Llama 3.1
-and 3.2: those of Qwen and the factors of granite3-8b were compared with other people's copies of the files,
-the others are from memory. To continue a checkpoint, read its own `config.json`; a preset is for training
-the shape anew.
+Tests compare the parameter count of each with the published one, as the author remembers it, to the digit,
+and with transformers' model of the same shape. A count cannot verify `rope_theta`, `rms_norm_eps`, the
+context (`max_position_embeddings`), the factors of Granite and the scaling of Llama 3.1 and 3.2: those of
+Qwen and the factors of granite3-8b were compared with copies of the files, the others are from memory. To
+continue a checkpoint, use its own `config.json`; a preset is for training the shape from scratch.
 
-`granite-7b` is IBM's first Granite on the architecture of Llama 2. `t5-11b-decoder` is no published model:
-a decoder with T5-11B's number of parameters and vocabulary, in the proportions of Llama.
+`granite-7b` is IBM's first Granite, with the architecture of Llama 2. `t5-11b-decoder` is not a published
+model: a decoder with T5-11B's parameter count and vocabulary, in the proportions of Llama.
 """
 
 from collections.abc import Mapping
@@ -16,11 +15,11 @@ from typing import Any
 
 from penstock.core.errors import ConfigError, nearest
 
-Values = dict[str, Any]  # Any: what a config holds, which LlamaConfig checks
+Values = dict[str, Any]  # Any: config values, validated by LlamaConfig
 
 
 def _shape(size: str) -> Values:
-    """Read hidden / intermediate / layers / heads / key-value heads, the order in which papers give them."""
+    """Parse hidden / intermediate / layers / heads / key-value heads, in the order of papers."""
     names = (
         "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     )  # fmt: skip
@@ -28,7 +27,7 @@ def _shape(size: str) -> Values:
 
 
 def _table(shared: Values, sizes: Mapping[str, str | tuple[str, Values]]) -> dict[str, Values]:
-    """Return the presets of one release: what they share, their sizes, and what some have of their own."""
+    """Return the presets of one release, from shared values, sizes and individual values."""
     found = {}
     for name, size in sizes.items():
         text, own = (size, {}) if isinstance(size, str) else size
@@ -155,16 +154,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         },
     ),
 }
-"""Name -> fields of LlamaConfig; what is not there has that class's default."""
+"""Name -> fields of LlamaConfig; other fields have their defaults."""
 
 
 def expanded(model: Mapping[str, Any]) -> Values:
-    """Return a recipe's model section with its preset, if it names one, written out under its own keys.
+    """Return a recipe's model section with its preset expanded under its own keys.
 
-    A key whose value is "none" takes away what the preset has, since TOML cannot write an absent value.
+    A key with the value "none" removes the preset's value, because TOML has no null.
 
     Raises:
-        ConfigError: no preset has that name.
+        ConfigError: unknown preset.
 
     >>> expanded({"preset": "qwen3-4b", "num_hidden_layers": 2})["num_hidden_layers"]
     2

@@ -1,14 +1,14 @@
-"""Small heads that guess the tokens after the next one from a model's own hidden state.
+"""Speculator: small heads that draft the tokens after the next one from the model's hidden state.
 
-The speculator of Wertheimer et al., "Accelerating Production LLMs with Combined Token/Embedding
-Speculators" (arXiv:2404.19124). The model's hidden state at a position says which token comes next; head 0
-takes that state and the embedding of the token that was drawn, and guesses the one after it; head 1
-takes head 0's state and the embedding of its guess; and so on. Knowing the drawn tokens is what heads on
-the hidden state alone (Medusa, arXiv:2401.10774) lack: their guesses do not fit one another.
+The speculator of Wertheimer et al., "Accelerating Production LLMs with Combined Token/Embedding Speculators"
+(arXiv:2404.19124). The hidden state at a position predicts the next token; head 0 takes that state and the
+embedding of the sampled token, and drafts the one after it; head 1 takes head 0's state and the embedding of
+its draft; and so on. Heads on the hidden state alone (Medusa, arXiv:2401.10774) do not know the sampled
+tokens, so their drafts do not fit one another.
 
     state = gelu(norm(project(state) + embed(token)))        logits = output(state)
 
-Sizes, factors and names are those of the speculators that IBM publishes on the Hugging Face hub.
+Sizes, factors and names are those of IBM's speculators on the Hugging Face hub.
 """
 
 import math
@@ -29,33 +29,33 @@ _EPS = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculatorConfig:
-    """The sizes, under the names of IBM's `config.json`."""
+    """Config, with the names of IBM's `config.json`."""
 
     vocab_size: int
-    """Of the model it guesses for."""
+    """Vocabulary of the model that it drafts for."""
     emb_dim: int
     """Hidden size of that model."""
     inner_dim: int
-    """Size of the heads' own states."""
+    """Width of the heads' states."""
     n_predict: int
-    """Heads, each a token further."""
+    """Number of heads, each one token further ahead."""
     tie_weights: bool = True
-    """All heads share their embedding, norm and output; without it each has its own."""
+    """True: all heads share embedding, norm and output; False: each has its own."""
     scale_input: bool = True
-    """Normalise the model's hidden state, whose scale differs from model to model."""
+    """Normalise the model's hidden state, whose scale differs between models."""
 
     def __post_init__(self) -> None:
-        """Refuse what no network can be built of."""
+        """Raise ModelError for impossible sizes."""
         for name in ("vocab_size", "emb_dim", "inner_dim", "n_predict"):
             if getattr(self, name) < 1:
                 raise ModelError(f"{name} of a speculator must be at least 1", got=getattr(self, name))
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> "SpeculatorConfig":
-        """Build from `config.json`.
+        """Parse `config.json`.
 
         Raises:
-            ModelError: a size is missing or no number.
+            ModelError: a size is missing or not a whole number.
         """
         sizes = {"vocab_size": 0, "emb_dim": 0, "inner_dim": 0, "n_predict": 0}
         for name in sizes:
@@ -63,16 +63,16 @@ class SpeculatorConfig:
                 raise ModelError(
                     f"{name} of a speculator must be a whole number",
                     got=raw.get(name),
-                    fix="Take config.json from where the weights came from.",
+                    fix="Take config.json from the source of the weights.",
                 )
             sizes[name] = raw[name]
-        sizes["inner_dim"] = sizes["inner_dim"] or sizes["emb_dim"]  # 0 says so
-        # absent in the first that were published, which do neither
+        sizes["inner_dim"] = sizes["inner_dim"] or sizes["emb_dim"]  # 0 means equal
+        # absent in the first published ones, which have neither
         tie_weights, scale_input = (bool(raw.get(name, False)) for name in ("tie_weights", "scale_input"))
         return cls(**sizes, tie_weights=tie_weights, scale_input=scale_input)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `config.json` says, for other engines too."""
+        """Return the content of `config.json`, readable by other engines."""
         return {
             "architectures": ["MLPSpeculatorPreTrainedModel"],
             "model_type": MODEL_TYPE,
@@ -82,10 +82,10 @@ class SpeculatorConfig:
         }
 
 
-class Head(nn.Module):
-    """One step further: from a state and the token after it to the next state and its logits."""
+class DraftHead(nn.Module):
+    """One head: from a state and the token after it to the next state."""
 
-    def __init__(self, config: SpeculatorConfig, *, inputs: int, like: "Head | None") -> None:
+    def __init__(self, config: SpeculatorConfig, *, inputs: int, like: "DraftHead | None") -> None:
         super().__init__()
         inner = config.inner_dim
         self.project = nn.Linear(inputs, inner, bias=False)
@@ -94,7 +94,7 @@ class Head(nn.Module):
         self.output: nn.Linear = (
             nn.Linear(inner, config.vocab_size, bias=False) if like is None else like.output
         )
-        keep = 0.5 ** (0.5 / config.n_predict)  # of the state, so that half is left after all heads
+        keep = 0.5 ** (0.5 / config.n_predict)  # decay of the state: half is left after all heads
         self.token_factor = math.sqrt((1 - keep**2) * inner / 2) / keep
 
     def forward(
@@ -106,7 +106,7 @@ class Head(nn.Module):
 
 
 class ShiftedNorm(nn.Module):
-    """Root mean square normalisation, then a learned weight and shift."""
+    """RMS normalisation with a learned weight and bias."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -120,14 +120,14 @@ class ShiftedNorm(nn.Module):
 
 
 class Speculator(nn.Module):
-    """The heads, in the order of the tokens they guess."""
+    """Draft heads, in the order of the tokens that they draft."""
 
     def __init__(self, config: SpeculatorConfig) -> None:
         super().__init__()
         self.config = config
-        heads: list[Head] = []
+        heads: list[DraftHead] = []
         for index in range(config.n_predict):
-            head = Head(
+            head = DraftHead(
                 config,
                 inputs=config.emb_dim if index == 0 else config.inner_dim,
                 like=heads[0] if heads and config.tie_weights else None,
@@ -135,11 +135,11 @@ class Speculator(nn.Module):
             if config.tie_weights and index > 1:
                 head.project = heads[1].project
             heads.append(head)
-        self.heads = nn.ModuleList(heads)  # by which torch finds them; their types are in the next line
+        self.heads = nn.ModuleList(heads)  # registers them; the next line has their types
         self._heads = tuple(heads)
 
     def first_state(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... hidden"]:
-        """Return what the first head takes, given the model's normalised residual stream."""
+        """Return the first head's input, from the model's normalised hidden state."""
         if not self.config.scale_input:
             return hidden
         scaled: Tensor = functional.rms_norm(hidden, hidden.shape[-1:], eps=_EPS) * 0.5**0.5
@@ -148,10 +148,10 @@ class Speculator(nn.Module):
     def states(
         self, hidden: Float[Tensor, "... hidden"], tokens: Int[Tensor, "heads ..."]
     ) -> Iterator[Float[Tensor, "... inner"]]:
-        """Yield each head's state, given the tokens that came; `output` turns it into logits.
+        """Yield each head's state, given the correct tokens; `output` maps it to logits.
 
         Args:
-            tokens: [heads, ...]: for head i the token i + 1 after the one of `hidden`.
+            tokens: [heads, ...]: for head i the token i + 1 after that of `hidden`.
         """
         state = self.first_state(hidden)
         for head, token in zip(self._heads, tokens, strict=True):
@@ -159,13 +159,13 @@ class Speculator(nn.Module):
             yield state
 
     def output(self, head: int) -> nn.Linear:
-        """Return what turns the state of a head into logits over the tokens it guesses among."""
+        """Return the projection from a head's state to logits."""
         return self._heads[head].output
 
     def guesses(
         self, hidden: Float[Tensor, "rows hidden"], token: Int[Tensor, "rows"], *, num: int
     ) -> Int[Tensor, "rows num"]:
-        """Return the likeliest tokens after `token`, each head taking the guess of the one before."""
+        """Return the likeliest tokens after `token`; each head uses the draft of the one before."""
         state, found = self.first_state(hidden), []
         for head in self._heads[:num]:
             state = head(state, token)
@@ -174,7 +174,7 @@ class Speculator(nn.Module):
         return torch.stack(found, dim=1)
 
     def initialise(self, *, seed: int) -> None:
-        """Draw the weights anew: matrices of variance 1 / inputs, embeddings of length 1."""
+        """Initialise the weights: matrices of variance 1 / inputs, embeddings of length 1."""
         generator = torch.Generator().manual_seed(seed)
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):
@@ -184,7 +184,7 @@ class Speculator(nn.Module):
 
 
 def stored_names(config: SpeculatorConfig) -> dict[str, str]:
-    """Return Penstock's name -> IBM's name for every tensor that is stored; shared ones are stored once.
+    """Return Penstock's name -> IBM's name of every stored tensor; shared ones are stored once.
 
     >>> sizes = {"vocab_size": 5, "emb_dim": 4, "inner_dim": 3}
     >>> stored_names(SpeculatorConfig(**sizes, n_predict=3))["heads.1.project.weight"]

@@ -1,1 +1,1 @@
-"""Layers: plain PyTorch modules whose attention kernel is handed to them."""
+"""Layers as plain PyTorch modules; the attention kernel is an argument of the forward pass."""

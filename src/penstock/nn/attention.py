@@ -1,7 +1,7 @@
-"""Grouped-query attention; who sees whom is decided by the callable handed to it.
+"""Grouped-query attention; the attention kernel is an argument that also decides visibility.
 
-The model prepares one `Attend` per forward pass, outside the blocks, and every layer shares it: a
-mask or a document table is built once, and the block's own code has no branch on the data.
+The model prepares one `Attend` per forward pass, outside the blocks, and every layer shares it. A mask or a
+document table is built once, and the code of a block has no branch on the data.
 Legend of suffixes: b batch, l queries, s keys, h query heads, k key-value heads, d head dim, c hidden.
 """
 
@@ -30,7 +30,8 @@ class LayerCache(Protocol):
     """Keys and values of one layer, kept between forward passes."""
 
     def append(self, k_bkld: Tensor, v_bkld: Tensor) -> tuple[Tensor, Tensor]:
-        """Add l positions; return all that is held, in the form which the cache's own `Attend` reads."""
+        """Append l positions; return all keys and values, in the layout that the cache's own `Attend`
+        reads."""
         ...
 
 
@@ -39,9 +40,9 @@ class GroupedQueryAttention(nn.Module):
 
     Args:
         scale: factor on the scores before the softmax.
-        biases: which of the projections query, key, value and output have one.
-        norm_eps: normalise each head's query and key over its own dims, before the rotation
-            (Henry et al., arXiv:2010.04245; with RMSNorm as in Qwen 3); None: do not.
+            biases: projections that have a bias: any of query, key, value and output.
+            norm_eps: epsilon of the norm of each head's query and key, before the rotation
+                (Henry et al., arXiv:2010.04245; with RMSNorm as in Qwen 3). None: no such norm.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class GroupedQueryAttention(nn.Module):
         attend: Attend,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
-        """Mix tokens; with a cache, also with those already in it."""
+        """Mix tokens of the rows; with a cache, also with the positions already in it."""
         heads = (*x_blc.shape[:-1], -1, self.head_dim)
         q_blhd, k_blkd = self.query(x_blc).view(heads), self.key(x_blc).view(heads)
         if self.query_norm is not None and self.key_norm is not None:

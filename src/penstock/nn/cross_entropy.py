@@ -1,13 +1,13 @@
-"""Cross entropy from hidden states and the output matrix, without ever holding the logits.
+"""Cross entropy from hidden states and the output matrix; the logits of the whole batch never exist.
 
 The logits of a batch are its largest tensor: 8,192 tokens x 128,256 ids are 4.2 GB in float32, and the
-plain loss holds them two to four times. Here a few tokens at a time are projected, and their part of both
-gradients is computed at once, while their logits are there: the softmax minus one at the label is the
-gradient. So each logit is computed once and the work is that of the plain loss, three products; computing
-them anew in the backward pass would be a fourth (the idea of Liger Kernel, Hsu et al., arXiv:2410.10989).
+plain loss holds them two to four times. Here the tokens are projected in chunks, and a chunk's contribution
+to both gradients is computed while its logits exist: the softmax minus one at the label is the gradient. So
+each logit is computed once and the work equals that of the plain loss, three products. Recomputation in the
+backward pass would be a fourth (the idea of Liger Kernel, Hsu et al., arXiv:2410.10989).
 
-Costs: from the loss to its backward pass, which comes next, the gradient of the output matrix is held in
-float32; and the gradient of a function of *single* losses cannot be had, only that of their sum.
+Costs: the gradient of the output matrix is held in float32 from the loss to its backward pass. Only the sum
+of the losses can be differentiated, not a function of *single* losses.
 """
 
 from typing import Any
@@ -17,30 +17,30 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penstock.nn.chunks import chunk_tokens
-from penstock.nn.head import Head
+from penstock.nn.head import OutputHead
+from penstock.nn.loss_chunks import chunk_tokens
 
 
 def cross_entropy(
     hidden: Float[Tensor, "tokens hidden"],
-    head: Head,
+    head: OutputHead,
     labels: Int[Tensor, "tokens"],
     *,
     ignored: int = -100,
     tokens_at_once: int | None = None,
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "tokens"]]:
-    """Return the summed cross entropy in nats, and that of each token without a graph.
+    """Return the summed cross entropy in nats, and the loss of each token without a graph.
 
     Both are float32, or float64 if the hidden states are. Softmax, sums and the gradient of the output
-    matrix are of that type too; products are of the dtype of `hidden`.
+    matrix have that dtype too; products have the dtype of `hidden`.
 
     Args:
-        labels: token ids of the whole vocabulary, whichever rows of it the head has.
+        labels: token ids of the whole vocabulary, also when the head holds only some rows; int64 or int32.
         ignored: a label that counts as 0 and gives no gradient.
-        tokens_at_once: None: as `chunk_tokens` says.
+        tokens_at_once: chunk size in tokens. None: `chunk_tokens` of the vocabulary.
     """
     size = tokens_at_once or chunk_tokens(head.weight.shape[0])
-    wants = torch.is_grad_enabled()  # inside the function, gradients are always off
+    wants = torch.is_grad_enabled()  # gradients are always off inside an autograd function
     total, each = _ChunkedCrossEntropy.apply(hidden, head.weight, head, labels, ignored, size, wants)  # type: ignore[no-untyped-call]
     return total, each
 
@@ -51,7 +51,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         ctx: Any,  # Any: torch adds the attributes
         hidden: Tensor,
         weight: Tensor,
-        head: Head,
+        head: OutputHead,
         labels: Tensor,
         ignored: int,
         size: int,
@@ -81,16 +81,16 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        # in place: nobody else has them, and a second one of the output matrix would not be small
+        # in place: no other reader exists, and a second copy of the output matrix's gradient is large
         grad_hidden, grad_weight = (None if g is None else g.mul_(upstream) for g in ctx.saved_tensors)
         grad_weight = None if grad_weight is None else grad_weight.to(ctx.dtype)
         return grad_hidden, grad_weight, None, None, None, None, None
 
 
-def _losses(logits: Tensor, labels: Tensor, head: Head, *, ignored: int, keep: bool) -> Tensor:
+def _losses(logits: Tensor, labels: Tensor, head: OutputHead, *, ignored: int, keep: bool) -> Tensor:
     """Return the loss of each token; with `keep`, turn the logits in place into the gradient of their sum."""
     vocabulary = head.vocabulary
-    seen, own = labels != ignored, labels - vocabulary.first
+    seen, own = labels != ignored, labels.long() - vocabulary.first
     here = seen & (own >= 0) & (own < logits.shape[1])
     own = torch.where(here, own, 0)[:, None]
     logits -= vocabulary.largest(logits.amax(1))[:, None]

@@ -1,10 +1,16 @@
-"""A decoder's layers as they are computed in serving: merged products, and small work done in one pass.
+"""Decoder layers for serving: merged products and fused elementwise operators.
 
-Each does what its namesake of training does (`GroupedQueryAttention`, `SwiGLU`, `RMSNorm`) with the same
-parameters. On CPUs with the C++ operators a layer's small work is four calls; elsewhere it is plain
-PyTorch on merged products.
+Each layer computes the same as its counterpart in training (`GroupedQueryAttention`, `SwiGLU`, `RMSNorm`)
+from the same parameters. On CPUs with the C++ operators, the elementwise work of a layer is four calls.
+Elsewhere it is plain PyTorch on merged products.
+
+`BlockOperands` are the arguments of the C++ operator that computes a whole block, read from the block's
+modules. A block has none if adapters, sums over ranks, or matrices that the operators do not support
+replaced one of its modules by another type; its modules then compute one by one. The native decoder, which
+adds and sums by itself (engine/model_runner/native_decoder.py), uses the operands of the layers inside.
 """
 
+from dataclasses import dataclass
 from typing import Self
 
 import torch
@@ -14,22 +20,23 @@ from torch.nn import functional
 
 from penstock.nn import native
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
-from penstock.nn.kernels.hidden_pages import HiddenPages
-from penstock.nn.kernels.paged import LayerPages, Paged
-from penstock.nn.merged import MergedLinear
+from penstock.nn.kernels.paged import MAX_GROUP, LayerPages, Paged
+from penstock.nn.kernels.paged_opaque import HiddenPages
+from penstock.nn.linear.packed import MergedLinear, PackedLinear
+from penstock.nn.linear.quantized import Int4Linear, Int8Linear
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rotate
 
 
 def has_operators(like: Tensor) -> bool:
-    """Whether the C++ operators compute with tensors of this type and device."""
+    """True if the C++ operators support tensors of this dtype and device."""
     is_of_type = like.dtype in (torch.float32, torch.bfloat16)
     return like.device.type == "cpu" and is_of_type and native.is_available()
 
 
 class FusedRMSNorm(RMSNorm):
-    """The norm by the C++ operator, alone or after a sum."""
+    """RMSNorm by the C++ operator, alone or after a residual sum."""
 
     def forward(self, x: Float[Tensor, "... size"]) -> Float[Tensor, "... size"]:
         """Normalise over the last dim."""
@@ -39,13 +46,13 @@ class FusedRMSNorm(RMSNorm):
     def after_sum(
         self, x: Float[Tensor, "... size"], delta: Float[Tensor, "... size"], multiplier: float
     ) -> Float[Tensor, "... size"]:
-        """Add `multiplier * delta` to `x` in place; return the sum's norm."""
+        """Add `multiplier * delta` to `x` in place; return the norm of the sum."""
         out: Tensor = torch.ops.penstock.add_rms_norm(x, delta, multiplier, self.weight, self.eps)
         return out
 
     @classmethod
     def of(cls, norm: RMSNorm) -> Self:
-        """Take over a norm's weight."""
+        """Return a fused norm that shares the weight of `norm`."""
         made = cls(0, eps=norm.eps)
         made.weight = norm.weight
         return made
@@ -71,7 +78,7 @@ class FusedAttention(nn.Module):
         attend: Attend,
         cache: LayerCache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
-        """Mix tokens; with a cache, `x` follows the positions already in it."""
+        """Mix tokens of the rows; with a cache, `x` follows the positions already in it."""
         qkv = self.query_key_value(x_blc)
         if self.has_operators and isinstance(cache, LayerPages) and isinstance(attend, Paged):
             q_thd = self._stored(qkv[0], rope, cache)
@@ -82,7 +89,7 @@ class FusedAttention(nn.Module):
         return out
 
     def _stored(self, qkv: Tensor, rope: Rope, cache: LayerPages) -> Tensor:
-        """Write the keys and values to their pages; return the queries, [t, h, d]."""
+        """Write the keys and values to their pages; return the rotated queries, [t, h, d]."""
         q_norm = None if self.query_norm is None else self.query_norm.weight
         k_norm = None if self.key_norm is None else self.key_norm.weight
         eps = 0.0 if self.query_norm is None else self.query_norm.eps
@@ -105,7 +112,7 @@ class FusedAttention(nn.Module):
 
 
 class FusedSwiGLU(nn.Module):
-    """The feed-forward layer with one product for gate and up."""
+    """SwiGLU with one product for gate and up."""
 
     def __init__(self, mlp: SwiGLU) -> None:
         super().__init__()
@@ -123,3 +130,88 @@ class FusedSwiGLU(nn.Module):
             gated = functional.silu(gate) * up
         out: Tensor = self.down(gated)
         return out
+
+
+KINDS = (PackedLinear, Int8Linear, Int4Linear)
+"""Layers whose matrices the C++ operators can multiply by."""
+
+Operands = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Tensors of one linear layer: panels, scales, offsets, bias."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOperands:
+    """Arguments of the block operator that stay the same from step to step."""
+
+    linears: list[Tensor | None]
+    outputs: list[int]
+    norms: list[Tensor | None]
+    eps: float
+    scale: float
+
+    def compute(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], attend: Paged, pages: LayerPages, *, multiplier: float
+    ) -> Tensor:
+        """Apply the block to `x` [1, t, c], in place."""
+        step = pages.step
+        torch.ops.penstock.decoder_block(
+            x[0], *rope, step.slots, step.query_starts, step.lengths, step.block_tables,
+            pages.keys, pages.values,
+            self.linears, self.outputs, self.norms, self.eps, self.scale, multiplier, attend.window or 0,
+        )  # fmt: skip
+        return x
+
+
+def linears_of(attention: FusedAttention, mlp: FusedSwiGLU) -> tuple[nn.Module | None, ...]:
+    """Return the linear layers of a block as they are now, in the operator's order."""
+    of_attention, of_mlp = attention._modules, mlp._modules  # reading module attributes is slower
+    merged, gate_up = of_attention["query_key_value"], of_mlp["gate_up"]
+    assert merged is not None and gate_up is not None  # noqa: PT018
+    # a wrapper of a merged layer has an attribute `linear` too, of a type that the operator does not support
+    return (
+        merged._modules.get("linear"),
+        of_attention["output"],
+        gate_up._modules.get("linear"),
+        of_mlp["down"],
+    )
+
+
+def block_operands(
+    attention_norm: FusedRMSNorm,
+    attention: FusedAttention,
+    mlp_norm: FusedRMSNorm,
+    layers: tuple[nn.Module | None, ...],
+) -> BlockOperands | None:
+    """Return the operands of a block, or None if its modules have to compute one by one.
+
+    Args:
+        layers: the result of `linears_of`, or the layers inside its wrappers.
+    """
+    found = [operands for layer in layers if (operands := operands_of(layer)) is not None]
+    head_norms = attention.query_norm, attention.key_norm
+    rows = dict(attention.query_key_value.parts)
+    if (
+        len(found) < len(layers)
+        or any(norm is not None and norm.eps != attention_norm.eps for norm in (mlp_norm, *head_norms))
+        or rows["query"] > MAX_GROUP * rows["key"]
+    ):
+        return None
+    weights = [None if norm is None else norm.weight for norm in (attention_norm, mlp_norm, *head_norms)]
+    return BlockOperands(
+        linears=[operand for operands in found for operand in operands],
+        outputs=[int(layer.out_features) for layer in layers if isinstance(layer, KINDS)],
+        norms=[None if weight is None else weight.detach() for weight in weights],
+        eps=attention_norm.eps,
+        scale=attention.scale,
+    )
+
+
+def operands_of(layer: nn.Module | None) -> Operands | None:
+    """Return the operator's tensors of a layer, or None if the operators do not support it."""
+    if isinstance(layer, PackedLinear):
+        return layer.panels, None, None, layer.bias
+    if isinstance(layer, Int8Linear) and layer.is_native:
+        return layer.codes, layer.scales, layer.offsets, layer.bias
+    if isinstance(layer, Int4Linear) and layer.is_native:
+        return layer.codes, layer.scales, None, layer.bias
+    return None

@@ -1,4 +1,4 @@
-"""The output matrix as a loss or a generator sees it: a weight, a scale, and who holds which rows of it."""
+"""Output head: the output matrix, its scale, and its rows on this rank; read by the loss and the sampler."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,7 +27,7 @@ class Vocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """All rows are here."""
+    """Vocabulary of a rank that holds all rows."""
 
     first: int = 0
 
@@ -41,17 +41,18 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
-    """From hidden states to logits, for one forward pass; holds no parameter of its own."""
+class OutputHead:
+    """Function from hidden states to logits for one forward pass; owns no parameter."""
 
     weight: Float[Tensor, "vocab hidden"]
-    """Of a linear layer, or the embedding again; under `fully_shard` whole only inside the forward pass."""
+    """Output matrix: of a linear layer or the embedding. Under `fully_shard` whole only in the forward
+    pass."""
     logits_scaling: float = 1.0
-    """The logits are divided by it."""
+    """Divisor of the logits."""
     vocabulary: Vocabulary = Whole()
-    """Which token ids the rows of `weight` are."""
+    """Token ids of the rows of `weight`."""
 
     def __call__(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
-        """Return the logits of the rows here, in the dtype of the weights."""
+        """Return the logits of the rows on this rank, in the dtype of the weights."""
         logits: Tensor = linear(hidden, self.weight)
         return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling

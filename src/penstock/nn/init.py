@@ -1,14 +1,15 @@
-"""Initial weights as a function of (seed, parameter name, element index), however they are sharded.
+"""Initial weights as a function of (seed, parameter name, element index), independent of the sharding.
 
-A generator walks through one tensor in one order, so what a rank draws depends on how many ranks
-there are. Here each element is hashed from its own index: a rank fills the rows it owns and nobody
-ever holds, sends or draws the whole. The hash is `core.rng.mix64` in torch's int64 arithmetic; its
-halves are two uniforms, the Box-Muller transform makes them normal, and what falls beyond three
-standard deviations (0.27%) is folded back. Angles and logarithms are float64, so that a library's
-last bit is gone after rounding to float32.
+A generator fills a tensor in one order, so its values on a rank depend on the number of ranks. Here each
+element is hashed from its own index: a rank fills the rows it owns, and no rank holds, sends or samples the
+whole tensor. The hash is `core.rng.mix64` in torch's int64 arithmetic. Its halves are two uniforms, the
+Box-Muller transform makes them normal, and values beyond three standard deviations (0.27%) are folded back.
+Angles and logarithms are float64, so that differences in a library's last bit vanish in float32.
 
 Scale: 0.02 everywhere, divided by sqrt(2 x layers) for the projections that write to the residual
 stream (Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3).
+
+`held_box` reads from the mesh and the placements of a DTensor which box of the tensor this rank holds.
 """
 
 import math
@@ -18,34 +19,35 @@ from typing import Protocol, runtime_checkable
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
+from penstock.core.boxes import AxisShard, Box, cut_box, whole
 from penstock.core.rng import key_of
-from penstock.nn.shard_box import held_box
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
-_CHUNK_ON_GPU = 2**23  # few launches, for a third of a gigabyte
+_CHUNK_ON_GPU = 2**23  # elements: few launches, a third of a gigabyte of temporaries
 
 
 @runtime_checkable
 class HasInitialStd(Protocol):
-    """A model that says how large its weights start."""
+    """A model that knows the standard deviation of its initial weights."""
 
     def initial_std(self, name: str) -> float:
-        """Return the standard deviation of a weight matrix by its fully qualified name."""
+        """Return the standard deviation of a weight matrix, by its fully qualified name."""
         ...
 
 
 @torch.no_grad()
 def init_weights(model: nn.Module, *, seed: int) -> None:
-    """Fill every parameter in place: matrices normal, norms one, biases zero.
+    """Fill every parameter in place: matrices normal, norm weights one, biases zero.
 
-    Works on plain and on sharded (DTensor) parameters of any device; on each rank only its shard
-    is computed. Sharded and whole models get the same values, bit for bit.
+    Works on plain and on sharded (DTensor) parameters of any device. A rank computes only its own shard.
+    Sharded and whole models get the same values, bit for bit.
 
     Args:
-        model: has `initial_std`; built anywhere, materialised (`to_empty`) before the call.
+        model: has `initial_std`, and storage for its parameters (`to_empty` after the meta device).
     """
     assert isinstance(model, HasInitialStd), type(model)
     for name, parameter in model.named_parameters():
@@ -64,7 +66,7 @@ def fill_normal(parameter: Tensor, key: int, *, std: float) -> None:
 
 
 def element_indices(parameter: Tensor) -> Iterator[tuple[slice, Int64[Tensor, "n"]]]:
-    """Yield runs of what this rank holds, flat, and the index of each element in the whole tensor."""
+    """Yield slices of this rank's flat shard, and the index of each of their elements in the whole tensor."""
     local = _local(parameter)
     offset, shape = held_box(parameter)
     assert local.is_contiguous() and tuple(local.shape) == shape, (local.stride(), local.shape, shape)  # noqa: PT018
@@ -119,11 +121,31 @@ def _local(parameter: Tensor) -> Tensor:
 def _global_index(
     counter: Tensor, shape: tuple[int, ...], *, offset: tuple[int, ...], full: tuple[int, ...]
 ) -> Tensor:
-    if shape[1:] == full[1:]:  # whole rows: no division by element
+    if shape[1:] == full[1:]:  # whole rows need no division per element
         return counter + offset[0] * math.prod(full[1:])
     index, stride = torch.zeros_like(counter), 1
-    for size, first, whole in zip(reversed(shape), reversed(offset), reversed(full), strict=True):
+    for size, first, extent in zip(reversed(shape), reversed(offset), reversed(full), strict=True):
         index += (counter % size + first) * stride
         counter = counter // size
-        stride *= whole
+        stride *= extent
     return index
+
+
+def held_box(tensor: Tensor) -> Box:
+    """Return this rank's box of a tensor; for a plain tensor, the whole.
+
+    Raises:
+        TypeError: the tensor has a placement other than shard or replicate.
+    """
+    if not isinstance(tensor, DTensor):
+        return whole(tensor.shape)
+    mesh, cuts = tensor.device_mesh, []
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, mesh
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Shard | _StridedShard):  # in some releases the latter is a Shard
+            is_strided = isinstance(placement, _StridedShard)
+            cuts.append(AxisShard(placement.dim % tensor.ndim, mesh.size(axis), coordinate[axis], is_strided))
+        elif not isinstance(placement, Replicate):
+            raise TypeError(f"placement {placement} is neither a shard nor a copy")
+    return cut_box(tensor.shape, cuts)

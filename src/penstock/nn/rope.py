@@ -2,9 +2,9 @@
 
 Source: Su et al., "RoFormer", arXiv:2104.09864, in the half-split layout of Llama checkpoints
 (dimension i pairs with i + head_dim / 2). The model keeps nothing between calls: the frequencies are
-head_dim / 2 numbers, so they are computed anew in each forward. A buffer would have to be rebuilt
-after construction on the meta device, and `model.to(bfloat16)` would silently round it. Serving, whose
-steps take milliseconds, keeps tables of positions beside the model (`RopeCache`).
+head_dim / 2 numbers, computed anew in each forward pass. A buffer would have to be rebuilt after construction
+on the meta device, and `model.to(bfloat16)` would silently round it. Serving, whose steps take milliseconds,
+keeps tables of positions outside the model (`RopeCache`).
 """
 
 import math
@@ -33,8 +33,8 @@ def rope_tables(
     Args:
         positions: index of each token within its document, from 0.
         theta: base of the wavelengths.
-        max_positions: the context length, which the dynamic rule compares positions with.
-        dtype: of the result; the angles themselves are always float32.
+        max_positions: context length in tokens, read by the dynamic rule.
+        dtype: dtype of the result; the angles themselves are always float32.
     """
     with torch.no_grad():
         frequencies, factor = rope_frequencies(
@@ -46,21 +46,21 @@ def rope_tables(
 
 
 class RopeCache:
-    """Cosines and sines of all positions from 0 on, made as far as they were asked for.
+    """Cosines and sines of positions from 0 on; the tables grow on demand.
 
     Args:
-        make: from positions [1, n] to both [1, 1, n, head_dim], each position's apart from the others.
-        max_positions: past the last that is ever asked for.
+        make: from positions [1, n] to cosines and sines, each [1, 1, n, head_dim], independent per position.
+        max_positions: upper bound on the length of the tables.
     """
 
     def __init__(self, make: Callable[[Tensor], tuple[Tensor, Tensor]], *, max_positions: int) -> None:
         self._make, self._max_positions = make, max_positions
         self._tables = make(
             torch.zeros(1, 1, dtype=torch.long)
-        )  # one: of none the dynamic rule knows no longest
+        )  # one position: the dynamic rule takes their maximum, which an empty tensor lacks
 
     def up_to(self, position: int) -> tuple[Float[Tensor, "1 1 n head_dim"], Float[Tensor, "1 1 n head_dim"]]:
-        """Return tables that hold a position: twice as long as before when they grow."""
+        """Return tables that include `position`; when they grow, they double."""
         length = self._tables[0].shape[2]
         if position >= length:
             length = min(max(2 * length, position + 1, _FIRST_POSITIONS), self._max_positions)

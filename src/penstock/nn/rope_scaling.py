@@ -1,12 +1,12 @@
-"""The numbers that stretch rotary position embeddings beyond the trained context; no torch.
+"""Settings that extend rotary position embeddings beyond the trained context; no torch.
 
 Four published rules, with the field names of Hugging Face's `rope_parameters`:
 
 - linear: positions divided by `factor` (Chen et al., "Extending context window of large language
   models via positional interpolation", arXiv:2306.15595);
-- dynamic: the base grows with the longest position once it passes the context ("NTK-aware", 2023);
+- dynamic: the base grows with the longest position beyond the context ("NTK-aware", 2023);
 - yarn: per-frequency mix of the two and a temperature (Peng et al., arXiv:2309.00071);
-- llama3: the rule of Llama 3.1, which leaves high frequencies alone.
+- llama3: the rule of Llama 3.1, which leaves high frequencies unchanged.
 """
 
 import math
@@ -14,18 +14,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from penstock.core.checks import is_number
 from penstock.core.errors import ConfigError, ModelError, nearest
-from penstock.core.ranges import is_number
 
 RopeType = Literal["linear", "dynamic", "yarn", "llama3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """How rotary frequencies are scaled; fields a rule does not use must stay unset."""
+    """Scaling of rotary frequencies; fields that a rule does not use must stay unset."""
 
     rope_type: RopeType
-    """Which rule."""
+    """Name of the rule."""
     factor: float
     """Context after scaling divided by context before, at least 1."""
     original_max_position_embeddings: int | None = None
@@ -33,11 +33,11 @@ class RopeScaling:
     low_freq_factor: float | None = None
     """llama3: wavelengths above original context / this are divided by `factor`."""
     high_freq_factor: float | None = None
-    """llama3: wavelengths below original context / this are left alone."""
+    """llama3: wavelengths below original context / this are unchanged."""
     attention_factor: float | None = None
     """yarn: factor on cosines and sines; unset: 0.1 ln(factor) + 1, as the paper recommends."""
     beta_fast: float | None = None
-    """yarn: rotations over the original context above which a frequency is left alone; unset: 32."""
+    """yarn: rotations over the original context above which a frequency is unchanged; unset: 32."""
     beta_slow: float | None = None
     """yarn: rotations below which a frequency is divided by `factor`; unset: 1."""
     mscale: float | None = None
@@ -48,7 +48,8 @@ class RopeScaling:
     """yarn: round the mixing range to whole frequencies; unset: yes."""
 
     def __post_init__(self) -> None:
-        """Refuse a number out of range, a missing field and a field of another rule."""
+        """Check the fields; raise ConfigError for a number out of range, a missing field or another rule's
+        field."""
         if self.factor < 1:
             raise ConfigError("rope_scaling.factor must be at least 1", got=self.factor)
         needed, optional = _FIELDS[self.rope_type]
@@ -79,15 +80,15 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     """Read the base and the scaling from a `config.json`, as transformers 4 or 5 writes them.
 
     Raises:
-        ModelError: a rule or a number that Penstock does not have.
+        ModelError: an unsupported rule, or a number out of range.
     """
     parameters, scaling = (_rule(raw, name) for name in ("rope_parameters", "rope_scaling"))
-    # who adds the older key to a file of transformers 5 means it to hold, as it does there
+    # a hand-added rope_scaling takes precedence over the rope_parameters of transformers 5, as it does there
     scaling = scaling or parameters
     theta = scaling.pop("rope_theta", None) or parameters.get("rope_theta") or raw.get("rope_theta")
     if (scaling.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0) != 1.0:
         raise ModelError("Rotating a part of each head is not supported")
-    scaling.pop("finetuned", None)  # of the first models with yarn: how they came to be
+    scaling.pop("finetuned", None)  # in the first models with yarn; not used
     older_name = scaling.pop("type", None)
     rule = scaling.pop("rope_type", None) or older_name or "default"
     theta = 10_000.0 if theta is None else _number("rope_theta", theta)
@@ -102,7 +103,7 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     given = {name: value for name, value in scaling.items() if value is not None}
     unknown = sorted(set(given) - {"factor", *_FIELDS[rule][0], *_FIELDS[rule][1]})
     if unknown or "factor" not in given:
-        raise ModelError(f"rope_parameters of {rule} are not understood", got=unknown or "no factor")
+        raise ModelError(f"Unsupported rope_parameters of {rule}", got=unknown or "no factor")
     for name in given.keys() - {"truncate"}:
         _number(name, given[name])
     try:
@@ -112,7 +113,8 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
 
 
 def _rule(raw: Mapping[str, Any], key: str) -> dict[str, Any]:  # Any: JSON
-    """Return a copy of what one of the two keys says."""
+    """Return a copy of the rule under one of the two keys; raise ModelError unless it is one for all
+    layers."""
     given = raw.get(key) or {}
     if not isinstance(given, dict) or any(isinstance(value, dict) for value in given.values()):
         raise ModelError(f"{key} must be one rule for all layers", got=given, fix="Use a model that has one.")
@@ -120,7 +122,7 @@ def _rule(raw: Mapping[str, Any], key: str) -> dict[str, Any]:  # Any: JSON
 
 
 def _number(name: str, value: object) -> float:
-    """Return a finite number that is not negative."""
+    """Return the value as a float; raise ModelError unless it is finite and not negative."""
     if not is_number(value) or not 0 <= value < math.inf:  # type: ignore[operator]
         fix = "Take config.json from where the weights came from."
         raise ModelError(f"{name} of the rotary embedding must be a number", got=value, fix=fix)
@@ -128,7 +130,7 @@ def _number(name: str, value: object) -> float:
 
 
 def write_rope(theta: float, scaling: RopeScaling | None) -> dict[str, Any]:
-    """Return the keys of `config.json`: both spellings, so that transformers 4 and 5 open it."""
+    """Return the keys of `config.json` in both spellings, so that transformers 4 and 5 read it."""
     rule: dict[str, Any] = {"rope_type": "default"}
     if scaling is not None:
         rule = {name: value for name, value in asdict(scaling).items() if value is not None}

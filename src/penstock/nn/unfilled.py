@@ -1,7 +1,7 @@
-"""Modules of parameters that have shapes and no values yet: a file, or nn/init.py, gives them theirs.
+"""Modules whose parameters have shapes and no values yet; a checkpoint or nn/init.py fills them.
 
-torch draws initial values for tensors on the meta device too. Nothing comes of it, but drawing from a normal
-distribution there loads torch's compiler: half a second of the 1.9 s in which a small model is opened.
+torch samples initial values for tensors on the meta device too. They are never used, but sampling from a
+normal distribution there loads torch's compiler: half a second of the 1.9 s that opening a small model takes.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 @contextmanager
 def unfilled() -> Iterator[None]:
-    """Make modules on the meta device, without initial values.
+    """Create modules on the meta device, without initial values.
 
     >>> with unfilled():
     ...     layer = torch.nn.Embedding(2, 3)

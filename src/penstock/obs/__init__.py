@@ -1,1 +1,1 @@
-"""What a run says about itself: metric names, meters, sinks and reports."""
+"""Observability: metric names, meters, sinks and reports of a run."""

@@ -1,12 +1,23 @@
-"""Turn durations and counts of a step into rates; the only arithmetic of the metrics."""
+"""Step meter: rates of a step from its duration and counts, and the shares of its phases.
+
+A mark costs a reading of the clock. On a GPU, whose work is only queued by the host, marks are events on its
+stream; they are read one step late, when they have certainly passed, so nothing waits.
+
+Exposed communication is time inside another phase. The code that blocks on it counts the seconds; they are
+moved out of the phase in which they fell.
+"""
 
 import resource
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol, cast
+
+import torch
 
 from penstock.core import clock
-from penstock.obs.phases import Phases
+from penstock.devices import accelerator
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,34 +26,88 @@ class Rates:
 
     step_s: float
     tokens_per_s: float
-    mfu: float
-    hfu: float
-    """As mfu, with what is computed a second time to save memory."""
+    mfu: float | None
+    """Model FLOPs utilisation; None if the peak is unknown."""
+    hfu: float | None
+    """Like mfu, with recomputed activations counted."""
     shares: dict[str, float]
-    """Phase -> its share of the step; see obs/phases.py."""
+    """Phase -> its share of the step's wall time."""
+
+
+class Stamps(Protocol):
+    """Source of timestamps on the host or on a device."""
+
+    is_late: bool
+    """True if timestamps can be compared only after the device has passed them."""
+
+    def now(self) -> object:
+        """Return a timestamp."""
+        ...
+
+    def seconds(self, first: object, then: object) -> float:
+        """Return the seconds between two timestamps."""
+        ...
+
+
+class Phases:
+    """Shares of the phases of a step.
+
+    Args:
+        stamps: source of timestamps.
+        blocked_s: returns the seconds this process has been blocked on communication so far.
+    """
+
+    def __init__(self, stamps: Stamps | None = None, blocked_s: Callable[[], float] = lambda: 0.0) -> None:
+        self._stamps: Stamps = stamps or HostStamps()
+        self._blocked_s = blocked_s
+        self._marks: list[Mark] = []
+        self._before: list[Mark] = []
+
+    def start(self) -> None:
+        """Begin a step."""
+        self._before, self._marks = self._marks, [("", self._stamps.now(), self._blocked_s())]
+
+    def mark(self, phase: str) -> None:
+        """Assign the time since the last mark to a phase; "" for none."""
+        assert not phase or phase in PHASES, phase
+        self._marks.append((phase, self._stamps.now(), self._blocked_s()))
+
+    def shares(self) -> dict[str, float]:
+        """Return each phase's share of the step (on a GPU, of the step before); {} if unknown."""
+        marks = self._before if self._stamps.is_late else self._marks
+        if len(marks) < 2:
+            return {}
+        spent = dict.fromkeys(PHASES, 0.0)
+        for (_, first, blocked), (phase, then, blocked_then) in pairwise(marks):
+            exposed = blocked_then - blocked
+            spent["communication"] += exposed
+            if phase:
+                spent[phase] += max(self._stamps.seconds(first, then) - exposed, 0.0)
+        whole = max(self._stamps.seconds(marks[0][1], marks[-1][1]), 1e-9)
+        return {phase: seconds / whole for phase, seconds in spent.items()}
 
 
 class StepMeter:
-    """Times the parts of a step.
+    """Timer of a step and its phases.
 
     Args:
-        flops_per_token: of forward and backward, at a sequence length.
-        peak_flops: what all devices of the run could do per second.
-        recomputed_share: of the forward pass that is computed a second time.
-        phases: where a step's time goes.
+        flops_per_token: function of the sequence length; forward and backward.
+        peak_flops: peak FLOP/s of all devices of the run; None if unknown.
+        recomputed_share: share of the forward pass that is recomputed in the backward pass.
+        phases: phase timer.
     """
 
     def __init__(
         self,
         *,
         flops_per_token: Callable[[int], float],
-        peak_flops: float,
+        peak_flops: float | None,
         recomputed_share: float = 0.0,
         phases: Phases | None = None,
     ) -> None:
         self._flops = flops_per_token
         self._peak = peak_flops
-        self._hardware = 1 + recomputed_share / 3  # backward computes twice what forward does
+        self._hardware = 1 + recomputed_share / 3  # the backward pass costs twice the forward pass
         self._phases = phases or Phases()
         self._start = clock.monotonic()
 
@@ -52,25 +117,73 @@ class StepMeter:
         self._phases.start()
 
     def mark(self, phase: str) -> None:
-        """Say that the time since the last mark was spent in a phase of obs/phases.py."""
+        """Assign the time since the last mark to a phase of PHASES."""
         self._phases.mark(phase)
 
     def finish(self, *, rows: int, sequence_length: int) -> Rates:
-        """Mark the end of the step.
+        """Mark the end of the step and return its rates.
 
         Args:
-            rows: of the step, over all ranks.
+            rows: rows of the step over all ranks.
         """
         step_s = max(clock.monotonic() - self._start, 1e-9)
         rate = rows * sequence_length / step_s
-        mfu = rate * self._flops(sequence_length) / self._peak
+        mfu = None if self._peak is None else rate * self._flops(sequence_length) / self._peak
+        hfu = None if mfu is None else mfu * self._hardware
         self._phases.mark("")
-        return Rates(
-            step_s=step_s, tokens_per_s=rate, mfu=mfu, hfu=mfu * self._hardware, shares=self._phases.shares()
-        )
+        return Rates(step_s=step_s, tokens_per_s=rate, mfu=mfu, hfu=hfu, shares=self._phases.shares())
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident memory this process has had."""
+    """Return the peak resident memory of this process in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # Linux counts KiB
+
+
+PHASES = ("data_wait", "forward", "backward", "communication", "optimizer")
+"""Phases in the order of a step; time in none of them is the remainder."""
+
+
+class HostStamps:
+    """Timestamps of the host's clock."""
+
+    is_late = False
+
+    def now(self) -> float:
+        """Return a timestamp."""
+        return clock.monotonic()
+
+    def seconds(self, first: object, then: object) -> float:
+        """Return the seconds between two timestamps."""
+        assert isinstance(first, float), first
+        assert isinstance(then, float), then
+        return then - first
+
+
+class DeviceStamps:
+    """Timestamps on the current stream of an accelerator.
+
+    Args:
+        device_type: torch's name of the device type.
+    """
+
+    is_late = True
+
+    def __init__(self, device_type: str) -> None:
+        self._type = device_type
+
+    def now(self) -> torch.Event:
+        """Return a timestamp."""
+        return accelerator.timed_event(self._type)
+
+    def seconds(self, first: object, then: object) -> float:
+        """Return the seconds between two timestamps that have passed."""
+        return float(cast("torch.Event", first).elapsed_time(cast("torch.Event", then))) / 1000
+
+
+def stamps_for(device_type: str) -> Stamps:
+    """Return the timestamp source of a device type."""
+    return DeviceStamps(device_type) if accelerator.is_accelerator(device_type) else HostStamps()
+
+
+Mark = tuple[str, object, float]  # phase that ended, when, seconds blocked on communication until then

@@ -1,9 +1,9 @@
-"""Count what a rank sends in a step, by mesh axis, from what the collectives of the step were; pure.
+"""Traffic of a step: bytes a rank sends, by mesh axis, computed from the step's collectives. Pure functions.
 
-Ring and pairwise algorithms, as NCCL and gloo use them for large tensors: a rank of n sends (n - 1) / n of
-what it gathers in the end, scatters or exchanges, and twice that of what it reduces for all (Patarasuk and
-Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 2009). Gloo has no reduce-scatter of its own: FSDP's
-is recorded, and counted, as the all-reduce that it is, and `ethernet.overlap` exchanges gradients instead.
+For ring and pairwise algorithms, as NCCL and gloo use them for large tensors: a rank of n sends (n - 1) / n
+of what it gathers, scatters or exchanges in total, and twice that for an all-reduce (Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms", JPDC 2009). Gloo has no reduce-scatter of its own: FSDP's is
+recorded, and counted, as the all-reduce that it is, and `ethernet.overlap` exchanges gradients instead.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,20 +12,20 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective that this rank took part in."""
+    """Collective that this rank took part in."""
 
     group: str
     """Name of its process group."""
     kind: str
     """all_gather, all_reduce, reduce_scatter, all_to_all, broadcast, ..."""
     num_bytes: int
-    """Of its input on this rank for a gather, else of the larger side, input or output."""
+    """Bytes of its input on this rank for a gather, else of the larger of input and output."""
 
 
 _ROUNDS = {"all_reduce": 2}
-"""How often a collective passes its bytes around; once, if it is not listed."""
+"""Times that a collective passes its bytes around; 1 if it is not listed."""
 _NOTHING = frozenset({"barrier", "send", "recv", "coalesced"})
-"""Those that send nothing, and what goes from one rank to one other: counted where it is sent, if it is."""
+"""Collectives that send nothing, or are counted as messages from rank to rank."""
 
 
 def sent_bytes(collective: Collective, *, num_ranks: int) -> int:
@@ -50,12 +50,12 @@ def by_axis(
     sizes: Mapping[str, int],
     messages: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """Return the bytes a rank sent on each axis.
+    """Return the bytes that a rank sent on each axis.
 
     Args:
-        axes: process group -> axis; a group that is not listed is that of all ranks.
-        sizes: process group -> its ranks; of all ranks under "".
-        messages: process group -> bytes sent in it from rank to rank, beside its collectives.
+        axes: process group -> axis; other groups count as the group of all ranks.
+        sizes: process group -> its number of ranks; "" -> the number of all ranks.
+        messages: process group -> bytes sent in it from rank to rank, besides its collectives.
     """
     found: dict[str, int] = {}
     for group, number in (messages or {}).items():

@@ -1,1 +1,1 @@
-"""One model over many devices."""
+"""Parallelism: one model over many devices."""

@@ -1,37 +1,42 @@
-"""The one place that knows in which order the parallelisms, recomputation and compilation are applied.
+"""Apply all parallelisms, activation checkpointing, float8 and compilation, in the required order.
 
-From the innermost change to the outermost: the blocks of a stage are what is sliced; slices of matrices
-are what is multiplied in 8 bits and what is recomputed; what is recomputed is compiled; what is compiled
-is gathered and freed as one unit.
+From the innermost change to the outermost: the blocks of a stage are sliced; slices of matrices are
+multiplied in 8 bits and recomputed; recomputed blocks are compiled; compiled blocks are gathered and freed as
+one unit.
+
+Blocks are compiled one by one, not the model: they are alike, so one program serves all, and the hooks that
+gather and free a block's parameters stay outside of it. As in `recompute`, a block's `forward` is replaced,
+so names do not change. Programs are cached on disk for later runs.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
 
-from penstock.parallel.compile import compile_blocks
-from penstock.parallel.compile_config import NOT_COMPILED, CompileConfig
+from penstock.core.env import cache_folder, set_compiled_programs
+from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, has_native
+from penstock.parallel.activation_checkpointing import recompute
+from penstock.parallel.activation_checkpointing_plan import Mode
+from penstock.parallel.config import NOT_COMPILED, CompileConfig
 from penstock.parallel.context import spread_context
-from penstock.parallel.float8 import multiply_in_8_bits
-from penstock.parallel.fsdp import has_work, shard
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline, keep_stages, stages_of
-from penstock.parallel.recompute import recompute
-from penstock.parallel.recompute_plan import Mode
-from penstock.parallel.tensor import slice_blocks
-from penstock.parallel.vocabulary import finish_with_slices, slice_vocabulary
+from penstock.parallel.sharding.fsdp import has_work, shard
+from penstock.parallel.tensor import ColumnLinear, RowLinear, slice_blocks
+from penstock.parallel.vocab_parallel import finish_with_slices, slice_vocabulary
 
 
-class Spread(NamedTuple):
-    """A model that was spread over ranks."""
+class ParallelModel(NamedTuple):
+    """A parallelised model."""
 
     stages: list[nn.Module]
-    """What is gathered from a root of its own: the model, or this rank's stages of it."""
+    """Modules with an FSDP root of their own: the model, or this rank's pipeline stages."""
     pipeline: Pipeline | None
-    """What runs them; None where every rank has all blocks."""
+    """Runs the stages; None: every rank has all blocks."""
 
 
 def apply(
@@ -43,13 +48,13 @@ def apply(
     linear: str = "compute",
     modes: Sequence[Mode] = (),
     compiled: CompileConfig = NOT_COMPILED,
-) -> Spread:
-    """Spread a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
+) -> ParallelModel:
+    """Parallelise a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
 
     Args:
-        compute_dtype: of gathered parameters and activations.
-        linear: how the linear layers of the blocks multiply: in `compute_dtype`, or by a recipe in 8 bits.
-        modes: what each block does with its activations; none: all keep theirs.
+        compute_dtype: dtype of gathered parameters and activations.
+        linear: precision of the blocks' linear layers: "compute", or the name of an 8-bit recipe.
+        modes: activation checkpointing mode of each block; empty: none.
     """
     if mesh.layout.pipeline > 1:
         keep_stages(model, mesh.pipeline, per_rank=config.stages_per_rank)
@@ -69,10 +74,10 @@ def apply(
     for stage in stages.values():
         _share_parameters(stage, mesh, config, compute_dtype)
     if mesh.layout.pipeline == 1:
-        return Spread([model], None)
+        return ParallelModel([model], None)
     pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
-    model.forward = pipeline.forward  # a call of the model, for validation, passes through all stages
-    return Spread([*stages.values()], pipeline)
+    model.forward = pipeline.forward  # a plain call, for validation, passes through all stages
+    return ParallelModel([*stages.values()], pipeline)
 
 
 def _share_parameters(
@@ -88,3 +93,42 @@ def _share_parameters(
             reshard_after_forward=config.reshard_after_forward,
             offload=config.offload,
         )
+
+
+_MOST_PROGRAMS = 64
+
+
+def compile_blocks(model: nn.Module, config: CompileConfig, *, backend: str = "inductor") -> None:
+    """Compile each block at its first call, in place; does nothing unless enabled.
+
+    Args:
+        model: its blocks are `model.layers`.
+        backend: name of the torch.compile backend.
+    """
+    if not config.enabled:
+        return
+    if backend == "inductor":
+        set_compiled_programs(
+            Path(config.cache) if config.cache else cache_folder() / "compiled", given=bool(config.cache)
+        )
+    # torch's limit is 8 programs per function; reaching it would end a run whose batches change shape
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
+    mode = config.mode if backend == "inductor" else None
+    for block in cast(nn.ModuleList, model.layers):
+        block.forward = torch.compile(block.forward, backend=backend, mode=mode, fullgraph=True)
+
+
+def multiply_in_8_bits(model: nn.Module, recipe: str, *, device: str) -> None:
+    """Use an 8-bit recipe in the linear layers of the blocks, in place; also in tensor-parallel ones.
+
+    Args:
+        recipe: a name in `nn.linear.float8.RECIPES`.
+        device: type of the devices that compute.
+    """
+    chosen = RECIPES[recipe]
+    multiply = Multiply(chosen, has_native(chosen, device))
+    for module in model.get_submodule("layers").modules():
+        if type(module) is nn.Linear:
+            module.__class__ = Float8TrainingLinear
+        if isinstance(module, Float8TrainingLinear | ColumnLinear | RowLinear):
+            module.multiply = multiply

@@ -1,4 +1,4 @@
-"""Collectives with gradients: what goes one way in the forward pass comes back the other in the backward.
+"""Differentiable collectives: each has its counterpart in the backward pass.
 
     forward                         backward
     gather       all-gather         reduce-scatter
@@ -6,10 +6,10 @@
     exchange     all-to-all         all-to-all
     sum_gradient nothing            all-reduce
 
-All wait for their result. torch's own hand out tensors that are still under way and wait when first
-touched; a compiled block does not touch them that way, and its gradients were lost. To the compiler each is
-one operator with its wait inside, so that the wait is timed (blocked.py) in compiled blocks as in others. A
-group is its name and size, not a process group, because a compiler can trace the former only.
+All wait for their result. torch's own return tensors that are still in flight and wait when first touched; a
+compiled block does not touch them that way, and its gradients were lost. To the compiler each is one operator
+that includes the wait, so that the wait is timed (exposed_comm.py) in compiled blocks too. A group is given
+by name and size, not as a process group, because a compiler can trace only the former.
 """
 
 from typing import Any, NamedTuple
@@ -18,50 +18,51 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from penstock.parallel.blocked import waiting
+from penstock.parallel.exposed_comm import waiting
 
 _ops = torch.ops._c10d_functional  # they take groups by name; their results are new tensors
 
 
-class Group(NamedTuple):
-    """Ranks that take part in a collective."""
+class CollectiveGroup(NamedTuple):
+    """Ranks of a collective, by the name of their process group."""
 
     name: str
     size: int
 
 
-def group_of(mesh: DeviceMesh) -> Group:
-    """Return the ranks of a mesh of one axis."""
-    return Group(mesh.get_group().group_name, mesh.size())
+def group_of(mesh: DeviceMesh) -> CollectiveGroup:
+    """Return the ranks of a one-axis mesh."""
+    return CollectiveGroup(mesh.get_group().group_name, mesh.size())
 
 
-def gather(x: Tensor, *, dim: int, group: Group) -> Tensor:
-    """Join the parts that the ranks of a group hold along a dim, in their order."""
+def gather(x: Tensor, *, dim: int, group: CollectiveGroup) -> Tensor:
+    """Concatenate the ranks' parts along a dim, in rank order."""
     out: Tensor = _Gather.apply(x, dim, group)  # type: ignore[no-untyped-call]
     return out
 
 
-def scatter_sum(x: Tensor, *, dim: int, group: Group) -> Tensor:
-    """Sum over the ranks of a group; each keeps its part along a dim, which they divide evenly."""
+def scatter_sum(x: Tensor, *, dim: int, group: CollectiveGroup) -> Tensor:
+    """Sum over the ranks; each keeps its part along a dim, which the group size must divide."""
     out: Tensor = _ScatterSum.apply(x, dim, group)  # type: ignore[no-untyped-call]
     return out
 
 
-def exchange(x: Tensor, *, split: int, join: int, group: Group) -> Tensor:
-    """Give rank i the i-th part along dim `split`; join what the others give along dim `join`."""
+def exchange(x: Tensor, *, split: int, join: int, group: CollectiveGroup) -> Tensor:
+    """Send the i-th part along dim `split` to rank i; concatenate the received parts along dim `join`."""
     out: Tensor = _Exchange.apply(x, split, join, group)  # type: ignore[no-untyped-call]
     return out
 
 
-def sum_gradient(x: Tensor, *, group: Group) -> Tensor:
-    """Return `x`, which is equal on all ranks of a group but used by each for its own part of the work."""
+def sum_gradient(x: Tensor, *, group: CollectiveGroup) -> Tensor:
+    """Return `x`; its gradient is summed over the ranks, which use equal `x` for different parts of the
+    work."""
     out: Tensor = _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Gather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:  # Any: torch's context
+    def forward(ctx: Any, x: Tensor, dim: int, group: CollectiveGroup) -> Tensor:  # Any: torch's context
         ctx.dim, ctx.group = dim, group
         return _all_gather(x, dim, group)
 
@@ -72,7 +73,7 @@ class _Gather(torch.autograd.Function):
 
 class _ScatterSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, dim: int, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, dim: int, group: CollectiveGroup) -> Tensor:
         ctx.dim, ctx.group = dim, group
         return _reduce_scatter(x, dim, group)
 
@@ -83,7 +84,7 @@ class _ScatterSum(torch.autograd.Function):
 
 class _Exchange(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, split: int, join: int, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, split: int, join: int, group: CollectiveGroup) -> Tensor:
         ctx.dims, ctx.group = (split, join), group
         return _all_to_all(x, split, join, group)
 
@@ -95,7 +96,7 @@ class _Exchange(torch.autograd.Function):
 
 class _SumGradient(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: CollectiveGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
@@ -104,25 +105,25 @@ class _SumGradient(torch.autograd.Function):
         return all_reduce(gradients[0], "sum", ctx.group), None
 
 
-def all_reduce(x: Tensor, how: str, group: Group) -> Tensor:
-    """Return the elementwise "sum" or "max" over the ranks of a group; no gradient of its own."""
+def all_reduce(x: Tensor, how: str, group: CollectiveGroup) -> Tensor:
+    """Return the elementwise "sum" or "max" over the ranks, without a gradient."""
     out: Tensor = _reduced(x.contiguous(), how, group.name)
     return out
 
 
-def _all_gather(x: Tensor, dim: int, group: Group) -> Tensor:
+def _all_gather(x: Tensor, dim: int, group: CollectiveGroup) -> Tensor:
     whole = _gathered(x.contiguous(), group.size, group.name)
     return whole if dim == 0 else torch.cat(whole.chunk(group.size), dim)
 
 
-def _reduce_scatter(x: Tensor, dim: int, group: Group) -> Tensor:
+def _reduce_scatter(x: Tensor, dim: int, group: CollectiveGroup) -> Tensor:
     assert x.shape[dim] % group.size == 0, (x.shape, dim, group)
     stacked = (x if dim == 0 else torch.cat(x.chunk(group.size, dim))).contiguous()
     out: Tensor = _scattered(stacked, group.size, group.name)
     return out
 
 
-def _all_to_all(x: Tensor, split: int, join: int, group: Group) -> Tensor:
+def _all_to_all(x: Tensor, split: int, join: int, group: CollectiveGroup) -> Tensor:
     assert x.shape[split] % group.size == 0, (x.shape, split, group)
     parts = _exchanged(torch.stack(x.chunk(group.size, split)), group.name)
     return torch.cat(list(parts.unbind()), join)

@@ -1,15 +1,17 @@
-"""Context parallel: each rank of an axis holds a stretch of every row, and attention sees the whole row.
+"""Context parallelism: each rank of an axis holds a sequence slice of every row; attention sees whole rows.
 
-All else in a decoder is per token. Attention gets the rest of the row in one of two ways:
+Everything else in a decoder is per token. Attention gets the rest of the row in one of two ways:
 
-    all_gather   keys and values of all stretches come here; this rank's queries see those up to theirs.
-                 Any number of heads; sends 2 x key-value heads per token (as in Llama 3, arXiv:2407.21783).
+    all_gather   keys and values of all slices are gathered; this rank's queries attend to those up to theirs.
+    Any number
+                 of heads; sends 2 x key-value heads per token (as in Llama 3, arXiv:2407.21783).
     ulysses      heads are exchanged for tokens, so a rank attends over whole rows with some heads, and the
-                 result is exchanged back (Jacobs et al., DeepSpeed-Ulysses, arXiv:2309.14509). Sends each
-                 query, key, value and output once; the fast kernels serve it as they are.
+    result is
+                 exchanged back (Jacobs et al., DeepSpeed-Ulysses, arXiv:2309.14509). Sends each query, key,
+                 value and output once; works with the unchanged fast kernels.
 
-Rows hold documents, of which a token sees its own: `cu_seqlens` is that of whole rows on every rank.
-Stretches are even and in order, so with all_gather the last rank has the most to compute.
+Rows hold documents, and a token attends within its own: `cu_seqlens` is that of whole rows on every rank.
+Slices are equal and in order, so with all_gather the last rank computes most.
 """
 
 import math
@@ -23,76 +25,76 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from penstock.nn.attention import Attend
-from penstock.nn.kernels.dense import Masked
-from penstock.nn.kernels.layout import Layout, starts_of
-from penstock.parallel.collectives import Group, exchange, gather, group_of
+from penstock.nn.kernels.layout import AttentionLayout, starts_of
+from penstock.nn.kernels.sdpa import Masked
+from penstock.parallel.collectives import CollectiveGroup, exchange, gather, group_of
 from penstock.parallel.layout import ContextRule
 
 Choose = Callable[..., Attend]
-"""As `choose_kernel`."""
+"""Signature of `choose_kernel`."""
 
 
 def spread_context(model: nn.Module, mesh: DeviceMesh, *, rule: ContextRule) -> None:
-    """Let a model attend over whole rows from their stretches, in place.
+    """Make a model attend over whole rows from sequence slices, in place.
 
-    Its forward then takes this rank's stretch of `input_ids` and `position_ids`, and the `cu_seqlens` of
-    whole rows.
+    Its forward then takes this rank's slice of `input_ids` and `position_ids`, and the `cu_seqlens` of whole
+    rows.
 
     Args:
         model: has `choose`.
-        mesh: of one axis; stretches are in the order of its ranks.
+        mesh: one axis; slices are in the order of its ranks.
     """
     choose = cast(Choose, model.choose)
     index, group = mesh.get_local_rank(), group_of(mesh)
 
-    def choose_gathered(layout: Layout, *, device: torch.device, **_: Any) -> Attend:
+    def choose_gathered(layout: AttentionLayout, *, device: torch.device, **_: Any) -> Attend:
         first, past = layout.seq_len * index, layout.seq_len * (index + 1)
-        return Gathered(stretch_mask(_whole(layout, group.size), first, past, device=device), group)
+        return GatheredContext(stretch_mask(_whole(layout, group.size), first, past, device=device), group)
 
-    def choose_exchanged(layout: Layout, **of: Any) -> Attend:  # Any: device, dtype, size of heads
-        return Exchanged(choose(_whole(layout, group.size), **of), group)
+    def choose_exchanged(layout: AttentionLayout, **of: Any) -> Attend:  # Any: device, dtype, head_dim
+        return UlyssesContext(choose(_whole(layout, group.size), **of), group)
 
     model.choose = choose_exchanged if rule == "ulysses" else choose_gathered  # type: ignore[assignment]
 
 
-def _whole(layout: Layout, size: int) -> Layout:
+def _whole(layout: AttentionLayout, size: int) -> AttentionLayout:
     return replace(layout, seq_len=layout.seq_len * size)
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """Queries of one stretch over the keys of the stretches up to it."""
+class GatheredContext:
+    """Attention of one slice's queries over gathered keys and values, up to this slice."""
 
     mask: Bool[Tensor, "batch_or_1 1 seq keys"]
-    group: Group
+    group: CollectiveGroup
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
-        """Attend."""
+        """Compute attention."""
         both = gather(torch.cat((k_bksd, v_bksd), 1), dim=2, group=self.group)  # one message, not two
         k_bksd, v_bksd = both[:, :, : self.mask.shape[-1]].chunk(2, 1)
         return Masked(self.mask)(q_bhld, k_bksd, v_bksd, scale=scale)
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
-    """Some of the heads over whole rows."""
+class UlyssesContext:
+    """Attention of some heads over whole rows."""
 
     attend: Attend
-    group: Group
+    group: CollectiveGroup
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
-        """Attend."""
+        """Compute attention."""
         heads = k_bksd.shape[1]
-        copies = self.group.size // math.gcd(self.group.size, heads)  # of each, until ranks divide them
+        copies = self.group.size // math.gcd(self.group.size, heads)  # repeats that make heads divisible
         k, v = (t.repeat_interleave(copies, 1) if copies > 1 else t for t in (k_bksd, v_bksd))
         q, k, v = (exchange(t, split=1, join=2, group=self.group) for t in (q_bhld, k, v))
         return exchange(self.attend(q, k, v, scale=scale), split=2, join=1, group=self.group)
 
 
 def stretch_mask(
-    whole: Layout, first: int, past: int, *, device: torch.device
+    whole: AttentionLayout, first: int, past: int, *, device: torch.device
 ) -> Bool[Tensor, "batch_or_1 1 queries past"]:
-    """Return which keys, of those before `past`, the queries from `first` to `past` of each row may see."""
+    """Return the mask of keys before `past` for the queries from `first` to `past` of each row."""
     keys = torch.arange(past, device=device)
     queries = keys[first:, None]
     mask = keys <= queries

@@ -1,40 +1,50 @@
-"""Join the ranks of a run: process group, device and device mesh, the same for one rank or many."""
+"""Process group, device and device mesh of a run, the same code for one rank or many."""
 
+import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from penstock.core.env import Ranks, num_threads, ranks, rendezvous
-from penstock.core.errors import PeerLost
-from penstock.parallel.layout import Layout
+from penstock.core.env import Ranks, num_threads, ranks
+from penstock.core.errors import PeerLost, PenstockError
+from penstock.devices import accelerator
+from penstock.parallel.layout import RankLayout
+from penstock.parallel.rendezvous import first_line, meet, open_store
 
 log = logging.getLogger(__name__)
 
-_PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "Connection refused")
+_PEER_GONE = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+    "Connection refused",
+    "connectFullMesh failed",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks of a run, or some of them that work together, as one of them sees it."""
+    """The ranks of a run, or a group of them, as one rank sees them."""
 
     ranks: Ranks
     device: torch.device
     group: dist.ProcessGroup | None = None
-    """Which ranks; None: all of the run."""
+    """Process group; None: all ranks of the run."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank speaks for all."""
+        """True for rank 0."""
         return self.ranks.rank == 0
 
     def sum(self, *values: float) -> list[float]:
-        """Return the sums over ranks, in float64; every rank must call it with as many values."""
+        """Return the sums over the ranks, in float64; every rank must call it with equally many values."""
         total = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(total, group=self.group)
         sums: list[float] = total.tolist()
@@ -43,74 +53,74 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """The ranks of a run on the axes of its layout, as one of them sees it."""
+    """Device mesh of a run with its layout, as one rank sees it."""
 
-    layout: Layout
+    layout: RankLayout
     rank: int
-    """This rank's index among all."""
+    """Global rank."""
     state: DeviceMesh
-    """Where parameters lie: axes "replicate", "shard" and "tensor" of this rank's pipeline stage. The
-    ranks of the context axis share parameters too, so they are part of "shard"."""
+    """Mesh of the parameters: axes "replicate", "shard" and "tensor" of this rank's pipeline stage. The
+    context axis shares parameters too, so it is part of "shard"."""
     pipeline: DeviceMesh
-    """The ranks that hold the stages of this one's model."""
+    """Ranks with the stages of this rank's model."""
     context: DeviceMesh
-    """The ranks that hold the stretches of this one's rows."""
+    """Ranks with the sequence slices of this rank's rows."""
     island: World
-    """The ranks of this one's copy of the model, where copies train by themselves; else all."""
+    """Ranks of this rank's island; all ranks if there are no islands."""
 
     @property
     def has_islands(self) -> bool:
-        """Whether copies of the model train by themselves, and meet now and then."""
+        """True if replicas train independently as islands."""
         return self.island.group is not None
 
     @property
     def data(self) -> DeviceMesh:
-        """What FSDP works on: "shard", or "replicate" and "shard"."""
+        """FSDP's mesh: "shard", or "replicate" and "shard"."""
         alone = self.layout.replicate == 1 or self.has_islands
         return self.state["shard"] if alone else self.state["replicate", "shard"]
 
     @property
     def num_shards(self) -> int:
-        """Ranks that share the parameters; 1: each holds them whole."""
+        """Number of ranks that share the parameters; 1: not sharded."""
         return self.layout.shard * self.layout.context
 
     @property
     def data_rank(self) -> int:
-        """Whose rows this rank works on, in [0, layout.num_data)."""
+        """Data-parallel rank, in [0, layout.num_data)."""
         return self.layout.data_rank(self.rank)
 
-    def stretch(self, length: int) -> slice:
-        """Return the part of rows of `length` tokens that this rank holds."""
+    def sequence_slice(self, length: int) -> slice:
+        """Return this rank's sequence slice of rows of `length` tokens."""
         part = length // self.layout.context
         index = self.layout.place(self.rank)["context"]
         return slice(index * part, (index + 1) * part)
 
     @property
     def has_loss(self) -> bool:
-        """Whether the loss of this rank's rows is computed here: on the last stage."""
+        """True if this rank computes the loss of its rows: on the last stage."""
         return self.layout.place(self.rank)["pipeline"] == self.layout.pipeline - 1
 
     @property
     def copies(self) -> int:
-        """Ranks that compute the same loss of the same tokens, each all of it."""
+        """Number of ranks that each compute the full loss of the same tokens."""
         return self.layout.tensor
 
     @property
     def num_averaged(self) -> int:
-        """Ranks over which gradients are averaged; with islands, in the end."""
+        """Number of ranks over which gradients are averaged, islands included."""
         return self.layout.num_data * self.layout.context
 
     @property
     def leads(self) -> bool:
-        """Whether this rank speaks for those that work on the same rows."""
+        """True if this rank is the first of those that work on the same rows."""
         return self.layout.leads(self.rank)
 
 
-def make_mesh(world: World, layout: Layout, *, islands: bool = False) -> Mesh:
-    """Lay out the ranks of a run; every rank must call it, with the same layout.
+def make_mesh(world: World, layout: RankLayout, *, islands: bool = False) -> Mesh:
+    """Build the mesh of a run; every rank must call it, with the same layout.
 
     Args:
-        islands: the copies of the "replicate" axis train by themselves.
+        islands: True: the replicas of the "replicate" axis train independently.
     """
     assert layout.world_size == world.ranks.world_size, (layout, world.ranks)
     degrees = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
@@ -130,8 +140,8 @@ def make_mesh(world: World, layout: Layout, *, islands: bool = False) -> Mesh:
     )
 
 
-def _island_of(world: World, layout: Layout) -> World:
-    """Return the ranks with this one's place on the "replicate" axis."""
+def _island_of(world: World, layout: RankLayout) -> World:
+    """Return the ranks with this rank's coordinate on the "replicate" axis."""
     islands: list[list[int]] = [[] for _ in range(layout.replicate)]
     for rank in range(layout.world_size):
         islands[layout.place(rank)["replicate"]].append(rank)
@@ -142,40 +152,31 @@ def _island_of(world: World, layout: Layout) -> World:
 
 
 def is_of_lost_peer(error: BaseException) -> bool:
-    """Whether an error is what gloo or NCCL raise when a peer is gone."""
+    """True if gloo or NCCL raised this error because a peer is gone."""
     gone = any(said in str(error) for said in _PEER_GONE)
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and gone)
 
 
 @contextmanager
 def join(*, timeout_s: float = 600.0) -> Iterator[World]:
-    """Join the process group; one process alone forms a group of one, so all code is the same.
+    """Context manager: join the process group; a single process is a group of one.
 
-    Uses NCCL and one GPU a rank where there are GPUs, else gloo with the cores shared evenly. The ranks
-    meet where torchrun (MASTER_ADDR) or Penstock's launcher says.
+    Uses one accelerator per rank with its own backend (NCCL on GPUs), if there are any; otherwise gloo, with
+    the cores divided evenly. The rendezvous is that of torchrun (MASTER_ADDR) or Penstock's launcher.
 
     Args:
         timeout_s: a rank that waits longer for a collective has lost its peers.
+
+    Raises:
+        PenstockError: the rendezvous failed.
+        PeerLost: a rank is gone.
     """
     who = ranks()
-    if torch.cuda.is_available():
-        device = torch.device("cuda", who.local_rank)
-        torch.cuda.set_device(device)
-    else:
-        device = torch.device("cpu")
+    device = accelerator.choose(who.local_rank)
+    accelerator.use(device)
+    if not accelerator.is_accelerator(device):
         torch.set_num_threads(num_threads())
-    alone = who.world_size == 1
-    store = dist.HashStore() if alone else None  # type: ignore[attr-defined]
-    where = None if alone else rendezvous()
-    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend,
-        where,
-        timeout=timedelta(seconds=timeout_s),
-        world_size=who.world_size,
-        rank=who.rank,
-        store=store,
-    )
+    _start_group(who, device, timeout_s=timeout_s)
     try:
         yield World(who, device)
     except RuntimeError as error:
@@ -185,3 +186,38 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
         raise
     finally:
         dist.destroy_process_group()
+
+
+def _start_group(who: Ranks, device: torch.device, *, timeout_s: float) -> None:
+    store = meet(open_store(who, timeout_s=timeout_s), who, timeout_s=timeout_s)
+    try:
+        dist.init_process_group(
+            accelerator.backend_of(device),
+            timeout=timedelta(seconds=timeout_s),
+            world_size=who.world_size,
+            rank=who.rank,
+            store=store,
+        )
+    except (RuntimeError, ValueError) as error:
+        log.debug("the group did not start", exc_info=True)
+        raise PenstockError(
+            f"Rank {who.rank} of {who.world_size} could not connect to the others",
+            got=first_line(error),
+            fix="Run `penstock doctor` on the same machines; GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME, "
+            "if set, must name the interface that connects them.",
+        ) from None
+
+
+def broadcast(world: World, value: Any) -> Any:  # Any: JSON values
+    """Broadcast rank 0's value to every rank; every rank must call it.
+
+    Args:
+        value: read on rank 0 only.
+    """
+    content = json.dumps(value).encode() if world.is_first else b""
+    (size,) = world.sum(len(content))
+    if not world.is_first:
+        content = bytes(int(size))
+    sent = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(world.device)
+    dist.broadcast(sent, src=0)
+    return json.loads(sent.cpu().numpy().tobytes())

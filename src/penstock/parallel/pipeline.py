@@ -1,17 +1,17 @@
-"""Pipeline parallel: each rank of an axis has some of the blocks, and micro-batches flow through them.
+"""Pipeline parallelism: each rank of an axis holds some blocks, and micro-batches flow through them.
 
-The order is one forward, one backward in turn (Narayanan et al., "PipeDream", 2019), by
+The schedule is one forward, one backward (1F1B; Narayanan et al., "PipeDream", 2019) of
 torch.distributed.pipelining: a rank holds the activations of at most as many micro-batches as there are
-stages. Of m micro-batches over p ranks, (p - 1) / (m + p - 1) of the time is idle; with v stages a rank,
+stages. With m micro-batches over p ranks, (p - 1) / (m + p - 1) of the time is idle; with v stages per rank,
 interleaved (Narayanan et al., "Megatron-LM", 2021), (p - 1) / (v m + p - 1), for v times the messages.
 
-What a rank keeps is the whole model with what others have left out, so every parameter keeps its name,
-and with it its initial values and its place in a checkpoint. Its stages are views of it: models that
-share its modules, each with some of them.
+A rank keeps the whole model without the modules of other ranks, so every parameter keeps its name, its
+initial values and its place in a checkpoint. Its stages are views: models that share its modules, each with
+some of them.
 
-A tied embedding is on the first stage and, as the output matrix, on the last: each has its own copy under
-the same name. After the passes of a step the two exchange gradients and add them, which gives both the same
-bits; so the same optimizer keeps the copies equal, and a checkpoint holds them once.
+A tied embedding is on the first stage and, as the output matrix, on the last: each has a copy under the same
+name. After the passes of a step the two add each other's gradients, with bit-identical results; so the same
+optimizer keeps the copies equal, and a checkpoint holds them once.
 """
 
 import copy
@@ -23,20 +23,19 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
 
 from penstock.core import clock
-from penstock.parallel.blocked import BLOCKED, waiting
-from penstock.parallel.counted_stage import CountedStage
+from penstock.parallel.exposed_comm import BLOCKED, waiting
+from penstock.parallel.layout import blocks_of
 from penstock.parallel.slices import local
-from penstock.parallel.stages import blocks_of
 
 Inputs = Mapping[str, Any]
-"""What the model's forward takes for one micro-batch, by name."""
+"""Arguments of the model's forward for one micro-batch, by name."""
 
 
 class Elsewhere(nn.Module):
-    """Stands where another stage has a module; passes on what it is given."""
+    """Placeholder for a module of another stage; returns its input."""
 
     weight = None
 
@@ -46,11 +45,11 @@ class Elsewhere(nn.Module):
 
 
 def keep_stages(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> None:
-    """Leave this rank's stages of a model, in place; the first of them goes through all ranks, then the next.
+    """Remove the modules of other ranks' stages, in place; stages are assigned to ranks round robin.
 
     Args:
         model: has `config`, `embed`, `layers`, `norm` and `unembed`; on the meta device.
-        mesh: of one axis; stage s is on rank s modulo its size.
+        mesh: one axis; stage s is on rank s modulo its size.
     """
     layers, stages = cast(nn.ModuleList, model.layers), mesh.size() * per_rank
     here = range(mesh.get_local_rank(), stages, mesh.size())
@@ -65,7 +64,7 @@ def keep_stages(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> None:
 
 
 def stages_of(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> dict[int, nn.Module]:
-    """Return this rank's stages by number: models that share the modules of `model`, each its own."""
+    """Return this rank's stages by number: models that share modules with `model`."""
     stages = mesh.size() * per_rank
     return {
         stage: _view(model, stage, stages=stages)
@@ -75,14 +74,14 @@ def stages_of(model: nn.Module, mesh: DeviceMesh, *, per_rank: int) -> dict[int,
 
 def _view(model: nn.Module, stage: int, *, stages: int) -> nn.Module:
     view = copy.copy(model)
-    view.__dict__ |= {name: copy.copy(value) for name, value in model.__dict__.items()}  # hooks of its own
+    view.__dict__ |= {name: copy.copy(value) for name, value in model.__dict__.items()}  # own hooks
     layers = cast(nn.ModuleList, model.layers)
     mine = blocks_of(stage, stages=stages, num_blocks=len(layers))
     view.layers = nn.ModuleList(block if i in mine else Elsewhere() for i, block in enumerate(layers))
     if stage > 0:
         view.embedding_multiplier = 1.0  # type: ignore[assignment]  # not a module or tensor
         if stage == stages - 1 and _is_tied(model):
-            cast(nn.Module, view.embed).forward = _pass_on  # tokens were looked up; its matrix is for the end
+            cast(nn.Module, view.embed).forward = _pass_on  # only its matrix is used, as the output matrix
         else:
             view.embed = Elsewhere()
     if stage < stages - 1:
@@ -103,14 +102,56 @@ def _without_finish(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:  # 
     return args, {**kwargs, "finish": lambda hidden, _head: hidden}
 
 
+class CountedStage(PipelineStage):
+    """Pipeline stage that measures its work and traffic. Arguments are torch's."""
+
+    work_s = 0.0
+    """Seconds in forward and backward passes and reductions, without the time blocked on other ranks."""
+    sent_bytes = 0
+    """Bytes of hidden states and their gradients: gloo's sends are not in the flight recorder."""
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:  # Any: torch's
+        """Run the forward pass of a micro-batch."""
+        with self._at_work():
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the backward pass of a micro-batch."""
+        with self._at_work():
+            return super().backward_one_chunk(*args, **kwargs)
+
+    def perform_reduce_grad(self, *args: Any) -> None:
+        """Reduce the gradients of all micro-batches."""
+        with self._at_work():
+            super().perform_reduce_grad(*args)
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return the sends after a forward pass; called once for each."""
+        return self._counted(super().get_fwd_send_ops(fwd_chunk_id))
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return the sends after a backward pass; called once for each."""
+        return self._counted(super().get_bwd_send_ops(bwd_chunk_id))
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        began, blocked = clock.monotonic(), BLOCKED()
+        yield
+        self.work_s += clock.monotonic() - began - (BLOCKED() - blocked)
+
+    def _counted(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
+        self.sent_bytes += sum(send.tensor.nbytes for send in sends)
+        return sends
+
+
 class Pipeline:
-    """The stages of this rank, and the order in which they work with those of others.
+    """The stages of this rank, and their schedule.
 
     Args:
-        views: this rank's stages by number, as `stages_of` gives them, sharded or not.
-        mesh: of one axis, as there.
-        slices: ranks over which tensor parallelism cuts the tokens of hidden states.
-        dtype: of hidden states.
+        views: this rank's stages by number, from `stages_of`, sharded or not.
+        mesh: one axis, as there.
+        slices: tensor-parallel ranks over which the tokens of hidden states are split.
+        dtype: dtype of hidden states.
     """
 
     def __init__(
@@ -124,18 +165,18 @@ class Pipeline:
         self._sent_before = 0
 
     def step(self, parts: Sequence[Inputs]) -> Tensor:
-        """Run the forward and backward passes of all micro-batches; return the sum of what `finish` gave.
+        """Run the forward and backward passes of all micro-batches; return the sum of the `finish` results.
 
         Args:
-            parts: what the forward takes, micro-batch by micro-batch, at least as many as ranks, and with
-                several stages a rank a multiple of them; `finish` gives a float32 scalar.
+            parts: forward arguments of each micro-batch, at least as many as ranks, and with several
+                stages per rank a multiple of them; `finish` returns a float32 scalar.
 
         Returns:
-            A float32 scalar; 0 where the last stage is not.
+            A float32 scalar; 0 on ranks without the last stage.
         """
         schedule = self._schedule(parts)
         losses: list[Tensor] = []
-        # the loss is computed in the model, where its output matrix is whole; torch wants a target too
+        # the model computes the loss, where its output matrix is whole; torch requires a target
         target = torch.zeros(len(parts)) if self._last in self._views else None
         schedule.parts = [self._inputs(part) for part in parts]
         with self._waiting_for_stages():
@@ -145,12 +186,12 @@ class Pipeline:
 
     @property
     def sent_bytes(self) -> int:
-        """What this rank has sent to other stages so far in training steps."""
+        """Bytes that this rank has sent to other stages in training steps."""
         return self._sent_before + sum(stage.sent_bytes for stage in self._stages)
 
     @contextmanager
     def _waiting_for_stages(self) -> Iterator[None]:
-        """Count as blocked what of the time inside is no work of this rank's stages."""
+        """Context manager: time that is not work of this rank's stages counts as blocked."""
         began, work = clock.monotonic() - BLOCKED(), sum(stage.work_s for stage in self._stages)
         yield
         work = sum(stage.work_s for stage in self._stages) - work
@@ -158,7 +199,7 @@ class Pipeline:
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """The matrix that the first and the last stage both hold, where this rank has one of the two."""
+        """The tied matrix of the first and the last stage, if this rank has one of them."""
         for stage in {0, self._last} & self._views.keys():
             if _is_tied(view := self._views[stage]):
                 return cast(nn.Parameter, cast(nn.Module, view.embed).weight)
@@ -166,9 +207,9 @@ class Pipeline:
 
     @torch.no_grad()
     def sum_tied(self) -> None:
-        """Add the other stage's gradient of the tied matrix; a + b is b + a, so the sums are equal.
+        """Add the other stage's gradient of the tied matrix; addition commutes, so both sums are equal.
 
-        For after a step, when gradients are reduced; every rank must call it.
+        Call after a step, once gradients are reduced, on every rank.
         """
         if self.tied is None:
             return
@@ -186,7 +227,7 @@ class Pipeline:
 
     @torch.no_grad()
     def forward(self, input_ids: Tensor, **others: Any) -> Tensor:
-        """Pass a micro-batch through all stages, forward only; return what `finish` gave, or 0, as `step`."""
+        """Run a forward pass through all stages; return the `finish` result, or 0, as in `step`."""
         out = input_ids.new_zeros((), dtype=torch.float32)
         for stage, view in self._views.items():
             x = input_ids
@@ -207,7 +248,7 @@ class Pipeline:
     def _schedule(self, parts: Sequence[Inputs]) -> "_OneByOne | _Interleaved":
         ids = parts[0]["input_ids"]
         key = len(parts), ids.shape
-        if self._made is None or self._made[0] != key:  # sizes change where the recipe plans it: seldom
+        if self._made is None or self._made[0] != key:  # shapes change only by planned changes
             self._sent_before = self.sent_bytes
             self._stages = stages = [self._stage(number, view, ids) for number, view in self._views.items()]
             how: Any = {"loss_fn": lambda loss, _: loss, "scale_grads": False}
@@ -231,25 +272,25 @@ class Pipeline:
         )
 
     def _hidden(self, ids: Tensor, device: torch.device | str) -> Tensor:
-        """Return room for the hidden states of tokens [batch, seq], as they travel between stages."""
+        """Return a buffer for hidden states of tokens [batch, seq], in the format between stages."""
         batch, length = ids.shape
         size = cast(Any, next(iter(self._views.values()))).config.hidden_size
         return torch.empty(batch, length // self._slices, size, dtype=self._dtype, device=device)
 
 
-Parts = list[tuple[tuple[Tensor, ...], dict[str, Any]]]
-"""Positional and named arguments of each micro-batch, split before: documents end where they end."""
+StageInputs = list[tuple[tuple[Tensor, ...], dict[str, Any]]]
+"""Positional and named arguments of each micro-batch, split by us, because documents differ in length."""
 
 
 class _OneByOne(Schedule1F1B):
-    parts: Parts
+    parts: StageInputs
 
     def _split_inputs(self, *_: Any) -> tuple[list[tuple[Tensor, ...]], list[dict[str, Any]]]:
         return [args for args, _ in self.parts], [kwargs for _, kwargs in self.parts]
 
 
 class _Interleaved(ScheduleInterleaved1F1B):
-    parts: Parts
+    parts: StageInputs
 
     def _split_inputs(self, *_: Any) -> tuple[list[tuple[Tensor, ...]], list[dict[str, Any]]]:
         return [args for args, _ in self.parts], [kwargs for _, kwargs in self.parts]

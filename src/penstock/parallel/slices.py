@@ -1,14 +1,16 @@
-"""Give a layer a slice of its parameters: another class with another forward, the same names.
+"""Slices of parameters: layers with sharded weights, and the local part of a tensor.
 
-A parameter becomes a DTensor, which says where its slices lie, and the layer computes with the plain
-tensor of its own slice.
+A parameter becomes a DTensor, which describes the position of its slices, and the layer computes with the
+plain tensor of its own slice.
 """
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Placement, distribute_tensor
+from torch.distributed.tensor import DTensor, Placement, Shard, distribute_tensor
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from penstock.parallel.collectives import group_of
 
@@ -16,14 +18,14 @@ from penstock.parallel.collectives import group_of
 def become(
     module: nn.Module, sliced: type[nn.Module], mesh: DeviceMesh, placements: Mapping[str, Placement]
 ) -> None:
-    """Turn a module into one of a subclass, in place, its parameters on a mesh of one axis.
+    """Turn a module into one of a subclass, in place, with its parameters on a one-axis mesh.
 
-    The names of submodules and parameters stay, and with them checkpoints and initial weights. The new
-    class finds the ranks of the mesh as `self.group`.
+    Submodules and parameters keep their names, so checkpoints and initial weights stay valid. The ranks of
+    the mesh are in `self.group` of the new class.
 
     Args:
-        sliced: a subclass of the module's class with a forward of its own.
-        placements: by name of parameter; those the module does not have are passed over.
+        sliced: a subclass of the module's class with its own forward.
+        placements: by parameter name; parameters that the module does not have are ignored.
     """
     assert issubclass(sliced, type(module)), (sliced, type(module))
     module.__class__ = sliced
@@ -36,5 +38,38 @@ def become(
 
 
 def local(parameter: Tensor) -> Tensor:
-    """Return this rank's slice as a plain tensor, through which gradients flow."""
+    """Return this rank's slice as a plain tensor, with gradients."""
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def detached_local(tensor: Tensor) -> Tensor:
+    """Return this rank's slice, detached; writing to it writes to the tensor."""
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
+def like(parameter: Tensor, here: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a tensor sharded like `parameter`, with `here` as this rank's slice.
+
+    Args:
+        shape: shape of the whole tensor.
+    """
+    if not isinstance(parameter, DTensor):
+        return here
+    strides = torch.empty(shape, device="meta").stride()
+    whole = DTensor.from_local(
+        here,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=strides,
+    )
+    return whole.to(here.device)  # from_local moves offloaded tensors to the device
+
+
+def sharded_axes(parameter: Tensor) -> tuple[int, ...]:
+    """Return the mesh axes over which a parameter is sharded, without those of one rank."""
+    if not isinstance(parameter, DTensor):
+        return ()
+    cut = (isinstance(p, Shard | _StridedShard) for p in parameter.placements)
+    return tuple(axis for axis, is_cut in enumerate(cut) if is_cut and parameter.device_mesh.size(axis) > 1)

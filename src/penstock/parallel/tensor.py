@@ -1,19 +1,19 @@
-"""Tensor and sequence parallel: each matrix cut over the ranks of an axis, and the tokens between matrices.
+"""Tensor and sequence parallelism: each matrix is sharded over an axis, and so are the tokens in between.
 
-Query, key, value, gate and up are cut by output, so that a rank has whole heads and whole neurons; output
-and down by input, so that their results are sums over ranks (Shoeybi et al., "Megatron-LM", 2019). Between
-them, where work is per token, each rank holds a stretch of the tokens (Korthikanti et al., 2022):
+Query, key, value, gate and up are sharded by output, so that a rank has whole heads and neurons; output and
+down by input, so that their results are sums over ranks (Shoeybi et al., "Megatron-LM", 2019). Between them,
+where work is per token, each rank holds a slice of the tokens (Korthikanti et al., 2022):
 
     tokens/T -> norm -> gather -> query key value -> attend over heads/T -> output -> sum, scatter -> tokens/T
     tokens/T -> norm -> gather -> gate up -> multiply                    -> down   -> sum, scatter -> tokens/T
 
-Parameters are DTensors, which tell a sharder and a checkpoint what a rank holds; the arithmetic is on
-plain tensors with named collectives (docs/adr/0013). What every rank holds whole (norms, biases after a
-sum) sees a part of the tokens or heads on each, so its gradient is summed over the axis.
+Parameters are DTensors, which describe the sharding for FSDP and checkpoints; the arithmetic is on plain
+tensors with collectives by name (docs/adr/0013). Parameters that every rank holds whole (norms, biases after
+a sum) see part of the tokens or heads on each rank, so their gradients are summed over the axis.
 
 With more ranks than key-value heads, the ranks whose queries read the same head share it: each has some rows
 of its matrices, computes that part of its keys and values, and gathers the others'. So no parameter and no
-product is there twice, and the gradients of the parts are summed where the parts were joined.
+product is duplicated, and gradients of the parts are summed where the parts were joined.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from torch.nn import functional
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
-from penstock.parallel.collectives import Group, gather, scatter_sum, sum_gradient
+from penstock.parallel.collectives import CollectiveGroup, gather, scatter_sum, sum_gradient
 from penstock.parallel.slices import become, local
 
 _SHARED = ("key", "value")
@@ -37,7 +37,7 @@ _BY_INPUT = ("output", "down")
 
 
 class ColumnLinear(nn.Linear):
-    """Computes this rank's outputs, from whole inputs."""
+    """Column-parallel linear layer: this rank's outputs from whole inputs."""
 
     multiply: Callable[..., Tensor] = staticmethod(functional.linear)
 
@@ -47,9 +47,9 @@ class ColumnLinear(nn.Linear):
 
 
 class SharedHeadLinear(ColumnLinear):
-    """Computes this rank's part of a head that it shares with others, and gathers theirs."""
+    """Column-parallel linear layer for a key-value head shared by several ranks; gathers their parts."""
 
-    sharing: Group
+    sharing: CollectiveGroup
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer."""
@@ -57,10 +57,10 @@ class SharedHeadLinear(ColumnLinear):
 
 
 class RowLinear(nn.Linear):
-    """Computes all outputs from this rank's inputs; the ranks' sums go to whom the tokens belong."""
+    """Row-parallel linear layer: all outputs from this rank's inputs; sums are scattered over the tokens."""
 
     multiply: Callable[..., Tensor] = staticmethod(functional.linear)
-    group: Group
+    group: CollectiveGroup
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to [batch, seq, ...]; the result is [batch, seq / ranks, ...]."""
@@ -69,9 +69,9 @@ class RowLinear(nn.Linear):
 
 
 class SharedNorm(RMSNorm):
-    """A norm whose weight every rank holds, of tokens or heads that only this one has."""
+    """Norm with a weight on every rank, applied to tokens or heads of this rank only."""
 
-    group: Group
+    group: CollectiveGroup
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise over the last dim."""
@@ -80,32 +80,32 @@ class SharedNorm(RMSNorm):
 
 
 class SlicedAttention(GroupedQueryAttention):
-    """Attention over this rank's heads, of all tokens."""
+    """Attention with this rank's heads over all tokens."""
 
-    group: Group
+    group: CollectiveGroup
 
     def forward(self, x_blc: Tensor, rope: Rope, attend: Attend, cache: LayerCache | None = None) -> Tensor:
-        """Mix tokens; takes and returns this rank's stretch of them."""
+        """Apply attention; input and output are this rank's slice of the tokens."""
         return super().forward(gather(x_blc, dim=1, group=self.group), rope, attend, cache)
 
 
 class SlicedSwiGLU(SwiGLU):
-    """The feed-forward layer over this rank's neurons, of all tokens."""
+    """Feed-forward layer with this rank's neurons over all tokens."""
 
-    group: Group
+    group: CollectiveGroup
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer; takes and returns this rank's stretch of the tokens."""
+        """Apply the layer; input and output are this rank's slice of the tokens."""
         return super().forward(gather(x, dim=1, group=self.group))
 
 
 def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
-    """Cut the matrices of all blocks over the ranks of a mesh, in place, and share the norms.
+    """Shard the matrices of all blocks over a mesh, in place, and share the norms.
 
     Args:
-        model: on the meta device; its embedding and output matrix are left alone.
-        mesh: of one axis, which divides query heads and neurons, and divides or is a multiple of key-value
-            heads.
+        model: on the meta device; its embedding and output matrix are not changed.
+        mesh: one axis; its size must divide query heads and neurons, and divide or be a multiple of
+            key-value heads.
     """
     sharing = _sharing_a_head(model, mesh)
     for name, module in model.named_modules():
@@ -125,12 +125,12 @@ def slice_blocks(model: nn.Module, mesh: DeviceMesh) -> None:
             become(module, SlicedSwiGLU, mesh, {})
 
 
-def _sharing_a_head(model: nn.Module, mesh: DeviceMesh) -> Group | None:
-    """Return the ranks that share this one's key-value head, itself among them; None where none do."""
+def _sharing_a_head(model: nn.Module, mesh: DeviceMesh) -> CollectiveGroup | None:
+    """Return the ranks that share this rank's key-value head, itself included; None: heads are not shared."""
     size = mesh.size() // cast(Any, model).config.key_value_heads
     if size <= 1:
         return None
     first = mesh.get_local_rank() // size * size
     ranks = dist.get_process_group_ranks(mesh.get_group())[first : first + size]
-    group = dist.new_group(ranks, use_local_synchronization=True)  # only they call it
-    return Group(group.group_name, size)
+    group = dist.new_group(ranks, use_local_synchronization=True)  # only these ranks call it
+    return CollectiveGroup(group.group_name, size)

@@ -1,1 +1,1 @@
-"""How long a step takes and what it costs before anything runs: machines and a job in, a prediction out."""
+"""Planner: predicts the time and memory of a training step from data sheets of machines, before it runs."""

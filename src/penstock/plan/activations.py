@@ -1,20 +1,20 @@
-"""Bytes that one block keeps from its forward pass for its backward, by what is recomputed; no torch.
+"""Activation memory: bytes that a block keeps from its forward for its backward pass; no torch.
 
-Counted tensor by tensor as autograd keeps them in eager mode on a CPU, which `tests/unit/plan/
-test_activations.py` holds against the tensors that are alive. Fused norms of GPUs and compiled blocks keep
-less. h hidden, q and k widths of queries and keys, f feed-forward, c bytes of a number:
+Counted tensor by tensor as autograd keeps them in eager mode on a CPU; `tests/unit/plan/test_activations.py`
+compares this with the live tensors. Fused norms of GPUs and compiled blocks keep less. h: hidden, q and k:
+widths of queries and keys, f: feed-forward, c: bytes of a number.
 
-    keep       two norms (input and normalised in float32, output), q k v rotated, what attention returns,
+    keep       two norms (input and normalised in float32, output), q k v rotated, the output of attention,
                gate, up, silu and product
-    operators  the block's input, and what products and attention return
+    operators  the block's input, and the outputs of products and attention
     full       the block's input
 """
 
 import math
 
 from penstock.models.llama.config import LlamaConfig
+from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.layout import ContextRule
-from penstock.parallel.recompute_plan import Mode
 
 _FLOAT32 = 4
 
@@ -29,15 +29,16 @@ def block_bytes(
     rule: ContextRule = "all_gather",
     row: int = 0,
 ) -> dict[Mode, int]:
-    """Return what one block keeps on one rank for a micro-batch.
+    """Return the bytes that one block keeps on one rank for a micro-batch, by activation-checkpointing mode.
 
     Args:
-        tokens: of the micro-batch's rows on this rank.
-        compute_bytes: of an activation.
-        tensor: ranks that share each matrix, and the tokens between them.
-        context: ranks that share each row; the last of them, whose queries see all keys, is meant.
-        rule: how they share it.
-        row: tokens of a whole row; used where `context` is above 1.
+        tokens: tokens of the micro-batch's rows on this rank.
+        compute_bytes: bytes per activation.
+        tensor: number of tensor-parallel ranks.
+        context: number of context-parallel ranks; the result is for the last one, whose queries see all keys.
+        rule: rule of context parallelism.
+        row: tokens of a whole row; used if `context` > 1.
+
 
     >>> shape = LlamaConfig(vocab_size=9, hidden_size=64, intermediate_size=160, num_hidden_layers=1,
     ...                     num_attention_heads=4, num_key_value_heads=2)
@@ -51,9 +52,9 @@ def block_bytes(
     norms = 2 * (2 * _FLOAT32 * h + _FLOAT32 + (c * h if tensor == 1 else 0))
     if model.family.has_query_key_norm:
         norms += 2 * _FLOAT32 * (q + k) + _FLOAT32 * (model.num_attention_heads + k // model.size_of_head)
-    gathered = 0 if tensor == 1 else 2 * c * h  # the inputs of products are those of all the group's tokens
+    gathered = 0 if tensor == 1 else 2 * c * h  # inputs of products hold the tokens of the whole group
     spread = 0 if context == 1 else _spread(model, c, context=context, rule=rule)
-    mask = c * row if context > 1 and rule == "all_gather" else 0  # shared by the heads, as numbers
+    mask = c * row if context > 1 and rule == "all_gather" else 0  # as numbers, shared by the heads
     keep = norms + attention + spread + c * 4 * f
     operators = c * (3 * h + 2 * f) + attention
     return {
@@ -64,15 +65,15 @@ def block_bytes(
 
 
 def widths(model: LlamaConfig, tensor: int = 1) -> tuple[int, int]:
-    """Return the numbers of a token's queries, and of its keys, on all ranks that share them."""
+    """Return the widths of a token's queries and of its keys, summed over tensor-parallel ranks."""
     keys = max(model.key_value_heads, tensor)  # ranks that share a head each have all of it
     return model.num_attention_heads * model.size_of_head, keys * model.size_of_head
 
 
 def _spread(model: LlamaConfig, c: int, *, context: int, rule: ContextRule) -> int:
-    """Return what a token keeps more where rows are shared: whole keys and values, or what is exchanged."""
+    """Return the extra bytes per token under context parallelism: whole or exchanged keys and values."""
     q, k = widths(model)
-    if rule == "all_gather":  # keys and values of whole rows, one for each query head, in place of its own
+    if rule == "all_gather":  # keys and values of whole rows, one per query head, instead of its own
         return c * (2 * q * context - 2 * k)
     copies = context // math.gcd(context, model.key_value_heads)
     return c * (q + 2 * k * (copies - 1))
@@ -81,11 +82,11 @@ def _spread(model: LlamaConfig, c: int, *, context: int, rule: ContextRule) -> i
 def working_bytes(
     model: LlamaConfig, *, tokens: int, compute_bytes: int, tensor: int = 1, context: int = 1
 ) -> int:
-    """Return what the backward pass of a block makes beyond what the block kept, at its fullest.
+    """Return the peak bytes that a block's backward allocates beyond the kept activations.
 
-    Where the feed-forward's product has been taken apart: the gradients of product, silu and up, less the
-    product; with those of the residual stream, and of all the group's tokens. Or, where rows are shared, in
-    attention, when what the feed-forward kept is gone.
+    The peak is in the feed-forward: gradients of product, silu and up, less the product, with those of the
+    residual stream and of the whole group's tokens; or, under context parallelism, in attention, after the
+    feed-forward's activations are freed.
     """
     c, h, f = compute_bytes, model.hidden_size, model.intermediate_size
     q, _ = widths(model)

@@ -1,6 +1,6 @@
-"""All ways to share a job over a cluster that could be worth a look, those that cannot be left out; pure.
+"""Candidate plans: all sensible layouts of a job on a cluster. Pure functions.
 
-What a user has decided is not tried otherwise. What never pays is not tried at all: tensor parallelism across
+Settings decided by the user are not varied. Layouts that never pay are not tried: tensor parallelism across
 machines, context parallelism for rows that every rank can hold, more stages than machines could need.
 """
 
@@ -12,30 +12,30 @@ from typing import Any, Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.fit import check_fit
-from penstock.parallel.layout import REST, ContextRule, Layout, ParallelConfig
+from penstock.parallel.feasibility import check_fit
+from penstock.parallel.layout import REST, ContextRule, ParallelConfig, RankLayout
 from penstock.plan.hardware import Cluster
-from penstock.plan.job import Compute, Job, Kernels, Linear
-from penstock.plan.rank_bytes import ADAMW, Kept
+from penstock.plan.job import Compute, Kernels, Linear, TrainingStep
+from penstock.plan.memory import ADAMW, BytesPerParameter
 
 _LONG_ROWS = 16_384
-"""Tokens of a row from which on ranks may share one."""
+"""Minimum tokens of a row for context parallelism."""
 _LARGEST_MICRO_BATCH = 65_536
-"""Tokens of a rank's forward pass beyond which products gain nothing."""
+"""Maximum tokens of a rank's forward pass; beyond it, products do not get faster."""
 _MOST_STAGES = 16
-_PASSED_ON = ("window_mib", "operations", "gather", "reduce", "feedback", "reshard_after_forward")
-"""Knobs that a job begins with as they were decided."""
+_PASSED_ON = ("window_mib", "schedule", "operations", "gather", "reduce", "feedback", "reshard_after_forward")
+"""Settings that a job takes directly from the decided ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be trained, and what of the plan is decided already."""
+    """Job to plan: model, batch, and the settings that are decided already."""
 
     model: LlamaConfig
     sequence_length: int
     global_batch_size: int
     """Rows of a step."""
-    kept: Kept = ADAMW
+    kept: BytesPerParameter = ADAMW
     compute: Compute = "bfloat16"
     linear: Linear = "compute"
     kernels: Kernels = "compiled"
@@ -43,18 +43,18 @@ class Question:
     context_rule: ContextRule = "all_gather"
     checkpoint_every: int = 0
     outer_every: int = 0
-    """As in a Job; copies are then decided by who asks."""
+    """As in TrainingStep; the caller then decides the number of replicas."""
     outer_bits: Literal[4, 8, 32] = 32
     may_compress: bool = False
-    """Whether weights and gradients may travel in 8 bits, which trains other numbers."""
+    """True if weights and gradients may be sent in 8 bits, which changes the result."""
     decided: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that are not to be tried: `shard`, `replicate`, `tensor`, `context`, `pipeline`,
-    `stages_per_rank`, `micro_batch_size`, `modes`, `keep_mib`, `window_mib`, `operations`, `gather`,
-    `reduce`, `feedback`, `reshard_after_forward`."""
+    """Settings that are fixed: `shard`, `replicate`, `tensor`, `context`, `pipeline`,
+    `stages_per_rank`, `micro_batch_size`, `modes`, `keep_mib`, `window_mib`, `schedule`, `operations`,
+    `gather`, `reduce`, `feedback`, `reshard_after_forward`."""
 
 
-def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[Layout, int]]:
-    """Yield layouts that fill the cluster and fit the model, with stages per rank."""
+def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[RankLayout, int]]:
+    """Yield layouts that use the whole cluster and fit the model, with stages per rank."""
     decided, devices = question.decided, cluster.num_devices
     tensors = _choices(decided, "tensor", divisors(cluster.devices_per_node))
     contexts = [1] if question.sequence_length < _LONG_ROWS else divisors(cluster.devices_per_node)
@@ -68,14 +68,16 @@ def layouts(question: Question, cluster: Cluster) -> Iterator[tuple[Layout, int]
             continue
         for shard in _shards(question, cluster, rest=rest, sharing=tensor * context):
             axes = {"tensor": tensor, "context": context, "pipeline": pipeline, "shard": shard}
-            layout = Layout(replicate=rest // shard, **axes)
+            layout = RankLayout(replicate=rest // shard, **axes)
             for per_rank in stages if pipeline > 1 else [1]:
                 if question.global_batch_size % layout.num_data == 0 and _fits(question, layout, per_rank):
                     yield layout, per_rank
 
 
-def jobs(question: Question, layout: Layout, stages_per_rank: int, cluster: Cluster) -> Iterator[Job]:
-    """Yield the jobs of a layout, by size of the micro-batch, nothing kept and nothing recomputed."""
+def jobs(
+    question: Question, layout: RankLayout, stages_per_rank: int, cluster: Cluster
+) -> Iterator[TrainingStep]:
+    """Yield the jobs of a layout by micro-batch size, without kept parameters and without recomputation."""
     local = question.global_batch_size // layout.num_data
     decided = question.decided
     for rows in _choices(decided, "micro_batch_size", divisors(local)):
@@ -84,7 +86,7 @@ def jobs(question: Question, layout: Layout, stages_per_rank: int, cluster: Clus
         tokens = rows * question.sequence_length // layout.context
         if rows > 1 and tokens > _LARGEST_MICRO_BATCH and "micro_batch_size" not in decided:
             continue
-        yield Job(
+        yield TrainingStep(
             model=question.model,
             layout=layout,
             sequence_length=question.sequence_length,
@@ -122,7 +124,7 @@ def _choices(decided: Mapping[str, Any], name: str, choices: list[int]) -> list[
 
 
 def _shards(question: Question, cluster: Cluster, *, rest: int, sharing: int) -> Iterator[int]:
-    """Yield in how many parts parameters could be cut: over all ranks, those of a machine, or none."""
+    """Yield possible shard degrees: over all ranks, those of a machine, or none."""
     decided = question.decided
     if decided.get("shard", REST) != REST:
         sizes = {decided["shard"]}
@@ -135,8 +137,8 @@ def _shards(question: Question, cluster: Cluster, *, rest: int, sharing: int) ->
             yield size
 
 
-def _fits(question: Question, layout: Layout, stages_per_rank: int) -> bool:
-    """Whether the model can be cut so."""
+def _fits(question: Question, layout: RankLayout, stages_per_rank: int) -> bool:
+    """Return True if the model can be divided by a layout."""
     config = ParallelConfig(
         tensor=layout.tensor,
         context=layout.context,
@@ -152,5 +154,5 @@ def _fits(question: Question, layout: Layout, stages_per_rank: int) -> bool:
 
 
 def _flows(micro_batches: int, ranks: int, stages_per_rank: int) -> bool:
-    """Whether a pipeline has enough micro-batches."""
+    """Return True if a pipeline has enough micro-batches."""
     return micro_batches >= ranks and (stages_per_rank == 1 or micro_batches % ranks == 0)

@@ -1,50 +1,88 @@
-"""How long a device computes: products at a share of its peak, everything else at the speed of its memory.
+"""Compute time of a device: products at a share of its peak, everything else at memory bandwidth.
 
 A block's time is the sum of three: matrix products (2 FLOP a parameter and token forward, 4 backward), causal
 attention (half of all pairs; its backward is 2.9 times its forward, Dao, arXiv:2307.08691), and passes over
 memory by norms, rotations, gates and residual sums, counted in bytes a token. Eager kernels make several
 passes where a compiled one makes one. No kernel starts faster than the host can ask for it.
+
+Those marked *fitted* come from `benchmarks/plan_accuracy.py --fit`, which searches them again over published
+measurements; `--held-out` says how well they predict sources they were not fitted to. The others are counted
+or stated by their source.
 """
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
-from penstock.parallel.recompute_plan import Mode
-from penstock.plan.constants import ATTENTION, GAP_S, ROWWISE, Constants
-from penstock.plan.hardware import Device
-from penstock.plan.job import Job, Kernels
+from penstock.devices.figures import Device
+from penstock.parallel.activation_checkpointing_plan import Mode
+from penstock.plan.job import Kernels, TrainingStep
 
 _KERNELS: dict[Kernels, tuple[int, int]] = {"eager": (45, 80), "fused": (28, 50), "compiled": (16, 30)}
-"""Kernels of a block, forward and backward."""
+"""Number of kernels of a block, forward and backward."""
 _PASSES: dict[Kernels, tuple[int, int, int]] = {
     "eager": (38, 14, 5),
     "fused": (10, 4, 5),
     "compiled": (8, 2, 3),
 }
-"""Numbers that a block's forward reads and writes for a token: for each of its width, of its queries and
-keys, and of its feed-forward width. Eager norms and rotations go to float32 and back step by step."""
+"""Numbers that a block's forward reads and writes per token, for each of its hidden width, of its queries and
+keys, and of its feed-forward width. Eager norms and rotations convert to float32 and back step by step."""
 _PAIRS_BACK = 2.5 * 73 / 63
-"""Attention's backward over its forward: 5/2 of the FLOP, at 63% of the peak where the forward has 73%."""
+"""Ratio of attention's backward to its forward: 5/2 of the FLOP, at 63% of the peak instead of 73%."""
 _LOGIT_BYTES = 10
 """Passes of a fused cross entropy over a logit: written, read, gradient written and read, in 2 to 4 bytes."""
 _CAST_BYTES = 5
-"""Of an input of an 8-bit product: read for its scale, read again, written."""
+"""Passes over an input of an 8-bit product: read for its scale, read again, written."""
 _CODEC_BYTES = 24
-"""Of a number on its way to 8 bits and back: largest of its block, scaled, rounded, clamped, cast; as eager
-operators do it."""
+"""Passes over a number coded in 8 bits and decoded: maximum of its block, scaled, rounded, clamped, cast;
+with eager operators."""
 
 
 class Seconds(NamedTuple):
-    """Of one micro-batch on one rank."""
+    """Compute seconds of one micro-batch on one rank."""
 
     forward: float
     backward: float
-    """Without what is computed again."""
+    """Without recomputation."""
     again: float
-    """What the cheap operators of the forward take, without products and attention."""
+    """Cheap operators of the forward pass, without products and attention."""
 
 
-def speed(job: Job, device: Device, constants: Constants, *, plain: bool = False) -> float:
-    """Return FLOP a second of endless products: in the type of `linear`, or plain in that of `compute`."""
+def _sustained() -> Mapping[str, float]:
+    return {"cpu": 1.0, "volta": 0.8, "ampere": 0.826, "ada": 0.75, "hopper": 0.661, "blackwell": 0.661}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """Parameters of the cost model."""
+
+    sustained: Mapping[str, float] = field(default_factory=_sustained)
+    """Share of the peak that large matrix products reach, by architecture; *fitted* for ampere and hopper.
+    Blackwell is assumed equal to Hopper; volta and ada are guesses."""
+    memory: float = 0.754
+    """Share of the memory bandwidth reached by kernels that only move numbers; *fitted*."""
+    fill: float = 766.0
+    """Fixed cost of a tile of a product, as additional terms of its sums in bfloat16: products with long sums
+    come nearer to the peak than those with short ones; *fitted*."""
+    contention: float = 0.67
+    """Share of its speed that computing loses while a collective runs concurrently; *fitted*."""
+    hidden: float = 0.352
+    """Share of tensor-parallel collectives that is hidden if they run piece by piece beside the products
+    (asynchronous TP); *fitted*."""
+    stall_s: float = 0.27
+    """Allocator delay for each gather that finds memory over-committed; *fitted* to IBM's 20%."""
+    straggling: float = 0.01
+    """Usual spread of step times between devices: standard deviation / mean."""
+    retry_s: float = 0.0092
+    """Allocator delay for each gather if little memory is left: it waits for the device, frees cached blocks
+    and retries; *fitted*."""
+    losses_per_byte: float = 5e-12
+    """TCP segments per sent byte that are lost and sent again only after the timeout; *fitted* to IBM's
+    90%."""
+
+
+def speed(job: TrainingStep, device: Device, constants: Constants, *, plain: bool = False) -> float:
+    """Return the FLOP/s of large products: in the type of `linear`, or with `plain` in that of `compute`."""
     peak = constants.sustained[device.architecture] * _peak(job, device)
     if job.linear == "compute" or plain:
         return peak
@@ -52,20 +90,21 @@ def speed(job: Job, device: Device, constants: Constants, *, plain: bool = False
     return peak * slower * device.float8_tflops / device.bfloat16_tflops
 
 
-def attention_speed(job: Job, device: Device) -> float:
-    """Return FLOP a second of flash attention."""
-    return ATTENTION[device.architecture] * _peak(job, device)
+def attention_speed(job: TrainingStep, device: Device) -> float:
+    """Return the FLOP/s of flash attention."""
+    shares = ATTENTION_3 if job.attention == "flash3" else ATTENTION
+    return shares[device.architecture] * _peak(job, device)
 
 
-def _peak(job: Job, device: Device) -> float:
-    """Return FLOP a second of the type of `compute`, at the clock that the device's power allows."""
+def _peak(job: TrainingStep, device: Device) -> float:
+    """Return the FLOP/s of the type of `compute`, at the clock that the device's power limit allows."""
     peak = device.float32_tflops if job.compute == "float32" else device.bfloat16_tflops
     clock: float = device.power_share ** (1 / 3)  # power grows with clock x voltage squared
     return 1e12 * peak * clock
 
 
-def block_seconds(job: Job, device: Device, constants: Constants) -> Seconds:
-    """Return what one block takes on one rank."""
+def block_seconds(job: TrainingStep, device: Device, constants: Constants) -> Seconds:
+    """Return the compute time of one block on one rank."""
     tokens, tensor = job.rank_tokens, job.layout.tensor
     forward, backward = products(job, _matrices(job), device, constants)
     pairs = attention_flops(job) * tokens / tensor / attention_speed(job, device)
@@ -80,18 +119,18 @@ def block_seconds(job: Job, device: Device, constants: Constants) -> Seconds:
 
 
 def products(
-    job: Job,
+    job: TrainingStep,
     matrices: list[tuple[float, float]],
     device: Device,
     constants: Constants,
     *,
     plain: bool = False,
 ) -> tuple[float, float]:
-    """Return seconds of the products with some matrices, forward and backward.
+    """Return the time of the products with some matrices, forward and backward.
 
     Args:
         matrices: rows (terms of the forward's sums) and columns of each, on one rank.
-        plain: in the type of `compute`, whatever `linear` says.
+        plain: True: in the type of `compute`, whatever `linear` is.
     """
     tokens, rate = job.rank_tokens, speed(job, device, constants, plain=plain)
     fill = constants.fill * rate / speed(job, device, constants, plain=True)
@@ -101,7 +140,7 @@ def products(
     return 2 * forward / rate, 2 * (inputs + weights) / rate
 
 
-def _matrices(job: Job) -> list[tuple[float, float]]:
+def _matrices(job: TrainingStep) -> list[tuple[float, float]]:
     model, tensor = job.model, job.layout.tensor
     hidden, wide = model.hidden_size, model.intermediate_size / tensor
     heads = model.num_attention_heads * model.size_of_head / tensor
@@ -109,8 +148,8 @@ def _matrices(job: Job) -> list[tuple[float, float]]:
     return [(hidden, heads + 2 * keys), (heads, hidden), (hidden, 2 * wide), (wide, hidden)]
 
 
-def head_seconds(job: Job, device: Device, constants: Constants) -> Seconds:
-    """Return what the output matrix and the loss take on one rank; the embedding is looked up."""
+def head_seconds(job: TrainingStep, device: Device, constants: Constants) -> Seconds:
+    """Return the time of the output matrix and the loss on one rank; embedding look-ups cost nothing."""
     tokens, model = job.rank_tokens, job.model
     rows = model.vocab_size / job.layout.tensor
     forward, backward = products(job, [(model.hidden_size, rows)], device, constants, plain=True)
@@ -119,30 +158,30 @@ def head_seconds(job: Job, device: Device, constants: Constants) -> Seconds:
     return Seconds(forward + moved / 2, backward + moved / 2, 0.0)
 
 
-def update_seconds(job: Job, device: Device, constants: Constants) -> float:
-    """Return what the optimizer's step takes: each byte of its state read and written once."""
+def update_seconds(job: TrainingStep, device: Device, constants: Constants) -> float:
+    """Return the time of the optimizer's step: each byte of its state is read and written once."""
     parameters = job.model.num_parameters / job.layout.pipeline / job.layout.tensor / job.shard_ranks
     return 2 * job.state_bytes * parameters / _memory(device, constants)
 
 
-def attention_flops(job: Job) -> float:
-    """Return FLOP of a block's attention for one token, forward, over all heads and all that it sees."""
+def attention_flops(job: TrainingStep) -> float:
+    """Return the FLOP of a block's attention for one token, forward, over all heads and visible tokens."""
     model, length = job.model, job.sequence_length
     keys = sum(_seen(length, window) for window in model.windows) / model.num_hidden_layers
     if job.layout.context > 1 and job.context_rule == "all_gather" and not job.context_balanced:
-        keys = length  # by a mask, and the rank of the last stretch sees everything
+        keys = length  # masked, not skipped; the last rank of a row sees all of it
     return 4 * model.num_attention_heads * model.size_of_head * keys
 
 
 def _seen(length: int, window: int | None) -> float:
-    """Return how many tokens one sees on average."""
+    """Return the average number of visible tokens."""
     if window is None or window >= length:
         return length / 2
     return window - window**2 / (2 * length)
 
 
-def block_passes(job: Job) -> float:
-    """Return bytes that a block's forward moves for one token outside of its products and its attention."""
+def block_passes(job: TrainingStep) -> float:
+    """Return the bytes per token that a block's forward moves, without its products and attention."""
     model, size = job.model, job.compute_bytes
     hidden, wide = model.hidden_size, model.intermediate_size
     heads = model.num_attention_heads * model.size_of_head
@@ -158,14 +197,35 @@ def block_passes(job: Job) -> float:
 
 
 def again_seconds(seconds: Seconds, mode: Mode) -> float:
-    """Return what a block computes a second time in its backward."""
+    """Return the recomputation time of a block's backward."""
     return {"keep": 0.0, "operators": seconds.again, "full": seconds.forward}[mode]
 
 
 def coding_seconds(numbers: float, device: Device, constants: Constants) -> float:
-    """Return what an 8-bit codec takes to write numbers, or to read them."""
+    """Return the time of an 8-bit codec to encode or decode numbers."""
     return _CODEC_BYTES * numbers / _memory(device, constants)
 
 
 def _memory(device: Device, constants: Constants) -> float:
     return constants.memory * device.memory_gb_s * 1e9
+
+
+FITTED: Final = Constants()
+ATTENTION: Final = {"cpu": 0.5, "volta": 0.3, "ampere": 0.6, "ada": 0.5, "hopper": 0.35, "blackwell": 0.3}
+"""Share of the peak that flash attention reaches: 50 to 73% on A100 (Dao, arXiv:2307.08691), 35% on H100 with
+the same code (Shah et al., arXiv:2407.08608). The other architectures are guesses."""
+ATTENTION_3: Final = {**ATTENTION, "hopper": 0.6, "blackwell": 0.6}
+"""Share of the peak that device-specific attention reaches: 0.65 to 0.75 forward and 0.55 to 0.6 backward on
+H100 (Shah et al., arXiv:2407.08608, 740 TFLOP/s); Blackwell is a guess."""
+ROWWISE: Final = 0.7
+"""Speed of 8-bit products with a scale per row relative to those with one per tensor: nanochat's log has 564
+against 740 thousand tokens per second for whole steps."""
+GAP_S: Final = 2e-6
+"""Seconds between consecutive kernels on a GPU."""
+RESERVE_GIB: Final = 6.5
+"""GPU memory used by the context, NCCL's buffers, workspaces and the allocator's gaps: published steps whose
+planned memory left less than this are 10 to 35% slower than their neighbours."""
+RETRANSMISSION_S: Final = 0.2
+"""Linux's minimum retransmission timeout in seconds (TCP_RTO_MIN)."""
+HOST_COPY_GB_S: Final = 20.0
+"""Speed from a device to pinned memory, over PCIe 4 with 16 lanes."""

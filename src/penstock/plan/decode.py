@@ -1,63 +1,66 @@
-"""How fast a model generates: what a step of decoding reads, and what it waits for; no torch.
+"""Decode model: predicts generation from bytes read and time waited per decode step; compares tensor degrees.
 
 A step makes one token for each sequence of the batch. It reads every weight once and the cache of each
-sequence once, at the speed of the memory; multiplies, which is what takes longer from some batch on; and
-waits: for each small kernel to fill and empty the device, for two all-reduces a block where the matrices are
-cut, and, where the kernels are not replayed as a CUDA graph, for the host that starts them one by one. At
-batch 1 the weights alone say the bound (the roofline); what is above it is waiting. `docs/planner.md`
-takes 29 ms a token apart.
+sequence once, at memory speed; multiplies, which dominates from some batch size on; and waits: for each small
+kernel to fill and empty the device, for two all-reduces per block under tensor parallelism, and, if the
+kernels are not replayed as a CUDA graph, for the host that launches them one by one. At batch 1 the weights
+alone give the bound (the roofline); the rest is waiting. `docs/explanation/planner.md` analyses an example of
+29 ms per token.
 
-Prefill is the forward pass of training. What is not modelled: queues of requests, batches of mixed lengths,
+Prefill is the forward pass of training. Not modelled: queues of requests, batches of mixed lengths,
 speculative decoding, pipelines.
 """
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 from penstock.core.errors import ConfigError
+from penstock.core.units import mib
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.layout import Layout
-from penstock.plan.comm import all_reduce, group
-from penstock.plan.compute import block_seconds, head_seconds, speed
-from penstock.plan.constants import FITTED, HOP_S, LINK_SHARE, Constants
+from penstock.parallel.layout import RankLayout
+from penstock.plan.candidates import divisors
+from penstock.plan.comm import HOP_S, LINK_SHARE, all_reduce, group
+from penstock.plan.compute import FITTED, Constants, block_seconds, head_seconds, speed
 from penstock.plan.hardware import Cluster
-from penstock.plan.job import Job
+from penstock.plan.job import TrainingStep
 
 BAND = 0.2
-"""Half-width of the band: the 95th percentile of the errors on gpt-fast's measurements."""
+"""Half-width of the error band: the 95th percentile of the errors on gpt-fast's measurements."""
 
 _READ_SHARE = {16: 0.83, 8: 0.70, 4: 0.60}
-"""Of the memory's bandwidth that matrix-vector products reach, by the bits of a weight: gpt-fast's authors
-see 1,700 of 2,039 GB/s; 8 and 4 bits are *fitted* to their Llama 2 70B on one A100."""
+"""Share of the memory bandwidth that matrix-vector products reach, by bits per weight: gpt-fast's authors
+report 1,700 of 2,039 GB/s; 8 and 4 bits are *fitted* to their Llama 2 70B on one A100."""
 _KERNELS = 12
-"""Of a block in one step of decoding, compiled."""
+"""Number of kernels of a block in one decode step, compiled."""
 _KERNEL_S = 4.5e-6
-"""Filling and emptying the device around a small kernel: *fitted* to gpt-fast's Llama 2 7B on one A100."""
+"""Seconds to fill and empty the device around a small kernel: *fitted* to gpt-fast's Llama 2 7B on one
+A100."""
 _HOST_BLOCK_S = 350e-6
-"""For which the host is busy to start the kernels of a block one by one: *fitted* to IBM's 29 ms, about 30
-kernels at 10 us and two collectives at 25. gpt-fast began at three times that, uncompiled."""
+"""Host seconds to launch the kernels of a block one by one: *fitted* to IBM's 29 ms, about 30 kernels at 10
+us and two collectives at 25. gpt-fast reports three times that, uncompiled."""
 _SCALES = {16: 0, 8: 0, 4: 1}
-"""Bits for scale and zero, a weight: 4-bit weights share 32 of them by 32."""
+"""Bits per weight for scale and zero: 32 weights of 4 bits share 32 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeJob:
-    """A model that generates on one group of tensor-parallel devices."""
+    """Generation job: a model on one group of tensor-parallel devices."""
 
     model: LlamaConfig
     tensor: int = 1
     batch: int = 1
-    """Sequences that are generated at the same time."""
+    """Sequences generated at the same time."""
     context_tokens: int = 1024
-    """Length of a sequence so far, on average."""
+    """Mean length of a sequence so far, in tokens."""
     prompt_tokens: int = 512
     weight_bits: Literal[4, 8, 16] = 16
     graphs: bool = True
-    """A step is replayed as a CUDA graph; otherwise the host starts every kernel."""
+    """True if a step is replayed as a CUDA graph; False: the host launches every kernel."""
     one_shot: bool = True
-    """Small all-reduces read all devices of the node at once, as with torch's symmetric memory; otherwise
-    they go around NCCL's ring."""
+    """True if small all-reduces read all devices of the node at once, as with torch's symmetric memory;
+    False: they use NCCL's ring."""
 
     def __post_init__(self) -> None:
         for name in ("tensor", "batch", "context_tokens", "prompt_tokens"):
@@ -65,37 +68,48 @@ class DecodeJob:
                 raise ConfigError(f"{name} of generation must be 1 or more", got=getattr(self, name))
 
 
+def device_bytes(job: DecodeJob) -> float:
+    """Return the bytes of weights and cache that a step reads on one device."""
+    model = job.model
+    looked_up = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
+    bits = job.weight_bits + _SCALES[job.weight_bits]
+    weights = (model.num_parameters - looked_up) * bits / 8 / job.tensor
+    seen = sum(min(job.context_tokens, window or job.context_tokens) for window in model.windows)
+    heads = math.ceil(model.key_value_heads / job.tensor)
+    return weights + job.batch * seen * 2 * heads * model.size_of_head * 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodePrediction:
-    """One step of decoding; the parts add up to `token_s`."""
+    """Predicted decode step; the parts add up to `token_s`."""
 
     token_s: float
     """Time per token of each sequence (TPOT)."""
     memory_s: float
     """Reading weights and cache: the roofline of small batches."""
     compute_s: float
-    """Of multiplying, what does not hide behind reading."""
+    """Multiplication that is not hidden behind reading."""
     kernels_s: float
     collectives_s: float
     host_s: float
-    """Waiting for the host to start kernels."""
+    """Waiting for the host to launch kernels."""
     prefill_s: float
-    """Of the batch's prompts: time to first token, if nothing waits before it."""
+    """Prefill of the batch's prompts: time to first token without queueing."""
     tokens_per_s: float
-    """Of all sequences together."""
+    """Sum over all sequences."""
     device_bytes: float
     """Weights and cache on one device."""
     band: float
 
 
 def predict_decode(job: DecodeJob, cluster: Cluster, constants: Constants = FITTED) -> DecodePrediction:
-    """Predict one step of decoding.
+    """Predict one decode step.
 
     Args:
-        cluster: whose first `tensor` devices are used.
+        cluster: its first `tensor` devices are used.
 
     Raises:
-        ConfigError: it has fewer devices, or weights and cache do not fit into them.
+        ConfigError: it has fewer devices, or weights and cache do not fit into their memory.
     """
     held = device_bytes(job)
     _check(job, cluster, held)
@@ -130,17 +144,6 @@ def _all_reduce_s(job: DecodeJob, cluster: Cluster, *, tokens: int) -> float:
     return min(by_ring, 2 * HOP_S + size * (over.ranks - 1) / (LINK_SHARE * cluster.device.link_gb_s * 1e9))
 
 
-def device_bytes(job: DecodeJob) -> float:
-    """Return bytes of weights that a step reads, and of the cache, on one device."""
-    model = job.model
-    looked_up = 0 if model.tie_word_embeddings else model.vocab_size * model.hidden_size
-    bits = job.weight_bits + _SCALES[job.weight_bits]
-    weights = (model.num_parameters - looked_up) * bits / 8 / job.tensor
-    seen = sum(min(job.context_tokens, window or job.context_tokens) for window in model.windows)
-    heads = math.ceil(model.key_value_heads / job.tensor)
-    return weights + job.batch * seen * 2 * heads * model.size_of_head * 2
-
-
 def _check(job: DecodeJob, cluster: Cluster, held: float) -> None:
     if job.tensor > cluster.num_devices:
         raise ConfigError(
@@ -166,11 +169,11 @@ def _speed(job: DecodeJob, cluster: Cluster, constants: Constants) -> float:
     return speed(_forward(job), cluster.device, constants, plain=True)
 
 
-def _forward(job: DecodeJob) -> Job:
-    """Return the prompts of the batch as a job whose forward pass is the prefill."""
-    return Job(
+def _forward(job: DecodeJob) -> TrainingStep:
+    """Return the batch's prompts as a training step whose forward pass is the prefill."""
+    return TrainingStep(
         model=job.model,
-        layout=Layout(tensor=job.tensor),
+        layout=RankLayout(tensor=job.tensor),
         sequence_length=job.prompt_tokens,
         micro_batch_size=job.batch,
         kernels="compiled" if job.graphs else "fused",
@@ -183,3 +186,64 @@ def _prefill_s(job: DecodeJob, cluster: Cluster, constants: Constants) -> float:
     block = block_seconds(forward, cluster.device, constants).forward
     head = head_seconds(forward, cluster.device, constants).forward
     return job.model.num_hidden_layers * (block + 2 * sent) + head
+
+
+_BATCHES = (1, 8, 32, 128)
+
+
+class ServingOption(NamedTuple):
+    """Tensor degree and batch size with their prediction."""
+
+    job: DecodeJob
+    prediction: DecodePrediction
+
+
+def serving_options(model: LlamaConfig, cluster: Cluster, *, context_tokens: int) -> list[ServingOption]:
+    """Return the options that fit: all tensor degrees of a machine, for batches of several sizes.
+
+    Raises:
+        ConfigError: nothing fits; the message is for the highest degree and the smallest batch.
+    """
+    options, refused = [], None
+    for tensor in divisors(cluster.devices_per_node):
+        for batch in _BATCHES:
+            job = DecodeJob(model=model, tensor=tensor, batch=batch, context_tokens=context_tokens)
+            try:
+                options.append(ServingOption(job, predict_decode(job, cluster)))
+            except ConfigError as error:
+                refused = refused if batch > 1 else error
+    if not options and refused is not None:
+        raise refused
+    return options
+
+
+def as_json(options: Sequence[ServingOption]) -> list[dict[str, Any]]:
+    """Return options as JSON values, with units in their names."""
+    return [
+        {
+            "tensor": option.job.tensor,
+            "batch": option.job.batch,
+            "context_tokens": option.job.context_tokens,
+            **asdict(option.prediction),
+        }
+        for option in options
+    ]
+
+
+def as_lines(options: Sequence[ServingOption]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield "  tensor  batch  ms/token  tokens/s  tokens/s/device  memory/device  waits most for"
+    for option in options:
+        job, one = option.job, option.prediction
+        parts = {
+            "memory": one.memory_s,
+            "products": one.compute_s,
+            "kernels": one.kernels_s,
+            "collectives": one.collectives_s,
+            "the host": one.host_s,
+        }
+        yield (
+            f"  {job.tensor:>6}  {job.batch:>5}  {1000 * one.token_s:>8.1f}  {one.tokens_per_s:>8,.0f}  "
+            f"{one.tokens_per_s / job.tensor:>15,.0f}  {mib(one.device_bytes):>13}  "
+            f"{max(parts, key=lambda part: parts[part])}"
+        )

@@ -1,4 +1,4 @@
-"""What is trained and how its work is shared: all that a prediction depends on but the machines; no torch."""
+"""Training step to predict: model, layout and settings, without the machines; no torch."""
 
 import math
 from dataclasses import dataclass
@@ -6,9 +6,10 @@ from typing import Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.encoded_size import BLOCK, CodecName, encoded_bytes
-from penstock.parallel.layout import ContextRule, Layout
-from penstock.parallel.recompute_plan import Mode
+from penstock.parallel.activation_checkpointing_plan import Mode
+from penstock.parallel.config import Schedule
+from penstock.parallel.ethernet.wire_size import BLOCK, CodecName, encoded_bytes
+from penstock.parallel.layout import ContextRule, RankLayout
 from penstock.plan.activations import block_bytes
 
 Compute = Literal["bfloat16", "float32"]
@@ -16,70 +17,78 @@ Linear = Literal["compute", "float8_tensorwise", "float8_rowwise", "mxfp8"]
 Gather = Literal["compute", "bfloat16", "int8", "float8"]
 Reduce = Literal["float32", "bfloat16", "int8", "float8"]
 Kernels = Literal["eager", "fused", "compiled"]
-Attention = Literal["flash", "plain"]
+Attention = Literal["flash", "flash3", "plain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One training step, as every rank repeats it."""
+class TrainingStep:
+    """Training step with all settings that affect its time or memory."""
 
     model: LlamaConfig
-    layout: Layout
+    layout: RankLayout
     sequence_length: int
     micro_batch_size: int = 1
-    """Rows of one forward pass, of all ranks that share them."""
+    """Rows of one forward pass, over all ranks that share them."""
     num_micro_batches: int = 1
     """Forward passes of a step."""
     modes: Mode | tuple[Mode, ...] = "keep"
-    """What every block, or each block, keeps of its activations."""
+    """Activation checkpointing of every block, or of each block."""
     stages_per_rank: int = 1
-    """Of the pipeline."""
+    """Virtual pipeline stages per rank."""
     stages_balanced: bool = False
-    """A pipeline's last stage has fewer blocks for its output matrix, as in other trainers. Penstock deals
-    blocks evenly, so that the last stage is the slowest."""
+    """True if a pipeline's last stage has fewer blocks because of its output matrix, as in other trainers.
+    Penstock distributes blocks evenly, so its last stage is the slowest."""
     context_rule: ContextRule = "all_gather"
     """As in ParallelConfig."""
     context_balanced: bool = False
-    """Every rank of a row attends over as many pairs, as in other trainers. Penstock's last rank sees all."""
+    """True if context parallelism balances attention over ranks, as in other trainers. In Penstock the last
+    rank has the most pairs."""
     reshard_after_forward: bool | int = True
     """As in ParallelConfig."""
     window_mib: float = 0.0
-    """Bytes of gathers under way; 0: two blocks. inf: no limit, which fragments the allocator on GPUs."""
+    """Limit of gathers in flight; 0: two blocks. inf: no limit, which fragments the allocator on GPUs."""
     keep_mib: float = 0.0
     """Gathered parameters and unreduced gradients kept through a step's micro-batches; inf: all."""
+    schedule: Schedule = "depth_first"
+    """As in EthernetConfig."""
     operations: int = 0
-    """Pieces that gloo cuts a collective into, each through one NIC; 0: one a NIC. NCCL uses all of them."""
+    """Pieces that gloo cuts a collective into, each through one NIC; 0: one per NIC. NCCL uses all of
+    them."""
     gather: Gather = "compute"
     reduce: Reduce = "float32"
     feedback: bool = False
-    """What `reduce` rounds away is kept for the next reduction."""
+    """True if the rounding error of `reduce` is added to the next reduction (error feedback)."""
     compute: Compute = "bfloat16"
     linear: Linear = "compute"
     kernels: Kernels = "compiled"
-    """What computes between products. eager: operator by operator; fused: with one kernel a norm and a
-    rotation; compiled: what torch.compile makes of a block."""
+    """Operators between products. eager: one by one; fused: with one kernel per norm and per rotation;
+    compiled: by torch.compile."""
     attention: Attention = "flash"
-    """plain: the scores of all pairs of tokens are written to memory, as with T5's biases."""
+    """flash: FlashAttention 2. flash3: kernels for Hopper and Blackwell (FlashAttention 3, cuDNN).
+    plain: the scores of all token pairs are written to memory, as with T5's biases."""
     overlapped: bool = True
-    """Gathers and reductions run beside computing. false: as stock FSDP2 on CPUs."""
+    """True if gathers and reductions run beside computing; False: as in stock FSDP2 on CPUs."""
     on_cpu: bool = False
-    """Of what is reduced beside computing, a copy lies where it is received."""
+    """True on CPUs, where gradients reduced beside computing are copied to receive buffers."""
     turning: bool = False
-    """The blocks at the end of a pass stay for the next one, as many as the window has room for, and what is
-    outside of blocks all the time, as Penstock does it where `overlapped`; other trainers do not."""
+    """True if blocks at the end of a pass stay gathered for the next one, as many as fit the window, and the
+    unit outside of the blocks always, as in Penstock with `overlapped`; not in other trainers."""
+    messages_overlapped: bool = False
+    """True if a pipeline's messages travel beside computing, for measurements of other trainers. Penstock's
+    ranks wait for them."""
     tensor_overlapped: bool = False
-    """Tensor-parallel collectives run piece by piece beside the products (asynchronous TP). Penstock's own
-    wait; this is for what other trainers measured."""
+    """True if tensor-parallel collectives run piece by piece beside the products (asynchronous TP), for
+    measurements of other trainers. Penstock's ranks wait for them."""
     state_bytes: float = 16.0
-    """Of weight, gradient and optimizer state per parameter: what the update reads and writes once."""
+    """Bytes of weight, gradient and optimizer state per parameter: read and written once per update."""
     outer_every: int = 0
-    """Steps between synchronisations of the copies of `layout.replicate` (DiLoCo); 0: every step's gradients
-    are reduced."""
+    """Steps between synchronisations of the replicas of `layout.replicate` (DiLoCo); 0: every step's
+    gradients are reduced."""
     outer_bits: Literal[4, 8, 32] = 32
     checkpoint_every: int = 0
     """Steps between checkpoints; 0: none."""
     data_tokens_per_s: float = math.inf
-    """What the loader serves a rank's share of the batch with."""
+    """Speed of the loader for a rank's share of the batch."""
 
     def __post_init__(self) -> None:
         for name in ("sequence_length", "micro_batch_size", "num_micro_batches", "stages_per_rank"):
@@ -97,12 +106,12 @@ class Job:
 
     @property
     def block_modes(self) -> tuple[Mode, ...]:
-        """The mode of each block."""
+        """Mode of each block."""
         return (self.modes,) * self.model.num_hidden_layers if isinstance(self.modes, str) else self.modes
 
     @property
     def kept_by_mode(self) -> dict[Mode, int]:
-        """Bytes that one block keeps on a rank for a micro-batch, in each mode."""
+        """Bytes that one block keeps on a rank for a micro-batch, by mode."""
         return block_bytes(
             self.model,
             tokens=self.rank_tokens,
@@ -115,13 +124,23 @@ class Job:
 
     @property
     def rows_tokens(self) -> int:
-        """Tokens of a micro-batch, of all ranks that share them."""
+        """Tokens of a micro-batch, over all ranks that share its rows."""
         return self.micro_batch_size * self.sequence_length
 
     @property
     def rank_tokens(self) -> int:
-        """Tokens of a micro-batch that one rank computes, its matrices cut over `tensor` or not."""
+        """Tokens of a micro-batch that one rank computes; tensor parallelism does not divide them."""
         return self.rows_tokens // self.layout.context
+
+    @property
+    def num_passes(self) -> int:
+        """Passes through the blocks and back per step; each gathers parameters and reduces gradients."""
+        return 1 if self.schedule == "breadth_first" else self.num_micro_batches
+
+    @property
+    def batches_per_pass(self) -> int:
+        """Micro-batches that a block computes before the next block."""
+        return self.num_micro_batches // self.num_passes
 
     @property
     def step_tokens(self) -> int:
@@ -130,32 +149,32 @@ class Job:
 
     @property
     def compute_bytes(self) -> int:
-        """Of an activation."""
+        """Bytes per activation."""
         return 2 if self.compute == "bfloat16" else 4
 
     @property
     def gather_bytes(self) -> float:
-        """Of a gathered parameter on the wire."""
+        """Bytes per gathered parameter on the wire."""
         return float(self.compute_bytes) if self.gather == "compute" else _on_the_wire(self.gather)
 
     @property
     def reduce_bytes(self) -> float:
-        """Of a reduced gradient on the wire."""
+        """Bytes per reduced gradient on the wire."""
         return _on_the_wire(self.reduce)
 
     @property
     def shard_ranks(self) -> int:
-        """Ranks over which each parameter is cut by FSDP."""
+        """Number of ranks that FSDP shards each parameter over."""
         return self.layout.shard * self.layout.context
 
     @property
     def block_parameters(self) -> int:
-        """Of one block, whole."""
+        """Parameters of one block, unsharded."""
         return self.in_blocks // self.model.num_hidden_layers
 
     @property
     def in_blocks(self) -> int:
-        """Parameters of all blocks, whole."""
+        """Parameters of all blocks, unsharded."""
         return self.model.num_parameters - self.outside
 
     @property
@@ -165,11 +184,11 @@ class Job:
 
     @property
     def outer_bytes(self) -> float:
-        """Of a parameter when copies are synchronised, on the wire."""
+        """Bytes per parameter on the wire when replicas are synchronised."""
         codecs: dict[int, CodecName] = {4: "int4", 8: "int8", 32: "float32"}
         return _on_the_wire(codecs[self.outer_bits])
 
 
 def _on_the_wire(codec: CodecName) -> float:
-    """Return bytes a number, with its share of a scale."""
+    """Return bytes per number, with its share of a scale."""
     return encoded_bytes(BLOCK, codec) / BLOCK

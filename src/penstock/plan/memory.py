@@ -1,25 +1,28 @@
-"""What takes memory on one device at the fullest moment of a step, part by part, before it runs; no torch.
+"""Memory model: peak memory of one device in a training step, part by part; no torch.
 
-A step is looked at where it can be fullest, and the fullest of these moments is the answer:
+Memory is computed at the moments at which it can be highest, and the maximum is the result:
 
     loss        all blocks have kept their activations; the logits of a chunk, the output matrix's gradient
-    backward    in the block computed last, or the one before: what it kept or computes again, its gradients,
+    backward    in the block computed last, or the one before: its kept or recomputed activations, its
+    gradients,
                 its gathered parameters and the next ones, the buffers of the reduction before
     reduction   of the embedding and the output matrix, which come last and are the largest unit
     update      the optimizer's temporaries
 
-Counted as eager mode on a CPU allocates, to which `benchmarks/plan_memory.py` holds it; a caching allocator
-adds its gaps, and libraries and their contexts take what they take: `headroom` of the search is for those.
-Shares of what ranks hold are rounded down; the batch itself is not counted.
+Counted as eager mode on a CPU allocates, which `benchmarks/plan_memory.py` verifies. Gaps of a caching
+allocator, and the memory of libraries and contexts, are covered by the search's `headroom`. Shards are
+rounded down; the batch itself is not counted.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 from penstock.core.units import mib
-from penstock.parallel.stages import under_way
-from penstock.plan.job import Job
-from penstock.plan.rank_bytes import ADAMW, FLOAT32, Kept, Rank
+from penstock.nn.loss_chunks import chunk_tokens
+from penstock.parallel.activation_checkpointing_plan import Mode
+from penstock.parallel.layout import blocks_of, in_progress
+from penstock.plan.activations import working_bytes
+from penstock.plan.job import TrainingStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,24 +30,24 @@ class Memory:
     """Bytes on one rank at one moment, by part."""
 
     weights: int = 0
-    """Its shards, with float32 copies where there are any."""
+    """Its shards, with float32 master copies if there are any."""
     optimizer: int = 0
     feedback: int = 0
-    """What rounding left out of gradients on the wire."""
+    """Rounding errors of gradients on the wire (error feedback)."""
     gradients: int = 0
-    """Reduced ones."""
+    """Reduced gradients."""
     gathered: int = 0
-    """Whole parameters, and whole gradients that are not yet reduced."""
+    """Whole parameters, and whole gradients that are not reduced yet."""
     activations: int = 0
-    """What blocks keep for their backward, and what is around them."""
+    """Activations kept by blocks for the backward pass, and around the blocks."""
     working: int = 0
-    """What the block at work computes again, and the temporaries of its backward; those of the update."""
+    """Recomputed activations of the present block and temporaries of its backward; those of the update."""
     loss: int = 0
-    """Logits, the output matrix's gradient, the gradients of the hidden states."""
+    """Logits, gradients of the output matrix and of the hidden states."""
     buffers: int = 0
-    """What is being gathered, reduced, sent and received."""
+    """Buffers of collectives and messages in flight."""
     moment: str = ""
-    """When."""
+    """Name of the moment."""
 
     @property
     def total(self) -> int:
@@ -53,23 +56,40 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by name."""
+        """Bytes by part."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "moment"}
 
     def lines(self) -> dict[str, str]:
-        """Return each part and the total for a person."""
+        """Return each part and the total as text."""
         parts = {f"memory, {name}": mib(size) for name, size in self.parts.items()}
         return {**parts, f"memory, all, in the {self.moment}": mib(self.total)}
 
 
-def peak(job: Job, kept: Kept = ADAMW) -> Memory:
-    """Return the fullest moment of the rank that needs most."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BytesPerParameter:
+    """Bytes per parameter held by a rank between steps, and needed for the update."""
+
+    weights: float = 4.0
+    gradients: float = 4.0
+    optimizer: float = 8.0
+    """Optimizer state of matrices in the blocks."""
+    optimizer_outside: float = 8.0
+    """Optimizer state of the embedding and the output matrix."""
+    update: float = 0.0
+    """Temporaries of the optimizer's step."""
+
+
+ADAMW = BytesPerParameter()
+
+
+def peak(job: TrainingStep, kept: BytesPerParameter = ADAMW) -> Memory:
+    """Return the moment of highest memory on the rank that needs most."""
     places = range(job.layout.pipeline)
     return max((moment for place in places for moment in moments(job, kept, place)), key=_total)
 
 
-def moments(job: Job, kept: Kept, place: int = 0) -> Iterator[Memory]:
-    """Yield the moments of a step, of a rank at a place of the pipeline."""
+def moments(job: TrainingStep, kept: BytesPerParameter, place: int = 0) -> Iterator[Memory]:
+    """Yield the moments of a step on the rank of a pipeline stage `place`."""
     rank = Rank.of(job, kept, place)
     if job.layout.pipeline > 1:
         yield from _in_stages(rank)
@@ -83,8 +103,227 @@ def _total(memory: Memory) -> int:
     return memory.total
 
 
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Share of a job on one rank; parameters are those of its matrix slices, before FSDP shards them."""
+
+    job: TrainingStep
+    kept: BytesPerParameter
+    modes: tuple[Mode, ...]
+    """Modes of its blocks."""
+    block: int
+    """Parameters of a block."""
+    first: int
+    """Parameters of the embedding, if it has it."""
+    last: int
+    """Parameters of the output matrix, if it has it and it is not tied to the embedding."""
+    has_loss: bool
+    place: int
+
+    @classmethod
+    def of(cls, job: TrainingStep, kept: BytesPerParameter, place: int) -> "Rank":
+        """Return the rank of a pipeline stage."""
+        layout, model = job.layout, job.model
+        stages = layout.pipeline * job.stages_per_rank
+        mine = [
+            index
+            for stage in range(place, stages, layout.pipeline)
+            for index in blocks_of(stage, stages=stages, num_blocks=model.num_hidden_layers)
+        ]
+        matrix = model.vocab_size * model.hidden_size // layout.tensor
+        is_last = place == layout.pipeline - 1
+        return cls(
+            job=job,
+            kept=kept,
+            modes=tuple(job.block_modes[index] for index in mine),
+            block=job.block_parameters // layout.tensor,
+            first=matrix if place == 0 else 0,
+            last=matrix if is_last and (place > 0 or not model.tie_word_embeddings) else 0,
+            has_loss=is_last,
+            place=place,
+        )
+
+    @property
+    def cut(self) -> int:
+        """Number of ranks that hold a part of each matrix slice."""
+        return self.job.shard_ranks
+
+    @property
+    def outside(self) -> int:
+        """Parameters outside of the blocks."""
+        return self.first + self.last
+
+    @property
+    def all(self) -> int:
+        """Parameters of all its slices."""
+        return self.in_blocks + self.outside
+
+    @property
+    def in_blocks(self) -> int:
+        """Parameters in the blocks, the last norm included."""
+        layers = self.job.model.num_hidden_layers
+        return self.job.in_blocks * len(self.modes) // layers // self.job.layout.tensor
+
+    @property
+    def is_whole(self) -> bool:
+        """True if parameters are used in place: nothing to gather, reduce or convert."""
+        layout, exact = self.job.layout, self.c == self.kept.weights == FLOAT32
+        return self.cut == layout.replicate == 1 and exact
+
+    @property
+    def feedback(self) -> int:
+        """Bytes of error feedback: of whole gradients if sharded; with replicas, of shard and its part."""
+        copies = self.job.layout.replicate
+        if not self.job.feedback:
+            return 0
+        numbers = self.all if self.cut > 1 else 0
+        numbers += self.all // self.cut * (copies + 1) // copies if copies > 1 else 0
+        return _BFLOAT16 * numbers
+
+    @property
+    def gradients(self) -> int:
+        """Bytes of reduced gradients that it keeps."""
+        return round(self.kept.gradients * self.all / self.cut)
+
+    @property
+    def c(self) -> int:
+        """Bytes per number in the compute dtype."""
+        return self.job.compute_bytes
+
+    @property
+    def stream(self) -> int:
+        """Bytes of a micro-batch's hidden states between blocks."""
+        return self.c * self.job.rank_tokens * self.job.model.hidden_size // self.job.layout.tensor
+
+    def of_mode(self, mode: Mode) -> int:
+        """Bytes that a block keeps in a mode."""
+        return self.job.kept_by_mode[mode]
+
+    def in_pass(self, mode: Mode) -> int:
+        """Bytes that a block keeps for all micro-batches of a pass."""
+        return self.job.batches_per_pass * self.of_mode(mode)
+
+    @property
+    def other_streams(self) -> int:
+        """Bytes of the hidden-state gradients of a pass's other micro-batches, while a block works on one."""
+        return (self.job.batches_per_pass - 1) * self.stream
+
+    def at_work(self, mode: Mode) -> int:
+        """Bytes that a block's backward allocates: recomputed activations and temporaries."""
+        job, again = self.job, self.of_mode("keep") - self.of_mode(mode)
+        if mode != "keep":
+            again += self.stream if mode == "full" else 0
+        return max(0, again) + working_bytes(
+            job.model,
+            tokens=job.rank_tokens,
+            compute_bytes=self.c,
+            tensor=job.layout.tensor,
+            context=job.layout.context,
+        )
+
+    @property
+    def around(self) -> int:
+        """Bytes kept outside the blocks: tables of positions, and the last norm."""
+        job, model = self.job, self.job.model
+        if not self.has_loss:
+            return self.tables
+        norm = (2 * FLOAT32 + self.c) * model.hidden_size * self.pass_tokens // job.layout.tensor
+        return self.tables + norm
+
+    @property
+    def loss(self) -> int:
+        """Bytes of a chunk's logits and the gradients of the output matrix and the hidden states."""
+        job, model = self.job, self.job.model
+        rows, tokens = model.vocab_size // job.layout.tensor, self.pass_tokens
+        at_once = min(tokens, chunk_tokens(rows))
+        exact = self.c == FLOAT32
+        logits = at_once * rows * (FLOAT32 if exact else FLOAT32 + self.c)
+        product = 0 if exact else self.c * rows * model.hidden_size
+        hidden = self.c * tokens * model.hidden_size * (1 if job.layout.tensor == 1 else 2)
+        return logits + product + FLOAT32 * rows * model.hidden_size + hidden
+
+    @property
+    def down(self) -> int:
+        """Bytes of the gradient of the feed-forward's last matrix, the first one of a block."""
+        model = self.job.model
+        return self.c * model.hidden_size * model.intermediate_size // self.job.layout.tensor
+
+    @property
+    def tables(self) -> int:
+        """Bytes of the cosines and sines of positions."""
+        return 2 * self.c * self.pass_tokens * self.job.model.size_of_head
+
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of a pass that it computes."""
+        return self.job.batches_per_pass * self.job.rank_tokens
+
+    def after_forward(self) -> int:
+        """Bytes of the blocks' parameters that stay between forward and backward."""
+        whole, after = self.c * self.block * len(self.modes), self.job.reshard_after_forward
+        stays = 0 if after is True else whole if after is False else whole // after
+        return max(stays, self.kept_parameters)
+
+    def turned(self, there: int) -> int:
+        """Bytes of the blocks that stay from one pass to the next, beyond those already present."""
+        if self.cut == 1 or not self.job.turning:
+            return 0
+        blocks = self.c * self.block
+        return min(2 * blocks, self.ahead, max(0, blocks * len(self.modes) - there))
+
+    @property
+    def kept_parameters(self) -> int:
+        """Bytes of the blocks' parameters that stay gathered through a step."""
+        if self.cut == 1:
+            return 0
+        return round(min(self.job.keep_mib * _MIB, self.c * self.block * len(self.modes)))
+
+    @property
+    def kept_gradients(self) -> int:
+        """Bytes of gradients accumulated unreduced, in the room that parameters leave."""
+        if self.cut == 1 or self.job.num_passes == 1:
+            return 0
+        return round(min(self.job.keep_mib * _MIB - self.kept_parameters, FLOAT32 * self.all))
+
+    @property
+    def is_behind(self) -> bool:
+        """True if gradients are reduced beside computing: on CPUs only those in float32."""
+        return self.job.overlapped and (not self.job.on_cpu or self.kept.gradients == FLOAT32)
+
+    def behind(self, *, done: int) -> int:
+        """Return the bytes of unreduced gradients in flight after `done` reductions of this micro-batch.
+
+        Before the first, on CPUs, those of the root unit of the last micro-batch are still in flight.
+        """
+        if self.cut == 1:
+            return 0
+        block, root = FLOAT32 * self.block, FLOAT32 * self.outside
+        if not self.is_behind:
+            return block if done else 0
+        window_bytes = min(self.job.window_mib * _MIB, FLOAT32 * self.all * self.job.num_passes)
+        window = max(_REDUCED_BEHIND * block, window_bytes)
+        if not self.job.on_cpu:
+            return round(min(done * block, window))
+        before = root if self.job.num_passes > 1 and not self.kept_gradients else 0
+        in_progress = min(done, int(window // block)) * block
+        in_progress += before if root + in_progress <= window or not done else 0
+        earlier = FLOAT32 * self.all * (self.job.num_passes - 1)  # still waiting with a wide window
+        return 2 * max(in_progress, round(min(window_bytes, earlier + done * block)))
+
+    @property
+    def ahead(self) -> int:
+        """Bytes of gathers in flight."""
+        if self.cut == 1:
+            return 0
+        blocks = self.c * self.block * (2 if self.job.overlapped else 1)
+        window_bytes = self.job.window_mib * _MIB
+        return (
+            round(min(max(window_bytes, self.c * self.block), self.c * self.all)) if window_bytes else blocks
+        )
+
+
 def _stays(rank: Rank) -> Memory:
-    """What is there at every moment."""
+    """Return the memory present at every moment."""
     optimizer = rank.kept.optimizer * rank.in_blocks
     optimizer += rank.kept.optimizer_outside * rank.outside
     weights = round(rank.kept.weights * rank.all / rank.cut)
@@ -92,9 +331,9 @@ def _stays(rank: Rank) -> Memory:
 
 
 def _in_place(rank: Rank) -> Iterator[Memory]:
-    """Yield the moments of a rank that has all blocks, whole."""
-    before = rank.gradients if rank.job.num_micro_batches > 1 else 0
-    activations = [rank.of_mode(mode) for mode in rank.modes]
+    """Yield the moments of a rank that has all blocks, unsharded."""
+    before = rank.gradients if rank.job.num_passes > 1 else 0
+    activations = [rank.in_pass(mode) for mode in rank.modes]
     kept = sum(activations) + rank.around
     yield replace(_stays(rank), gradients=before, activations=kept, loss=rank.loss, moment="loss")
     for index in {len(rank.modes) - 1, 0}:
@@ -104,19 +343,19 @@ def _in_place(rank: Rank) -> Iterator[Memory]:
             gradients=before or FLOAT32 * done,
             gathered=rank.down,
             activations=sum(activations[: index + 1]) + rank.tables,
-            working=rank.at_work(rank.modes[index]),
+            working=rank.at_work(rank.modes[index]) + rank.other_streams,
             moment="backward",
         )
 
 
 def _in_turn(rank: Rank) -> Iterator[Memory]:
-    """Yield the moments of a rank that has all blocks."""
+    """Yield the moments of a rank that has all blocks, sharded."""
     unreduced = rank.kept_gradients
-    stay = rank.job.num_micro_batches > 1 or (rank.job.on_cpu and rank.is_behind and rank.cut > 1)
-    before = rank.gradients if stay else 0  # reductions behind hold the last step's until the next
+    stay = rank.job.num_passes > 1 or (rank.job.on_cpu and rank.is_behind and rank.cut > 1)
+    before = rank.gradients if stay else 0  # pending reductions hold the last step's until the next
     before = round(before * (1 - unreduced / (FLOAT32 * rank.all)))
     root, sharded = rank.c * rank.outside, rank.cut > 1
-    activations = [rank.of_mode(mode) for mode in rank.modes]
+    activations = [rank.in_pass(mode) for mode in rank.modes]
     stays = replace(_stays(rank), gradients=before, gathered=unreduced)
     reduced = round(rank.kept.gradients * rank.block / rank.cut)
     yield replace(
@@ -134,7 +373,7 @@ def _in_turn(rank: Rank) -> Iterator[Memory]:
         )
     reduction = FLOAT32 * rank.outside * (1 + 1 / rank.cut if sharded else 1)
     reduction = max(reduction, rank.behind(done=0) + FLOAT32 * rank.outside / rank.cut)
-    turned = rank.turned(rank.kept_parameters) if rank.job.num_micro_batches > 1 else 0
+    turned = rank.turned(rank.kept_parameters) if rank.job.num_passes > 1 else 0
     yield replace(
         stays,
         gradients=before or reduced * len(rank.modes),
@@ -148,7 +387,7 @@ def _of_backward(rank: Rank, stays: Memory, activations: list[int], *, root: int
     """Yield the moments of a block's backward: in its feed-forward, and when its gradients are reduced.
 
     Args:
-        activations: of the blocks up to this one, which is the last.
+        activations: those of the blocks up to this one, the last of the list.
     """
     index, sharded = len(activations) - 1, rank.cut > 1
     done = len(rank.modes) - len(activations)
@@ -160,14 +399,14 @@ def _of_backward(rank: Rank, stays: Memory, activations: list[int], *, root: int
         stays,
         gathered=around + max(rank.c * rank.block, rank.after_forward()) + rank.down,
         activations=sum(activations) + rank.tables,
-        working=rank.at_work(rank.modes[index]),
+        working=rank.at_work(rank.modes[index]) + rank.other_streams,
         buffers=ahead + rank.behind(done=done),
     )
     yield replace(
         stays,
         gathered=around + rank.c * rank.block,
         activations=sum(activations[:-1]) + rank.tables,
-        working=rank.stream,
+        working=rank.stream + rank.other_streams,
         buffers=ahead
         + max(FLOAT32 * rank.block, rank.behind(done=done + 1))
         + (FLOAT32 * rank.block // rank.cut if sharded else 0),
@@ -175,9 +414,9 @@ def _of_backward(rank: Rank, stays: Memory, activations: list[int], *, root: int
 
 
 def _in_stages(rank: Rank) -> Iterator[Memory]:
-    """Yield the moments of a rank that has some of the blocks, and several micro-batches under way."""
+    """Yield the moments of a pipeline rank with some of the blocks and several micro-batches in flight."""
     job, ranks = rank.job, rank.job.layout.pipeline
-    held = under_way(rank.place, ranks=ranks, per_rank=job.stages_per_rank)
+    held = in_progress(rank.place, ranks=ranks, per_rank=job.stages_per_rank)
     each = sum(rank.of_mode(mode) for mode in rank.modes)
     ends = (rank.place == 0) + (rank.place == ranks - 1)
     messages = (2 * job.stages_per_rank - ends) * job.num_micro_batches * rank.stream
@@ -191,3 +430,8 @@ def _in_stages(rank: Rank) -> Iterator[Memory]:
         yield replace(stays, gathered=root + max(gradients, rank.down), working=rank.at_work(rank.modes[-1]))
         if rank.has_loss:
             yield replace(stays, loss=rank.loss, moment="loss")
+
+
+FLOAT32, _BFLOAT16 = 4, 2
+_MIB = 2**20
+_REDUCED_BEHIND = 2  # whole gradients being reduced while the next are computed

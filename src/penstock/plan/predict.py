@@ -1,58 +1,57 @@
-"""Predict a training step: its seconds and where they go, from a job and a cluster; no torch.
+"""Prediction of a training step: its duration and its parts, from a job and a cluster; no torch.
 
-The arithmetic is in `compute.py` and `comm.py`, what a block costs in `units.py`, the waiting in
-`timeline.py`; here they are put together. How near they come to what others measured: docs/planner.md.
+The arithmetic is in `compute.py` and `comm.py`, the cost of a block in `block_costs.py`, the waiting in
+`timeline.py`; here they are combined. Accuracy against published measurements: docs/explanation/planner.md.
 """
 
 import math
 from dataclasses import dataclass
 
 from penstock.core.errors import ConfigError
+from penstock.plan.block_costs import units_of, window_of
 from penstock.plan.comm import FREE, Cost, Link, groups_of, ring, send
-from penstock.plan.compute import update_seconds
-from penstock.plan.constants import FITTED, HOST_COPY_GB_S, Constants
+from penstock.plan.compute import FITTED, HOST_COPY_GB_S, RETRANSMISSION_S, Constants, update_seconds
 from penstock.plan.hardware import Cluster
-from penstock.plan.job import Job
-from penstock.plan.timeline import Timeline, simulate
-from penstock.plan.units import units_of, window_of
+from penstock.plan.job import TrainingStep
+from penstock.plan.timeline import StepTimeline, simulate
 
-_BAND, _BAND_8_BITS, _BAND_TENSOR, _BAND_FAR = 0.15, 0.20, 0.35, 0.50
+_BAND, _BAND_8_BITS, _BAND_CUT, _BAND_FAR = 0.15, 0.21, 0.35, 0.50
 _LONG_ROW = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """One training step; the parts in seconds add up to `step_s`."""
+    """Predicted training step; the parts in seconds add up to `step_s`."""
 
     step_s: float
     compute_s: float
     exposed_s: dict[Link, float]
-    """Waiting for collectives, by what they go through: `node` or `network`."""
+    """Waiting for collectives, by link: `node` or `network`."""
     bubble_s: float
     """Waiting for other stages of the pipeline."""
     stall_s: float
-    """Of the memory allocator."""
+    """Waiting for the memory allocator."""
     update_s: float
-    """Of the optimizer."""
+    """Optimizer update."""
     data_s: float
     """Waiting for the loader."""
     checkpoint_s: float
-    """Copying for checkpoints, spread over the steps between them."""
+    """Copying for checkpoints, per step on average."""
     straggler_s: float
     """Waiting for the slowest device."""
     tokens_per_s_per_device: float
     mfu: float
     hfu: float
     network_gbit_s: float
-    """That a node sends, on average over the step."""
+    """Mean rate at which a node sends during the step."""
     network_bytes: float
-    """That a node sends in a step."""
+    """Bytes that a node sends in a step."""
     band: float
-    """Of 20 published measurements of such jobs, 19 were within this share of the prediction."""
+    """Half-width of the error band: 19 of 20 published measurements of such jobs are within this share."""
 
     @property
     def parts(self) -> dict[str, float]:
-        """Seconds of the step by what they are spent on; they add up to it."""
+        """Seconds of the step by cause; they add up to it."""
         return {
             "computing": self.compute_s,
             "the optimizer": self.update_s,
@@ -67,20 +66,27 @@ class Prediction:
 
     @property
     def limit(self) -> str:
-        """The largest part of the step."""
+        """Name of the largest part of the step."""
         return max(self.parts, key=lambda part: self.parts[part])
 
 
-def predict(job: Job, cluster: Cluster, constants: Constants = FITTED) -> Prediction:
+def predict(
+    job: TrainingStep, cluster: Cluster, constants: Constants = FITTED, *, memory_bytes: float = 0.0
+) -> Prediction:
     """Predict one step of a job.
 
+    Args:
+        memory_bytes: peak memory of a rank (`memory.peak`); if little is left, the allocator stalls.
+
     Raises:
-        ConfigError: the job does not fill the cluster, or asks for what is not modelled.
+        ConfigError: the job does not use the whole cluster, or uses a feature that is not modelled.
     """
     check(job, cluster)
-    line, outer = timeline_of(job, cluster, constants), _outer(job, cluster)
+    line = timeline_of(job, cluster, constants, memory_bytes=memory_bytes)
+    outer = _outer(job, cluster)
     bubble, update = _bubble(job, cluster, line), update_seconds(job, cluster.device, constants)
     straggler = (line.compute_s + update) * straggling_of(cluster, constants)
+    straggler += retransmission_seconds(cluster, line, constants)
     busy = line.seconds + bubble + update + outer.seconds + straggler
     data = max(0.0, job.step_tokens / job.layout.num_data / job.data_tokens_per_s - busy)
     checkpoint = _checkpoint(job, cluster, busy + data)
@@ -110,11 +116,11 @@ def predict(job: Job, cluster: Cluster, constants: Constants = FITTED) -> Predic
     )
 
 
-def check(job: Job, cluster: Cluster) -> None:
-    """Refuse what is not modelled.
+def check(job: TrainingStep, cluster: Cluster) -> None:
+    """Refuse a job that is not modelled.
 
     Raises:
-        ConfigError: with what would be.
+        ConfigError: the fix names what is modelled.
     """
     if job.layout.world_size != cluster.num_devices:
         raise ConfigError(
@@ -130,21 +136,26 @@ def check(job: Job, cluster: Cluster) -> None:
         )
     if job.outer_every and job.layout.replicate == 1:
         raise ConfigError(
-            "outer.every synchronises the copies of parallel.replicate, and there is one copy",
+            "outer.every synchronises the replicas of parallel.replicate, but there is only one",
             got=job.outer_every,
             fix="Raise parallel.replicate, or set outer.every = 0.",
         )
 
 
 def timeline_of(
-    job: Job, cluster: Cluster, constants: Constants = FITTED, *, record: bool = False
-) -> Timeline:
+    job: TrainingStep,
+    cluster: Cluster,
+    constants: Constants = FITTED,
+    *,
+    memory_bytes: float = 0.0,
+    record: bool = False,
+) -> StepTimeline:
     """Simulate a rank's part of a step, without its update."""
-    units = units_of(job, cluster, constants)
+    units = units_of(job, cluster, constants, memory_bytes=memory_bytes)
     window = window_of(job, cluster, num_units=len(units))
     return simulate(
         units,
-        num_micro_batches=job.num_micro_batches,
+        num_micro_batches=job.num_passes,
         window=window,
         turning=min(window, 2) if job.turning else 0,
         overlapped=job.overlapped,
@@ -152,46 +163,62 @@ def timeline_of(
     )
 
 
-def band_of(job: Job) -> float:
-    """Return the half-width of the band around a prediction; see docs/planner.md for the rows behind it."""
+def band_of(job: TrainingStep) -> float:
+    """Return the half-width of the error band: 19 of 20 held-out rows are within it.
+
+    docs/explanation/planner.md lists the rows.
+    """
     layout = job.layout
-    if layout.pipeline * layout.context > 1 or job.sequence_length > _LONG_ROW:
+    if layout.context > 1 or job.sequence_length > _LONG_ROW:
         return _BAND_FAR
-    if layout.tensor > 1:
-        return _BAND_TENSOR
+    if layout.tensor * layout.pipeline > 1:
+        return _BAND_CUT
     return _BAND if job.linear == "compute" else _BAND_8_BITS
 
 
 def straggling_of(cluster: Cluster, constants: Constants = FITTED) -> float:
-    """Return how much later than the mean the slowest device is: of n with spread s, s sqrt(2 ln n)."""
-    if cluster.straggling >= 0:
-        return cluster.straggling * _slowest(cluster.num_devices)
-    jitter = constants.jitter * _slowest(cluster.nodes) if cluster.transport == "tcp" else 0.0
-    return constants.straggling * _slowest(cluster.num_devices) + jitter
+    """Return the slowest device's expected delay over the mean: s sqrt(2 ln n) for n devices of spread s."""
+    spread = cluster.straggling if cluster.straggling >= 0 else constants.straggling
+    return spread * math.sqrt(2 * math.log(cluster.num_devices))
 
 
-def _slowest(number: int) -> float:
-    return math.sqrt(2 * math.log(number))
+def retransmission_seconds(cluster: Cluster, line: StepTimeline, constants: Constants = FITTED) -> float:
+    """Return the time per step lost to TCP segments; 0 over RDMA, or if straggling was measured.
+
+    A segment lost at the end of a burst is sent again after the retransmission timeout, and a ring waits for
+    its slowest link. Losses are proportional to the bytes that all nodes send, so the wait grows with nodes x
+    bytes per node, until every collective of the step waits for one: with l losses over c collectives, c (1 -
+    exp(-l / c)).
+    """
+    if cluster.transport != "tcp" or cluster.straggling >= 0 or not line.node_bytes:
+        return 0.0
+    losses = constants.losses_per_byte * cluster.nodes * line.node_bytes
+    return RETRANSMISSION_S * -line.network_operations * math.expm1(-losses / line.network_operations)
 
 
-def _peak(job: Job, cluster: Cluster) -> float:
+def _peak(job: TrainingStep, cluster: Cluster) -> float:
     device = cluster.device
     return 1e12 * (device.float32_tflops if job.compute == "float32" else device.bfloat16_tflops)
 
 
-def _bubble(job: Job, cluster: Cluster, line: Timeline) -> float:
-    """Return what a rank of a pipeline waits while it fills and empties: 1F1B, interleaved or not."""
+def _bubble(job: TrainingStep, cluster: Cluster, line: StepTimeline) -> float:
+    """Return the time a pipeline rank waits for others: 1F1B, interleaved or not.
+
+    Filling and emptying cost (p - 1) / v micro-batches and their messages. Between them every micro-batch of
+    every stage waits for a message forward and one backward, unless they travel beside computing.
+    """
     stages = job.layout.pipeline
     if stages == 1:
         return 0.0
     size = job.rank_tokens * job.model.hidden_size * job.compute_bytes / job.layout.tensor
     hop = send(size, groups_of(job.layout, cluster)["pipeline"], cluster)
     one = (line.compute_s + sum(line.exposed_s.values())) / job.num_micro_batches
-    return (stages - 1) * (one / job.stages_per_rank + 2 * hop.seconds)
+    steady = 0 if job.messages_overlapped else job.num_micro_batches * job.stages_per_rank
+    return (stages - 1) * one / job.stages_per_rank + 2 * hop.seconds * (stages - 1 + steady)
 
 
-def _outer(job: Job, cluster: Cluster) -> Cost:
-    """Return the synchronisation of copies, spread over the steps between two."""
+def _outer(job: TrainingStep, cluster: Cluster) -> Cost:
+    """Return the cost of synchronising replicas, per step on average."""
     if not job.outer_every:
         return FREE
     mine = job.model.num_parameters / job.layout.tensor / job.layout.pipeline / job.shard_ranks
@@ -200,11 +227,11 @@ def _outer(job: Job, cluster: Cluster) -> Cost:
     return cost._replace(seconds=cost.seconds / every, node_bytes=cost.node_bytes / every)
 
 
-def _checkpoint(job: Job, cluster: Cluster, steps_s: float) -> float:
-    """Return what saving holds up, a step: the copy to the machine's memory, and a disk that is too slow.
+def _checkpoint(job: TrainingStep, cluster: Cluster, steps_s: float) -> float:
+    """Return the delay per step by saving: the copy to host memory, and a disk that is too slow.
 
     Args:
-        steps_s: that one step takes without it.
+        steps_s: duration of one step without it.
     """
     if not job.checkpoint_every:
         return 0.0

@@ -1,40 +1,47 @@
-"""A plan in words and in JSON: what it gives, where time and memory go, what would help; pure."""
+"""Plan report: text, JSON, a drawing of the step, and a trace. Pure functions.
+
+The drawing has one lane per stream, in the colours of the run report: compute, gather, reduce. Where the
+compute lane is empty, the device waits. It shows at most three micro-batches: the first, the last, and one in
+between, which the others equal.
+"""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from penstock.core.units import duration, mib, si
+from penstock.obs.report.axis import Axis, short
 from penstock.plan.candidates import Question
 from penstock.plan.hardware import Cluster
-from penstock.plan.helps import Help
 from penstock.plan.predict import Prediction
-from penstock.plan.search import Found, Option
+from penstock.plan.search import Help, Option, SearchResult
+from penstock.plan.timeline import Event, Stream
 
 _DAY_S, _HOUR_S = 86_400, 3_600
 _MOST_ROWS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """All that a person or a script may want to know of a search."""
+class PlanReport:
+    """Result of a search, for a person or a script."""
 
     question: Question
     cluster: Cluster
-    found: Found
+    found: SearchResult
     helps: Sequence[Help]
     tokens: float
-    """To be trained on; 0: not said."""
+    """Tokens to train on; 0: not given."""
 
     @property
     def seconds(self) -> float:
-        """That the tokens take."""
+        """Duration of training on the tokens."""
         return self.tokens / (self.found.best.speed * self.cluster.num_devices)
 
     @property
     def cost(self) -> float:
-        """Of the tokens, in the currency of the cluster's file; 0: not known."""
+        """Cost of training on the tokens, in the currency of the cluster's file; 0: unknown."""
         return self.seconds / _HOUR_S * self.cluster.nodes * self.cluster.price_per_node_hour
 
     def as_json(self) -> dict[str, Any]:
@@ -53,6 +60,7 @@ class Report:
             "plans_tried": self.found.tried,
             "plans_simulated": self.found.simulated,
             "best": option_json(self.found.best),
+            "why_chosen": why_chosen(self.found) or None,
             "pareto": [option_json(option) for option in self.found.pareto],
             "helps": [one._asdict() for one in self.helps],
         }
@@ -61,7 +69,7 @@ class Report:
         return values
 
     def as_text(self) -> str:
-        """Return it for a person."""
+        """Return it as text."""
         return "\n".join(_lines(self))
 
 
@@ -77,6 +85,7 @@ def option_json(option: Option) -> dict[str, Any]:
         "activations": dict(Counter(job.block_modes)),
         "window_mib": job.window_mib,
         "keep_mib": "inf" if job.keep_mib == float("inf") else job.keep_mib,
+        "schedule": job.schedule,
         "gather": job.gather,
         "reduce": job.reduce,
         "tokens_per_s_per_device": prediction.tokens_per_s_per_device,
@@ -93,7 +102,7 @@ def option_json(option: Option) -> dict[str, Any]:
 
 
 def split(prediction: Prediction) -> dict[str, float]:
-    """Return where the seconds of a step go, by name."""
+    """Return the seconds of a step by cause."""
     return {
         "compute": prediction.compute_s,
         "waiting for links in the node": prediction.exposed_s["node"],
@@ -108,7 +117,7 @@ def split(prediction: Prediction) -> dict[str, float]:
 
 
 def described(option: Option) -> str:
-    """Say what a plan is in one line."""
+    """Return a one-line description of a plan."""
     job = option.job
     said = [str(job.layout)]
     if job.stages_per_rank > 1:
@@ -120,6 +129,8 @@ def described(option: Option) -> str:
         said.append(f"recompute {some} of {len(job.block_modes)} blocks")
     elif again:
         said.append(f"recompute {job.block_modes[0]}")
+    if job.schedule != "depth_first":
+        said.append("breadth first")
     if job.keep_mib:
         said.append("all kept" if job.keep_mib == float("inf") else f"keep {mib(job.keep_mib * 2**20)}")
     if job.window_mib:
@@ -131,7 +142,7 @@ def described(option: Option) -> str:
     return ", ".join(said)
 
 
-def _lines(report: Report) -> Iterator[str]:
+def _lines(report: PlanReport) -> Iterator[str]:
     best, cluster = report.found.best, report.cluster
     step = report.question.global_batch_size * report.question.sequence_length
     yield (
@@ -139,31 +150,56 @@ def _lines(report: Report) -> Iterator[str]:
         f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}, "
         f"{cluster.nics} x {cluster.nic_gbit_s:g} Gbit/s by {cluster.transport.upper()}"
     )
-    yield f"{report.found.tried:,} plans looked at, {report.found.simulated:,} simulated"
+    yield f"{report.found.tried:,} plans considered, {report.found.simulated:,} simulated"
     yield ""
     yield from _table(report.found)
     yield ""
-    yield f"Chosen: {described(best)}"
+    yield f"Chosen (*): {described(best)}"
+    if reason := why_chosen(report.found):
+        yield f"  {reason}"
     yield from (f"  {line}" for line in _about(best))
     if report.tokens:
         price = f", {report.cost:,.0f} for the machines" if report.cost else ""
         days = report.seconds / _DAY_S
-        yield f"  {si(report.tokens)} tokens: {days:,.1f} days ({duration(report.seconds)}){price}"
+        time = duration(report.seconds) if days < 0.05 else f"{days:,.1f} days ({duration(report.seconds)})"
+        yield f"  {si(report.tokens)} tokens: {time}{price}"
     yield f"  limited by {best.prediction.limit}"
     for one in report.helps[:5]:
         yield f"  {one.change}: {one.gain:+.0%}{'' if one.exact else ' (trains other numbers)'}"
 
 
-def _table(found: Found) -> Iterator[str]:
+def _table(found: SearchResult) -> Iterator[str]:
     rows = [found.best, *(option for option in found.pareto if option is not found.best)][:_MOST_ROWS]
     width = max(len(described(option)) for option in rows)
-    yield f"  {'plan':<{width}}  tokens/s/device   MFU     step      memory"
+    yield f"  {'plan':<{width}}  tokens/s/device  error up to   MFU     step      memory"
     for option in rows:
         prediction = option.prediction
         yield (
-            f"  {described(option):<{width}}  {option.speed:>15,.0f}  {prediction.mfu:4.0%}  "
-            f"{duration(prediction.step_s):>7}  {mib(option.memory.total):>10}"
+            f"{'*' if option is found.best else ' '} {described(option):<{width}}  {option.speed:>15,.0f}  "
+            f"{prediction.band:>11.0%}  {prediction.mfu:4.0%}  {duration(prediction.step_s):>7}  "
+            f"{mib(option.memory.total):>10}"
         )
+
+
+def why_chosen(found: SearchResult) -> str:
+    """Return why the plan was chosen although another is predicted faster; "" if none is.
+
+    Plans are ranked by predicted speed minus half of the error band; among those within 2% of the first, the
+    simplest is chosen (`search.best`).
+    """
+    best, fastest = found.best, max(found.pareto, key=lambda option: option.speed)
+    if fastest.speed <= best.speed:
+        return ""
+    if fastest.cautious <= best.cautious:
+        return (
+            f"The plan at {fastest.speed:,.0f} tokens/s is predicted faster, but with an error of up to "
+            f"{fastest.prediction.band:.0%} where the chosen plan's is {best.prediction.band:.0%}: less half "
+            f"of that it gives {fastest.cautious:,.0f}, the chosen plan {best.cautious:,.0f}."
+        )
+    return (
+        f"The plan at {fastest.speed:,.0f} tokens/s is faster by {fastest.speed / best.speed - 1:.1%}, which "
+        "is less than predictions can tell; the chosen plan is simpler."
+    )
 
 
 def _about(option: Option) -> Iterator[str]:
@@ -180,4 +216,94 @@ def _about(option: Option) -> Iterator[str]:
     taken = sorted(memory.parts.items(), key=lambda part: -part[1])
     sizes = ", ".join(f"{name} {mib(size)}" for name, size in taken if size >= 0.01 * memory.total)
     yield f"memory           {mib(memory.total)} in the {memory.moment}: {sizes}"
-    yield f"network          {prediction.network_gbit_s:,.1f} Gbit/s a node"
+    yield f"network          {prediction.network_gbit_s:.3g} Gbit/s a node"
+
+
+_WIDTH, _LEFT, _RIGHT, _TOP = 960, 78, 14, 46
+_LANE, _GAP, _BOTTOM = 44, 12, 40
+_LANES: tuple[Stream, ...] = ("compute", "gather", "reduce")
+_COLOURS = {"none": "#0072b2", "node": "#009e73", "network": "#d55e00"}  # Okabe and Ito, 2008
+_MEANING = {"none": "computing", "node": "links in the node", "network": "the network"}
+_MICROSECONDS = 1e6
+
+
+def svg(events: Sequence[Event], *, title: str) -> str:
+    """Return the timeline as SVG text."""
+    end = max((event.start_s + event.seconds for event in events), default=1.0)
+    across = Axis(low=0.0, high=end)
+    height = _TOP + len(_LANES) * (_LANE + _GAP) + _BOTTOM
+    bars = "".join(_bar(event, across) for event in events)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
+        f'font-family="system-ui, sans-serif" font-size="12"><title>{escape(title)}</title>'
+        f'<rect width="100%" height="100%" fill="#fff"/>'
+        f'<text x="{_LEFT}" y="20" font-size="15">{escape(title)}</text>'
+        f"{_legend()}{_lanes()}{bars}{_seconds(across, height - _BOTTOM)}</svg>\n"
+    )
+
+
+def trace(events: Sequence[Event]) -> dict[str, Any]:
+    """Return the timeline in the Trace Event Format: complete events, times in microseconds."""
+    named = [
+        {"name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": stream}}
+        for lane, stream in enumerate(_LANES)
+    ]
+    slices = [
+        {
+            "name": event.name,
+            "cat": event.stream,
+            "ph": "X",
+            "pid": 0,
+            "tid": _LANES.index(event.stream),
+            "ts": event.start_s * _MICROSECONDS,
+            "dur": event.seconds * _MICROSECONDS,
+            "args": {"link": event.link, "micro_batch": event.micro_batch},
+        }
+        for event in events
+    ]
+    return {"traceEvents": [*named, *slices], "displayTimeUnit": "ms"}
+
+
+def _x(across: Axis, seconds: float) -> float:
+    return _LEFT + across.place(seconds) * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _y(stream: Stream) -> int:
+    return _TOP + _LANES.index(stream) * (_LANE + _GAP)
+
+
+def _bar(event: Event, across: Axis) -> str:
+    left, right = _x(across, event.start_s), _x(across, event.start_s + event.seconds)
+    tip = f"{event.name}, micro-batch {event.micro_batch}: {1000 * event.seconds:.2f} ms"
+    return (
+        f'<rect x="{left:.2f}" y="{_y(event.stream)}" width="{max(0.3, right - left):.2f}" height="{_LANE}" '
+        f'fill="{_COLOURS[event.link]}" stroke="#fff" stroke-width=".4"><title>{escape(tip)}</title></rect>'
+    )
+
+
+def _lanes() -> str:
+    return "".join(
+        f'<text x="{_LEFT - 8}" y="{_y(stream) + _LANE / 2 + 4}" text-anchor="end">{stream}</text>'
+        for stream in _LANES
+    )
+
+
+def _legend() -> str:
+    items = []
+    for number, (link, colour) in enumerate(_COLOURS.items()):
+        x = _LEFT + 150 * number
+        items.append(f'<rect x="{x}" y="28" width="10" height="10" fill="{colour}"/>')
+        items.append(f'<text x="{x + 15}" y="37">{_MEANING[link]}</text>')
+    return "".join(items)
+
+
+def _seconds(across: Axis, y: float) -> str:
+    ticks = "".join(
+        f'<text x="{_x(across, at):.1f}" y="{y + 16}" text-anchor="middle">{label}</text>'
+        f'<line x1="{_x(across, at):.1f}" x2="{_x(across, at):.1f}" y1="{y - 4}" y2="{y}" stroke="#888"/>'
+        for at, label in across.ticks()
+    )
+    return (
+        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#888"/>{ticks}'
+        f'<text x="{_WIDTH - _RIGHT}" y="{y + 32}" text-anchor="end">seconds, of {short(across.high)}</text>'
+    )

@@ -1,12 +1,12 @@
-"""One training step as events on in-order streams that share links: who waits for whom, and how long; pure.
+"""Step timeline: a simulation of in-order streams that share links. Pure functions.
 
-A rank has three streams, as FSDP2 does: `compute`, `gather` and `reduce`. Each does its operations in order;
-one starts when its stream is free, what it needs is there, and its link is free. Blocks are visited in order,
+A rank has three streams, as in FSDP2: `compute`, `gather` and `reduce`. Each runs its operations in order;
+one starts when its stream is free, its inputs are ready, and its link is free. Blocks are visited in order,
 forward and then back, micro-batch after micro-batch. The gather of a visit may run ahead of it by less than
 the window: its memory is that of the block computed `window` visits before. A block's gradients are reduced
 after its backward, at most two reductions at a time.
 
-Micro-batches repeat: the first, one in the middle and the last are simulated, the others are like the middle
+Micro-batches repeat: the first, one in the middle and the last are simulated, the others equal the middle
 one, so a step of many micro-batches costs no more than one of three.
 """
 
@@ -23,44 +23,45 @@ _SIMULATED = 3
 
 
 class Transfers(NamedTuple):
-    """The collectives over a unit's parameters."""
+    """Collectives over a unit's parameters."""
 
     gather: Cost = FREE
     again: Cost = FREE
-    """Gather for the backward; FREE where the parameters stay."""
+    """Gather for the backward; FREE if the parameters stay."""
     reduce: Cost = FREE
     across: Cost = FREE
-    """All-reduce over the copies, after the last micro-batch's reduce."""
+    """All-reduce over the replicas, after the last micro-batch's reduce."""
 
 
 NOTHING = Transfers()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unit:
-    """A block, or what lies outside of blocks: what one visit costs."""
+class BlockCost:
+    """Cost of one visit to a block, or to the unit outside of the blocks."""
 
     name: str
     forward: float
     backward: float
     inline: float = 0.0
-    """Collectives of one forward that computing waits for (tensor and context parallel)."""
+    """Collectives of one forward that computing waits for (tensor and context parallelism)."""
     inline_back: float = 0.0
     """Those of one backward."""
     inline_link: Link = "none"
     inline_node_bytes: float = 0.0
-    """That a node sends for those of the forward."""
+    """Bytes that a node sends for those of the forward."""
     transfers: Transfers = NOTHING
     kept: bool = False
-    """Gathered once and reduced once a step, whatever the number of micro-batches."""
+    """True if gathered once and reduced once per step, whatever the number of micro-batches."""
     agrees_always: bool = False
-    """Whether copies agree after every reduction, as stock FSDP2 lets them; else after a step's last."""
+    """True if replicas are synchronised after every reduction, as in stock FSDP2; else after a step's
+    last."""
     stall: float = 0.0
-    """Of the allocator, before each gather."""
+    """Allocator delay before each gather."""
 
 
 class Event(NamedTuple):
-    """One operation."""
+    """Operation on a stream."""
 
     name: str
     stream: Stream
@@ -71,23 +72,25 @@ class Event(NamedTuple):
 
 
 @dataclass(slots=True)
-class Timeline:
-    """What a step took."""
+class StepTimeline:
+    """Result of a simulated step."""
 
     seconds: float = 0.0
     compute_s: float = 0.0
     exposed_s: dict[Link, float] = field(default_factory=lambda: {"node": 0.0, "network": 0.0})
-    """Waiting for a collective, by what it went through."""
+    """Waiting for collectives, by link."""
     stalled_s: float = 0.0
     busy_s: dict[Link, float] = field(default_factory=lambda: {"node": 0.0, "network": 0.0})
     node_bytes: float = 0.0
-    """That a node sent through its NICs."""
+    """Bytes that a node sent through its NICs."""
+    network_operations: float = 0.0
+    """Number of collectives over the network."""
     events: list[Event] = field(default_factory=list)
-    """If recorded; of the simulated micro-batches."""
+    """Operations of the simulated micro-batches, if recorded."""
 
 
 class _Visit(NamedTuple):
-    unit: Unit
+    unit: BlockCost
     backward: bool
     micro_batch: int
     gather: Cost
@@ -96,24 +99,24 @@ class _Visit(NamedTuple):
 
 
 def simulate(
-    units: Sequence[Unit],
+    units: Sequence[BlockCost],
     *,
     num_micro_batches: int,
     window: int = 2,
     turning: int = 0,
     overlapped: bool = True,
     record: bool = False,
-) -> Timeline:
-    """Run one step.
+) -> StepTimeline:
+    """Simulate one step.
 
     Args:
         units: in forward order.
-        window: gathers whose memory is held at a time, the one at work included; at least 1.
+        window: gathers whose memory is held at a time, the one in use included; at least 1.
         turning: blocks that stay from the end of a pass for the next; with any, the last unit stays too.
-        overlapped: whether collectives run beside computing.
+        overlapped: True if collectives run beside computing.
     """
     simulated = min(num_micro_batches, _SIMULATED)
-    run = _Run(window=window, overlapped=overlapped, record=record)
+    run = _Simulation(window=window, overlapped=overlapped, record=record)
     marks = []
     for index in range(simulated):
         visits = _visits(units, index, turning=turning, first=index == 0, last=index == simulated - 1)
@@ -126,7 +129,7 @@ def simulate(
     return run.result(marks[0], marks[1], repeated) if repeated else run.result(marks[0], marks[0], 0)
 
 
-def _visits(units: Sequence[Unit], index: int, *, turning: int, first: bool, last: bool) -> list[_Visit]:
+def _visits(units: Sequence[BlockCost], index: int, *, turning: int, first: bool, last: bool) -> list[_Visit]:
     """Return the visits of a micro-batch, forward and back."""
     blocks = len(units) - 1
     begin, end = {*range(turning), *([blocks] if turning else [])}, {*range(blocks - turning, blocks)}
@@ -155,8 +158,8 @@ def _visits(units: Sequence[Unit], index: int, *, turning: int, first: bool, las
     return forward + backward
 
 
-class _Run:
-    """The state of a simulation: when each stream and link is free, and what was waited for."""
+class _Simulation:
+    """State of a simulation: when each stream and link is free, and the waiting times."""
 
     def __init__(self, *, window: int, overlapped: bool, record: bool) -> None:
         self._window, self._overlapped, self._record = max(1, window), overlapped, record
@@ -166,14 +169,14 @@ class _Run:
         self._reduced: list[tuple[float, Link]] = []
         self._free: dict[Stream, float] = {"compute": 0.0, "gather": 0.0, "reduce": 0.0}
         self._link: dict[Link, float] = {"none": 0.0, "node": 0.0, "network": 0.0}
-        self._timeline = Timeline()
+        self._timeline = StepTimeline()
 
     def add(self, visits: list[_Visit]) -> None:
-        """Append what is to be visited."""
+        """Append visits."""
         self._visits += visits
 
     def work(self, *, until: int) -> None:
-        """Compute the visits before `until`, and gather what the window allows ahead of each."""
+        """Compute the visits before `until`, and gather ahead of each as far as the window allows."""
         for index in range(len(self._computed), until):
             ahead = min(index + self._window, len(self._visits))
             while len(self._gathered) < ahead:
@@ -182,28 +185,28 @@ class _Run:
             self._reduce(index)
 
     def drain(self) -> None:
-        """Wait for what is still under way."""
+        """Wait for all operations in flight."""
         end, link = max(self._reduced, default=(0.0, "none"))
         self._wait(end, link)
 
     def totals(self) -> tuple[float, ...]:
-        """Return what grows with every micro-batch."""
+        """Return the counters that grow with every micro-batch."""
         line = self._timeline
         exposed, busy = line.exposed_s, line.busy_s
         return (
             self._free["compute"], line.compute_s, exposed["node"], exposed["network"],
-            line.stalled_s, busy["node"], busy["network"], line.node_bytes,
+            line.stalled_s, busy["node"], busy["network"], line.node_bytes, line.network_operations,
         )  # fmt: skip
 
-    def result(self, before: tuple[float, ...], after: tuple[float, ...], repeated: int) -> Timeline:
-        """Return the step with so many more micro-batches like the one between two marks."""
+    def result(self, before: tuple[float, ...], after: tuple[float, ...], repeated: int) -> StepTimeline:
+        """Return the step extended by `repeated` micro-batches equal to that between two snapshots."""
         total = self.totals()
-        end, compute, node, network, stalled, node_busy, busy, sent = (
+        end, compute, node, network, stalled, node_busy, busy, sent, operations = (
             value + repeated * (a - b) for value, a, b in zip(total, after, before, strict=True)
         )
-        return Timeline(
+        return StepTimeline(
             end, compute, {"node": node, "network": network}, stalled,
-            {"node": node_busy, "network": busy}, sent, self._timeline.events,
+            {"node": node_busy, "network": busy}, sent, operations, self._timeline.events,
         )  # fmt: skip
 
     def _gather(self, index: int) -> None:
@@ -213,7 +216,7 @@ class _Run:
             return
         freed = index - self._window
         ready = self._computed[freed] if freed >= 0 else 0.0
-        if visit.unit.stall:  # the allocator waits for everything, frees and asks anew
+        if visit.unit.stall:  # the allocator waits for everything, frees and retries
             ready = max(ready, *self._free.values())
             self._wait(ready, visit.gather.link)
             self._free["compute"] = ready = ready + visit.unit.stall
@@ -250,7 +253,7 @@ class _Run:
                 self._reduced.append((end, cost.link))
 
     def _collective(self, cost: Cost, stream: Stream, ready: float, visit: _Visit) -> float:
-        """Run one where its turn comes; return when it ends."""
+        """Run a collective at its turn; return its end time."""
         timeline, link = self._timeline, cost.link
         busy = stream if self._overlapped else "compute"
         start = max(ready, self._free[busy], self._link[link])
@@ -260,6 +263,7 @@ class _Run:
         self._free[busy] = self._link[link] = end
         timeline.busy_s[link] += cost.seconds
         timeline.node_bytes += cost.node_bytes
+        timeline.network_operations += link == "network"
         if self._record:
             timeline.events.append(
                 Event(visit.unit.name, stream, link, start, cost.seconds, visit.micro_batch)

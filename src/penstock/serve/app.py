@@ -1,4 +1,4 @@
-"""The application: every route, behind the gate; the one file that knows their order."""
+"""The ASGI application: all routes behind the request middleware; the only file that knows their order."""
 
 from collections.abc import Iterable, Iterator
 
@@ -10,16 +10,17 @@ from starlette.types import ASGIApp
 
 from penstock import __version__
 from penstock.engine.llm import LLM
-from penstock.engine.sampling import Sampling
-from penstock.serve.body import Bodies
-from penstock.serve.bridge import Bridge
+from penstock.engine.sampling_params import Sampling
+from penstock.serve.admission import Admission
 from penstock.serve.errors import add_handlers
-from penstock.serve.gate import REQUEST_ID, Gate, Rules
-from penstock.serve.limits import Admission, Limits
+from penstock.serve.limits import ServerLimits
 from penstock.serve.metrics import Metrics
-from penstock.serve.routes import chat, completions, embeddings, health, models, page, responses, tokens
-from penstock.serve.served import Served, Service
-from penstock.serve.token_names import TokenNames
+from penstock.serve.middleware import REQUEST_ID, AccessPolicy, RequestMiddleware
+from penstock.serve.output_stream import Bridge
+from penstock.serve.request_body import Bodies
+from penstock.serve.routes import chat, completions, embeddings, info, responses, tokens
+from penstock.serve.state import AppState, ModelInfo
+from penstock.serve.token_strings import TokenNames
 from penstock.text.template_process import TemplateProcess
 
 ROUTERS = (
@@ -27,10 +28,9 @@ ROUTERS = (
     chat.router,
     responses.router,
     embeddings.router,
-    models.router,
+    info.router,
     tokens.router,
-    health.router,
-    page.router,
+    info.page_router,
 )
 
 
@@ -41,7 +41,7 @@ _NO_TELEMETRY: TelemetryConfig = {
     "operation_spans": False,
     "auto_configure": False,
 }
-"""FastAPI's own spans and logs would tell an exporter of requests, and cost time in each."""
+"""FastAPI's own spans and logs would send data of requests to an exporter, and cost time per request."""
 
 
 def build_service(
@@ -49,26 +49,26 @@ def build_service(
     *,
     name: str,
     adapters: Iterable[str],
-    limits: Limits,
+    limits: ServerLimits,
     created: int,
     sampling: Sampling,
     splits_reasoning: bool,
-) -> Service:
-    """Return what routes need of a model; its `templates` are to be closed.
+) -> AppState:
+    """Return the state of the application for a model; the caller closes its `templates`.
 
     Args:
-        llm: stays the caller's.
-        name: what requests call the model.
-        adapters: names of those it was opened with.
-        created: seconds since 1970.
-        sampling: for what requests leave out.
-        splits_reasoning: chats have what the model thought apart.
+        llm: the engine; not closed here.
+        name: model name in requests.
+        adapters: names of the LoRA adapters.
+        created: Unix time of the start, in seconds.
+        sampling: defaults for values that requests leave out.
+        splits_reasoning: chat answers have the model's reasoning in `reasoning_content`.
     """
     metrics = Metrics(llm.thread.stats)
-    return Service(
-        served=Served(
+    return AppState(
+        served=ModelInfo(
             name=name,
-            words=llm.words,
+            text_processor=llm.text_processor,
             context=llm.capacity.context,
             vocab_size=llm.capacity.vocab_size,
             adapters=tuple(adapters),
@@ -80,24 +80,24 @@ def build_service(
         limits=limits,
         bodies=Bodies(limits),
         metrics=metrics,
-        templates=TemplateProcess(llm.words.template),
-        names=TokenNames(llm.words.tokenizer),
+        templates=TemplateProcess(llm.text_processor.template),
+        names=TokenNames(llm.text_processor.tokenizer),
     )
 
 
-def build_app(service: Service, rules: Rules) -> ASGIApp:
-    """Return the ASGI application that answers for a service.
+def build_app(service: AppState, rules: AccessPolicy) -> ASGIApp:
+    """Return the ASGI application.
 
     Args:
-        rules: who may ask.
+        rules: API keys and allowed origins.
     """
     app = FastAPI(
         title="Penstock",
         version=__version__,
-        description="Generates from one model, as the OpenAI API has it.",
-        docs_url=None,  # these pages load scripts of others
+        description="OpenAI-compatible server for one model.",
+        docs_url=None,  # these pages load third-party scripts
         redoc_url=None,
-        redirect_slashes=False,  # a redirect behind a gateway names the wrong address; see Gate
+        redirect_slashes=False,  # a redirect behind a gateway names the wrong address; see RequestMiddleware
         telemetry=_NO_TELEMETRY,
     )
     app.state.service = service
@@ -106,7 +106,7 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
     for router in ROUTERS:
         app.include_router(router)
     metrics = service.metrics
-    gated: ASGIApp = Gate(
+    gated: ASGIApp = RequestMiddleware(
         app,
         rules=rules,
         bodies=service.bodies,
@@ -118,14 +118,14 @@ def build_app(service: Service, rules: Rules) -> ASGIApp:
         gated,
         allow_origins=sorted(rules.origins),
         allow_methods=["GET", "POST"],
-        allow_headers=["*"],  # OpenAI's client for browsers sends a dozen of its own
-        allow_private_network=True,  # asked where a page of the internet wants a server of this network
+        allow_headers=["*"],  # OpenAI's browser client sends a dozen of its own
+        allow_private_network=True,  # needed when a public web page calls a server in a private network
         expose_headers=["Retry-After", REQUEST_ID],
     )
 
 
 def _addresses() -> Iterator[str]:
-    """Yield where something is, but for the page's files and addresses that vary."""
+    """Yield the paths of the documented routes without path parameters."""
     for route in (route for router in ROUTERS for route in router.routes):
         if isinstance(route, APIRoute) and route.include_in_schema and "{" not in route.path:
             yield route.path

@@ -1,11 +1,10 @@
-"""Errors as the OpenAI API writes them: a status, one object, never a traceback.
+"""Errors in the format of the OpenAI API: a status and one object, never a traceback.
 
 {"error": {"message": "...", "type": "invalid_request_error", "param": "n", "code": null}}
 """
 
 import logging
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,23 +13,38 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from penstock.core.errors import PenstockError, UsageError, nearest
-from penstock.serve.schema.others import ErrorObject, ErrorReply
+from penstock.core.errors import PenstockError, UsageError, near_match, nearest
+from penstock.serve.schema.base import Reply
 
 log = logging.getLogger(__name__)
 
 _MAX_REPORTED = 5
 _SHOWN_CHARACTERS = 80
 _LONGEST_KEY = 40
-"""That may be a known one misspelled."""
+"""Maximum length of an unknown key for which a similar known one is suggested."""
+
+
+class ErrorObject(Reply):
+    """Error: what is wrong, the value, and what to do."""
+
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(Reply):
+    """Body of every response that is not 2xx."""
+
+    error: ErrorObject
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer.
+    """Error response to a client.
 
     Args:
-        param: the key of the request that is wrong.
-        code: for programs, such as `model_not_found`.
+        param: key of the request that caused the error.
+        code: machine-readable code, such as `model_not_found`.
     """
 
     def __init__(
@@ -49,13 +63,13 @@ class ApiError(Exception):
         self.retry_after_s = retry_after_s
 
     def body(self) -> ErrorReply:
-        """Return the object of the answer."""
+        """Return the JSON body."""
         return ErrorReply(
             error=ErrorObject(message=str(self), type=_type_of(self.status), param=self.param, code=self.code)
         )
 
     def response(self) -> JSONResponse:
-        """Return the whole answer."""
+        """Return the HTTP response."""
         headers: dict[str, str] = {}
         if self.retry_after_s is not None:
             headers["Retry-After"] = str(self.retry_after_s)
@@ -65,17 +79,18 @@ class ApiError(Exception):
 
 
 def ending() -> ApiError:
-    """Return what is told to whoever asks a server that is about to end."""
-    return ApiError(503, "The server is ending. Ask another.", code="server_draining", retry_after_s=1)
+    """Return the error for requests while the server shuts down."""
+    return ApiError(503, "The server is shutting down. Use another.", code="server_draining", retry_after_s=1)
 
 
 def api_error_of(error: PenstockError, *, param: str | None = None) -> ApiError:
-    """Return what a client is told of an error of ours: its own mistakes are 400, all else 500."""
+    """Convert an error of ours: the client's mistakes (UsageError) are 400, all others 500."""
     return ApiError(400 if isinstance(error, UsageError) else 500, str(error), param=param)
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer every kind of failure with an error object; `app.state.addresses` names what could be meant."""
+    """Respond to every failure with an error object; `app.state.addresses` are suggested for unknown
+    paths."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(PenstockError, _on_penstock_error)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -83,10 +98,10 @@ def add_handlers(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _on_unexpected)
 
 
-def unexpected(error: Exception) -> ApiError:
-    """Log a fault of ours and return what a client may know of it."""
+def unexpected(error: BaseException) -> ApiError:
+    """Log an internal error; return the response without its details."""
     log.error("request_failed error=%s", type(error).__name__, exc_info=error)
-    return ApiError(500, "The server failed on this request. Its log says why.")
+    return ApiError(500, "Internal error. The server's log has the details.")
 
 
 def _type_of(status: int) -> str:
@@ -106,11 +121,11 @@ async def _on_penstock_error(_request: Request, error: Exception) -> JSONRespons
 
 async def _on_invalid(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError), error
-    if isinstance(error.body, bytes):  # read as it was, because it is declared to be something else
+    if isinstance(error.body, bytes):  # not parsed, because it is declared to be another type
         declared = (request.headers.get("content-type") or "none")[:_SHOWN_CHARACTERS]
         fix = "Send `Content-Type: application/json`."
         return ApiError(
-            415, f"The body is not declared to be JSON (got Content-Type: {declared}). {fix}"
+            415, f"The body's Content-Type must be JSON (got Content-Type: {declared}). {fix}"
         ).response()
     found = error.errors()
     known = _keys_of(request)
@@ -128,13 +143,13 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
 
 
 def _told(request: Request, error: HTTPException) -> str:
-    """Return in our words what the frameworks below found."""
+    """Return the message for an error of the web frameworks."""
     method, path = request.method, request.url.path[:_SHOWN_CHARACTERS]
     match error.status_code:
         case 404:
-            return f"There is nothing at {path}. {nearest(path, request.app.state.addresses)}"
+            return f"There is no route {path}. {nearest(path, request.app.state.addresses)}"
         case 405:
-            return f"{method} does not go with {path}. Use {(error.headers or {}).get('Allow', 'GET')}."
+            return f"{method} is not supported by {path}. Use {(error.headers or {}).get('Allow', 'GET')}."
         case 400:
             return f"The body is not JSON{_unread(error.__cause__)}."
     return f"{error.detail}."
@@ -145,7 +160,7 @@ def _unread(cause: BaseException | None) -> str:
         case UnicodeDecodeError():
             return f": byte {cause.start:,} is not {cause.encoding.upper()}"
         case RecursionError():
-            return " that is read: it is nested too deeply"
+            return " that can be read: it is nested too deeply"
         case ValueError():
             return ": a number has too many digits"
     return ""
@@ -156,14 +171,14 @@ async def _on_unexpected(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _where(one: Mapping[str, object], body: object) -> str:
-    """Return the key that is meant, without the names of forms that pydantic has in between."""
+    """Return the path of the key, without the names of union members that pydantic adds."""
     location = one.get("loc")
     assert isinstance(location, tuple), location
     return key_of(location[1:], body)
 
 
 def key_of(location: Sequence[str | int], body: object) -> str:
-    """Return where in a body something is wrong: the parts of its path that are there, and a key that is not.
+    """Return the path of an error in a body: existing keys, then a missing key.
 
     >>> key_of(("messages", 0, "user", "content"), {"messages": [{"role": "user", "content": 5}]})
     'messages.0.content'
@@ -180,13 +195,13 @@ def key_of(location: Sequence[str | int], body: object) -> str:
         if part in held:
             body = held[part]
         elif at < len(location) - 1 or not isinstance(body, dict):
-            continue  # the name of a form, not a key
+            continue  # the name of a union member, not a key
         found.append(str(part))
     return ".".join(found)
 
 
 def _keys_of(request: Request) -> list[str]:
-    """Return the keys that the body of a request to this route may have."""
+    """Return the keys that the body of this route may have."""
     field = getattr(request.scope.get("route"), "body_field", None)
     model = None if field is None else field.field_info.annotation
     if not (isinstance(model, type) and issubclass(model, BaseModel)):
@@ -195,17 +210,15 @@ def _keys_of(request: Request) -> list[str]:
 
 
 def _sentence(one: Mapping[str, Any], body: object, known: Sequence[str]) -> str:  # Any: as pydantic has it
-    """Return what pydantic found as one clause: the key, what is wrong, the value."""
+    """Return an error of pydantic as one clause: the key, what is wrong, the value."""
     where, what, kind = _where(one, body), str(one.get("msg")), one.get("type")
     if kind == "extra_forbidden":
-        meant = (
-            get_close_matches(where, known, n=1) if len(where) <= _LONGEST_KEY and "." not in where else []
-        )
-        return f"{where}: this key is not known" + (f" (is {meant[0]!r} meant?)" if meant else "")
+        meant = near_match(where, list(known)) if len(where) <= _LONGEST_KEY and "." not in where else None
+        return f"{where}: unknown key" + (f" (did you mean {meant!r}?)" if meant else "")
     if kind == "json_invalid":
         return f"The body is not JSON: {one['ctx']['error']} (character {one['loc'][-1]:,})"
     if kind == "missing":
-        return f"{where}: this key is missing" if where else "There is no body"
+        return f"{where}: this key is missing" if where else "The body is missing"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         what = "Must be an object"
     if kind == "none_required":

@@ -1,4 +1,4 @@
-"""What `/metrics` says, in the format of Prometheus; names and meanings are those of `obs/names.py`."""
+"""The `/metrics` page in Prometheus format; metrics are defined in `obs/metric_names.py`."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from penstock.engine.stats import Stats
-from penstock.obs.names import SERVING
+from penstock.obs.metric_names import SERVING
 
 _TO_FIRST_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _BETWEEN_S = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5)
@@ -15,10 +15,10 @@ _WHOLE_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0
 
 
 class Metrics:
-    """A registry of its own: several servers of one process do not meet.
+    """Metrics of one server, in a registry of their own, so that several servers fit in one process.
 
     Args:
-        stats: returns the engine's numbers; asked at each scrape.
+        stats: returns the engine's statistics; called at each scrape.
     """
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
@@ -30,22 +30,22 @@ class Metrics:
         self._whole = self._histogram("penstock_request_seconds", _WHOLE_S)
 
     def request(self, *, route: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
+        """Count a completed request."""
         self._requests.labels(route, str(status)).inc()
         if route.startswith("/v1/"):
             self._whole.observe(seconds)
 
     def first_token(self, seconds: float) -> None:
-        """Count an answer's first token, so long after its request."""
+        """Record the time to the first token of an answer."""
         self._first.observe(seconds)
 
     def next_tokens(self, seconds: float, num_tokens: int) -> None:
-        """Count tokens that came at once, so long after those before them."""
-        for _ in range(num_tokens):  # one but for accepted drafts
+        """Record the time since the previous tokens of an answer, for tokens that came together."""
+        for _ in range(num_tokens):  # several only with accepted drafts
             self._between.observe(seconds / num_tokens)
 
     def text(self) -> bytes:
-        """Return what a scrape gets."""
+        """Return the page in the text format."""
         return generate_latest(self._registry)
 
     def _counter(self, name: str, labels: tuple[str, ...]) -> Counter:
@@ -56,17 +56,17 @@ class Metrics:
 
 
 class _EngineNumbers(Collector):
-    """Reads the engine when it is scraped."""
+    """Reads the engine's statistics at each scrape."""
 
     def __init__(self, stats: Callable[[], Stats]) -> None:
         self._stats = stats
 
     def describe(self) -> Iterator[Metric]:
-        """Say nothing of what will come, so that registering does not ask the engine."""
+        """Return nothing, so that registering does not query the engine."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Return gauges of the moment and counters of all there was."""
+        """Return gauges and counters of the engine."""
         stats = self._stats()
         counts = stats.counts
         for name, value in (
@@ -78,7 +78,7 @@ class _EngineNumbers(Collector):
             yield GaugeMetricFamily(name, SERVING[name][1], value)
         for name, value in (
             ("penstock_computed_tokens", counts.tokens),
-            ("penstock_answer_tokens", counts.drawn),
+            ("penstock_answer_tokens", counts.sampled),
             ("penstock_prefix_asked_tokens", stats.prefix_asked),
             ("penstock_prefix_found_tokens", stats.prefix_found),
             ("penstock_preemptions", stats.preemptions),

@@ -1,1 +1,1 @@
-"""Shipped aids for testing what is built on Penstock: tiny corpora, gloo ranks."""
+"""Test helpers for code built on Penstock: tiny corpora, gloo ranks, loader conformance."""

@@ -7,10 +7,9 @@ from typing import Literal
 import numpy as np
 
 from penstock.core.files import checksum
+from penstock.data.corpus.manifest import Manifest, ShardEntry, save_manifest
 from penstock.data.formats.arrow import write_shard
-from penstock.data.manifest import Manifest, ShardEntry, save_manifest
-from penstock.data.probe import probe
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage, probe
 
 
 def write_corpus(
@@ -47,7 +46,7 @@ def write_corpus(
 def numbered_corpus(folder: Path, lengths: Sequence[int], *, documents_per_shard: int = 100) -> Path:
     """Write documents of given lengths in which the token at position p of the corpus is p + 1.
 
-    Every token is then its own identity, and none is 0: what a loader serves says where it came from.
+    So every token identifies its position, and none is 0: the output of a loader shows where it came from.
     """
     starts = np.cumsum([1, *lengths]).tolist()
     documents = [range(start, start + length) for start, length in zip(starts, lengths, strict=False)]

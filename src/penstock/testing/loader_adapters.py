@@ -13,14 +13,14 @@ from penstock.data.loader import Loader
 
 @dataclass(slots=True)
 class _Opened:
-    """A loader and its one iterator."""
+    """Loader and its only iterator."""
 
-    loader: Any  # Any: of the adapter's kind
+    loader: Any  # Any: depends on the adapter
     batches: Iterator[Any]
 
 
 class PenstockAdapter:
-    """One corpus through Penstock's loader; token 0 is padding (`numbered_corpus` has none of its own).
+    """Penstock's loader over one corpus; token 0 is padding (`numbered_corpus` does not contain it).
 
     Args:
         corpora: name -> folder, exactly one.
@@ -34,7 +34,7 @@ class PenstockAdapter:
     def open(
         self, rank: int, world_size: int, num_workers: int, states: Sequence[Any] | None = None
     ) -> _Opened:
-        """Open one rank; any rank's state is everybody's."""
+        """Open one rank; the state of any rank serves all ranks."""
         loader = Loader(
             self._corpora,
             rank=rank,
@@ -65,22 +65,22 @@ class PenstockAdapter:
 
 
 class Stateful(Protocol):
-    """An iterable with a state: torchdata's StatefulDataLoader, torchtitan's loaders, and so on."""
+    """Iterable with a state: torchdata's StatefulDataLoader, torchtitan's loaders, and so on."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Start, or go on from the state that was loaded."""
+        """Start, or continue from the loaded state."""
 
     def state_dict(self) -> Any:
         """Return the state."""
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Take up a state."""
+        """Restore a state."""
 
 
 class StatefulAdapter:
-    """Any stateful iterable; on more or fewer ranks, rank r takes the state of rank r modulo the old count.
+    """Any stateful iterable; on another number of ranks, rank r loads the state of rank r modulo the old one.
 
-    That is what one does where a loader says nothing of other numbers of ranks.
+    This is the usual workaround for loaders that do not support another number of ranks.
 
     Args:
         make: (rank, world_size, num_workers) -> a new loader of one pass.
@@ -95,7 +95,7 @@ class StatefulAdapter:
     def open(
         self, rank: int, world_size: int, num_workers: int, states: Sequence[Any] | None = None
     ) -> _Opened:
-        """Make a loader, load a state, and only then iterate, as torchdata wants it."""
+        """Make a loader, load a state, and only then iterate, as torchdata requires."""
         loader = self._make(rank, world_size, num_workers)
         if states:
             loader.load_state_dict(states[rank % len(states)])
@@ -110,6 +110,6 @@ class StatefulAdapter:
         return opened.loader.state_dict()
 
     def close(self, opened: _Opened) -> None:
-        """Drop the iterator, and with it its workers."""
+        """Drop the iterator, which ends its workers."""
         opened.loader = None
         opened.batches = iter(())

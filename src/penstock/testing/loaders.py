@@ -1,47 +1,50 @@
-"""A conformance kit for training data loaders, Penstock's or any other.
+"""Conformance kit for training data loaders: detects lost, repeated and misplaced tokens.
 
-Four promises, each a function that raises AssertionError with counts of tokens lost and repeated:
+Four properties, each tested by a function that raises AssertionError with the number of lost and repeated
+tokens:
 
     assert_exactly_once     one pass serves every token of the corpus once
-    assert_resumable        saved and opened again, the batches that follow are the same
-    assert_rescalable       ... on other numbers of ranks, one pass is still every token once
-    assert_bounded_state    the state does not grow with what was served, and is small
+    assert_resumable        after saving and reopening, the following batches are the same
+    assert_rescalable       ... on other numbers of ranks, one pass still serves every token once
+    assert_bounded_state    the state is small and does not grow with the number of batches
 
-A loader takes part through a `LoaderAdapter` of four methods; loader_adapters.py has two. Give it a corpus
-in which every token says which it is (`penstock.testing.corpora.numbered_corpus`). All ranks run in one
-process, a batch each in turn, and states go through pickle, as through a checkpoint.
+A loader is tested through a `LoaderAdapter` of four methods; loader_adapters.py has two. Use a corpus in
+which every token identifies its position (`penstock.testing.corpora.numbered_corpus`). All ranks run in one
+process, a batch each in turn, and states are pickled, as in a checkpoint.
 """
 
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
-from penstock.testing.token_tally import first_difference, joined, tally
+from penstock.core.arrays import Int64
 
 
 class LoaderAdapter(Protocol):
-    """How the kit drives a loader."""
+    """Interface through which the kit drives a loader."""
 
     def open(self, rank: int, world_size: int, num_workers: int, states: Sequence[Any] | None = None) -> Any:
-        """Open one rank's loader; Any: whatever the other methods take.
+        """Open one rank's loader; Any: passed to the other methods.
 
         Args:
-            states: what `save` returned on each rank, in rank order, of a job that may have had another
-                number of ranks; None: start at the beginning.
+            states: results of `save` on each rank, in rank order, of a job that may have had another number
+                of ranks; None: start at the beginning.
         """
 
     def next(self, loader: Any) -> npt.ArrayLike:
-        """Return the identities of the tokens of the next batch, padding left out.
+        """Return the identities of the tokens of the next batch, without padding.
 
         Raises:
             StopIteration: at the end of one pass over the corpus.
         """
 
     def save(self, loader: Any) -> Any:
-        """Return the state after the batches handed out so far; it must be picklable."""
+        """Return the state after the batches returned so far; it must be picklable."""
 
     def close(self, loader: Any) -> None:
         """End the loader's threads and processes."""
@@ -50,7 +53,7 @@ class LoaderAdapter(Protocol):
 def assert_exactly_once(
     adapter: LoaderAdapter, expected: npt.ArrayLike, *, world_size: int = 1, num_workers: int = 0
 ) -> None:
-    """Refuse a loader whose ranks do not serve the expected tokens once each in one pass.
+    """Fail if the ranks do not serve each expected token exactly once in one pass.
 
     Args:
         expected: identities of all tokens of the corpus, in any order.
@@ -69,11 +72,11 @@ def assert_resumable(
     at: Sequence[int] = (0, 1, 5),
     batches: int = 8,
 ) -> None:
-    """Refuse a loader that goes on otherwise after it was saved and opened again, or because it was saved.
+    """Fail if a loader continues differently after saving and reopening, or because of saving.
 
     Args:
-        at: batches each rank has taken when it is saved.
-        batches: how many are compared afterwards.
+        at: number of batches that each rank has taken when it is saved.
+        batches: number of batches compared afterwards.
     """
     with _open(adapter, world_size, num_workers) as job:
         whole = job.take(max(at) + batches)
@@ -95,17 +98,17 @@ def assert_rescalable(
     num_workers: Sequence[int] = (0,),
     batches: int = 2,
 ) -> None:
-    """Refuse a loader that loses or repeats tokens of one pass when the number of ranks changes.
+    """Fail if a loader loses or repeats tokens of one pass when the number of ranks changes.
 
     Args:
         expected: identities of all tokens of the corpus, in any order.
-        world_sizes: ranks of each phase; the last goes on to the end of the pass.
-        num_workers: workers of each phase, over and over.
-        batches: how many each rank takes in a phase.
+        world_sizes: number of ranks of each phase; the last continues to the end of the pass.
+        num_workers: number of workers of each phase, repeated cyclically.
+        batches: number of batches that each rank takes in a phase.
     """
     served: list[npt.ArrayLike] = []
     limit = 2 * len(joined([expected]))
-    states: list[Any] | None = None  # Any: the loader's own
+    states: list[Any] | None = None  # Any: depends on the loader
     for phase, world_size in enumerate(world_sizes):
         with _open(adapter, world_size, num_workers[phase % len(num_workers)], states) as job:
             if phase == len(world_sizes) - 1:
@@ -126,12 +129,12 @@ def assert_bounded_state(
     limit_bytes: int = 65_536,
     growth_bytes: int = 256,
 ) -> None:
-    """Refuse a loader whose state of one rank is large, or larger in the second half than in the first.
+    """Fail if a loader's state of one rank is large, or larger in the second half than in the first.
 
     Args:
-        batches: how many are served, fewer if the pass ends before.
-        limit_bytes: the largest pickled state of one rank that is accepted.
-        growth_bytes: by how much it may grow; counts become longer as they are counted.
+        batches: number of batches, fewer if the pass ends before.
+        limit_bytes: maximum size of the pickled state of one rank.
+        growth_bytes: tolerated growth; counts get longer as they increase.
     """
     sizes: list[int] = []
     with _open(adapter, world_size, num_workers) as job:
@@ -149,14 +152,14 @@ def assert_bounded_state(
 
 
 class _Job:
-    """All ranks of a job, opened."""
+    """Loaders of all ranks of a job."""
 
     def __init__(self, adapter: LoaderAdapter, loaders: list[Any]) -> None:
         self._adapter, self._loaders = adapter, loaders
         self._ended = [False] * len(loaders)
 
     def take(self, batches: int) -> list[list[npt.ArrayLike]]:
-        """Return up to so many batches of each rank, by rank."""
+        """Return up to `batches` batches of each rank, by rank."""
         taken: list[list[npt.ArrayLike]] = [[] for _ in self._loaders]
         for _ in range(batches):
             for rank, loader in enumerate(self._loaders):
@@ -182,7 +185,7 @@ class _Job:
         return served
 
     def save(self) -> list[Any]:
-        """Return the states of all ranks, as a checkpoint would give them back."""
+        """Return the states of all ranks after pickling, as a checkpoint would."""
         saved: list[Any] = pickle.loads(pickle.dumps([self._adapter.save(each) for each in self._loaders]))
         return saved
 
@@ -214,3 +217,54 @@ def _check_same(wanted: list[list[npt.ArrayLike]], found: list[list[npt.ArrayLik
                 f"{where}: {tally(*everything)} in the next {max(map(len, wanted))} batches; the first wrong "
                 f"one is batch {wrong} of rank {rank}, counted from there."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTally:
+    """Difference between two multisets of token identities."""
+
+    lost: int
+    """Number of expected tokens not served, counted with multiplicity."""
+    repeated: int
+    """Number of expected tokens served too often, counted with multiplicity."""
+    foreign: int
+    """Number of served tokens that were not expected."""
+
+    def __bool__(self) -> bool:
+        return bool(self.lost or self.repeated or self.foreign)
+
+    def __str__(self) -> str:
+        foreign = f", and {self.foreign:,} served that were not expected" if self.foreign else ""
+        return f"{self.lost:,} tokens lost and {self.repeated:,} repeated{foreign}"
+
+
+def joined(arrays: Iterable[npt.ArrayLike]) -> Int64:
+    """Return the identities of several batches as one array [n] int64."""
+    flat = [np.asarray(array, dtype=np.int64).ravel() for array in arrays]
+    return np.concatenate([np.zeros(0, dtype=np.int64), *flat])
+
+
+def tally(expected: npt.ArrayLike, served: npt.ArrayLike) -> TokenTally:
+    """Return the difference between served and expected tokens; their order does not matter.
+
+    >>> str(tally([1, 2, 3], [1, 1, 3, 9]))
+    '1 tokens lost and 1 repeated, and 1 served that were not expected'
+    """
+    wanted, found = joined([expected]), joined([served])
+    names, place = np.unique(np.concatenate((wanted, found)), return_inverse=True)
+    should = np.bincount(place[: len(wanted)], minlength=len(names))
+    did = np.bincount(place[len(wanted) :], minlength=len(names))
+    known = should > 0
+    return TokenTally(
+        lost=int((should - did).clip(min=0).sum()),
+        repeated=int((did - should)[known].clip(min=0).sum()),
+        foreign=int(did[~known].sum()),
+    )
+
+
+def first_difference(expected: Sequence[npt.ArrayLike], served: Sequence[npt.ArrayLike]) -> int | None:
+    """Return the index of the first batch that differs from the expected one; None if all are equal."""
+    for number, (ours, theirs) in enumerate(zip(expected, served, strict=False)):
+        if not np.array_equal(np.asarray(ours), np.asarray(theirs)):
+            return number
+    return None if len(expected) == len(served) else min(len(expected), len(served))

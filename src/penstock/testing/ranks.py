@@ -1,4 +1,4 @@
-"""Run a function on several real gloo ranks, of this machine or of emulated hosts; collect results."""
+"""Rank runner: run a function on several real gloo ranks, of this machine or of emulated hosts."""
 
 import pickle
 import tempfile
@@ -9,19 +9,19 @@ from typing import TypeVar
 
 import torch
 
-from penstock.launch.local import Outcome, run
-from penstock.launch.netlab import Hosts
+from penstock.launch.local import JobOutcome, run
+from penstock.netlab.hosts import Hosts
 from penstock.parallel.mesh import World, join
 
 T = TypeVar("T")
-Start = Callable[[Callable[[], int], Callable[[BaseException], tuple[str, int]]], Outcome]
+Start = Callable[[Callable[[], int], Callable[[BaseException], tuple[str, int]]], JobOutcome]
 
 
 def on_ranks(work: Callable[[World], T], *, ranks: int) -> list[T]:
     """Call `work(world)` in `ranks` forked processes, one thread each; return the results by rank.
 
     Raises:
-        AssertionError: a rank failed; the message has what it said.
+        AssertionError: a rank failed; the message contains its error.
     """
     return _collect(work, partial(run, processes=ranks))
 

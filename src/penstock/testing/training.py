@@ -1,20 +1,20 @@
-"""Train in a test: a run's loop as one of its ranks, for what it records."""
+"""Training in a test: a run's loop as one of its ranks, returning its records."""
 
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record
 from penstock.parallel.mesh import World
-from penstock.train.config import TrainConfig
 from penstock.train.loop import train
+from penstock.train.recipe.config import TrainConfig
 from penstock.train.state import TrainState
 
 
 def records_of(
     state: TrainState, config: TrainConfig, world: World, *, stop_at: int | None = None
 ) -> list[Record]:
-    """Train from where a run stands; return its records. Every rank must call it.
+    """Train from a run's present state; return its records. Every rank must call it.
 
     Args:
-        stop_at: steps after which the run is asked to stop, and saves; None: it goes on to its end.
+        stop_at: step after which the run is asked to stop and save; None: it runs to its end.
     """
     records: list[Record] = []
     train(

@@ -1,1 +1,1 @@
-"""Text to token ids and back: tokenizers and chat templates; no torch."""
+"""Text processing: tokenizers and chat templates; no torch."""

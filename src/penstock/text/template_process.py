@@ -1,10 +1,10 @@
-"""Chat templates rendered in a process of their own, with limits: for servers.
+"""Chat templates rendered in a separate process with limits, for servers.
 
-A template is a program that came with a model, and what it is given comes from whoever asks. The
-sandbox of `text/chat.py` keeps it from files and objects, not from looping for ever or filling the
-memory. So it runs in a process that may use `CPU_S` seconds and `MEMORY_BYTES`; one that takes more is
-ended by the kernel, the request is refused, and the next one gets a new process. No torch is loaded
-there. Both sides speak JSON, one object a line.
+A template is a program that came with a model, and its input comes from the client. The sandbox of
+`text/chat_template.py` keeps it from files and objects, but not from endless loops or from filling the
+memory. So it runs in a process limited to `CPU_S` seconds and `MEMORY_BYTES`; the kernel ends a process
+beyond them, the request is rejected, and the next one gets a new process. No torch is loaded there. Both
+sides exchange JSON, one object per line.
 """
 
 import json
@@ -16,10 +16,10 @@ from dataclasses import asdict
 from typing import IO, TypedDict
 
 from penstock.core.errors import ModelError, PenstockError, UsageError
-from penstock.text.chat import ChatTemplate, render
+from penstock.text.chat_template import ChatTemplate, render
 
 CPU_S = 2.0
-"""For one conversation; a long one takes a few milliseconds."""
+"""CPU seconds for one conversation; a long one takes a few milliseconds."""
 MEMORY_BYTES = 1 << 30
 """Address space of the process; about 100 MB are Python's own."""
 
@@ -31,10 +31,10 @@ class _Answer(TypedDict, total=False):
 
 
 class TemplateProcess:
-    """One process that renders one template; safe to share between threads, which take turns.
+    """Process that renders one template; thread-safe, one request at a time.
 
     Args:
-        template: of the model.
+        template: chat template of the model.
     """
 
     def __init__(self, template: ChatTemplate) -> None:
@@ -48,16 +48,23 @@ class TemplateProcess:
         *,
         tools: Sequence[object] = (),
         variables: Mapping[str, object] | None = None,
-        asks: bool = True,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """Return the text; arguments and errors as of `text.chat.render`.
+        """Return the text; arguments and errors as of `text.chat_template.render`.
 
         Raises:
-            ModelError: also, the template took more than its limits.
+            ModelError: also if the template exceeded its limits.
         """
-        asked = json.dumps({"messages": messages, "tools": tools, "variables": variables or {}, "asks": asks})
+        request = json.dumps(
+            {
+                "messages": messages,
+                "tools": tools,
+                "variables": variables or {},
+                "add_generation_prompt": add_generation_prompt,
+            }
+        )
         with self._turn:
-            answer = self._ask(asked)
+            answer = self._ask(request)
         if "refused" in answer:
             raise UsageError(answer["refused"])
         if "failed" in answer:
@@ -65,15 +72,15 @@ class TemplateProcess:
         return answer["text"]
 
     def close(self) -> None:
-        """End the process; it starts again when asked."""
+        """End the process; the next request starts it again."""
         with self._turn:
             self._end()
 
-    def _ask(self, asked: str) -> _Answer:
+    def _ask(self, request: str) -> _Answer:
         process = self._process or self._start()
         stdin, stdout = _pipes(process)
         try:
-            stdin.write(asked + "\n")
+            stdin.write(request + "\n")
             stdin.flush()
             line = stdout.readline()
         except BrokenPipeError:
@@ -83,7 +90,7 @@ class TemplateProcess:
             raise ModelError(
                 f"The model's chat template took more than {CPU_S:g} seconds or {MEMORY_BYTES >> 20} MiB "
                 "on these messages",
-                fix="Send fewer, or mend the template.",
+                fix="Send fewer messages, or correct the template.",
             )
         found: _Answer = json.loads(line)
         return found
@@ -95,7 +102,7 @@ class TemplateProcess:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            start_new_session=True,  # a Ctrl-C at the server's terminal is the server's affair
+            start_new_session=True,  # Ctrl-C at the server's terminal is handled by the server
         )
         stdin, _ = _pipes(process)
         stdin.write(json.dumps(asdict(self._template)) + "\n")
@@ -109,7 +116,7 @@ class TemplateProcess:
         for pipe in _pipes(process):
             try:
                 pipe.close()
-            except BrokenPipeError:  # what was not sent is not wanted any more
+            except BrokenPipeError:  # unsent data is not needed any more
                 continue
         process.wait()
 
@@ -128,15 +135,15 @@ def _limit_memory() -> None:
 
 
 def _limit_time() -> None:
-    """Have the kernel end this process after so much computing from now; a machine's load does not count."""
+    """Limit this process's CPU time from now on; waiting does not count."""
     import signal
 
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
 
 
-def _answer(asked: str, template: ChatTemplate) -> _Answer:
+def _answer(request: str, template: ChatTemplate) -> _Answer:
     try:
-        return {"text": render(template=template, **json.loads(asked))}
+        return {"text": render(template=template, **json.loads(request))}
     except UsageError as error:
         return {"refused": str(error)}
     except PenstockError as error:
@@ -155,5 +162,5 @@ def _serve(requests: IO[str], answers: IO[str]) -> None:
 
 if __name__ == "__main__":
     _limit_memory()
-    # JSON may hold halves of surrogate pairs, escaped: ASCII carries them both ways
+    # JSON may contain escaped halves of surrogate pairs: ASCII transmits them
     _serve(sys.stdin, sys.stdout)

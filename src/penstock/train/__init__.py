@@ -1,1 +1,1 @@
-"""Train a model: a recipe becomes live objects (setup), and a loop a user may copy runs them."""
+"""Training: a recipe becomes live objects (setup), and a loop that users may copy runs them."""

@@ -1,8 +1,8 @@
-"""Train a recipe on emulated hosts for a few steps, and measure what their network makes of it.
+"""Train a recipe on emulated hosts for a few steps, and measure the cost of the network.
 
-The measure is the busy share: the time that the computation takes, over that of a step. The computation is
-timed on unsharded replicas, one for each rank, that work on as many rows in the same micro-batches, all at
-once and without a word to each other: so they share this machine's cores as the ranks of the run do.
+The measure is the busy share: the time of the computation divided by that of a step. The computation is timed
+on unsharded replicas, one per rank, with as many rows in the same micro-batches, all at once and without
+communication; so they share this machine's cores as the ranks of the run do.
 """
 
 import dataclasses
@@ -20,19 +20,18 @@ from pathlib import Path
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
-from penstock.launch.local import EXIT_INTERRUPTED, EXIT_STOPPED, Outcome
-from penstock.launch.netlab import Hosts
-from penstock.obs.meter import StepMeter
-from penstock.obs.phases import Phases, stamps_for
+from penstock.launch.local import EXIT_INTERRUPTED, EXIT_STOPPED, JobOutcome
+from penstock.netlab.hosts import Hosts
+from penstock.obs.meter import Phases, StepMeter, stamps_for
 from penstock.obs.sinks import Record, Sink
 from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines
 from penstock.parallel.layout import ParallelConfig, layout_of
 from penstock.parallel.mesh import join
-from penstock.train.config import TrainConfig
-from penstock.train.derived import check_rows
 from penstock.train.loop import train
-from penstock.train.outer_config import OuterConfig
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.outer_config import OuterConfig
+from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.setup import open_state
 from penstock.train.state import TrainState
 
@@ -44,37 +43,37 @@ _SENT = "sent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """What a few steps on emulated hosts took; the first step, which warms up, is in none but the losses."""
+class EmulatedTimes:
+    """Measurements of a few steps on emulated hosts; the first step, a warm-up, counts in the losses only."""
 
     step_s: float
-    """Median wall time of a step; where islands meet at some steps only, the mean."""
+    """Median wall time of a step; the mean if islands sync at some steps only."""
     compute_s: float
-    """Of a step's forward and backward passes, by an unsharded replica; median."""
+    """Median time of a step's forward and backward passes on an unsharded replica."""
     sent_bytes: list[float]
-    """By each host in a step, mean; with the headers of Ethernet, IP and TCP."""
+    """Mean bytes sent by each host per step, with the headers of Ethernet, IP and TCP."""
     losses: list[float]
-    """Of all steps."""
+    """Losses of all steps."""
 
     @property
     def busy(self) -> float:
-        """Share of a step that the computation would take if the network took no time."""
+        """Share of a step that the computation would take with an infinitely fast network."""
         return self.compute_s / self.step_s
 
     def as_json(self) -> dict[str, float | list[float]]:
-        """Return it by name, with the busy share."""
+        """Return the fields by name, with the busy share."""
         return {**dataclasses.asdict(self), "busy": self.busy}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
-    """How a recipe is tried on emulated hosts."""
+    """Settings of a trial on emulated hosts."""
 
     hosts: Hosts
     processes_per_host: int = 1
     steps: int = 5
     prepare: Prepare = lambda _: None
-    """Called in every rank before the first step."""
+    """Called on every rank before the first step."""
     shows_progress: bool = False
 
     def __post_init__(self) -> None:
@@ -83,19 +82,22 @@ class Emulation:
 
     @property
     def world_size(self) -> int:
-        """Ranks on all hosts."""
+        """Number of ranks on all hosts."""
         return self.hosts.topology.num_hosts * self.processes_per_host
 
-    def measure(self, recipe: TrainConfig, explain: Explain, *, compute_s: float | None = None) -> Measured:
-        """Train, without a trace of it, and measure.
+    def measure(
+        self, recipe: TrainConfig, explain: Explain, *, compute_s: float | None = None
+    ) -> EmulatedTimes:
+        """Train in a temporary folder, and measure.
 
         Args:
-            explain: turns an error of a rank into a paragraph and an exit code.
-            compute_s: what an earlier call found for the same rows on the same machine; None: it is measured.
+            explain: converts an error of a rank to a message and an exit code.
+            compute_s: result of an earlier call for the same rows on the same machine; None: it is
+                measured.
 
         Raises:
-            PenstockError: a rank failed; with what it said.
-            KeyboardInterrupt: the user had enough.
+            PenstockError: a rank failed; with its message.
+            KeyboardInterrupt: the user interrupted it.
         """
         self._check(recipe)
         if compute_s is None:
@@ -104,7 +106,7 @@ class Emulation:
         timed = records[1:]
         first, last = records[0][_SENT], timed[-1][_SENT]
         average = statistics.mean if recipe.outer.every else statistics.median
-        return Measured(
+        return EmulatedTimes(
             step_s=average(record["step_s"] for record in timed),
             compute_s=compute_s,
             sent_bytes=[(then - before) / len(timed) for before, then in zip(first, last, strict=True)],
@@ -116,19 +118,19 @@ class Emulation:
         check_rows(recipe, world_size=layout_of(recipe.parallel, world_size=self.world_size).num_data)
         if recipe.run.steps < self.steps:
             raise UsageError(
-                f"The recipe ends after {plural(recipe.run.steps, 'step')}, before those to be measured",
+                f"The recipe ends after {plural(recipe.run.steps, 'step')}, before those to measure",
                 got=self.steps,
                 fix="Raise run.steps, or measure fewer.",
             )
         if recipe.plan:
             raise UsageError(
-                "A recipe is not planned for emulated hosts",
+                "A recipe cannot be planned for emulated hosts",
                 got=recipe.plan,
-                fix="Leave plan out, and set what `penstock plan` says for a cluster with such links.",
+                fix="Leave plan out, and set what `penstock plan` finds for a cluster with such links.",
             )
 
     def time_replicas(self, recipe: TrainConfig, explain: Explain) -> float:
-        """Return the seconds that the computation of a step takes each rank; see `measure`."""
+        """Return the seconds of a step's computation per rank; see `measure`."""
         layout = layout_of(recipe.parallel, world_size=self.world_size)
         alone = dataclasses.replace(
             recipe,
@@ -141,10 +143,10 @@ class Emulation:
         few = dataclasses.replace(self, steps=min(self.steps, _REPLICA_STEPS))
         ranks = few._train(alone, explain, together=False)
         seconds = [statistics.median(_computed_s(record) for record in records[1:]) for records in ranks]
-        return statistics.mean(seconds) * layout.num_data / self.world_size  # those of one row share its work
+        return statistics.mean(seconds) * layout.num_data / self.world_size  # ranks of one row share its work
 
     def _train(self, recipe: TrainConfig, explain: Explain, *, together: bool) -> list[list[Record]]:
-        """Return the records of each job: one of all ranks, or one of each."""
+        """Return the records of each job: one job of all ranks, or one per rank."""
         with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
             work = partial(self._one_rank, recipe, Path(folder))
             outcome = self.hosts.run(
@@ -180,7 +182,7 @@ class Emulation:
             return 0 if state.step >= self.steps else EXIT_STOPPED
 
     def _sinks(self, path: Path, stack: ExitStack, *, shown: bool) -> list[Sink]:
-        """Open what hears of each step: the file of records, with what hosts have sent by then."""
+        """Open the sinks of step records: a file, with the bytes sent by the hosts, and a progress line."""
         file = JsonLines(path)
         stack.callback(file.close)
 
@@ -203,7 +205,7 @@ def _computed_s(record: Record) -> float:
     return seconds
 
 
-def _check_ended(outcome: Outcome) -> None:
+def _check_ended(outcome: JobOutcome) -> None:
     if outcome.code in (EXIT_STOPPED, EXIT_INTERRUPTED):
         raise KeyboardInterrupt
     if outcome.code:

@@ -1,17 +1,18 @@
-"""Loss on held-out rows, by corpus: the same rows and the same sums on any number of ranks."""
+"""Validation: loss on held-out rows by corpus, independent of the number of ranks."""
 
 from collections.abc import Callable
 
 import numpy as np
 import torch
 
-from penstock.data.types import IGNORED_LABEL, Int64
+from penstock.core.arrays import Int64
+from penstock.data.types import IGNORED_LABEL
 from penstock.parallel.mesh import Mesh, World
-from penstock.train.corpus_losses import CorpusLosses
+from penstock.train.data_setup import Heldout
+from penstock.train.loss import CorpusLosses
 from penstock.train.score import Score
-from penstock.train.state import Batch
+from penstock.train.state import DeviceBatch
 from penstock.train.step import ALL, loss_sum, micro_batches
-from penstock.train.supply import Heldout
 
 
 def heldout_scores(
@@ -20,11 +21,12 @@ def heldout_scores(
     """Return the scores of the held-out rows by corpus; every rank must call it.
 
     Args:
-        rows: rows per forward pass. Every rank makes as many passes; what it has too many of is
-            masked.
+        rows: rows per forward pass. All ranks make equally many passes; excess rows are masked.
     """
     share = mesh.data_rank, mesh.layout.num_data
-    mine = score_rows(model, heldout, device=world.device, rows=rows, share=share, stretch_of=mesh.stretch)
+    mine = score_rows(
+        model, heldout, device=world.device, rows=rows, share=share, slice_of=mesh.sequence_slice
+    )
     sums = world.sum(*(value * mesh.has_loss for score in mine.values() for value in score))
     return {
         name: Score(
@@ -44,16 +46,16 @@ def score_rows(
     device: torch.device,
     rows: int,
     share: tuple[int, int] = (0, 1),
-    stretch_of: Callable[[int], slice] = lambda _length: ALL,
-    on_batch: Callable[[Batch, int], None] = lambda _batch, _done: None,
+    slice_of: Callable[[int], slice] = lambda _length: ALL,
+    on_batch: Callable[[DeviceBatch, int], None] = lambda _batch, _done: None,
 ) -> dict[str, tuple[float, float, float]]:
-    """Return nats, labels and bytes of one share of the rows, by corpus.
+    """Return summed loss in nats, labels and bytes of one share of the rows, by corpus.
 
     Args:
-        share: which of how many shares.
-        stretch_of: given the length of a row, the part of it to score here; the model sees the rest.
-        on_batch: receives each batch before it is scored, and how many rows are done with it, those of
-            other shares counted.
+        share: (index, number) of the share.
+        slice_of: row length -> slice of each row to score on this rank; the model sees the rest.
+        on_batch: called with each batch before it is scored, and the number of rows done after it, over
+            all shares.
     """
     part, parts = share
     names = list(heldout.loader.corpora)
@@ -67,8 +69,8 @@ def score_rows(
         batch = heldout.loader.gather(samples)
         batch["labels"][torch.from_numpy(wanted >= heldout.rows)] = IGNORED_LABEL
         on_batch(batch, min(first + rows, heldout.rows))
-        stretch = stretch_of(batch["labels"].shape[1])
-        sums += _sums(model, batch, heldout, samples, device=device, stretch=stretch)
+        sequence_slice = slice_of(batch["labels"].shape[1])
+        sums += _sums(model, batch, heldout, samples, device=device, sequence_slice=sequence_slice)
     model.train(was_training)
     return {
         name: (nats, tokens, size) for name, (nats, tokens, size) in zip(names, sums.T.tolist(), strict=True)
@@ -77,20 +79,20 @@ def score_rows(
 
 def _sums(
     model: torch.nn.Module,
-    batch: Batch,
+    batch: DeviceBatch,
     heldout: Heldout,
     samples: Int64,
     *,
     device: torch.device,
-    stretch: slice,
+    sequence_slice: slice,
 ) -> torch.Tensor:
     """Return nats, labels and bytes of a batch by corpus, [3, corpora] float64."""
     of_rows = torch.from_numpy(heldout.loader.corpora_of(samples))
     by_corpus = CorpusLosses(len(heldout.loader.corpora), of_rows)
     on_device = CorpusLosses(len(heldout.loader.corpora), of_rows.to(device))
-    (part,) = micro_batches(batch, rows=len(samples), device=device, stretch=stretch)
+    (part,) = micro_batches(batch, rows=len(samples), device=device, sequence_slice=sequence_slice)
     loss_sum(model, part, on_device)
-    labels = batch["labels"][:, stretch]
+    labels = batch["labels"][:, sequence_slice]
     return torch.stack(
         [
             on_device.sums.cpu(),
@@ -101,9 +103,9 @@ def _sums(
 
 
 def _text_bytes(labels: torch.Tensor, heldout: Heldout) -> torch.Tensor:
-    """Return the bytes of text that the labels of each row [rows, length] stand for, [rows]."""
+    """Return the bytes of text of the labels of each row [rows, length], [rows]."""
     if heldout.token_bytes is None:
         return torch.zeros(len(labels), dtype=torch.int64)
     table = torch.from_numpy(heldout.token_bytes)
-    has_text = (labels >= 0) & (labels < len(table))  # neither what is ignored nor ids the tokenizer lacks
+    has_text = (labels >= 0) & (labels < len(table))  # excludes ignored labels and unknown ids
     return (table[labels * has_text] * has_text).sum(1)

@@ -1,8 +1,10 @@
-"""Steps that must not be taken: loss or gradient not finite, or far from what it was; pure, no torch.
+"""Step guard: steps with a non-finite or jumping loss or gradient are skipped; pure, no torch.
 
-Such a step leaves the weights as they are; its data is passed. When too many come together, the cause is
-older than they are: the run goes back to a checkpoint before them and leaves out the data in between, as
-was done by hand for PaLM (Chowdhery et al., JMLR 2023, section 5.1). All ranks judge equal numbers alike.
+A skipped step leaves the weights unchanged and its data is not used again. If too many come together, their
+cause is
+older: the run rewinds to a checkpoint before them and leaves out the data in between, as was done by hand for
+    PaLM
+(Chowdhery et al., JMLR 2023, section 5.1). All ranks decide alike, from equal numbers.
 """
 
 import math
@@ -10,18 +12,18 @@ import statistics
 from collections import deque
 
 from penstock.core.errors import PenstockError
-from penstock.train.guard_config import GuardConfig
+from penstock.train.recipe.config import GuardConfig
 
 _WINDOW = 100  # steps
-_ENOUGH = 20  # steps before a jump can be told from a beginning
+_ENOUGH = 20  # steps before a jump can be distinguished from the start of training
 
 
 class Rewind(PenstockError):
-    """Too many steps could not be taken; the run should go on from before them, without their data.
+    """Too many steps were skipped; the run should continue from before them, without their data.
 
     Args:
-        first: number of the first of them, counted from 1.
-        step: of the last.
+        first: number of the first skipped step, from 1.
+        step: number of the last one.
     """
 
     def __init__(self, why: str, *, first: int, step: int) -> None:
@@ -36,8 +38,8 @@ class Rewind(PenstockError):
         self.step = step
 
 
-class Guard:
-    """Judges the steps of a run, in order."""
+class StepGuard:
+    """Decides for each step of a run, in order, whether it may change the weights."""
 
     def __init__(self, config: GuardConfig) -> None:
         self._config = config
@@ -46,12 +48,12 @@ class Guard:
         self._skipped: list[int] = []
 
     def judge(self, loss: float, grad_norm: float, *, step: int) -> str:
-        """Return why a step must not change the weights; nothing where it may.
+        """Return why a step must be skipped; "" if it may be taken.
 
         Raises:
-            Rewind: there were too many such steps.
+            Rewind: too many steps were skipped.
 
-        >>> guard = Guard(GuardConfig())
+        >>> guard = StepGuard(GuardConfig())
         >>> guard.judge(2.5, 0.7, step=1), guard.judge(math.inf, 0.7, step=2)
         ('', 'The loss of step 2 is inf, its gradient norm 0.7')
         """
@@ -67,7 +69,7 @@ class Guard:
         return said
 
     def _wrong(self, loss: float, grad_norm: float) -> str | None:
-        """Return what is wrong beyond the numbers themselves; None where nothing is."""
+        """Return the reason for a skip, besides the numbers; None: none."""
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             return ""
         limits = (

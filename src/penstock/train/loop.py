@@ -1,7 +1,7 @@
-"""The training loop: a function, to be read in one go and copied when it does not fit.
+"""The training loop: one function, to be read in one go and copied where it does not fit.
 
-Each turn takes one batch, one step, one record; now and then it validates and saves. A request to
-stop is agreed on inside the step, so all ranks leave after the same one, with a checkpoint.
+Each iteration takes one batch, one step, one record; it validates and saves when due. The ranks agree on a
+request to stop inside the step, so all leave after the same one, with a checkpoint.
 """
 
 import logging
@@ -12,23 +12,21 @@ from pathlib import Path
 import torch
 
 from penstock.checkpoint.layout import Meta
-from penstock.checkpoint.place import place_in
-from penstock.checkpoint.saver import Keeping, Saver
+from penstock.checkpoint.saver import RetentionPolicy, Saver
+from penstock.checkpoint.storage import place_in
 from penstock.core import clock
 from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
-from penstock.parallel.mesh import World
-from penstock.train.changes import micro_batch_sizes
-from penstock.train.config import TrainConfig
-from penstock.train.control import share
-from penstock.train.derived import micro_rows
+from penstock.parallel.mesh import World, broadcast
 from penstock.train.evaluate import heldout_scores
+from penstock.train.optim.learning_rate import learning_rate
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.record import MixtureLog, step_record
-from penstock.train.schedule import learning_rate
 from penstock.train.score import validation_record
-from penstock.train.state import Batch, TrainState
-from penstock.train.step import Asked, StepResult, train_step
+from penstock.train.state import DeviceBatch, TrainState
+from penstock.train.step import ControlFlags, StepResult, train_step
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +39,14 @@ def train(
     meter: StepMeter,
     stop_requested: Callable[[], bool],
     sinks: Sequence[Sink],
-    on_batch: Callable[[Batch, int], None],
+    on_batch: Callable[[DeviceBatch, int], None],
 ) -> bool:
-    """Train until the last step, or until asked to leave; return whether the run is finished.
+    """Train until the last step or a request to stop; return whether the run is finished.
 
     Args:
-        stop_requested: read once a step, on every rank.
+        stop_requested: called once a step, on every rank.
         sinks: receive rank 0's records.
-        on_batch: receives every batch of this rank and the step it was taken at, counted from 1.
+        on_batch: called with every batch of this rank and its step, counted from 1.
     """
     micro_batch_size_at, mixture = micro_batch_sizes(config.data), MixtureLog(state.loader)
     with open_saver(state, config) as saver, closing(iter(state.loader)) as batches:
@@ -69,7 +67,7 @@ def train(
                 world,
                 micro_batch_size=rows,
                 clip_norm=config.optim.clip_norm,
-                asked=Asked(stop_requested(), state.control is not None and state.control.has_news()),
+                asked=ControlFlags(stop_requested(), state.control is not None and state.control.has_news()),
                 mark=meter.mark,
             )
             last = state.step == config.run.steps
@@ -94,9 +92,9 @@ def train(
                 emit(validation_record(scores, step=state.step), sinks)
             due = state.step % config.checkpoint.every == 0 and not result.skipped
             leaves = result.stop or state.changes_islands()
-            if last or leaves or due:  # not while in trouble: it would push out checkpoints of before
+            if last or leaves or due:  # not while steps are skipped: it would evict earlier checkpoints
                 state.watch.doing("checkpoint", step=state.step)
-                saver.save(state.tensors(), meta_of(state, config, world))
+                saver.save(state.tensors(), meta_of(state, config, world), layout=state.exchanges_under_way())
             if leaves and not last:
                 return False
     return True
@@ -113,33 +111,39 @@ def set_learning_rate(state: TrainState, config: TrainConfig) -> float:
 
 
 def skip_event(state: TrainState, result: StepResult) -> Record:
-    """Return, and say, that a step was not taken."""
+    """Log a skipped step; return its event."""
     if state.mesh.rank == 0:
-        log.warning("skipped step=%d: %s; the weights were not changed", state.step, result.skipped)
+        told = f"Step {state.step:,} was skipped, the weights were not changed. {result.skipped}."
+        log.warning(
+            "skipped step=%d: %s; the weights were not changed",
+            state.step,
+            result.skipped,
+            extra={"told": told},
+        )
     return {"event": "skipped", "step": state.step, "why": result.skipped}
 
 
 def emit(record: Record, sinks: Sequence[Sink]) -> None:
-    """Give a record to every sink."""
+    """Send a record to every sink."""
     for sink in sinks:
         sink(record)
 
 
 def follow_losses(state: TrainState, result: StepResult, config: TrainConfig, world: World) -> None:
-    """Let the policy of the recipe, if it has one, set the mixture from the next step on."""
+    """Update the mixture by the recipe's adaptive policy, if it has one."""
     adaptive = state.adaptive
     if adaptive is None or result.skipped:
         return
     adaptive.add(result.corpus_sums, result.corpus_labels)
     if adaptive.is_due(state.step):
-        decided = adaptive.decide(state.loader.weights)  # the same on all ranks, if their processors agree
-        state.loader.set_weights(share(world, decided), reason=config.data.adaptive.policy)
+        decided = adaptive.decide(state.loader.weights)  # equal on all ranks, if their processors agree
+        state.loader.set_weights(broadcast(world, decided), reason=config.data.adaptive.policy)
 
 
 def open_saver(state: TrainState, config: TrainConfig) -> Saver:
-    """Return what saves the checkpoints of a run."""
+    """Return the checkpoint saver of a run."""
     wanted = config.checkpoint
-    keeping = Keeping(newest=wanted.keep, every=wanted.keep_every, max_failures=wanted.max_failures)
+    keeping = RetentionPolicy(newest=wanted.keep, every=wanted.keep_every, max_failures=wanted.max_failures)
     return Saver(
         place_in(Path(config.run.dir), wanted.dir),
         keeping,
@@ -148,7 +152,7 @@ def open_saver(state: TrainState, config: TrainConfig) -> Saver:
 
 
 def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
-    """Return what a run needs to continue, besides its tensors."""
+    """Return the metadata of a checkpoint: all that a run needs to continue, besides tensors."""
     return Meta(
         step=state.step,
         tokens=state.loader.tokens_before(state.step),

@@ -1,22 +1,23 @@
-"""What a run writes down: a record a step, and the samples each rank trained on."""
+"""Records of a run: metrics of each step, mixture changes, and sample logs of each rank."""
 
 from collections.abc import Callable
 from dataclasses import asdict
 
-import torch
-
 from penstock.data import Loader
+from penstock.data.types import checksums
+from penstock.devices import accelerator
 from penstock.obs.meter import Rates, peak_memory_bytes
 from penstock.obs.sinks import Record
 from penstock.obs.sinks.jsonl import JsonLines
-from penstock.train.checksums import checksums
-from penstock.train.state import Batch, TrainState
+from penstock.train.state import DeviceBatch, TrainState
 from penstock.train.step import StepResult
 
 
 def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning_rate: float) -> Record:
-    """Return the record of the step just taken; the names are those of obs/names.py."""
-    memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else peak_memory_bytes()
+    """Return the record of the last step; metric names are those of obs/metric_names.py."""
+    device = accelerator.choose()
+    is_away = accelerator.is_accelerator(device)
+    memory = accelerator.peak_bytes(device) if is_away else peak_memory_bytes()
     return {
         "step": state.step,
         "tokens": state.loader.tokens_before(state.step),
@@ -25,18 +26,17 @@ def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning
         "learning_rate": learning_rate,
         "step_s": rates.step_s,
         "tokens_per_s": rates.tokens_per_s,
-        "mfu": rates.mfu,
-        "hfu": rates.hfu,
+        **({} if rates.mfu is None else {"mfu": rates.mfu, "hfu": rates.hfu}),
         **{f"{phase}_share": share for phase, share in rates.shares.items()},
         "memory_bytes": memory,
     }
 
 
 class MixtureLog:
-    """Says of each step which mixture was asked for and what was served, and where it changes.
+    """Records the requested and the served mixture of each step, and its changes.
 
     Args:
-        loader: at the step the run goes on from.
+        loader: at the step from which the run continues.
     """
 
     def __init__(self, loader: Loader) -> None:
@@ -44,13 +44,13 @@ class MixtureLog:
         self._weights: dict[str, float] = {}
         self._since, self._before = 0, dict.fromkeys(loader.corpora, 0)
         self._is_new = False
-        if loader.step:  # the mixture goes on, it does not begin here
+        if loader.step:  # resumed: the mixture began earlier
             self._since, held, _ = [held for held in loader.mixtures if held[0] < loader.step][-1]
             self._weights = {name: held.get(name, 0.0) for name in loader.corpora}
             self._before = loader.samples_by_corpus(self._since)
 
     def begin_step(self) -> None:
-        """Look at the mixture of the next step."""
+        """Read the mixture of the next step."""
         weights = self._loader.weights
         self._is_new = weights != self._weights
         if self._is_new:
@@ -58,7 +58,7 @@ class MixtureLog:
             self._before = self._loader.samples_by_corpus(self._since)
 
     def record(self) -> Record:
-        """Return what belongs into the record of the step just taken."""
+        """Return the mixture's part of the last step's record."""
         loader = self._loader
         now = loader.samples_by_corpus(loader.step)
         served = {name: count - self._before.get(name, 0) for name, count in now.items()}
@@ -72,7 +72,7 @@ class MixtureLog:
         }
 
     def events(self) -> list[Record]:
-        """Return an event where the step just taken is the first of another mixture or sequence length."""
+        """Return an event if the last step was the first with a new mixture or sequence length."""
         return [*self._changes_of_length(), *self._changes_of_mixture()]
 
     def _changes_of_length(self) -> list[Record]:
@@ -106,10 +106,10 @@ class MixtureLog:
         ]
 
 
-def sample_log(sink: JsonLines | None) -> Callable[[Batch, int], None]:
-    """Return what logs each batch's sample ids and row checksums; nothing where there is no sink."""
+def sample_log(sink: JsonLines | None) -> Callable[[DeviceBatch, int], None]:
+    """Return a callback that logs each batch's sample ids and row checksums; does nothing without a sink."""
 
-    def on_batch(batch: Batch, step: int) -> None:
+    def on_batch(batch: DeviceBatch, step: int) -> None:
         if sink is not None:
             ids = batch["sample_ids"].tolist()
             sink({"step": step, "sample_ids": ids, "crc32": checksums(batch["input_ids"].cpu().numpy())})

@@ -1,39 +1,57 @@
-"""Bring a run back to before its trouble: newer checkpoints are set aside, and it resumes from an older."""
+"""Rewind: go back to a checkpoint before skipped steps, and leave out the samples in between.
 
+If the trouble comes back, its cause is older than that checkpoint, so the next rewind goes further back.
+
+The checkpoint does not know of the rewind, and the run may be killed before the next one. So the rewind is
+recorded before newer checkpoints are set aside: first the step up to which data is left out, then, once the
+loader is at the older checkpoint, the sample ids. A start reads the file and leaves these samples out again;
+doing so twice changes nothing.
+"""
+
+import json
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 import torch.distributed as dist
 
-from penstock.checkpoint.find import Saved
+from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import step_of
 from penstock.core.errors import PenstockError
-from penstock.parallel.mesh import World
-from penstock.train.config import TrainConfig
-from penstock.train.control import share
+from penstock.core.files import write_json
+from penstock.data import Loader
+from penstock.obs.metric_names import LEFT_OUT_FILE
+from penstock.parallel.mesh import World, broadcast
+from penstock.train.data_setup import checkpoints
 from penstock.train.guard import Rewind
-from penstock.train.left_out import note_rewind
-from penstock.train.supply import checkpoints
+from penstock.train.recipe.config import TrainConfig
 
 log = logging.getLogger(__name__)
 
 
-def go_back(config: TrainConfig, world: World, asked: Rewind, *, rewinds: int) -> None:
-    """Make the newest checkpoint one from before the trouble; every rank must call it, no save under way.
+def go_back(config: TrainConfig, world: World, asked: Rewind, *, tried: list[str]) -> None:
+    """Set aside the checkpoints after the trouble; every rank must call it, with no save in progress.
 
     Args:
-        rewinds: of this process, this one counted.
+        tried: checkpoints of earlier rewinds of this process; this one's is added.
 
     Raises:
-        Rewind: there were too many, or there is no such checkpoint.
+        Rewind: too many rewinds, or no such checkpoint.
     """
-    before = share(world, [saved.name for saved in older(config, asked)] if world.is_first else None)
+    names = [saved.name for saved in older(config, asked)] if world.is_first else None
+    before = further_back(broadcast(world, names), tried)
+    rewinds = len(tried) + 1
     if rewinds > config.guard.max_rewinds or not before:
         raise asked
+    tried.append(before[-1])
     if world.is_first:
         log.warning(
             "%s; going back to %s and leaving out the data of the steps up to %d (rewinds=%d of %d)",
             asked.why, before[-1], asked.step, rewinds, config.guard.max_rewinds,
+            extra={
+                "told": f"{asked.why}. Going back to {before[-1]}, without the data of the steps up to "
+                f"{asked.step:,} (rewind {rewinds} of {config.guard.max_rewinds})."
+            },
         )  # fmt: skip
         note_rewind(Path(config.run.dir), to=asked.step)
         for saved in checkpoints(config):
@@ -42,15 +60,111 @@ def go_back(config: TrainConfig, world: World, asked: Rewind, *, rewinds: int) -
     dist.barrier()
 
 
-def older(config: TrainConfig, asked: Rewind) -> list[Saved]:
-    """Return the checkpoints from before the first step that could not be taken."""
+def older(config: TrainConfig, asked: Rewind) -> list[SavedCheckpoint]:
+    """Return the checkpoints before the first skipped step."""
     return [saved for saved in checkpoints(config) if (step_of(saved.name) or 0) < asked.first]
 
 
-def _set_aside(saved: Saved) -> None:
+def further_back(names: list[str], tried: list[str]) -> list[str]:
+    """Return the checkpoints that a rewind keeps, oldest first; it goes back to the last one.
+
+    A checkpoint is not used twice, unless there is no older one.
+
+    >>> names = ["step-02", "step-04", "step-06"]
+    >>> further_back(names, []), further_back(names, ["step-06"]), further_back(names[:1], ["step-02"])
+    (['step-02', 'step-04', 'step-06'], ['step-02', 'step-04'], ['step-02'])
+    """
+    kept = list(names)
+    while len(kept) > 1 and kept[-1] in tried:
+        kept.pop()
+    return kept
+
+
+def _set_aside(saved: SavedCheckpoint) -> None:
     try:
         saved.place.set_aside(saved.name)
     except (OSError, PenstockError) as error:
         raise PenstockError(
             f"{saved} cannot be set aside: {error}", fix="Remove it, and run again."
         ) from None
+
+
+class SkippedRange(NamedTuple):
+    """Samples that one rewind leaves out."""
+
+    to: int
+    """Last step, counted from 1, whose samples are left out; a loader past it has them in its state."""
+    samples: range | None
+    """Sample ids; None: from the checkpoint's step on, not resolved yet."""
+
+
+def note_rewind(folder: Path, *, to: int) -> None:
+    """Record a rewind that leaves out the data of the steps up to `to`; on rank 0."""
+    _write(folder, [*read_left_out(folder), SkippedRange(to, None)])
+
+
+def leave_out(folder: Path, loader: Loader, world: World) -> None:
+    """Apply the run's rewinds that the loader's state does not include; every rank must call it.
+
+    Raises:
+        PenstockError: the run's file is damaged.
+    """
+    if world.is_first and loader.step == 0:
+        (folder / LEFT_OUT_FILE).unlink(missing_ok=True)  # the run was started over
+    told = broadcast(world, [_to_json(one) for one in read_left_out(folder)] if world.is_first else None)
+    known = [_from_json(one) for one in told]
+    kept = [_left_out(one, loader) for one in known]
+    if world.is_first and kept != known:
+        _write(folder, [one for one in kept if one.samples is not None])
+
+
+def read_left_out(folder: Path) -> list[SkippedRange]:
+    """Return the samples left out by the rewinds of a run, in order.
+
+    Raises:
+        PenstockError: the file is damaged.
+    """
+    path = folder / LEFT_OUT_FILE
+    try:
+        return [_from_json(one) for one in json.loads(path.read_text())["rewinds"]]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError):
+        raise PenstockError(
+            f"{path}, the record of rewinds, is damaged",
+            fix="Restore it, or remove it if a checkpoint was saved since the last rewind.",
+        ) from None
+
+
+def _left_out(one: SkippedRange, loader: Loader) -> SkippedRange:
+    """Apply one rewind if its end is ahead of the loader; return it with its sample ids."""
+    if loader.step >= one.to:
+        return one
+    samples = one.samples
+    if samples is None:
+        first, last = loader.samples_of(loader.step)[0], loader.samples_of(one.to - 1)[-1]
+        samples = range(int(first), int(last) + 1)
+    loader.skip(samples=samples, reason="guard")
+    return SkippedRange(one.to, samples)
+
+
+def _write(folder: Path, stretches: list[SkippedRange]) -> None:
+    write_json(folder / LEFT_OUT_FILE, {"rewinds": [_to_json(one) for one in stretches]})
+
+
+def _to_json(one: SkippedRange) -> dict[str, object]:
+    samples = None if one.samples is None else [one.samples.start, one.samples.stop]
+    return {"to_step": one.to, "samples": samples}
+
+
+def _from_json(one: dict[str, object]) -> SkippedRange:
+    to, samples = one["to_step"], one["samples"]
+    if not isinstance(to, int):
+        raise TypeError(f"to_step {to!r}")
+    return SkippedRange(to, None if samples is None else range(*_pair(samples)))
+
+
+def _pair(samples: object) -> tuple[int, int]:
+    if not (isinstance(samples, list) and len(samples) == 2 and all(isinstance(n, int) for n in samples)):
+        raise TypeError(f"samples {samples!r}")
+    return samples[0], samples[1]

@@ -1,9 +1,10 @@
-"""One process's part of a run: join the ranks, hold the folder, set up, loop, leave."""
+"""A training process: join the ranks, lock the folder, set up, loop, exit."""
 
 import gc
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,50 +15,64 @@ from penstock.core import clock, log
 from penstock.core import config as configs
 from penstock.core.files import exclusive
 from penstock.core.signals import StopFlag
-from penstock.nn.float8 import RECIPES, has_native
-from penstock.obs.meter import StepMeter
-from penstock.obs.names import METRICS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
-from penstock.obs.peak import peak_flops
-from penstock.obs.phases import Phases, stamps_for
-from penstock.obs.sinks import Sink
+from penstock.core.toml import plain
+from penstock.core.units import flops, plural
+from penstock.devices import accelerator
+from penstock.nn.linear.float8 import RECIPES, has_native
+from penstock.obs.meter import Phases, StepMeter, stamps_for
+from penstock.obs.metric_names import METRICS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
+from penstock.obs.peak import measure_peak, peak_flops
+from penstock.obs.sinks import Record, Sink
 from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines, rewind
 from penstock.obs.sinks.tensorboard import TensorBoard
 from penstock.obs.sinks.wandb import WeightsAndBiases
-from penstock.parallel.fsdp_waits import count_blocked
+from penstock.parallel.activation_checkpointing_plan import multiplied_again
+from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.mesh import World, is_of_lost_peer, join
-from penstock.parallel.recompute_plan import multiplied_again
-from penstock.parallel.recorder import TrafficMeter
-from penstock.train.config import TrainConfig
-from penstock.train.control import Control
-from penstock.train.deadline import Deadline
+from penstock.parallel.sharding.fsdp_waits import count_blocked
+from penstock.train.control.listener import Control
 from penstock.train.guard import Rewind
-from penstock.train.left_out import leave_out
 from penstock.train.loop import train
-from penstock.train.memory_plan import recompute_modes
+from penstock.train.monitors.deadline import Deadline
+from penstock.train.monitors.step_monitors import StepMonitors, Stragglers
+from penstock.train.monitors.tracing import Windows
+from penstock.train.monitors.watchdog import Watchdog
+from penstock.train.planning.memory import recompute_modes
+from penstock.train.recipe.config import TrainConfig
 from penstock.train.record import sample_log
-from penstock.train.rewind import go_back
+from penstock.train.rewind import go_back, leave_out
 from penstock.train.setup import open_state, write_identity
+from penstock.train.starts import KeptRecipe
 from penstock.train.state import TrainState
-from penstock.train.stragglers import Stragglers
-from penstock.train.tracing import Windows
-from penstock.train.watch import Watch
-from penstock.train.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
-_TIMEOUT_S = 600.0  # of a collective; the watchdog, which says more, comes first
-_EMULATED = 2.0  # times slower than float32: the processor has no instructions for the type
+_TIMEOUT_S = 600.0  # of a collective; the watchdog, with a better report, comes first
+_MOST_CHANGES = 20  # changed settings that are logged one by one
+_EMULATED = 2.0  # slowdown against float32 that means: no instructions for the dtype
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPeak:
+    """Peak performance of all devices of a run together."""
+
+    flops: float | None
+    """FLOP/s of all ranks; None if other work disturbed the measurement."""
+    device: str
+    """Device name of a rank."""
+    threads: int
+    """Number of threads of the first rank."""
 
 
 def run(recipe: TrainConfig, flag: StopFlag, plan: Callable[[World], TrainConfig] | None = None) -> bool:
-    """Train on this rank; return whether the run is finished (else it was asked to stop, and saved).
+    """Train on this rank; return True if the run is finished, False if it was asked to stop, and saved.
 
     Args:
-        plan: gives the recipe with what it leaves open, once the ranks know each other.
+        plan: returns the recipe with planned values, once the ranks have joined.
 
     Raises:
-        RunLocked: another process writes the run's folder.
+        RunLocked: another process holds the run's folder.
         PenstockError: see `open_state` and `train`.
     """
     folder = Path(recipe.run.dir)
@@ -66,66 +81,90 @@ def run(recipe: TrainConfig, flag: StopFlag, plan: Callable[[World], TrainConfig
         log.set_up(rank=world.ranks.rank)
         if world.is_first:
             stack.enter_context(exclusive(folder, purpose="penstock train"))
-        dist.barrier()  # the others go on when the folder is held
+        dist.barrier()  # the others continue once the folder is locked
         if plan is not None:
             recipe = plan(world)
-        rewinds = 0
+        tried: list[str] = []
         while True:
             try:
                 return _train(recipe, flag, world)
             except Rewind as asked:
-                rewinds += 1
-                go_back(recipe, world, asked, rewinds=rewinds)
-            gc.collect()  # the model that was given up goes before the next is built
+                go_back(recipe, world, asked, tried=tried)
+            gc.collect()  # frees the old model before the next is built
 
 
 def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
-    """Train from the newest checkpoint on; return whether the run is finished."""
+    """Train from the newest checkpoint; return True if the run is finished."""
     with ExitStack() as stack:
         state = open_state(recipe, world)
-        if world.is_first:
-            write_identity(recipe, state.loader)
         if state.step >= recipe.run.steps:
-            logger.info("finished steps=%d; raise run.steps to go on", state.step)
+            if world.is_first:
+                _say_finished(recipe, state.step)
             return True
+        kept = write_identity(recipe, state.loader) if world.is_first else None
         state.control = Control(recipe, state.loader, world)
         state.control.start()
         leave_out(Path(recipe.run.dir), state.loader, world)
         state.watch = _watch(recipe, state, world, stack)
         stack.push(partial(_hear_of_stop, flag, state.watch))
-        sinks, samples = _open_logs(recipe, state, world, stack)
+        peak = _peak(recipe, world)
+        sinks, samples = _open_logs(recipe, state, world, kept, peak, stack)
         finished = train(
             state,
             recipe,
             world,
-            meter=_meter(recipe, state, world),
+            meter=_meter(recipe, state, world, peak),
             stop_requested=partial(_stop_requested, flag, state.watch),
             sinks=sinks,
             on_batch=sample_log(samples),
         )
-    if world.is_first and not finished:
-        logger.info("stopped on request step=%d; run the same command to resume", state.step)
+    if world.is_first and finished:
+        _say_finished(recipe, state.step)
+    elif world.is_first:
+        logger.info(
+            "stopped on request step=%d; run the same command to resume",
+            state.step,
+            extra={"told": f"Stopped on request after step {state.step:,}. Run the same command to go on."},
+        )
     return finished
 
 
-def _stop_requested(flag: StopFlag, watch: Watch) -> bool:
+def _say_finished(recipe: TrainConfig, step: int) -> None:
+    """Log that a run is finished, with next steps."""
+    folder = recipe.run.dir
+    logger.info(
+        "finished steps=%d; raise run.steps to go on; next: penstock report %s | "
+        "penstock generate %s --prompt TEXT | penstock export %s --out FOLDER",
+        step, folder, folder, folder,
+        extra={
+            "told": f"Finished: {step:,} steps are done. Raise run.steps to go on. What to do next:\n"
+            f"  penstock report {folder}                   draw its curves as a page\n"
+            f"  penstock generate {folder} --prompt TEXT   generate text\n"
+            f"  penstock export {folder} --out FOLDER      convert it to a Hugging Face folder."
+        },
+    )  # fmt: skip
+
+
+def _stop_requested(flag: StopFlag, watch: StepMonitors) -> bool:
     if flag.requested_by is None:
         return False
     watch.stopping(flag.requested_at)
     return True
 
 
-def _hear_of_stop(flag: StopFlag, watch: Watch, _: object, error: BaseException | None, __: object) -> None:
-    """Ask once more when a peer is gone: it may have left because its time to stop was over."""
+def _hear_of_stop(
+    flag: StopFlag, watch: StepMonitors, _: object, error: BaseException | None, __: object
+) -> None:
+    """Check for a stop request when a peer is gone: it may have exited at its deadline."""
     if error is not None and is_of_lost_peer(error):
         _stop_requested(flag, watch)
 
 
-def _watch(recipe: TrainConfig, state: TrainState, world: World, stack: ExitStack) -> Watch:
+def _watch(recipe: TrainConfig, state: TrainState, world: World, stack: ExitStack) -> StepMonitors:
     folder, guard, who = Path(recipe.run.dir), recipe.guard, world.ranks
     watchdog = Watchdog(folder, rank=who.rank, world_size=who.world_size, hang_s=guard.hang_s)
     windows = Windows(recipe.measure, folder, rank=who.rank, device=world.device)
-    return Watch(
+    return StepMonitors(
         deadline=stack.enter_context(Deadline(guard.stop_within_s, says=world.is_first)),
         watchdog=stack.enter_context(watchdog),
         windows=stack.enter_context(windows),
@@ -140,18 +179,26 @@ def _sent_by_stages(state: TrainState) -> Callable[[], int]:
 
 
 def _open_logs(
-    recipe: TrainConfig, state: TrainState, world: World, stack: ExitStack
+    recipe: TrainConfig,
+    state: TrainState,
+    world: World,
+    kept: KeptRecipe | None,
+    peak: RunPeak,
+    stack: ExitStack,
 ) -> tuple[list[Sink], JsonLines | None]:
-    """Open rank 0's sinks and this rank's sample log, rewound to the step the run resumes from."""
+    """Open rank 0's sinks and this rank's sample log, rewound to the step from which the run resumes."""
     folder = Path(recipe.run.dir)
     sinks: list[Sink] = []
-    if world.is_first:
+    if kept is not None:
         metrics = folder / METRICS_FILE
         for path in (metrics, *(folder / SAMPLES_FOLDER).glob("*.jsonl")):
             rewind(path, step=state.step)
         file = JsonLines(metrics)
         stack.callback(file.close)
-        file({"event": "start", "step": state.step, "ranks": world.ranks.world_size, "time": clock.utc_now()})
+        file(_start_record(state, world, kept, peak))
+        _say_changes(kept)
+        for change in state.loader.resume_changes:
+            file({"event": "resume_change", **asdict(change)})
         sinks = [file, stack.enter_context(ProgressLine(steps=recipe.run.steps, done=state.step))]
         sinks += _optional_sinks(recipe, state, stack)
     dist.barrier()
@@ -160,6 +207,30 @@ def _open_logs(
     samples = JsonLines(folder / SAMPLES_FOLDER / f"rank-{world.ranks.rank:05d}.jsonl")
     stack.callback(samples.close)
     return sinks, samples
+
+
+def _start_record(state: TrainState, world: World, kept: KeptRecipe, peak: RunPeak) -> Record:
+    """Return the start event for metrics.jsonl."""
+    return {
+        "event": "start",
+        "step": state.step,
+        "ranks": world.ranks.world_size,
+        "time": clock.utc_now(),
+        "device": peak.device,
+        "threads": peak.threads,
+        **({} if peak.flops is None else {"peak_flops": peak.flops}),
+        "recipe": kept.file,
+        "changes": {name: list(values) for name, values in kept.changes.items()},
+    }
+
+
+def _say_changes(kept: KeptRecipe) -> None:
+    for name, (before, now) in [*kept.changes.items()][:_MOST_CHANGES]:
+        told = f"This start changes {name} from {plain(before)} to {plain(now)}."
+        logger.info("changed %s from=%s to=%s", name, plain(before), plain(now), extra={"told": told})
+    if len(kept.changes) > _MOST_CHANGES:
+        told = f"It changes {len(kept.changes)} settings in all: see {kept.file}."
+        logger.info("changed settings=%d recipe=%s", len(kept.changes), kept.file, extra={"told": told})
 
 
 def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) -> list[Sink]:
@@ -175,22 +246,51 @@ def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) ->
     return sinks
 
 
-def _meter(recipe: TrainConfig, state: TrainState, world: World) -> StepMeter:
-    peak = peak_flops(world.device, getattr(torch, recipe.compute))
+def _peak(recipe: TrainConfig, world: World) -> RunPeak:
+    """Measure the peak of all ranks at once: ranks of a machine share its cores."""
+    dist.barrier()
+    mine = measure_peak(world.device, getattr(torch, recipe.compute))
+    total, calm = world.sum(mine.flops, mine.is_calm)
+    is_calm = calm == world.ranks.world_size
+    device = accelerator.name_of(world.device)
+    found = RunPeak(flops=total if is_calm else None, device=device, threads=torch.get_num_threads())
     if world.is_first:
-        _warn_of_emulation(recipe, world, peak)
+        _say_peak(found, world)
+        _warn_of_emulation(recipe, world, mine.flops)
+    return found
+
+
+def _say_peak(peak: RunPeak, world: World) -> None:
+    ranks = world.ranks.world_size
+    who = f"{plural(ranks, 'process')} of {plural(peak.threads, 'thread')}"
+    if peak.flops is None:
+        logger.info(
+            "peak_flops=unknown ranks=%d threads=%d", ranks, peak.threads,
+            extra={
+                "told": f"Other work disturbed the measurement of the peak of {who}: "
+                "no MFU is recorded for this start."
+            },
+        )  # fmt: skip
+    else:
+        logger.info(
+            "peak_flops=%.4g ranks=%d threads=%d device=%s", peak.flops, ranks, peak.threads, peak.device,
+            extra={"told": f"Peak of {who}: {flops(peak.flops)}; MFU is relative to that."},
+        )  # fmt: skip
+
+
+def _meter(recipe: TrainConfig, state: TrainState, world: World, peak: RunPeak) -> StepMeter:
     waits = world.device.type == "cpu" and world.ranks.world_size > 1
     blocked = count_blocked(state.model, num_shards=state.mesh.num_shards) if waits else lambda: 0.0
     return StepMeter(
         flops_per_token=recipe.model.flops_per_token,
-        peak_flops=peak * world.ranks.world_size,
+        peak_flops=peak.flops,
         recomputed_share=multiplied_again(recompute_modes(recipe, state.mesh.layout)),
         phases=Phases(stamps_for(world.device.type), blocked),
     )
 
 
 def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
-    """Say what the hardware has no instructions for."""
+    """Warn of formats that the hardware only emulates."""
     kind, linear = world.device.type, recipe.precision.linear
     if recipe.compute != "float32" and kind == "cpu":
         slower = peak_flops(world.device, torch.float32) / peak
@@ -201,6 +301,4 @@ def _warn_of_emulation(recipe: TrainConfig, world: World, peak: float) -> None:
                 slower,
             )
     if linear != "compute" and not has_native(RECIPES[linear], kind):
-        logger.warning(
-            "precision.linear=%s is emulated here: it rounds as it should, and saves no time", linear
-        )
+        logger.warning("precision.linear=%s is emulated here: same rounding, no speedup", linear)

@@ -1,10 +1,10 @@
-"""What a model is worth on some text: loss, perplexity and bits per byte; sums, so that parts add up.
+"""Score of a model on text: loss, perplexity and bits per byte, as sums that can be added.
 
-Perplexity is exp(loss): the number of equally likely tokens the model is as unsure as. Bits per byte is the
-loss in bits over the bytes of text that the predicted tokens stand for (Gao et al., "The Pile",
-arXiv:2101.00027, section 3.1): the same for any tokenizer, where a loss per token is not. A token that
-stands for no text, such as the end of a document, adds to the loss and not to the bytes. The first token of
-each piece of a document in a row is not predicted, so neither counts it.
+Perplexity is exp(loss): the number of equally likely tokens that would be as uncertain. Bits per byte is the
+loss in bits over the bytes of text of the predicted tokens (Gao et al., "The Pile", arXiv:2101.00027, section
+3.1): comparable between tokenizers, unlike a loss per token. A token without text, such as the end of a
+document, adds to the loss only. The first token of each document fragment in a row is not predicted, so it
+counts in neither.
 """
 
 import math
@@ -18,14 +18,14 @@ class Score:
     """Sums over predicted tokens."""
 
     nats: float
-    """Their losses."""
+    """Summed loss."""
     tokens: int
-    """How many they are."""
+    """Number of tokens."""
     text_bytes: int
-    """Bytes of text that they stand for; 0 where nobody knows."""
+    """Bytes of their text; 0: unknown."""
 
     def __add__(self, other: "Score") -> "Score":
-        """Return the score of both texts; its bytes are known if those of both are."""
+        """Return the score of both texts; bytes are known only if both are."""
         known = all(score.text_bytes or not score.tokens for score in (self, other))
         return Score(
             nats=self.nats + other.nats,
@@ -35,7 +35,7 @@ class Score:
 
     @property
     def loss(self) -> float:
-        """Mean loss in nats per token; 0 of no tokens."""
+        """Mean loss in nats per token; 0 without tokens."""
         return self.nats / max(self.tokens, 1)
 
     @property
@@ -45,12 +45,12 @@ class Score:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """Loss in bits over bytes of text; None where the bytes are not known."""
+        """Loss in bits per byte of text; None: bytes unknown."""
         return self.nats / math.log(2) / self.text_bytes if self.text_bytes else None
 
 
 def total(scores: Mapping[str, Score]) -> Score:
-    """Return the score of all corpora together, a corpus of many tokens counting for more.
+    """Return the score of all corpora together, weighted by tokens.
 
     >>> part = Score(nats=6.0, tokens=3, text_bytes=9)
     >>> both = total({"a": part, "b": Score(nats=4.0, tokens=1, text_bytes=3)})
@@ -61,7 +61,7 @@ def total(scores: Mapping[str, Score]) -> Score:
 
 
 def validation_record(scores: Mapping[str, Score], *, step: int) -> dict[str, Any]:  # Any: JSON values
-    """Return the record of a validation; the names are those of obs/names.py."""
+    """Return the record of a validation; metric names are those of obs/metric_names.py."""
     whole = total(scores)
     scored = {name: score for name, score in scores.items() if score.tokens}
     bits = {name: score.bits_per_byte for name, score in scored.items() if score.text_bytes}

@@ -1,43 +1,33 @@
-"""Recipe to live objects, in one visible order: loaders, model, shards, weights, optimizer, resume."""
+"""Setup: recipe to live objects in one visible order: loaders, model, shards, weights, optimizer, resume."""
 
+import json
 import logging
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from penstock.checkpoint.find import Saved
+from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.load import load_into
-from penstock.checkpoint.place import place_in
 from penstock.checkpoint.resume import resume
+from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
 from penstock.core.env import local_world_size, num_gloo_interfaces
-from penstock.core.files import write_atomic, write_json
+from penstock.core.files import TOKENIZER_FILE, write_atomic
 from penstock.data import Loader
-from penstock.data.manifest import TOKENIZER_FILE
-from penstock.data.spec import absolute
+from penstock.data.corpus.spec import absolute
+from penstock.devices import accelerator
 from penstock.models import FAMILIES
 from penstock.nn.init import init_weights
 from penstock.nn.unfilled import unfilled
-from penstock.obs.names import RECIPE_FILE
-from penstock.parallel.apply import Spread, apply
-from penstock.parallel.encoded_gather import encode_gathers
-from penstock.parallel.ethernet import Ethernet
+from penstock.parallel.apply import ParallelModel, apply
+from penstock.parallel.ethernet.quantized_gather import encode_gathers
+from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.layout import layout_of
-from penstock.parallel.mesh import Mesh, World, make_mesh
+from penstock.parallel.mesh import Mesh, World, broadcast, make_mesh
 from penstock.train.adaptive import Adaptive
-from penstock.train.config import TrainConfig, on_machines
-from penstock.train.control import share
-from penstock.train.derived import check_rows
-from penstock.train.guard import Guard
-from penstock.train.memory_plan import recompute_modes
-from penstock.train.optim.optimizer import build_optimizer
-from penstock.train.optim.storage import STORAGES
-from penstock.train.outer import Outer
-from penstock.train.outer_state import load_as_one, load_islands
-from penstock.train.state import TrainState
-from penstock.train.supply import (
+from penstock.train.data_setup import (
     check_supply,
     check_tokenizers,
     checkpoints,
@@ -46,15 +36,25 @@ from penstock.train.supply import (
     heldout_rows,
     train_loader,
 )
+from penstock.train.guard import StepGuard
+from penstock.train.islands.checkpoint import load_as_one, load_islands
+from penstock.train.islands.outer_optimizer import Outer
+from penstock.train.optim.optimizer import build_optimizer
+from penstock.train.optim.weight_storage import STORAGES
+from penstock.train.planning.memory import recompute_modes
+from penstock.train.recipe.config import TrainConfig, on_machines
+from penstock.train.recipe.planned_changes import check_rows
+from penstock.train.starts import KeptRecipe, keep_recipe
+from penstock.train.state import TrainState
 
 log = logging.getLogger(__name__)
 
 
-def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Module, Spread]:
-    """Build, spread and initialise the model; no rank ever holds more than its shards.
+def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Module, ParallelModel]:
+    """Build, shard and initialise the model; no rank ever holds more than its shards.
 
     Returns:
-        The model, or this rank's stages of it, and how it was spread.
+        The model, or this rank's pipeline stages, and how it was parallelised.
     """
     with unfilled():
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
@@ -76,15 +76,15 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
 
 
 def open_state(config: TrainConfig, world: World) -> TrainState:
-    """Make the training state, resumed from the newest sound checkpoint if there is one."""
+    """Build the training state, resumed from the newest intact checkpoint if there is one."""
     config = on_machines(config, world_size=world.ranks.world_size, ranks_per_machine=local_world_size())
     layout = layout_of(config.parallel, world_size=world.ranks.world_size)
     mesh = make_mesh(world, layout, islands=bool(config.outer.every))
     num_data = mesh.layout.num_data
     check_rows(config, world_size=num_data)
-    deliver = "pinned" if world.device.type == "cuda" else "torch"
+    deliver = "pinned" if accelerator.is_accelerator(world.device) else "torch"
     loader = train_loader(config, rank=mesh.data_rank, world_size=num_data, deliver=deliver)
-    continue_from_newest(config, loader)  # what cannot be continued is refused before anything is built
+    continue_from_newest(config, loader)  # early: refuses an impossible resume before anything is built
     check_supply(config, loader)
     check_tokenizers(loader)
     model, spread = build_model(config, world, mesh)
@@ -100,7 +100,7 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     state = TrainState(
         model, optimizer, loader, mesh, heldout_rows(config), ethernet, spread.pipeline, adaptive
     )
-    state.guard = Guard(config.guard)
+    state.guard = StepGuard(config.guard)
     if config.outer.every:
         state.outer = Outer(config.outer, model, optimizer, mesh)
     restore(state, config, world)
@@ -108,13 +108,13 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
 
 
 def restore(state: TrainState, config: TrainConfig, world: World) -> None:
-    """Bring the state to the newest sound checkpoint of the run, if there is one.
+    """Restore the state from the newest intact checkpoint of the run, if there is one.
 
     Raises:
-        CheckpointDamaged: there are checkpoints, and none is sound.
+        CheckpointDamaged: there are checkpoints, and all are damaged.
     """
 
-    def from_(saved: Saved) -> None:
+    def from_(saved: SavedCheckpoint) -> None:
         meta = continue_from(config, state.loader, saved)
         if state.adaptive is not None:
             state.adaptive.load_state_dict(meta.adaptive)
@@ -126,16 +126,17 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
         else:
             load_into(saved, own)
 
-    names = share(world, [saved.name for saved in checkpoints(config)] if world.is_first else None)
+    names = broadcast(world, [saved.name for saved in checkpoints(config)] if world.is_first else None)
     place = place_in(Path(config.run.dir), config.checkpoint.dir)
-    if saved := resume([Saved(place, name) for name in names], from_):
-        log.info("resumed step=%d from=%s", state.step, saved)
+    if saved := resume([SavedCheckpoint(place, name) for name in names], from_):
+        told = f"Resumed after step {state.step:,}, from {saved}."
+        log.info("resumed step=%d from=%s", state.step, saved, extra={"told": told})
 
 
-def write_identity(config: TrainConfig, loader: Loader) -> None:
-    """Write down what the run is, once nothing speaks against it: the recipe and the tokenizer.
+def write_identity(config: TrainConfig, loader: Loader) -> KeptRecipe:
+    """Write the resolved recipe of this start and the tokenizer to the run's folder, after all checks.
 
-    Paths in the recipe become absolute, so that the run can be audited and drawn from anywhere.
+    Paths in the recipe become absolute, so that the run can be inspected from any folder.
     """
     folder = Path(config.run.dir)
     recipe = configs.dump(config)
@@ -144,8 +145,9 @@ def write_identity(config: TrainConfig, loader: Loader) -> None:
         recipe["checkpoint"]["dir"] = absolute(config.checkpoint.dir)
     for corpus in recipe["data"]["corpora"].values():
         corpus["path"] = absolute(corpus["path"])
-    write_json(folder / RECIPE_FILE, recipe)
+    kept = keep_recipe(folder, json.loads(json.dumps(recipe)), step=loader.step)
     known = (corpus.tokenizer_path for corpus in loader.corpora.values())
-    tokenizer = next((path for path in known if path is not None), None)  # files of other tools have none
+    tokenizer = next((path for path in known if path is not None), None)  # corpora of other tools have none
     if tokenizer is not None:
         write_atomic(folder / TOKENIZER_FILE, tokenizer.read_bytes())
+    return kept

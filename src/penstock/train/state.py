@@ -1,4 +1,4 @@
-"""The live objects of a training run: what a step changes and a checkpoint saves."""
+"""Live objects of a training run: what a step changes and a checkpoint saves."""
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -8,18 +8,18 @@ from torch import Tensor, nn
 
 from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
-from penstock.parallel.ethernet import Ethernet
+from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
-from penstock.train.control import Control
-from penstock.train.guard import Guard
-from penstock.train.guard_config import GuardConfig
+from penstock.train.control.listener import Control
+from penstock.train.data_setup import Heldout
+from penstock.train.guard import StepGuard
+from penstock.train.islands.checkpoint import island_tensors
+from penstock.train.islands.outer_optimizer import Outer
+from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.optim.optimizer import Optimizer
-from penstock.train.outer import Outer
-from penstock.train.outer_state import island_tensors
-from penstock.train.supply import Heldout
-from penstock.train.watch import Watch
+from penstock.train.recipe.config import GuardConfig
 
 
 @dataclass(slots=True)
@@ -27,28 +27,28 @@ class TrainState:
     """Model, optimizer and loader; the loader's step is the run's step."""
 
     model: nn.Module
-    """Sharded; parameters as the recipe's `precision.weights` says."""
+    """Sharded; its parameters are stored as `precision.weights` says."""
     optimizer: Optimizer
     loader: Loader
-    """Its batches are those of this rank, and of the ranks that work on the same rows."""
+    """Delivers the batches of this rank, and of the ranks that work on the same rows."""
     mesh: Mesh
-    """Which rank does what."""
+    """Device mesh."""
     heldout: Heldout | None
-    """Rows of the held-out documents, the same on every rank."""
+    """Held-out rows, the same on every rank."""
     ethernet: Ethernet
-    """Schedules what a step gathers and reduces."""
+    """Schedules the gathers and reductions of a step."""
     pipeline: Pipeline | None = None
-    """What runs the stages, if the model is cut into some."""
+    """Runs the pipeline stages; None: no pipeline parallelism."""
     adaptive: Adaptive | None = None
-    """What sets the mixture by the losses, if the recipe asks for it."""
+    """Adaptive mixture; None: off."""
     outer: Outer | None = None
-    """What lets copies of the model that train by themselves meet, if the recipe asks for it."""
+    """Outer optimizer of islands; None: no islands."""
     control: Control | None = None
-    """Takes up what is asked of the run from outside."""
-    guard: Guard = field(default_factory=lambda: Guard(GuardConfig()))
-    """Says which steps must not be taken."""
-    watch: Watch = field(default_factory=Watch)
-    """Looks at single steps, as the recipe asks."""
+    """Control requests to the running job."""
+    guard: StepGuard = field(default_factory=lambda: StepGuard(GuardConfig()))
+    """Decides which steps are skipped."""
+    watch: StepMonitors = field(default_factory=StepMonitors)
+    """Monitors of single steps."""
 
     @property
     def step(self) -> int:
@@ -56,19 +56,23 @@ class TrainState:
         return self.loader.step
 
     def changes_islands(self) -> bool:
-        """Whether this is the moment to go on with another number of islands."""
+        """True if the run should exit now to restart with another number of islands."""
         if self.outer is None or self.control is None or self.control.islands is None:
             return False
         return self.outer.has_met or not self.outer.meets_whole
 
+    def exchanges_under_way(self) -> tuple[int, ...]:
+        """Return the fragments with an exchange in progress, equal on all ranks; `tensors` includes them."""
+        return () if self.outer is None else tuple(sorted(self.outer.in_progress))
+
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors of this rank that a checkpoint holds; the live ones."""
+        """Return this rank's live tensors for a checkpoint."""
         own = training_tensors(self.model, self.optimizer)
         return own if self.outer is None else island_tensors(self.outer, own)
 
     def shown(self) -> AbstractContextManager[None]:
-        """Let the model be the run's for a while, not that of this rank's island."""
+        """Context manager: the model has the run's parameters, not those of this rank's island."""
         return nullcontext() if self.outer is None else self.outer.shown()
 
 
-Batch = dict[str, Any]  # Any: tensors; what the loader delivers
+DeviceBatch = dict[str, Any]  # Any: tensors, as the loader delivers them

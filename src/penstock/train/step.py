@@ -1,10 +1,10 @@
-"""One optimizer step: forward and backward over micro-batches, clip, update.
+"""One optimizer step: forward and backward over micro-batches, clipping, update.
 
-The loss is the mean over the labels of *all* ranks and micro-batches: each sum is divided by the
-global count before its backward, so the gradient does not depend on how rows are spread. FSDP
-averages gradients over the data-parallel ranks, hence the factor `num_averaged`. Where copies of the model
-are islands it averages within an island only, so that an island's gradient is that of its own rows, times the
-number of islands: their mean is the global gradient.
+The loss is the mean over the labels of *all* ranks and micro-batches: each sum is divided by the global count
+before its backward pass, so the gradient does not depend on the distribution of rows. FSDP averages gradients
+over the data-parallel ranks, hence the factor `num_averaged`. With islands it averages within an island only,
+so that an island's gradient is that of its own rows times the number of islands: their mean is the global
+gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,19 +18,18 @@ from penstock.core.errors import CorpusError
 from penstock.data.types import IGNORED_LABEL
 from penstock.parallel.clip import clip_gradients
 from penstock.parallel.mesh import World
-from penstock.train.corpus_losses import CorpusLosses, corpus_losses, found_by_corpus
-from penstock.train.loss import next_token_loss
-from penstock.train.outer import norm_of_islands
-from penstock.train.state import Batch, TrainState
+from penstock.train.islands.outer_optimizer import norm_of_islands
+from penstock.train.loss import CorpusLosses, corpus_losses, found_by_corpus, next_token_loss
+from penstock.train.state import DeviceBatch, TrainState
 
 
-class Asked(NamedTuple):
-    """What a rank was asked in the meantime."""
+class ControlFlags(NamedTuple):
+    """Requests to one rank since the last step."""
 
     stop: bool
-    """To stop."""
+    """True if the rank was asked to stop."""
     news: bool = False
-    """To look at a request to the run."""
+    """True if there are control requests to the run."""
 
 
 ALL = slice(None)
@@ -38,48 +37,59 @@ ALL = slice(None)
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step found, equal on all ranks."""
+    """Result of a step, equal on all ranks."""
 
     loss: float
-    """Mean over all labels, nats."""
+    """Mean loss over all labels, in nats."""
     grad_norm: float
-    """Before clipping; of islands, each of which clips its own, the root mean square."""
+    """Gradient norm before clipping; with islands, which clip separately, the root mean square."""
     stop: bool
-    """Whether any rank was asked to stop."""
+    """True if any rank was asked to stop."""
     news: bool = False
-    """Whether there is a request to take up."""
+    """True if there are control requests to apply."""
     corpus_sums: tuple[float, ...] = ()
-    """Summed loss of the rows of each corpus, nats; empty where nobody asked."""
+    """Summed loss of each corpus in nats; empty unless the mixture is adaptive."""
     corpus_labels: tuple[float, ...] = ()
-    """Over how many labels."""
+    """Number of labels of each corpus."""
     skipped: str = ""
-    """Why the weights were not changed; empty where they were."""
+    """Reason for skipping the step; "": it was taken."""
 
 
-def micro_batches(batch: Batch, *, rows: int, device: torch.device, stretch: slice = ALL) -> Iterator[Batch]:
-    """Split a batch into runs of `rows` rows on a device; `cu_seqlens` is cut at their edges.
+def micro_batches(
+    batch: DeviceBatch, *, rows: int, device: torch.device, sequence_slice: slice = ALL
+) -> Iterator[DeviceBatch]:
+    """Split a batch into micro-batches of `rows` rows on a device; `cu_seqlens` is cut accordingly.
 
     Args:
-        stretch: of each row that is wanted; `cu_seqlens` stays that of whole rows.
+        sequence_slice: slice of each row for this rank; `cu_seqlens` stays that of whole rows.
     """
     total, length = batch["input_ids"].shape
     for first in range(0, total, rows):
         past = min(first + rows, total)
         ends = batch["cu_seqlens"]
         inside = ends[(ends >= first * length) & (ends <= past * length)] - first * length
-        part = {name: batch[name][first:past, stretch] for name in ("input_ids", "labels", "position_ids")}
+        part = {
+            name: batch[name][first:past, sequence_slice] for name in ("input_ids", "labels", "position_ids")
+        }
         yield {name: t.to(device, non_blocking=True) for name, t in {**part, "cu_seqlens": inside}.items()}
 
 
-def loss_sum(model: torch.nn.Module, part: Batch, by_corpus: CorpusLosses | None = None) -> Tensor:
+def joined(parts: Sequence[DeviceBatch]) -> DeviceBatch:
+    """Join micro-batches into one that blocks process one after the other; see `Llama.forward`."""
+    batch: DeviceBatch = {name: tuple(part[name] for part in parts) for name in parts[0]}
+    return {**batch, "labels": torch.cat(batch["labels"])}
+
+
+def loss_sum(model: torch.nn.Module, part: DeviceBatch, by_corpus: CorpusLosses | None = None) -> Tensor:
     """Return the summed loss of a micro-batch, a float32 scalar with a graph."""
     inputs = inputs_of(part, by_corpus)
     loss: Tensor = model(inputs.pop("input_ids"), **inputs)
     return loss
 
 
-def inputs_of(part: Batch, by_corpus: CorpusLosses | None, *, scale: float = 1.0) -> Batch:
-    """Return what the model's forward takes for a micro-batch, so that it gives `scale` x the summed loss."""
+def inputs_of(part: DeviceBatch, by_corpus: CorpusLosses | None, *, scale: float = 1.0) -> DeviceBatch:
+    """Return the arguments of the model's forward for a micro-batch, which then returns `scale` x the summed
+    loss."""
     finish = next_token_loss(part["labels"], None if by_corpus is None else by_corpus.add)
     inputs = {name: part[name] for name in ("input_ids", "position_ids", "cu_seqlens")}
     return {**inputs, "finish": lambda hidden, head: finish(hidden, head) * scale}
@@ -87,7 +97,7 @@ def inputs_of(part: Batch, by_corpus: CorpusLosses | None, *, scale: float = 1.0
 
 def passes(
     state: TrainState,
-    parts: Sequence[Batch],
+    parts: Sequence[DeviceBatch],
     by_corpus: CorpusLosses | None,
     *,
     scale: float,
@@ -101,6 +111,8 @@ def passes(
         mark("backward")
         return total
     losses = []
+    if state.ethernet.is_breadth_first and len(parts) > 1:
+        parts = [joined(parts)]
     with state.ethernet.step(len(parts)):
         for part in parts:
             state.ethernet.next_micro_batch()
@@ -115,35 +127,35 @@ def passes(
 
 def train_step(
     state: TrainState,
-    batch: Batch,
+    batch: DeviceBatch,
     world: World,
     *,
     micro_batch_size: int,
     clip_norm: float,
-    asked: Asked,
+    asked: ControlFlags,
     mark: Callable[[str], None] = lambda _: None,
 ) -> StepResult:
     """Take one step with this rank's share of the batch; every rank must call it.
 
     Args:
         micro_batch_size: rows per forward pass.
-        asked: of this rank; the ranks agree on it here, so all stop after the same step.
-        mark: told each phase as it ends; see obs/phases.py.
+            asked: requests to this rank; the ranks agree on them here, so all stop after the same step.
+            mark: called with each phase as it ends; see obs/meter.py.
 
     Raises:
-        CorpusError: the batch holds a token beyond the model's vocabulary.
-        Rewind: too many steps could not be taken; nothing was updated.
+        CorpusError: the batch has a token id outside the model's vocabulary.
+        Rewind: too many steps were skipped; nothing was updated.
     """
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
-    stretch = state.mesh.stretch(batch["labels"].shape[1])
-    counted = batch["labels"][:, stretch if state.mesh.has_loss else slice(0)]
+    sequence_slice = state.mesh.sequence_slice(batch["labels"].shape[1])
+    counted = batch["labels"][:, sequence_slice if state.mesh.has_loss else slice(0)]
     labels = int((counted != IGNORED_LABEL).sum())
     global_labels, stops, told = world.sum(labels, *asked)
     mark("communication")
     by_corpus = corpus_losses(state, batch, world.device)
     scale = num_averaged / max(global_labels / copies, 1.0)
-    parts = [*micro_batches(batch, rows=micro_batch_size, device=world.device, stretch=stretch)]
+    parts = [*micro_batches(batch, rows=micro_batch_size, device=world.device, sequence_slice=sequence_slice)]
     local_loss = passes(state, parts, by_corpus, scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
     grad_norm = clip_gradients(state.model.parameters(), clip_norm, state.mesh.island, twice=tied)
@@ -164,8 +176,8 @@ def train_step(
     return StepResult(mean_loss, grad_norm, stops > 0, told > 0, sums, counts, skipped)
 
 
-def check_vocabulary(batch: Batch, vocab_size: int) -> None:
-    """Refuse token ids that the embedding has no row for.
+def check_vocabulary(batch: DeviceBatch, vocab_size: int) -> None:
+    """Raise for token ids outside the model's vocabulary.
 
     Raises:
         CorpusError: with the id.

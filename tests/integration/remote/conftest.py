@@ -11,7 +11,7 @@ from tests.integration.remote.faulty import FaultyServer, serving
 from tests.integration.remote.processes import answering, free_port
 from tests.integration.remote.setting import quick_options
 
-from penstock.data.remote import RemoteOptions
+from penstock.storage.options import RemoteOptions
 
 
 @pytest.fixture

@@ -3,10 +3,11 @@
 import os
 import urllib.request
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from penstock.data.remote import RemoteOptions
+from penstock.storage.options import RemoteOptions
 
 
 def quick_options(cache_folder: Path, **changes: object) -> RemoteOptions:
@@ -25,11 +26,28 @@ def quick_options(cache_folder: Path, **changes: object) -> RemoteOptions:
 def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
     """Put the files of a folder into a bucket of a test server; return their address."""
     import obstore
-    from obstore.store import S3Store
 
     made = urllib.request.Request(f"{s3_url}/{bucket}", method="PUT")
     urllib.request.urlopen(made, timeout=60).close()
-    store = S3Store(
+    store = _store(s3_url, bucket)
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            obstore.put(store, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    return f"s3://{bucket}/{prefix}"
+
+
+def empty(*, s3_url: str, bucket: str, prefix: str) -> None:
+    """Delete the objects below a prefix."""
+    import obstore
+
+    store = _store(s3_url, bucket)
+    obstore.delete(store, [found["path"] for found in obstore.list(store, prefix).collect()])
+
+
+def _store(s3_url: str, bucket: str) -> Any:  # Any: loaded where it is needed
+    from obstore.store import S3Store
+
+    return S3Store(
         bucket,
         endpoint=s3_url,
         region="us-east-1",
@@ -37,10 +55,6 @@ def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
         secret_access_key="test-secret",
         client_options={"allow_http": True},
     )
-    for path in sorted(folder.rglob("*")):
-        if path.is_file():
-            obstore.put(store, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-    return f"s3://{bucket}/{prefix}"
 
 
 def lead_to(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,20 @@ from tests.integration.remote.setting import quick_options
 
 from penstock.core import clock, env
 from penstock.core.errors import CorpusError
-from penstock.data.remote import RemoteOptions, RemoteStorage, fetcher, storage_of
-from penstock.data.remote.cache import cache_of
-from penstock.data.remote.region import PAGE_BYTES, Region
+from penstock.storage import page_fetcher
+from penstock.storage.base import storage_of
+from penstock.storage.cache import cache_of
+from penstock.storage.cache_region import PAGE_BYTES, Region
+from penstock.storage.options import RemoteOptions
+from penstock.storage.remote import RemoteStorage
 
 CONTENT = np.random.default_rng(0).bytes(6_000_001)
 
 READER = """
     import faulthandler, random, sys
     from pathlib import Path
-    from penstock.data.remote import RemoteOptions, storage_of
+    from penstock.storage.base import storage_of
+    from penstock.storage.options import RemoteOptions
 
     faulthandler.dump_traceback_later(180, exit=True)  # one that hangs says where, and ends
     url, cache, seed, limit, rounds = sys.argv[1:6]
@@ -110,9 +114,9 @@ def test_spans_of_several_arrays_are_the_bytes_that_lie_there(
 
 def test_reading_past_the_end_is_an_error(web: FaultyServer, options: RemoteOptions) -> None:
     blob = storage_of(web.url, options).open("object")
-    with pytest.raises(CorpusError, match="has 6000001 bytes where bytes 0 to 6000002 are needed"):
+    with pytest.raises(CorpusError, match="has 6000001 bytes, but bytes 0 to 6000002 are needed"):
         blob.read(0, 6_000_002)
-    with pytest.raises(CorpusError, match="where bytes 8 to 6000008 are needed"):
+    with pytest.raises(CorpusError, match="but bytes 8 to 6000008 are needed"):
         blob.array("<u4", offset=8, count=1_500_000)
 
 
@@ -180,7 +184,7 @@ def test_what_another_process_brings_between_two_looks_is_not_waited_for(
 ) -> None:
     blob = storage_of(web.url, options).open("object")
     other = RemoteStorage(web.url, quick_options(options.cache_folder, cache_bytes=2**29)).open("object")
-    look, at_first = fetcher._missing, iter([True])
+    look, at_first = page_fetcher._missing, iter([True])
 
     def interrupted(held: dict[int, Region], pages: range) -> list[int]:
         found = look(held, pages)
@@ -188,7 +192,7 @@ def test_what_another_process_brings_between_two_looks_is_not_waited_for(
             assert other.read(0, 10) == CONTENT[:10]
         return found
 
-    monkeypatch.setattr(fetcher, "_missing", interrupted)
+    monkeypatch.setattr(page_fetcher, "_missing", interrupted)
     assert blob.read(0, 10) == CONTENT[:10]
 
 
@@ -342,7 +346,7 @@ def test_a_cache_that_cannot_be_written_is_an_error_with_the_remedy(
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     blob = storage_of(web.url, quick_options(tmp_path / "file")).open("object")
-    with pytest.raises(CorpusError, match=r"cannot be written: .* name another folder by PENSTOCK_CACHE"):
+    with pytest.raises(CorpusError, match=r"cannot be written: .* set PENSTOCK_CACHE to another folder"):
         blob.read(0, 10)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from tests.integration.remote.setting import lead_to, upload
 
-from penstock.checkpoint.place import open_place
-from penstock.checkpoint.place_remote import RemotePlace
+from penstock.checkpoint.remote_storage import RemotePlace
+from penstock.checkpoint.storage import open_place
 from penstock.core.errors import CheckpointError, ConfigError
 from penstock.testing.corpora import write_corpus
 

@@ -13,8 +13,8 @@ from tests.integration.remote.setting import upload
 
 from penstock.core.errors import ConfigError, CorpusError
 from penstock.data import Loader, open_corpus
-from penstock.data.remote import storage_of
-from penstock.data.remote.digests import write_block_checksums
+from penstock.storage.base import storage_of
+from penstock.storage.block_checksums import write_block_checksums
 from penstock.testing.corpora import numbered_corpus
 
 # 32 pools of 16 blocks of 16 rows of 256 tokens: 8 lanes, so that 8 ranks have one each.
@@ -169,5 +169,5 @@ def test_the_tokenizer_is_fetched_when_it_is_asked_for(web: FaultyServer, folder
 
 
 def test_the_client_is_loaded_when_an_address_is_opened_and_not_before() -> None:
-    code = "import sys, penstock.data, penstock.data.remote; sys.exit('obstore' in sys.modules)"
+    code = "import sys, penstock.data, penstock.storage.remote; sys.exit('obstore' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,11 +6,10 @@ import pytest
 from tests.integration.remote.setting import lead_to, upload
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.data.remote.options import RemoteOptions
-from penstock.data.remote.storage import storage_of
-from penstock.doctor import object_store
-from penstock.doctor.check import Asked
-from penstock.doctor.finding import Level
+from penstock.doctor.checks import object_store
+from penstock.doctor.checks.check import CheckOptions, Level
+from penstock.storage.base import storage_of
+from penstock.storage.options import RemoteOptions
 
 
 @pytest.fixture
@@ -25,7 +24,7 @@ def bucket(s3_process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_store_is_written_and_read_and_left_as_it_was(bucket: str, tmp_path: Path) -> None:
-    facts = object_store.measure(Asked(folder=tmp_path, store=bucket))
+    facts = object_store.measure(CheckOptions(folder=tmp_path, store=bucket))
     assert facts is not None
     assert min(facts.written_bytes_s, facts.read_bytes_s, facts.first_byte_s) > 0
     assert next(object_store.judge(facts)).level is Level.GREEN
@@ -36,9 +35,9 @@ def test_a_store_is_written_and_read_and_left_as_it_was(bucket: str, tmp_path: P
 @pytest.mark.usefixtures("bucket")
 def test_a_bucket_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(PenstockError, match=r"s3://no-such-bucket/x: .*"):
-        object_store.measure(Asked(folder=tmp_path, store="s3://no-such-bucket/x"))
+        object_store.measure(CheckOptions(folder=tmp_path, store="s3://no-such-bucket/x"))
 
 
 def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--store must be an object store that can be written .* s3://"):
-        object_store.measure(Asked(folder=tmp_path, store="https://example.org/x"))
+        object_store.measure(CheckOptions(folder=tmp_path, store="https://example.org/x"))

@@ -3,6 +3,8 @@
 import itertools
 import logging
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from tests.integration.remote.setting import quick_options
 
 from penstock.core import clock
 from penstock.core.errors import CorpusChanged, CorpusError
-from penstock.data.remote import RemoteOptions, storage_of
-from penstock.data.remote.digests import FILE as CHECKSUMS
-from penstock.data.remote.digests import write_block_checksums
+from penstock.storage.base import storage_of
+from penstock.storage.block_checksums import FILE as CHECKSUMS
+from penstock.storage.block_checksums import write_block_checksums
+from penstock.storage.options import RemoteOptions
 
 CONTENT = np.random.default_rng(0).bytes(1_500_000)
 
@@ -92,9 +95,7 @@ def test_bytes_that_stay_wrong_are_an_error_that_names_the_object(
     write_block_checksums(web.origin, ["object"])
     web.fault = lambda request: "flip" if request.path == "/object" else None
     blob = storage_of(web.url, options).open("object")
-    with pytest.raises(
-        CorpusError, match=r"/object cannot be read after 4 attempts.*do not have their check"
-    ):
+    with pytest.raises(CorpusError, match=r"/object cannot be read after 4 attempts.*have wrong check"):
         blob.read(0, 100)
 
 
@@ -225,3 +226,27 @@ def test_a_missing_package_is_an_error_with_the_command(
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
     with pytest.raises(CorpusError, match=r"needs the package obstore. pip install 'penstock\[remote\]'"):
         storage_of(web.url, options).open("object")
+
+
+def test_a_program_that_ends_does_not_wait_for_a_store_that_is_gone(tmp_path: Path) -> None:
+    code = f"""
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from penstock.core.errors import CorpusError
+from penstock.storage.base import storage_of
+from penstock.storage.options import RemoteOptions
+pool = ThreadPoolExecutor()
+
+def read():
+    options = RemoteOptions(cache_folder=Path({str(tmp_path)!r}), deadline_s=3600.0, first_delay_s=3600.0)
+    try:
+        storage_of("http://127.0.0.1:9", options).open("object")
+    except CorpusError as error:
+        print("given up:", error)
+
+pool.submit(read)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "given up: http://127.0.0.1:9/object cannot be read after 1 attempt" in done.stdout

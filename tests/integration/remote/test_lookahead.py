@@ -9,9 +9,9 @@ from tests.integration.remote.faulty import FaultyServer
 from penstock.core import clock
 from penstock.core.files import checksum
 from penstock.data import Loader
+from penstock.data.corpus.manifest import Manifest, ShardEntry, save_manifest
 from penstock.data.formats.arrow import write_shard
 from penstock.data.lookahead import Lookahead
-from penstock.data.manifest import Manifest, ShardEntry, save_manifest
 
 # 32 pools of 16 blocks of 16 rows: 8 lanes. A block is 64 KiB of uint16 tokens: 16 pages, and 17 are touched.
 LENGTH, NUM_TOKENS, SHARDS = 2048, 32 * 16 * 16 * 2048, 2
@@ -64,6 +64,34 @@ def test_ranks_with_caches_of_their_own_fetch_little_more_than_they_serve(
     assert served == NUM_TOKENS
     # 17 pages for 16 at each block, and every rank reads the whole index.
     assert web.traffic.body_bytes < 1.2 * 2 * NUM_TOKENS
+
+
+def test_ranks_that_swap_rows_fetch_their_documents_and_not_their_pools(
+    web: FaultyServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows cost as much as their documents are long, so some leave the rank of their lane."""
+    lengths = np.maximum(1, np.random.default_rng(0).lognormal(6.3, 1.2, 2 * NUM_TOKENS // 1000)).astype(
+        np.int64
+    )
+    ends = np.cumsum(lengths)
+    offsets = np.concatenate(([0], ends[ends < NUM_TOKENS // 2], [NUM_TOKENS // 2]))
+    (tmp_path / "far").mkdir()
+    path = tmp_path / "far" / "0.arrow"
+    write_shard(path, (np.arange(NUM_TOKENS // 2) % 60_000).astype(np.uint16), offsets)
+    entry = {"tokens": NUM_TOKENS // 2, "documents": len(offsets) - 1, "bytes": path.stat().st_size}
+    shards = (ShardEntry(name=path.name, checksum=checksum(path), **entry),)
+    save_manifest(
+        tmp_path / "far", Manifest(format="arrow", dtype="uint16", vocab_size=60_000, shards=shards)
+    )
+    web.origin = tmp_path / "far"
+    monkeypatch.setenv("PENSTOCK_CACHE_BYTES", "1GiB")
+    served = 0
+    for rank in range(4):
+        monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / str(rank)))
+        made = loader(web.url, rank=rank, world_size=4)
+        served += sum(made.batch_at(step)["input_ids"].size for step in range(NUM_TOKENS // LENGTH // 128))
+    assert served == NUM_TOKENS // 2
+    assert web.traffic.body_bytes < 1.28 * NUM_TOKENS  # 1.2 times what they fetch who swap nothing
 
 
 def test_the_next_pool_of_a_lane_is_there_before_its_first_row(web: FaultyServer, address: str) -> None:

@@ -5,8 +5,9 @@ from benchmarks.serve_figures import figures, median_of, tables
 from benchmarks.serve_load import many, one, request
 
 
-def reply(stamps, wall_s, cpu_s):
-    return {"stamps": stamps, "wall_s": wall_s, "cpu_s": cpu_s}
+def reply(stamps, wall_s, cpu_s, tokens=None):
+    tokens = [len(times) for times in stamps] if tokens is None else tokens
+    return {"stamps": stamps, "tokens": tokens, "wall_s": wall_s, "cpu_s": cpu_s}
 
 
 def test_a_single_stream_counts_from_its_first_token():
@@ -31,6 +32,15 @@ def test_many_requests_count_all_tokens_and_wait_from_their_arrival():
     assert found["between_p50_ms"] == pytest.approx(200)
 
 
+def test_an_event_with_several_tokens_is_waited_for_once_and_counts_for_all_of_them():
+    asked = [request(0.0, [3], 5)]
+    found = figures("1 at once", asked, reply([[0.5, 0.7, 1.1]], wall_s=2.0, cpu_s=4.0, tokens=[5]))
+    assert found["tokens_per_s"] == 2.5
+    assert found["between_p50_ms"] == pytest.approx(300)
+    alone = figures("single", asked, reply([[0.5, 0.7, 1.1]], wall_s=1.1, cpu_s=2.2, tokens=[5]))
+    assert alone["ms_per_token"] == pytest.approx(150)
+
+
 def test_an_engine_that_leaves_tokens_out_is_not_measured():
     with pytest.raises(AssertionError):
         figures("single", one(8, 3, vocabulary=100, seed=0), reply([[1.0, 2.0]], wall_s=2, cpu_s=2))
@@ -48,11 +58,11 @@ def test_tables_have_a_row_an_engine_and_medians_are_over_rounds():
             {"ms_per_token": ms, "cpu_ms_per_token": 2 * ms, "percent_of_roofline": 450 / ms}
             for ms in (9.0, 7.0, 50.0)
         ],
-        "prefill": [{"prompt_tokens_per_s": 1.0, "prompt_tokens_per_cpu_s": 1.0}],
+        "prefill": [{"prompt_tokens_per_s": 1.0, "prompt_tokens_per_cpu_s": 1.0, "percent_of_peak": 85.0}],
     }
     results = {"ours": {case: median_of(rounds) for case, rounds in cases.items()}}
     lines = tables(results)
     assert [line.split() for line in lines[:2]] == [
-        ["engine", "ms/token", "%", "of", "roofline", "prompt/s"],
-        ["ours", "9.0", "50.0", "1.0"],
+        ["engine", "ms/token", "%", "of", "roofline", "prompt/s", "%", "of", "peak"],
+        ["ours", "9.0", "50.0", "1.0", "85.0"],
     ]

@@ -4,7 +4,7 @@ import pytest
 from tests.families import small_llama
 
 from penstock.checkpoint.layout import FileEntry, Meta, TensorEntry
-from penstock.checkpoint.written import Written, index_of
+from penstock.checkpoint.saver import Written, index_of
 from penstock.core.errors import CheckpointError
 
 META = Meta(step=3, tokens=1, model=small_llama(), loader={}, seed=0, world_size=2)
@@ -25,6 +25,6 @@ def test_tensors_of_all_ranks_are_listed_by_name():
 
 @pytest.mark.parametrize("num_bytes", [20, 28])
 def test_what_is_not_all_of_a_tensor_or_more_is_refused(num_bytes):
-    said = rf"wrote {24 + num_bytes} bytes of tensors that have 48\. Write to the authors"
+    said = rf"wrote {24 + num_bytes} bytes of tensors that have 48\. Report this as a bug"
     with pytest.raises(CheckpointError, match=said):
         index_of(META, [written(0, 24, b=(4, 3)), written(1, num_bytes)])

@@ -168,10 +168,9 @@ def test_the_exit_code_is_the_commands(code: int, verb: Callable[[Callable[[], i
         (ConfigError("It is wrong", got=3, fix="Right it."), 2, "penstock: It is wrong (got 3). Right it."),
         (CorpusError("It is damaged"), 1, "penstock: It is damaged."),
         (KeyboardInterrupt(), 130, "penstock: Interrupted."),
-        (FileNotFoundError(2, "No such file or directory", "x.txt"), 1,
-         "penstock: No such file or directory: x.txt."),
         (OSError(errno.ENOSPC, "No space left on device"), 1,
-         "penstock: No space left on device. Free some space and run the same command again."),
+         "penstock: No space left on device. Free some space (`df -h` shows where) and run the same command\n"
+         "again."),
         (OSError("odd"), 1, "penstock: odd."),
     ],
     ids=lambda value: type(value).__name__,

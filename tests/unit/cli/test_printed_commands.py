@@ -13,9 +13,11 @@ from penstock.cli.main import main
 ROOT = Path(__file__).parents[3]
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 EXAMPLES = re.compile(r"^examples?:\n((?:  .*\n)+)", re.MULTILINE)
+GENERATED = ROOT / "docs/reference"  # of the help texts, which are read themselves
+WRITTEN = [page for page in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in page.parents]
 PAGES = [
-    *((page, FENCED) for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]),
-    *((page, EXAMPLES) for page in sorted((ROOT / "src/penstock/cli").glob("*.py"))),
+    *((page, FENCED) for page in [ROOT / "README.md", *WRITTEN]),
+    *((page, EXAMPLES) for page in sorted((ROOT / "src/penstock/cli").rglob("*.py"))),
 ]
 
 

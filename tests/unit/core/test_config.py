@@ -204,7 +204,7 @@ def test_a_missing_recipe_and_broken_toml_and_bytes_that_are_no_text_are_refused
         (b"{", "is not valid JSON"),
         (b"\xff", "is not valid JSON"),
         (b"[" * 100_000, "is not valid JSON"),
-        (b"[1]", r"must hold a JSON object \(got 'list'\)"),
+        (b"[1]", r"must contain a JSON object \(got 'list'\)"),
     ],
     ids=["cut", "not text", "too deep", "list"],
 )

@@ -40,9 +40,15 @@ def run() -> Callable[..., Summary]:
     """A function that prepares `folder` into `out`, in small shards, with two rejections allowed."""
 
     def prepared(
-        folder: Path, out: Path, tokenizer: Path | None, *, restart: bool = False, **options: Any
+        folder: Path,
+        out: Path,
+        tokenizer: Path | None,
+        *,
+        restart: bool = False,
+        suffixes: tuple[str, ...] = (".txt", ".jsonl"),
+        **options: Any,
     ) -> Summary:
-        selection = Selection(suffixes=(".txt", ".jsonl"))
+        selection = Selection(suffixes=suffixes)
         config = PrepareConfig(tokenizer=tokenizer, **{"shard_tokens": 40, "max_errors": 2, **options})
         return prepare([str(folder)], out, config=config, selection=selection, restart=restart)
 

@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.data.test_prepare_resume import Killed, kill_at
 
 from penstock.core.errors import CorpusError, InputError, RunLocked, UsageError
 from penstock.core.files import exclusive
-from penstock.data.manifest import load_manifest, save_manifest
+from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.data.prepare import PrepareConfig, Selection, Summary
 from penstock.data.prepare import append as append_module
 from penstock.data.prepare.append import Appended, append, tokenizer_of
-from penstock.data.verify import verify
+from penstock.data.tools.verify import verify
+from tests.unit.data.test_prepare_resume import Killed, kill_at
 
 Run = Callable[..., Summary]
 Content = Callable[[Path], dict[str, bytes]]
@@ -129,7 +129,7 @@ def test_an_unfinished_append_of_other_inputs_must_be_continued_or_restarted(
     assert len(load_manifest(corpus).part_ends) == 1
     other = tmp_path / "other.jsonl"
     other.write_text('{"text": "and a mat"}\n')
-    with pytest.raises(CorpusError, match=r"\.append holds a half done corpus .*input removed.*--restart"):
+    with pytest.raises(CorpusError, match=r"\.append contains a half done corpus .*input removed.*--restart"):
         added(corpus, other)
     assert added(corpus, other, restart=True).corpus.part_ends[-1] == load_manifest(corpus).part_ends[0] + 1
 
@@ -153,7 +153,7 @@ def test_a_corpus_that_another_process_writes_is_refused(corpus: Path, news: Pat
 
 def test_a_corpus_of_another_format_is_refused(corpus: Path, news: Path) -> None:
     save_manifest(corpus, replace(load_manifest(corpus), format="mds"))
-    with pytest.raises(CorpusError, match="is of format mds; only Penstock's own"):
+    with pytest.raises(CorpusError, match="has format mds; only Penstock's own"):
         added(corpus, news)
 
 
@@ -171,7 +171,7 @@ def test_a_corpus_without_its_tokenizer_takes_the_same_one_and_no_other(
         tokenizer_of(corpus, other)
     assert tokenizer_of(corpus, tokenizer) == tokenizer
     save_manifest(corpus, replace(load_manifest(corpus), tokenizer=None))
-    with pytest.raises(CorpusError, match="does not say which tokenizer it was made with"):
+    with pytest.raises(CorpusError, match="does not record which tokenizer it was made with"):
         tokenizer_of(corpus, tokenizer)
 
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import CorpusError
 from penstock.data.formats.arrow import ArrowShard, write_shard
 from penstock.data.formats.arrow import open_shard as open_in
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage
 
 TOKENS = np.arange(10, dtype=np.uint16)
 OFFSETS = np.array([0, 3, 3, 4, 10], np.int64)

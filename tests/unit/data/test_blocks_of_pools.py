@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from penstock.data.geometry import choose_geometry
-from penstock.data.order import Order
+from penstock.data.order.permutation import choose_geometry
+from penstock.data.order.row_order import Order
 
 
 def order_of(num_tokens: int, *, length: int = 16, name: str = "c", seed: int = 0) -> Order:
@@ -55,7 +55,7 @@ def test_name_and_seed_key_the_order() -> None:
 
 @pytest.mark.parametrize("num_tokens", [40, 10_007, 2**14])
 @pytest.mark.parametrize("epoch", range(4))
-def test_the_pools_that_hold_a_stretch_are_those_of_its_tokens(num_tokens: int, epoch: int) -> None:
+def test_the_pools_of_a_range_are_those_of_its_tokens(num_tokens: int, epoch: int) -> None:
     blocks = order_of(num_tokens, length=8).blocks
     each = blocks.pools_at(epoch, np.arange(num_tokens))
     draw = np.random.default_rng(0)

@@ -6,27 +6,25 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.data.buffers import _KEPT, Buffers
+from penstock.data.collate import _KEPT, BatchBuffers
 
 
 def address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
 
+def taken(buffers: BatchBuffers, size: int = 1000) -> np.ndarray:
+    array, at = buffers.take((size,), np.dtype(np.int64))
+    assert at == address(array)
+    return array
+
+
 def test_memory_comes_back_when_nobody_holds_it() -> None:
-    buffers = Buffers()
-    first = buffers.take(1000, np.int64)
+    buffers = BatchBuffers()
+    first = taken(buffers)
     place = address(first)
     del first
-    assert address(buffers.take(1000, np.int64)) == place
-
-
-def test_memory_comes_back_for_another_type_of_the_same_size() -> None:
-    buffers = Buffers()
-    place = address(buffers.take(1000, np.int64))
-    again = buffers.take(2000, np.uint32)
-    assert (again.shape, again.dtype) == ((2000,), np.uint32)
-    assert address(again) == place
+    assert address(taken(buffers)) == place
 
 
 HOLDERS = {
@@ -45,24 +43,24 @@ HOLDERS = {
 
 @pytest.mark.parametrize("hold", HOLDERS.values(), ids=HOLDERS.keys())
 def test_memory_does_not_come_back_while_it_is_held_by(hold) -> None:  # type: ignore[no-untyped-def]
-    buffers = Buffers()
-    array = buffers.take(1000, np.int64)
+    buffers = BatchBuffers()
+    array = taken(buffers)
     place = address(array)
     held = hold(array)
     del array
-    others = [buffers.take(1000, np.int64) for _ in range(2 * _KEPT)]
+    others = [taken(buffers) for _ in range(2 * _KEPT)]
     assert place not in map(address, others)
     assert len({*map(address, others)}) == 2 * _KEPT, "nor is any of them handed out twice"
     del held, others
-    again = [buffers.take(1000, np.int64) for _ in range(_KEPT)]
+    again = [taken(buffers) for _ in range(_KEPT)]
     assert place in map(address, again)
 
 
 def test_what_is_held_keeps_its_values_however_much_is_taken() -> None:
-    buffers = Buffers()
+    buffers = BatchBuffers()
     held = []
     for number in range(3 * _KEPT):
-        array = buffers.take(64, np.int64)
+        array = taken(buffers, 64)
         array[:] = number
         if number % 3 == 0:
             held.append((number, torch.from_numpy(array.reshape(8, 8))))
@@ -70,10 +68,10 @@ def test_what_is_held_keeps_its_values_however_much_is_taken() -> None:
 
 
 def test_threads_never_get_the_same_memory() -> None:
-    buffers = Buffers()
+    buffers = BatchBuffers()
 
     def fill(number: int) -> bool:
-        array = buffers.take(500, np.int64)
+        array = taken(buffers, 500)
         array[:] = number
         return bool((array == number).all())
 

@@ -6,11 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.data.buffers import Buffers
-from penstock.data.collate import FIELDS, collate
-from penstock.data.corpus import Corpus
-from penstock.data.opening import open_corpus
-from penstock.data.pool import PADDING
+from penstock.data.collate import FIELDS, BatchBuffers, collate
+from penstock.data.corpus.corpus import Corpus
+from penstock.data.corpus.open import open_corpus
+from penstock.data.order.pool import PADDING
 from penstock.testing.corpora import write_corpus
 
 # Two shards: documents [11 12 13 14] [15 16] | [21 22 23]
@@ -24,7 +23,7 @@ def corpus(tmp_path: Path) -> Corpus:
 
 def collated(*parts: tuple[Corpus, list[Any]], length: int) -> dict[str, Any]:
     tables = [(corpus, [np.array(row, dtype=np.int64) for row in rows]) for corpus, rows in parts]
-    return collate(tables, length=length, fields=FIELDS, buffers=Buffers())
+    return collate(tables, length=length, fields=FIELDS, buffers=BatchBuffers())
 
 
 def test_a_row_of_two_documents(corpus: Corpus) -> None:
@@ -60,7 +59,7 @@ def test_padding_is_token_0_without_labels_in_a_document_of_its_own(corpus: Corp
 
 
 def test_memory_used_before_leaves_no_trace(corpus: Corpus) -> None:
-    buffers = Buffers()
+    buffers = BatchBuffers()
     rows = [np.array([(0, 0, 4, 0), (0, 4, 6, 0)]), np.array([(1, 0, 3, 0), (PADDING, 0, 3, 0)])]
     fresh = collate([(corpus, rows)], length=6, fields=FIELDS, buffers=buffers)
     expected = {name: field.copy() for name, field in fresh.items()}
@@ -74,7 +73,7 @@ def test_memory_used_before_leaves_no_trace(corpus: Corpus) -> None:
 def test_only_the_requested_fields_are_made_each_of_its_type(corpus: Corpus) -> None:
     rows = [np.array([(0, 0, 4, 0), (0, 4, 6, 0)])]
     for name in FIELDS:
-        made = collate([(corpus, rows)], length=6, fields=(name,), buffers=Buffers())
+        made = collate([(corpus, rows)], length=6, fields=(name,), buffers=BatchBuffers())
         assert list(made) == [name]
         assert made[name].dtype == (np.int32 if name == "cu_seqlens" else np.int64)
 

@@ -8,8 +8,7 @@ import pytest
 
 from penstock.core.errors import CorpusError
 from penstock.data.formats import FORMATS
-from penstock.data.probe import probe
-from penstock.data.storage import Blob, LocalStorage
+from penstock.storage.base import Blob, LocalStorage, probe
 
 DATA = Path(__file__).parent.parent.parent / "data"
 
@@ -39,9 +38,9 @@ def test_a_companion_that_cannot_be_had_is_not_taken_for_absent(
     format_: str, folder: str, shard: str, companion: str, options: dict[str, str], tmp_path: Path
 ) -> None:
     here = Path(shutil.copytree(DATA / folder, tmp_path / "here"))
-    FORMATS[format_](LocalStorage(here), shard, options)
+    FORMATS[format_].open_shard(LocalStorage(here), shard, options)
     with pytest.raises(CorpusError, match=f"{re.escape(companion)} cannot be read"):
-        FORMATS[format_](Failing(here, ending=companion), shard, options)
+        FORMATS[format_].open_shard(Failing(here, ending=companion), shard, options)
 
 
 def test_what_a_shard_is_known_by_is_not_made_without_a_companion_that_cannot_be_had(tmp_path: Path) -> None:

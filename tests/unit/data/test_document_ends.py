@@ -5,10 +5,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from penstock.core.arrays import Array, Int64
 from penstock.core.errors import CorpusError
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.storage import Array, Slices
-from penstock.data.types import Int64
+from penstock.storage.base import Slices
 
 
 class Fetching:

@@ -5,14 +5,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.format_examples import EXAMPLES, Example
 
+from penstock.core.arrays import Array
 from penstock.core.errors import CorpusError
 from penstock.data import Loader, open_corpus
-from penstock.data.corpus import Corpus
+from penstock.data.corpus.corpus import Corpus
+from penstock.data.corpus.open import from_manifest
 from penstock.data.formats import FORMATS
-from penstock.data.opening import from_manifest
-from penstock.data.storage import Array, LocalBlob, LocalStorage, Slices
+from penstock.storage.base import LocalBlob, LocalStorage, Slices
+from tests.format_examples import EXAMPLES, Example
 
 
 def of_folder(example: Example) -> str:
@@ -118,5 +119,5 @@ def test_a_shard_swapped_for_another_of_equal_size_is_noticed_while_reading(
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.write_bytes(content)
-    with pytest.raises(CorpusError, match="is not the one that its manifest describes"):
+    with pytest.raises(CorpusError, match="differs from the one in its manifest"):
         corpus.tokens(0, 1)

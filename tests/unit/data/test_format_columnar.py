@@ -6,7 +6,7 @@ import pytest
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data.formats.choice import column_of, in_order, one_split
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.formats.runs import GroupedEnds, Runs, RunShard, starts_of
+from penstock.data.formats.runs import GroupedEnds, RunShard, TokenRuns, starts_of
 
 STORED = np.arange(100, 130, dtype="<u2")
 DATA = STORED.view(np.uint8)
@@ -15,8 +15,8 @@ STARTS = starts_of(np.array([4, 3, 0, 5]))
 JOINED = [120, 121, 122, 123, 100, 101, 102, 105, 106, 107, 108, 109]
 
 
-def runs() -> Runs:
-    return Runs(DATA, "<u2", places=PLACES, starts=STARTS)
+def runs() -> TokenRuns:
+    return TokenRuns(DATA, "<u2", places=PLACES, starts=STARTS)
 
 
 def test_every_slice_of_runs_is_that_of_the_joined_tokens() -> None:
@@ -33,7 +33,7 @@ def test_a_slice_inside_one_run_is_a_view_of_the_file() -> None:
 
 def test_runs_may_lie_at_odd_bytes() -> None:
     data = np.concatenate((np.zeros(1, np.uint8), DATA))
-    odd = Runs(data, "<u2", places=PLACES + 1, starts=STARTS)
+    odd = TokenRuns(data, "<u2", places=PLACES + 1, starts=STARTS)
     assert odd[0:12].tolist() == JOINED
 
 

@@ -76,7 +76,7 @@ def test_a_thing_that_cannot_be_made_is_tried_again_and_leaves_nothing(tmp_path:
 def test_no_place_is_an_error_that_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     held = Decoded(tmp_path / "file" / "below")
-    with pytest.raises(CorpusError, match=r"no place for decoded data.*PENSTOCK_CACHE"):
+    with pytest.raises(CorpusError, match=r"no disk space for decoded data.*PENSTOCK_CACHE"):
         Made().get(held, 1)
 
 

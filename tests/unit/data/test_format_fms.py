@@ -1,5 +1,6 @@
 """fms-fsdp's Arrow files: a batch a document, many of them, empty ones, damaged ones."""
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.format_examples import DATA, DOCUMENTS
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
-from penstock.data.formats.fms import find, open_shard
+from penstock.data.formats import ipc
+from penstock.data.formats.arrow_folders import find_fms
+from penstock.data.formats.ipc_tokens import open_batches
 from penstock.data.formats.runs import RunShard
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage
+from tests.format_examples import DATA, DOCUMENTS
 
 DOCS = [[1, 2, 3], [], [4], [5, 6]]
 
@@ -29,7 +32,7 @@ def written(
 
 
 def opened(path: Path, **options: str) -> RunShard:
-    return open_shard(LocalStorage(path.parent), path.name, options)
+    return open_batches(LocalStorage(path.parent), path.name, options)
 
 
 def documents_of(shard: RunShard) -> list[list[int]]:
@@ -61,6 +64,36 @@ def test_a_document_is_read_in_place_among_many(tmp_path: Path) -> None:
     place = sum(n % 5 for n in range(2004))
     assert shard.tokens[place : place + 4].tolist() == [2004] * 4
     assert not shard.tokens[place : place + 4].flags.owndata
+
+
+@pytest.mark.parametrize("damage", ["none", "truncated", "altered", "elsewhere"])
+def test_the_places_of_many_batches_are_kept_and_made_again_where_they_are_damaged(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docs: list[list[int | None]] = [[n] * (n % 3) for n in range(ipc._MANY + 7)]
+    path = written(tmp_path / "a.arrow", docs)
+    assert documents_of(opened(path)) == docs
+    (kept,) = (tmp_path / ".penstock").iterdir()
+    content = kept.read_bytes()
+    if damage == "truncated":
+        kept.write_bytes(content[:-56])
+    elif damage == "altered":
+        kept.write_bytes(content[:-16] + b"\x7f" * 16)
+    elif damage == "elsewhere":
+        written(path, docs[::-1])
+    else:
+        read = pa.ipc.read_message
+        calls: list[object] = []
+        monkeypatch.setattr(ipc.pa.ipc, "read_message", lambda *given: calls.append(0) or read(*given))
+    assert documents_of(opened(path)) == (docs[::-1] if damage == "elsewhere" else docs)
+    assert kept.read_bytes() == content
+    if damage == "none":
+        assert len(calls) == 1 + ipc._MANY
+
+
+def test_few_batches_leave_nothing_in_the_index_folder(tmp_path: Path) -> None:
+    opened(written(tmp_path / "a.arrow", DOCS))
+    assert [path.name for path in tmp_path.iterdir()] == ["a.arrow"]
 
 
 def test_a_file_without_batches_has_no_tokens(tmp_path: Path) -> None:
@@ -98,6 +131,17 @@ def test_a_file_cut_off_anywhere_is_an_error(tmp_path: Path) -> None:
             opened(path)
 
 
+def test_a_batch_that_looks_like_the_end_of_an_arrow_file_is_an_error(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.arrow", DOCS)
+    content = bytearray(path.read_bytes())
+    schema, *batches, _ = (match.start() for match in re.finditer(b"\xff{4}", content))
+    assert (schema, len(batches)) == (8, len(DOCS))
+    content[batches[2] + 4 : batches[2] + 8] = bytes(4)
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=rf"its batches end at byte {batches[2]}, its footer begins"):
+        opened(path)
+
+
 def test_what_is_no_arrow_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(b"\xff" * 4096)
     with pytest.raises(CorpusError, match="there is no Arrow message at byte 0"):
@@ -105,5 +149,5 @@ def test_what_is_no_arrow_file_is_an_error(tmp_path: Path) -> None:
 
 
 def test_files_are_found_unless_hugging_face_wrote_them() -> None:
-    assert find({"b/x.arrow": 1, "a/x.arrow": 1, "meta.csv": 1}) == ["a/x.arrow", "b/x.arrow"]
-    assert find({"data-00000-of-00001.arrow": 1, "state.json": 1}) == []
+    assert find_fms({"b/x.arrow": 1, "a/x.arrow": 1, "meta.csv": 1}) == ["a/x.arrow", "b/x.arrow"]
+    assert find_fms({"data-00000-of-00001.arrow": 1, "state.json": 1}) == []

@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.format_examples import DATA, DOCUMENTS
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
-from penstock.data.formats.hf_datasets import find, open_shard
+from penstock.data.formats.arrow_folders import find_datasets, missing
+from penstock.data.formats.ipc_tokens import open_lists
 from penstock.data.formats.runs import RunShard
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalBlob, LocalStorage
+from tests.format_examples import DATA, DOCUMENTS
 
 ROWS = [[1, 2, 3], [], [4], [5, 6], [], [7]]
 INDEX = {"state.json": 1, "dataset_info.json": 1}
@@ -28,7 +29,7 @@ def written(tmp_path: Path, columns: dict[str, Any], *, rows_per_batch: int, opt
 
 
 def opened(path: Path, **options: str) -> RunShard:
-    return open_shard(LocalStorage(path.parent), path.name, options)
+    return open_lists(LocalStorage(path.parent), path.name, options)
 
 
 def documents_of(shard: RunShard) -> list[list[int]]:
@@ -114,14 +115,72 @@ def test_compressed_buffers_are_refused_by_name(tmp_path: Path) -> None:
         opened(path)
 
 
-def test_a_column_that_hides_where_the_tokens_lie_is_refused_by_its_type(tmp_path: Path) -> None:
-    columns = {"text": pa.array(["x"] * 6, pa.string_view()), "t": pa.array(ROWS, pa.list_(pa.int32()))}
-    with pytest.raises(CorpusError, match="column of type string_view lies before the column of tokens"):
-        opened(written(tmp_path, columns, rows_per_batch=9))
+@pytest.mark.parametrize(
+    "before",
+    [
+        pa.array(["x" * 20] * 6, pa.string_view()),
+        pa.array(["x", "y"] * 3).dictionary_encode(),
+        pa.array([{"a": [b"x"], "b": None}] * 6),
+        pa.UnionArray.from_dense(
+            pa.array([0, 1] * 3, pa.int8()), pa.array([0, 0, 1, 1, 2, 2], pa.int32()), [pa.array([1] * 3)] * 2
+        ),
+    ],
+    ids=lambda array: str(array.type)[:10],
+)
+@pytest.mark.parametrize("rows_per_batch", [2, 6])
+def test_columns_of_any_type_may_lie_before_the_tokens(
+    tmp_path: Path, before: Any, rows_per_batch: int
+) -> None:
+    columns = {"before": before, "t": pa.array(ROWS, pa.list_(pa.int32()))}
+    assert documents_of(opened(written(tmp_path, columns, rows_per_batch=rows_per_batch))) == ROWS
+
+
+class CountingStorage(LocalStorage):
+    """A folder that counts the bytes that are read of it."""
+
+    num_bytes = 0
+
+    def open(self, name: str) -> LocalBlob:
+        storage = self
+
+        class CountingBlob(LocalBlob):
+            def read(self, start: int, stop: int) -> bytes:
+                storage.num_bytes += stop - start
+                return super().read(start, stop)
+
+            def array(self, dtype: Any, *, offset: int, count: int) -> Any:
+                return CountingSlices(storage, super().array(dtype, offset=offset, count=count))
+
+        return CountingBlob(self.folder / name)
+
+
+class CountingSlices:
+    def __init__(self, storage: CountingStorage, array: Any) -> None:
+        self.storage, self.array = storage, array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, part: slice) -> Any:
+        self.storage.num_bytes += self.array[part].nbytes
+        return self.array[part]
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_opening_reads_the_metadata_of_batches_and_none_of_their_tokens(tmp_path: Path, new: Any) -> None:
+    table = pa.table({"x": ["y" * 9999] * 40, "t": pa.array([list(range(9999))] * 40, pa.list_(pa.int32()))})
+    path = tmp_path / "data-00000-of-00001.arrow"
+    with pa.OSFile(str(path), "wb") as sink, new(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    storage = CountingStorage(tmp_path)
+    shard = open_lists(storage, path.name, {})
+    assert path.stat().st_size > 1_900_000
+    assert storage.num_bytes < 6000
+    assert shard.tokens[9999 * 7 : 9999 * 7 + 5].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_text_is_no_column_of_tokens(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match="has no column of lists of integers"):
+    with pytest.raises(CorpusError, match=r"holds text \(text\), not token ids"):
         opened(written(tmp_path, {"text": ["a", "b"]}, rows_per_batch=9))
 
 
@@ -136,14 +195,17 @@ def test_a_truncated_stream_is_an_error_wherever_it_is_cut(tmp_path: Path) -> No
 
 def test_the_files_of_the_training_split_are_found_in_their_order() -> None:
     files = {f"data-{n:05}-of-00003.arrow": 9 for n in range(3)}
-    assert find(files) == []
-    assert find(files | INDEX) == list(files)
-    assert find({"dataset.arrow": 1, "cache-1.arrow": 1} | INDEX) == ["dataset.arrow"]
+    assert find_datasets(files) == []
+    assert find_datasets(files | INDEX) == list(files)
+    assert find_datasets({"dataset.arrow": 1, "cache-1.arrow": 1} | INDEX) == ["dataset.arrow"]
     split = {f"{name}/{file}": 9 for name in ("train", "test") for file in (*files, *INDEX)}
-    assert find(split) == [f"train/{file}" for file in files]
+    assert find_datasets(split) == [f"train/{file}" for file in files]
 
 
-def test_a_missing_file_of_a_dataset_is_an_error() -> None:
-    files = {f"data-{n:05}-of-00003.arrow": 9 for n in (0, 2)}
-    with pytest.raises(CorpusError, match=r"holds data-00002-of-00003\.arrow has 2 of its 3 files"):
-        find(files | INDEX)
+def test_a_missing_file_of_a_dataset_is_an_error(tmp_path: Path) -> None:
+    files = {f"data-{n:05}-of-00003.arrow": 9 for n in (0, 2)} | INDEX
+    (tmp_path / "state.json").write_text('{"_data_files": []}')  # a state that tells of none
+    assert list(missing(LocalStorage(tmp_path), files, find_datasets(files))) == ["data-00001-of-00003.arrow"]
+    (tmp_path / "state.json").write_text('{"_data_files"')
+    with pytest.raises(CorpusError, match=r"state\.json is no state of a dataset.*restore it"):
+        list(missing(LocalStorage(tmp_path), files, find_datasets(files)))

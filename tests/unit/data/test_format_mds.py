@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.format_examples import DATA, DOCUMENTS
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
 from penstock.data.formats.mds import find, open_shard
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage
+from tests.format_examples import DATA, DOCUMENTS
 
 
 def copied(folder: str, tmp_path: Path) -> Path:
@@ -185,7 +185,8 @@ def test_an_unknown_compression_is_named(tmp_path: Path) -> None:
 
 
 def test_shards_are_found_by_their_index_and_their_split() -> None:
-    assert find({"a.mds": 1}) == []
+    assert find({"a.txt": 1}) == []
+    assert find({"a.mds": 1}) == ["a.mds"], "opening the folder then says that its index is missing"
     assert find({"index.json": 1, "a.mds": 1, "a.mds.zstd": 1, "b.mds.gz": 1}) == ["a.mds", "b.mds.gz"]
     split = {"train/index.json": 1, "train/x.mds": 1, "val/index.json": 1, "val/x.mds": 1}
     assert find(split) == ["train/x.mds"]

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.format_examples import DATA, DOCUMENTS
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.data import open_corpus
@@ -18,7 +17,8 @@ from penstock.data.formats.damaged import Malformed
 from penstock.data.formats.decoded import Decoded
 from penstock.data.formats.parquet import ParquetShard, find, open_shard
 from penstock.data.formats.parquet_footer import group_counts
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage
+from tests.format_examples import DATA, DOCUMENTS
 
 ROWS = [[1, 2, 3], [], [4], [5, 6], [], [7]]
 ENDS = [3, 3, 4, 6, 6, 7]
@@ -122,7 +122,7 @@ def test_a_column_that_is_not_clear_is_an_error_with_the_candidates(tmp_path: Pa
     assert documents_of(opened(path, column="mask")) == [[2]]
     with pytest.raises(UsageError, match="several columns of lists of integers: ids, mask"):
         opened(path)
-    pq.write_table(pa.table({"text": ["x"]}), path)
+    pq.write_table(pa.table({"mask": [1.5]}), path)
     with pytest.raises(CorpusError, match="no column of lists of integers"):
         opened(path)
 
@@ -176,6 +176,10 @@ def test_the_counts_of_the_footer_are_those_that_pyarrow_reads(tmp_path: Path) -
         (b"\x16" + b"\xff" * 11, "a number of more than 64 bits"),
         (b"\x1f", "unknown kind 15"),
         (b"\x1c" * 100, "nested too deeply"),
+        (
+            b"\x49\x1c\x19\x1c\x3c\x39\x18\x06tokens\x26\x02\x00\x00\x28\x01x\x00\x00",
+            "a count that cannot be",
+        ),
     ],
 )
 def test_a_footer_that_makes_no_sense_is_an_error(tmp_path: Path, footer: bytes, message: str) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.growing import finish, grow, streamed_corpus
 
 from penstock.core import clock
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError, CorpusChanged
 from penstock.data import Loader
-from penstock.data.types import Int64
 from penstock.testing.corpora import numbered_corpus
+from tests.growing import finish, grow, streamed_corpus
 
 LENGTH, BATCH = 8, 4
 PARTS = [[3, 9, 0, 20], [40, 1, 1, 7, 30], [5] * 30, [64, 2]]
@@ -123,7 +123,7 @@ def run_on(reader: Loader, steps: int) -> None:
         next(batches)
 
 
-def test_an_appended_part_is_read_once_after_the_epoch_under_way_and_then_with_the_whole(
+def test_an_appended_part_is_read_once_after_the_epoch_in_progress_and_then_with_the_whole(
     tmp_path: Path,
 ) -> None:
     folder = numbered_corpus(tmp_path / "web", [16] * 8)  # 4 steps an epoch
@@ -181,7 +181,7 @@ def test_the_rows_of_a_pass_are_those_that_are_known_on_every_rank(tmp_path: Pat
 
 def test_a_corpus_that_still_grows_is_not_extended_by_hand(tmp_path: Path) -> None:
     reader = loader(streamed_corpus(tmp_path / "web", PARTS[0]))
-    with pytest.raises(ConfigError, match="'web' is taken up by itself while it is prepared"):
+    with pytest.raises(ConfigError, match="'web' is extended automatically during its preparation"):
         reader.extend_corpus("web")
 
 

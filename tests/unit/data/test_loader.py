@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.loaders import WORKERS, Make, ids, penstock_threads, steps, take
 
 from penstock.data import Loader
 from penstock.testing.corpora import numbered_corpus
+from tests.loaders import WORKERS, Make, ids, penstock_threads, steps, take
 
 
 @WORKERS
@@ -100,11 +100,11 @@ def test_a_state_can_be_changed_without_changing_the_loader(make: Make) -> None:
     loader.load_state_dict(make().state_dict())
 
 
-def test_a_loader_continues_a_state_with_its_own_batch_size(make: Make) -> None:
+def test_a_loader_continues_a_state_with_its_own_batch_size_if_asked_for(make: Make) -> None:
     loader = make()
     take(loader, 3)
     larger = make(global_batch_size=6)
-    larger.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    larger.load_state_dict(json.loads(json.dumps(loader.state_dict())), on_change="apply")
     assert sorted(take(larger, 1)[0]) == list(range(12, 18))
     assert larger.state_dict()["batch"] == [[0, 4], [3, 6]]
     assert larger.samples_of(2).tolist() == list(range(8, 12))
@@ -124,12 +124,14 @@ def test_leaving_an_iteration_ends_its_threads(make: Make, leave: str) -> None:
     assert not penstock_threads()
 
 
-def test_other_weights_and_lengths_of_a_resumed_loader_hold_from_there_on(make: Make, corpus: Path) -> None:
+def test_other_weights_and_lengths_of_a_resumed_loader_hold_from_there_on_if_asked_for(
+    make: Make, corpus: Path
+) -> None:
     both = {"web": corpus, "other": numbered_corpus(corpus.parent / "other", [9] * 50)}
     saved = make(corpora=both, weights={"web": 1, "other": 1})
     take(saved, 3)
     resumed = make(corpora=both, weights={"web": 3, "other": 1}, sequence_length=8)
-    resumed.load_state_dict(saved.state_dict())
+    resumed.load_state_dict(saved.state_dict(), on_change="apply")
     assert resumed.weights == {"web": 0.75, "other": 0.25}
     assert resumed.batch_at(2)["input_ids"].shape == (4, 16)
     assert resumed.batch_at(3)["input_ids"].shape == (4, 8)

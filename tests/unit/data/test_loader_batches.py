@@ -1,20 +1,20 @@
 """What batches hold: fields, mixtures, caps, gathered rows, and shards that fail while they are read."""
 
 import shutil
+import threading
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from tests.loaders import WORKERS, Make, ids, penstock_threads, steps, take
 
-from penstock.core.errors import (
-    CorpusError,
-    CorpusExhausted,
-)
+from penstock.core.errors import ConfigError, CorpusError, CorpusExhausted, TransformError
 from penstock.data import Loader
+from penstock.data.collate import FIELDS
 from penstock.testing.corpora import numbered_corpus, write_corpus
+from tests.loaders import WORKERS, Make, ids, penstock_threads, steps, take
 
 
 def test_consecutive_batches_do_not_share_memory(make: Make) -> None:
@@ -185,3 +185,50 @@ def test_shards_of_one_corpus_may_differ_in_the_width_of_their_tokens(tmp_path, 
     rows = loader.samples_per_epoch["c"]
     served = loader.gather(np.arange(rows))["input_ids"].numpy().ravel()
     assert np.array_equal(np.sort(served[served != 0]), np.sort(stored[stored != 0]))
+
+
+def test_token_ids_can_be_handed_out_in_32_bits(tmp_path):
+    corpus = write_corpus(tmp_path / "c", [list(range(1, 90)), [7, 8, 9]], vocab_size=2**20)
+    options = {"sequence_length": 16, "global_batch_size": 3, "fields": FIELDS, "deliver": "numpy"}
+    wide = Loader({"c": corpus}, **options).batch_at(1)
+    for transform in (None, lambda sample, _: sample):
+        narrow = Loader({"c": corpus}, dtype="int32", transform=transform, **options).batch_at(1)
+        assert {name: field.dtype for name, field in narrow.items() if name != "sample_ids"} == dict.fromkeys(
+            FIELDS, np.dtype(np.int32)
+        )
+        assert all((narrow[name] == wide[name]).all() for name in wide)
+
+
+def test_ids_beyond_32_bits_are_refused_where_those_are_asked_for(tmp_path):
+    small, large = (write_corpus(tmp_path / str(n), [[1, 2, 3]], vocab_size=n) for n in (2**31, 2**32))
+    options = {"sequence_length": 2, "global_batch_size": 1, "dtype": "int32", "num_workers": 0}
+    loader = Loader({"small": small}, **options)
+    with pytest.raises(ConfigError, match=r"'large' may contain token ids up to 4,294,967,295.*int64"):
+        Loader({"small": small, "large": large}, **options)
+    with pytest.raises(ConfigError, match="'large' may contain token ids"):
+        loader.add_corpus("large", large, weights={"small": 1, "large": 1})
+    assert list(loader.corpora) == ["small"]
+    with pytest.raises(ConfigError, match=r"dtype has no such choice.*int8"):
+        Loader({"small": small}, **{**options, "dtype": "int8"})
+
+
+def test_local_files_are_read_without_a_thread_unless_one_is_asked_for(tmp_path):
+    corpus = write_corpus(tmp_path / "c", [list(range(1, 90))])
+    options = {"sequence_length": 16, "global_batch_size": 1}
+    for more, threads in (({}, 0), ({"num_workers": 1}, 1), ({"transform": lambda sample, _: sample}, 1)):
+        batches = iter(Loader({"c": corpus}, **options, **more))
+        next(batches)
+        names = [thread.name for thread in threading.enumerate()]
+        assert sum(name.startswith("penstock-loader") for name in names) == threads
+        batches.close()
+
+
+def test_a_transform_whose_numbers_32_bits_do_not_hold_is_refused(tmp_path):
+    corpus = write_corpus(tmp_path / "c", [list(range(1, 90))], vocab_size=2**20)
+    options = {"sequence_length": 16, "global_batch_size": 3, "deliver": "numpy", "dtype": "int32"}
+
+    def enlarge(sample, _):
+        return replace(sample, labels=sample.labels + 2**31)
+
+    with pytest.raises(TransformError, match=r"returned labels that does not fit int32.*dtype='int64'"):
+        Loader({"c": corpus}, transform=enlarge, **options).batch_at(1)

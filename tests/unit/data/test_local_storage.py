@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage
 
 
 def test_what_others_rename_while_a_folder_is_listed_is_no_error(tmp_path: Path) -> None:

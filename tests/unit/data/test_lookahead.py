@@ -6,12 +6,12 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.data.geometry import Geometry
-from penstock.data.holdout import TokenSpace
-from penstock.data.legs import Passes
+from penstock.data.corpus.open import open_corpus
 from penstock.data.lookahead import Lookahead, next_use
-from penstock.data.opening import open_corpus
-from penstock.data.order import Order
+from penstock.data.order.epochs import FullEpochs
+from penstock.data.order.holdout import TokenSpace
+from penstock.data.order.permutation import Geometry
+from penstock.data.order.row_order import Order
 from penstock.testing.corpora import numbered_corpus
 
 GEOMETRIES = st.builds(
@@ -44,12 +44,12 @@ def test_every_token_is_found_in_the_pool_that_reads_it(
 
 @settings(max_examples=40)
 @given(geometry=GEOMETRIES, data=st.data())
-def test_the_next_use_of_a_stretch_is_that_of_its_first_token_to_come(
+def test_the_next_use_of_a_range_is_that_of_its_first_token_to_come(
     geometry: Geometry, data: st.DataObject
 ) -> None:
     space = Anywhere([(10, 400), (450, 1_000)])
     order = Order(space.num_tokens, geometry, name="web", seed=1)
-    leg = Passes(space, order)
+    entry = FullEpochs(space, order)
     groups = -(-order.num_pools // geometry.lanes)
     epoch, group = data.draw(st.integers(0, 2)), data.draw(st.integers(0, groups - 1))
     when = np.full(1_100, np.inf)  # groups until each corpus position is read
@@ -61,9 +61,9 @@ def test_the_next_use_of_a_stretch_is_that_of_its_first_token_to_come(
                     when[start:stop] = away
     edges = sorted(data.draw(st.lists(st.integers(0, 1_100), min_size=2, max_size=12, unique=True)))
     starts, stops = np.array(edges[:-1]), np.array(edges[1:])
-    found = next_use(leg, starts, stops, epoch=epoch, group=group)
+    found = next_use(entry, starts, stops, epoch=epoch, group=group)
     samples = geometry.lanes * geometry.rows_per_pool
-    # It is looked at once a block: a stretch that leaves and enters the space may be told late, not early.
+    # It is looked at once a block: a range that leaves and enters the space may be reported late, not early.
     exact = np.array([when[a:b].min() for a, b in zip(starts, stops, strict=True)]) * samples
     inside = np.array([np.isfinite(when[a:b]).all() for a, b in zip(starts, stops, strict=True)])
     assert (found >= exact).all()

@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from penstock.data.prefetch import ahead
+from penstock.data.feed import ahead
 
 WORKERS = pytest.mark.parametrize(("num_workers", "depth"), [(0, 2), (1, 1), (1, 4), (3, 2), (2, 0)])
 

@@ -3,9 +3,10 @@
 import os
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import CorpusError, UsageError
 from penstock.data.prepare.inputs import Selection, find_inputs, kind_of, shown
 
 
@@ -47,10 +48,11 @@ def test_what_is_passed_over_is_counted_by_reason(tmp_path: Path) -> None:
 
 def test_every_kind_that_can_be_read_counts_in_a_folder(tmp_path: Path) -> None:
     found = ["a.jsonl", "b.jsonl.gz", "c.JSONL.zst", "d.ndjson", "e.parquet", "f.txt.zst"]
-    write(tmp_path, *found, "g.json", "h.csv.gz")
-    assert names(tmp_path) == found
+    packed_text = ["i.rst.gz", "j.MD.zst", "k.tar.py.gz", "l.htm.zst"]
+    write(tmp_path, *found, *packed_text, "g.json", "h.csv.gz", "m.parquet.gz", "n.txt.bz2")
+    assert names(tmp_path) == [*found, *packed_text]
     _, skipped = find_inputs([str(tmp_path)], Selection())
-    assert skipped == {"suffix .json": 1, "suffix .csv.gz": 1}
+    assert skipped == {"suffix .json": 1, "suffix .csv.gz": 1, "suffix .parquet.gz": 1, "suffix .txt.bz2": 1}
 
 
 @pytest.mark.parametrize("path", ["", "absent"])
@@ -90,7 +92,7 @@ def test_a_missing_input_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_a_folder_without_matching_files_says_what_it_has(tmp_path: Path) -> None:
     write(tmp_path, "a.tar.gz", "b.TAR.gz")
-    with pytest.raises(UsageError, match=r"passed over: suffix \.tar\.gz: 2.*--suffix"):
+    with pytest.raises(UsageError, match=r"omitted: suffix \.tar\.gz: 2.*--suffix"):
         find_inputs([str(tmp_path)], Selection())
 
 
@@ -113,3 +115,30 @@ def test_a_pipe_is_not_an_input(tmp_path: Path) -> None:
 
 def test_a_file_name_that_is_no_text_can_be_shown() -> None:
     assert shown(os.fsdecode(b"a\xff.txt")) == "a\\xff.txt"
+
+
+def dataset(folder: Path, **columns: list[object]) -> str:
+    """Write a dataset as Hugging Face's library saves it."""
+    folder.mkdir(parents=True)
+    (folder / "state.json").write_text("{}")
+    table = pa.table(columns)
+    path = folder / "data-00000-of-00001.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return str(path)
+
+
+@pytest.mark.parametrize("named", ["set", "set/train", "set/train/data-00000-of-00001.arrow"])
+def test_a_dataset_of_text_is_refused_with_how_to_export_it(tmp_path: Path, named: str) -> None:
+    dataset(tmp_path / "set" / "test", story=["once"])
+    dataset(tmp_path / "set" / "train", story=["once"], id=[1])
+    with pytest.raises(CorpusError, match=r"holds text \(story\), not token ids") as refused:
+        find_inputs([str(tmp_path / named)], Selection())
+    assert f"datasets.load_from_disk('{tmp_path}/set/train').to_parquet('text.parquet')" in str(refused.value)
+    assert "penstock data prepare text.parquet --text-column story --train-token" in str(refused.value)
+
+
+def test_a_dataset_of_token_ids_is_no_input_but_a_corpus(tmp_path: Path) -> None:
+    path = dataset(tmp_path / "set", input_ids=[[1, 2]], prompt=["once"])
+    with pytest.raises(UsageError, match=r"its folder is a corpus as it is: `penstock data describe"):
+        find_inputs([path], Selection())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import CorpusError, InputError
-from penstock.data.manifest import load_manifest
+from penstock.data.corpus.manifest import load_manifest
 from penstock.data.prepare import Summary
 
 Run = Callable[..., Summary]

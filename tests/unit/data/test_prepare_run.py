@@ -6,13 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import tokenizers
 
+from penstock.cli.data.prepare import as_text
 from penstock.core.errors import CorpusChanged, InputError, RunLocked, UsageError
 from penstock.core.files import exclusive
 from penstock.data.prepare import Summary
-from penstock.data.prepare import sample as sample_module
+from penstock.data.prepare import train_tokenizer as sample_module
 from penstock.text.tokenizer import Tokenizer
 
 Run = Callable[..., Summary]
@@ -58,13 +60,31 @@ def test_too_many_rejections_name_the_value_to_pass_and_passing_it_finishes_at_o
 ) -> None:
     out = tmp_path / "out"
     with pytest.raises(
-        InputError, match=r"Rejected inputs: 2 .broken json: 1, empty: 1.*--max-errors 2 to leave"
+        InputError,
+        match=r"Rejected inputs: 1 .broken json: 1.*c.jsonl, line 5: Expecting .*--max-errors 1 to",
     ):
         run(inputs, out, tokenizer, max_errors=0)
     assert not (out / "manifest.json").exists()
     assert len((out / "rejected.jsonl").read_text().splitlines()) == 2
     monkeypatch.setattr(Tokenizer, "encode_batch", None)  # nothing is tokenised again
-    assert run(inputs, out, tokenizer, max_errors=2).manifest.rejected == 2
+    assert run(inputs, out, tokenizer, max_errors=1).manifest.rejected == 2
+
+
+def test_documents_without_text_are_left_out_and_counted_and_are_no_errors(
+    run: Run, tmp_path: Path, tokenizer: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.txt").write_text("")
+    (tmp_path / "in" / "b.jsonl").write_text('{"text": ""}\n{"text": "some"}\n{"text": null}\n')
+    pq.write_table(pa.table({"text": ["", "more", None]}), tmp_path / "in" / "c.parquet")
+    suffixes = (".txt", ".jsonl", ".parquet")
+    done = run(tmp_path / "in", tmp_path / "out", tokenizer, max_errors=0, suffixes=suffixes)
+    assert done.rejected == {"empty": 5}
+    encoder = Tokenizer.load(tokenizer)
+    assert documents(tmp_path / "out") == [[*encoder.encode(text), 0] for text in ("some", "more")]
+    lines = list(as_text(tmp_path / "out", done, seconds=1.0, new_tokens=1))
+    assert f"  left out     5 documents without text, listed in {tmp_path}/out/rejected.jsonl" in lines
+    assert not any("rejected  " in line for line in lines)
 
 
 def test_when_every_input_is_rejected_there_is_no_corpus(run: Run, tmp_path: Path, tokenizer: Path) -> None:
@@ -73,6 +93,70 @@ def test_when_every_input_is_rejected_there_is_no_corpus(run: Run, tmp_path: Pat
         with pytest.raises(InputError, match=r"No document was accepted; rejected: 1 \(empty: 1\)"):
             run(tmp_path / "a.txt", tmp_path / "out", tokenizer, max_errors=9)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize("max_errors", [0, 9])
+def test_parquet_files_without_the_column_are_refused_before_anything_is_written(
+    run: Run, tmp_path: Path, tokenizer: Path, max_errors: int
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a", "b"):
+        pq.write_table(pa.table({"id": [1], "body of it": ["x"]}), tmp_path / "in" / f"{name}.parquet")
+    with pytest.raises(
+        UsageError,
+        match=r"'text'; .*a.parquet has: id \(int64\), body of it \(string\).*--text-column 'body of it'",
+    ):
+        run(tmp_path / "in", tmp_path / "out", tokenizer, max_errors=max_errors, suffixes=(".parquet",))
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_parquet_file_with_the_column_is_enough_to_begin(
+    run: Run, tmp_path: Path, tokenizer: Path
+) -> None:
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "in" / "a.parquet")
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "in" / "b.parquet")
+    done = run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(".parquet",))
+    assert (done.manifest.num_documents, done.rejected) == (1, {"missing_field": 1})
+
+
+def test_lines_without_the_field_end_with_the_first_of_them_and_the_option(
+    run: Run, tmp_path: Path, tokenizer: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}\n' * 3)
+    with pytest.raises(
+        InputError, match=r"first is .*a.jsonl, line 1: no field 'text'; the line has: body, n.*--text-column"
+    ):
+        run(tmp_path / "a.jsonl", tmp_path / "out", tokenizer, max_errors=9)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "warned"),
+    [
+        ("a.txt", "\n<!doctype HTML>\n<title>x</title>", True),
+        ("a.jsonl", json.dumps({"text": "<!-- saved --> <html lang=en>"}), True),
+        ("a.htm", "<p>a part of a page", True),
+        ("a.txt", "the <html> tag comes first", False),
+        ("a.xml", "<?xml version='1.0'?><feed/>", False),
+    ],
+)
+def test_html_that_is_stored_with_its_tags_is_warned_about_once(
+    run: Run,
+    tmp_path: Path,
+    tokenizer: Path,
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    content: str,
+    warned: bool,
+) -> None:
+    (tmp_path / "in").mkdir()
+    for folder in ("x", "y"):
+        (tmp_path / "in" / folder).mkdir()
+        (tmp_path / "in" / folder / name).write_text(content)
+    run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(Path(name).suffix,))
+    assert [record.getMessage() for record in caplog.records] == (
+        [f"html_as_text source={tmp_path}/in/x/{name} record=1"] if warned else []
+    )
 
 
 def half_done(run: Run, inputs: Path, out: Path, tokenizer: Path) -> None:
@@ -104,7 +188,7 @@ def test_other_arguments_on_the_same_folder_say_what_differs(
     else:
         half_done(run, inputs, tmp_path / "out", tokenizer)
     state = "finished" if finished else "half done"
-    with pytest.raises(CorpusChanged, match=rf"holds a {state} corpus .*{message}.*--restart"):
+    with pytest.raises(CorpusChanged, match=rf"contains a {state} corpus .*{message}.*--restart"):
         run(inputs, tmp_path / "out", **{"tokenizer": tokenizer, **change})
 
 

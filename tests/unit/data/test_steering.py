@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.growing import grow
-from tests.loaders import resumed, run, tokens
 
 from penstock.core.errors import ConfigError, CorpusChanged, CorpusExhausted, UsageError
 from penstock.data import Loader
-from penstock.data.prefetch import ahead
-from penstock.testing.corpora import numbered_corpus
+from penstock.data.feed import ahead
+from penstock.testing.corpora import numbered_corpus, write_corpus
+from tests.growing import grow
+from tests.loaders import resumed, run, tokens
 
 Make = Callable[..., Loader]
 
@@ -28,27 +28,43 @@ def test_another_corpus_cannot_come_back_under_a_removed_ones_name(mix: Make, tm
     assert list(again.corpora) == ["code"]
 
 
+def test_a_corpus_whose_ids_the_type_does_not_hold_is_refused_when_it_is_added(tmp_path: Path) -> None:
+    small = write_corpus(tmp_path / "small", [[1] * 90], vocab_size=100)
+    large = numbered_corpus(tmp_path / "large", [5, 6])  # of 2^32 ids
+    loader = Loader({"small": small}, sequence_length=8, global_batch_size=2, dtype="int32")
+    state = loader.state_dict()
+    with pytest.raises(ConfigError, match=r"Corpus 'large' may contain token ids up to 4,294,967,295"):
+        loader.add_corpus("large", large, weights={"small": 1, "large": 1})
+    assert loader.state_dict() == state
+    assert list(loader.corpora) == ["small"]
+    assert len(loader.batch_at(0)["input_ids"]) == 2
+
+
 @pytest.mark.parametrize(
     ("told", "kind", "message"),
     [
         (lambda x: x.set_weights({"web": 1}), ConfigError, "'code' has no weight"),
-        (lambda x: x.set_weights({"web": 1, "code": 1}, step=1), UsageError, "2 steps were served already"),
-        (lambda x: x.add_corpus("web", "x", weights={}), ConfigError, "has a corpus of this name already"),
+        (
+            lambda x: x.set_weights({"web": 1, "code": 1}, step=1),
+            UsageError,
+            "2 steps have already been served",
+        ),
+        (lambda x: x.add_corpus("web", "x", weights={}), ConfigError, "already has a corpus of this name"),
         (lambda x: x.remove_corpus("wbe"), ConfigError, r"no such corpus .*Did you mean 'web'"),
         (lambda x: x.remove_corpus("web", weights={"cod": 1}), ConfigError, "Did you mean 'code'"),
         (lambda x: x.extend_corpus("wbe"), ConfigError, "no such corpus"),
-        (lambda x: x.extend_corpus("web", parts=2), ConfigError, "has 1 parts"),
+        (lambda x: x.extend_corpus("web", parts=2), ConfigError, "has only 1 parts"),
         (lambda x: x.set_sequence_length(1), ConfigError, "sequence_length must be at least 2"),
         (lambda x: x.set_global_batch_size(0), ConfigError, "global_batch_size must be at least 1"),
-        (lambda x: x.skip(samples=range(7, 9)), UsageError, "Samples before 8 were served already"),
-        (lambda x: x.skip(steps=range(1, 3)), UsageError, "Samples before 8 were served already"),
-        (lambda x: x.skip(samples=range(20, 20)), UsageError, "one sample or more"),
-        (lambda x: x.skip(samples=range(20, 30, 2)), UsageError, "one sample or more"),
-        (lambda x: x.skip(steps=range(9, 9)), UsageError, "one step or more"),
+        (lambda x: x.skip(samples=range(7, 9)), UsageError, "Samples before 8 have already been served"),
+        (lambda x: x.skip(steps=range(1, 3)), UsageError, "Samples before 8 have already been served"),
+        (lambda x: x.skip(samples=range(20, 20)), UsageError, "at least one sample"),
+        (lambda x: x.skip(samples=range(20, 30, 2)), UsageError, "at least one sample"),
+        (lambda x: x.skip(steps=range(9, 9)), UsageError, "at least one step"),
         (lambda x: x.skip(), UsageError, "either samples or steps"),
         (lambda x: x.find("web", 20, steps=range(3)), UsageError, r"documents 0 to 19 \(got 20\)"),
         (lambda x: x.find("wbe", 0, steps=range(3)), ConfigError, "Did you mean 'web'"),
-        (lambda x: x.find("web", 0, steps=range(0, 9, 3)), UsageError, "without gaps"),
+        (lambda x: x.find("web", 0, steps=range(0, 9, 3)), UsageError, "contiguous range"),
         (lambda x: x.batch_at(2**62), UsageError, "within 2.62 samples"),
         (lambda x: x.tokens_before(-1), UsageError, "step must be at least 0"),
     ],
@@ -153,7 +169,7 @@ def test_batches_that_were_prepared_are_kept_where_there_is_nothing_new_to_take_
         begun.append(start)
         return ahead(batch_at, start=start, **options)
 
-    monkeypatch.setattr("penstock.data.feed.ahead", noted)
+    monkeypatch.setattr("penstock.data.loader.ahead", noted)
     loader = mix("web")
     with closing(iter(loader)) as batches:
         next(batches)

@@ -7,8 +7,8 @@ import pytest
 
 from penstock.core.errors import UsageError
 from penstock.data import Loader, open_corpus
-from penstock.data.convert import convert
-from penstock.data.formats.synthetic import parse
+from penstock.data.corpus.synthetic import parse
+from penstock.data.tools.convert import convert
 
 MANY = "synthetic:tokens=1e14,mean_document=900,seed=1"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.data.opening import described, open_corpus, vocab_size_of
-from penstock.data.spec import TEXT, Spec, absolute, parse_spec
-from penstock.data.text_corpus import folder_of
+from penstock.data.corpus.open import described, open_corpus, vocab_size_of
+from penstock.data.corpus.spec import TEXT, Spec, absolute, parse_spec
+from penstock.data.prepare.text_corpus import folder_of
 from penstock.text.tokenizer import Tokenizer
 
 
@@ -29,7 +29,7 @@ def test_values_of_options_may_be_paths() -> None:
         ("text:a.jsonl,tokenizer=x,tokenizer=y", "given twice"),
         ("text:,tokenizer=x", r"has no path .*Write text:PATH,tokenizer=FILE"),
         ("text:a.jsonl", r"needs a tokenizer\. Write .*tokenizer=FILE.*--train-tokenizer 32000"),
-        ("text:s3://bucket/a.jsonl,tokenizer=x", "files of this machine"),
+        ("text:s3://bucket/a.jsonl,tokenizer=x", "read from local files"),
         ("text:none.jsonl,tokenizer={t}", "does not exist"),
         ("text:{i},tokenizer=none.json", r"none\.json does not exist"),
         ("text:{i},tokenizer={t},part_tokens=many", "Not a count or size"),
@@ -97,7 +97,7 @@ def test_other_inputs_or_options_get_another_folder(inputs: Path, tokenizer: Pat
 
 
 def test_a_text_is_no_set_of_files_to_convert_or_index() -> None:
-    with pytest.raises(UsageError, match="has no files yet"):
+    with pytest.raises(UsageError, match="has no token files"):
         described(parse_spec("text:a.jsonl,tokenizer=x"))
 
 

@@ -13,8 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from penstock.core.errors import ConfigError, StateMismatch, UsageError
 from penstock.data import Loader
-from penstock.data.steps import Steps
-from penstock.data.torch_dataset import map_style, stream
+from penstock.data.torch_dataset import SizedBatches, map_style, stream
 from penstock.testing.corpora import numbered_corpus
 
 # torchdata 0.11 calls what torch 2.13 deprecates; torch counts the cores of a machine that may have two.
@@ -187,7 +186,7 @@ def test_a_worker_refuses_the_state_of_another_number_of_workers(make: Make) -> 
 
 
 def test_a_state_of_something_else_is_refused(make: Make) -> None:
-    with pytest.raises(StateMismatch, match=r"holds no stream of this loader.*state_dict"):
+    with pytest.raises(StateMismatch, match=r"contains no stream of this loader.*state_dict"):
         stream(make()).loader_state({"_snapshot": [{"worker_0": 1}]})
 
 
@@ -195,12 +194,12 @@ def test_a_state_of_something_else_is_refused(make: Make) -> None:
 
 
 def test_steps_end_at_a_step_of_the_run_and_say_its_length(make: Make) -> None:
-    steps = Steps(make(), 5)
+    steps = SizedBatches(make(), 5)
     assert len(steps) == 5
     assert steps_of(iter(steps), 3) == wanted(0, 3)
-    again = Steps(make(), 5)
+    again = SizedBatches(make(), 5)
     again.load_state_dict(json.loads(json.dumps(steps.state_dict())))
     assert steps_of(iter(again), 9) == wanted(3, 5)
     assert list(again) == []
     with pytest.raises(ConfigError, match=r"steps must be at least 1 \(got 0\)"):
-        Steps(make(), 0)
+        SizedBatches(make(), 0)

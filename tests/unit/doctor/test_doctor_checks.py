@@ -6,21 +6,20 @@ from typing import Any
 
 import pytest
 
-from penstock.doctor import (
+from penstock.doctor import consistency
+from penstock.doctor.checks import (
     corpus,
     devices,
     disk,
     interfaces,
     kernel,
-    limits,
     object_store,
     processors,
-    sameness,
     speeds,
+    ulimits,
     variables,
 )
-from penstock.doctor.check import Check
-from penstock.doctor.finding import Level, worst
+from penstock.doctor.checks.check import Check, Level, worst
 from penstock.launch.nics import Nic
 
 GIB = 2**30
@@ -33,13 +32,13 @@ NIC = Nic(
     driver="mlx5_core",
     bus="0000:3b:00.0",
 )
-GPU = devices.Device(name="A100", memory_bytes=80 * GIB, free_bytes=79 * GIB)
-DEVICES = devices.Facts(
+GPU = devices.DetectedDevice(name="A100", memory_bytes=80 * GIB, free_bytes=79 * GIB)
+DEVICES = devices.DeviceFacts(
     torch="2.13", cuda="13.0", nccl="2.29", driver="580.1", num_cards=8, devices=(GPU,) * 8, cores=96
 )
-INTERFACES = interfaces.Facts(nics=(NIC,), num_nodes=2)
-VARIABLES = variables.Facts(in_force={}, nics=(NIC,), num_nodes=2, num_devices=0)
-KERNEL = kernel.Facts(
+INTERFACES = interfaces.InterfaceFacts(nics=(NIC,), num_nodes=2)
+VARIABLES = variables.VariableFacts(in_force={}, nics=(NIC,), num_nodes=2, num_devices=0)
+KERNEL = kernel.KernelFacts(
     settings={
         "net.ipv4.tcp_rmem": "4096 131072 33554432",
         "net.ipv4.tcp_wmem": "4096 16384 33554432",
@@ -49,7 +48,7 @@ KERNEL = kernel.Facts(
     speed_mbit_s=100_000,
     num_nodes=2,
 )
-LIMITS = limits.Facts(
+LIMITS = ulimits.UlimitFacts(
     open_files=65_536,
     locked_bytes=math.inf,
     shared_bytes=16 * GIB,
@@ -57,7 +56,7 @@ LIMITS = limits.Facts(
     num_devices=8,
     has_rdma=False,
 )
-PROCESSORS = processors.Facts(
+PROCESSORS = processors.CpuFacts(
     model="EPYC",
     cores=96,
     granted=96,
@@ -67,19 +66,21 @@ PROCESSORS = processors.Facts(
     huge_pages="madvise",
     numa_nodes=2,
 )
-DISK = disk.Facts(
+DISK = disk.DiskFacts(
     folder="runs", file_system="ext4", free_bytes=900 * GIB, written_bytes_s=1e9, read_bytes_s=2e9
 )
-STORE = object_store.Facts(url="s3://b/x", written_bytes_s=1e9, read_bytes_s=1e9, first_byte_s=0.02)
-CORPUS = corpus.Facts(name="web", tokens_s=5e6, first_batch_s=0.4, num_devices=8)
-SPEEDS = speeds.Facts(kind="cuda", float32_flops=2e13, bfloat16_flops=3e14, memory_bytes_s=1.5e12)
+STORE = object_store.ObjectStoreFacts(
+    url="s3://b/x", written_bytes_s=1e9, read_bytes_s=1e9, first_byte_s=0.02
+)
+CORPUS = corpus.LoaderFacts(name="web", tokens_s=5e6, first_batch_s=0.4, num_devices=8)
+SPEEDS = speeds.SpeedFacts(kind="cuda", float32_flops=2e13, bfloat16_flops=3e14, memory_bytes_s=1.5e12)
 
 SOUND: list[tuple[Check, Any]] = [
     (devices, DEVICES),
     (interfaces, INTERFACES),
     (variables, VARIABLES),
     (kernel, KERNEL),
-    (limits, LIMITS),
+    (ulimits, LIMITS),
     (processors, PROCESSORS),
     (disk, DISK),
     (object_store, STORE),
@@ -182,10 +183,10 @@ BAD: list[tuple[Check, Any, Level, str]] = [
         Level.YELLOW,
         "connections start slowly",
     ),
-    (limits, other(LIMITS, open_files=1024), Level.YELLOW, "may open 1,024 files"),
-    (limits, other(LIMITS, has_rdma=True, locked_bytes=65_536), Level.RED, "may lock 64.0 KiB"),
-    (limits, other(LIMITS, shared_bytes=2**26), Level.RED, "/dev/shm has 64.0 MiB free"),
-    (limits, other(LIMITS, shared_bytes=2**26, num_devices=0), Level.YELLOW, "/dev/shm has 64.0 MiB free"),
+    (ulimits, other(LIMITS, open_files=1024), Level.YELLOW, "may open 1,024 files"),
+    (ulimits, other(LIMITS, has_rdma=True, locked_bytes=65_536), Level.RED, "may lock 64.0 KiB"),
+    (ulimits, other(LIMITS, shared_bytes=2**26), Level.RED, "/dev/shm has 64.0 MiB free"),
+    (ulimits, other(LIMITS, shared_bytes=2**26, num_devices=0), Level.YELLOW, "/dev/shm has 64.0 MiB free"),
     (processors, other(PROCESSORS, governor="powersave"), Level.YELLOW, "governor 'powersave'"),
     (processors, other(PROCESSORS, huge_pages="never"), Level.YELLOW, "huge pages are off"),
     (processors, other(PROCESSORS, load=70.0), Level.YELLOW, "a load of 70.0 on 96 cores"),
@@ -217,7 +218,7 @@ def test_what_is_bad_is_named_with_its_value_and_a_remedy(
 
 
 def test_a_machine_without_accelerators_is_no_fault() -> None:
-    (found,) = devices.judge(devices.Facts(torch="2.13+cpu", cores=2))
+    (found,) = devices.judge(devices.DeviceFacts(torch="2.13+cpu", cores=2))
     assert (found.level, found.what) == (Level.GREEN, "No accelerator: 2 CPU cores, torch 2.13+cpu")
 
 
@@ -255,8 +256,8 @@ def test_the_file_system_is_that_of_the_nearest_mount() -> None:
 def test_nodes_that_differ_are_named_the_fewest_first() -> None:
     traits = {node: {"torch": "2.13", "cores": "96"} for node in range(6)}
     traits[4] = {"torch": "2.11", "cores": "96"}
-    (found,) = sameness.judge_sameness(traits)
+    (found,) = consistency.judge_sameness(traits)
     assert (found.level, found.what) == (Level.RED, "torch differs: 2.11 on node 4; 2.13 on 5 nodes")
     traits = {0: {"kernel": "6.1"}, 1: {"kernel": "6.8"}, 2: {}}
-    (found,) = sameness.judge_sameness(traits)
+    (found,) = consistency.judge_sameness(traits)
     assert found.level is Level.YELLOW

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import PenstockError
-from penstock.doctor import devices, disk, interfaces, limits, processors, speeds
+from penstock.devices.figures import DEVICES, device_named
+from penstock.doctor.checks import devices, disk, interfaces, processors, speeds, ulimits
 from penstock.doctor.cluster import cluster_of
-from penstock.doctor.link import Fault, Link
-from penstock.doctor.report import Report
+from penstock.doctor.link import LinkFault, LinkMeasurement
+from penstock.doctor.report import DoctorReport
 from penstock.launch.nics import Nic
-from penstock.plan.hardware import DEVICES, device_named, load_cluster, write
+from penstock.plan.hardware import load_cluster, write
 
 GIB = 2**30
 
@@ -19,28 +20,30 @@ GIB = 2**30
 def facts_of(**over: Any) -> dict[str, Any]:
     nic = Nic(name="ens1", is_up=True, mtu=9000, addresses=("10.0.0.2/24",), driver="veth")
     return {
-        devices.CHECK: devices.Facts(torch="2.13", cores=4),
-        processors.CHECK: processors.Facts(
+        devices.CHECK: devices.DeviceFacts(torch="2.13", cores=4),
+        processors.CHECK: processors.CpuFacts(
             model="EPYC", cores=4, granted=4, load=0, governor="", driver="", huge_pages="", numa_nodes=1
         ),
-        limits.CHECK: limits.Facts(
+        ulimits.CHECK: ulimits.UlimitFacts(
             open_files=math.inf, locked_bytes=math.inf, shared_bytes=GIB, memory_bytes=32 * GIB,
             num_devices=0, has_rdma=False,
         ),
-        speeds.CHECK: speeds.Facts(
+        speeds.CHECK: speeds.SpeedFacts(
             kind="cpu", float32_flops=2e11, bfloat16_flops=4e11, memory_bytes_s=4e10, link_bytes_s=0.0
         ),
-        disk.CHECK: disk.Facts(
+        disk.CHECK: disk.DiskFacts(
             folder="x", file_system="ext4", free_bytes=GIB, written_bytes_s=4e8, read_bytes_s=1e9
         ),
-        interfaces.CHECK: interfaces.Facts(nics=(nic,), num_nodes=2),
+        interfaces.CHECK: interfaces.InterfaceFacts(nics=(nic,), num_nodes=2),
         **over,
     }  # fmt: skip
 
 
-def report_of(*links: Link, facts: dict[str, Any] | None = None, nodes: int = 2, local: int = 2) -> Report:
+def report_of(
+    *links: LinkMeasurement, facts: dict[str, Any] | None = None, nodes: int = 2, local: int = 2
+) -> DoctorReport:
     hosts = {node: f"host{node}" for node in range(nodes)}
-    return Report(
+    return DoctorReport(
         num_nodes=nodes,
         hosts=hosts,
         findings=[],
@@ -51,14 +54,14 @@ def report_of(*links: Link, facts: dict[str, Any] | None = None, nodes: int = 2,
     )
 
 
-def link(gbit_s: float, nic: str = "ens1", fault: Fault = Fault.NONE) -> Link:
-    return Link(
+def link(gbit_s: float, nic: str = "ens1", fault: LinkFault = LinkFault.NONE) -> LinkMeasurement:
+    return LinkMeasurement(
         source=0, target=1, source_nic=nic, target_nic=nic, gbit_s=gbit_s, round_trip_s=2e-4, fault=fault
     )
 
 
 def test_a_cluster_of_cpus_has_the_measured_shares_and_the_slowest_link() -> None:
-    cluster, assumed = cluster_of(report_of(link(0.4), link(0.5), link(0.0, fault=Fault.STALLS)))
+    cluster, assumed = cluster_of(report_of(link(0.4), link(0.5), link(0.0, fault=LinkFault.STALLS)))
     assert (cluster.nodes, cluster.devices_per_node, cluster.nics) == (2, 2, 1)
     assert (cluster.nic_gbit_s, cluster.usable_gbit_s, cluster.latency_us) == (0.4, 0.4, 100)
     device = cluster.device
@@ -91,11 +94,11 @@ def test_devices_are_found_in_the_planners_table(name: str, memory_gib: float, r
 
 
 def test_a_device_the_table_lacks_is_described_by_what_was_measured() -> None:
-    gpu = devices.Device(
+    gpu = devices.DetectedDevice(
         name="NVIDIA RTX 6000 Ada", memory_bytes=48 * GIB, free_bytes=47 * GIB, capability=(8, 9)
     )
-    seen = devices.Facts(torch="2.13", cuda="13.0", devices=(gpu, gpu), cores=32)
-    speed = speeds.Facts(
+    seen = devices.DeviceFacts(torch="2.13", cuda="13.0", devices=(gpu, gpu), cores=32)
+    speed = speeds.SpeedFacts(
         kind="cuda", float32_flops=9e13, bfloat16_flops=3e14, memory_bytes_s=9e11, link_bytes_s=2.5e10
     )
     facts = facts_of(**{devices.CHECK: seen, speeds.CHECK: speed})
@@ -114,5 +117,5 @@ def test_the_file_reads_back(tmp_path: Any) -> None:
 def test_a_machine_that_could_not_be_measured_gives_no_cluster() -> None:
     facts = facts_of()
     del facts[disk.CHECK]
-    with pytest.raises(PenstockError, match=r"No cluster file was written: not measured: disk\. Mend"):
+    with pytest.raises(PenstockError, match=r"No cluster file was written: not measured: disk\. Correct"):
         cluster_of(report_of(facts=facts))

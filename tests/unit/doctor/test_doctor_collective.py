@@ -5,12 +5,12 @@ from itertools import permutations
 
 import pytest
 
-from penstock.doctor.collective import Outcome, is_worth_trying, judge, size_for
-from penstock.doctor.finding import Level
-from penstock.doctor.link import Link
+from penstock.doctor.checks.check import Level
+from penstock.doctor.collective import CollectiveResult, is_worth_trying, judge, size_for
+from penstock.doctor.link import LinkMeasurement
 
 LINKS = [
-    Link(source=a, target=b, source_nic="eth0", target_nic="eth0", gbit_s=1.0)
+    LinkMeasurement(source=a, target=b, source_nic="eth0", target_nic="eth0", gbit_s=1.0)
     for a, b in permutations(range(3), 2)
 ]
 
@@ -29,13 +29,18 @@ def test_it_keeps_the_slowest_link_at_work_for_a_moment(slowest: float, size: in
 
 
 def test_one_that_passes_is_told_with_what_each_node_sends() -> None:
-    (found,) = judge({node: Outcome(num_bytes=2**26, seconds=0.1 * node) for node in range(4)})
+    (found,) = judge({node: CollectiveResult(num_bytes=2**26, seconds=0.1 * node) for node in range(4)})
     assert found.level is Level.GREEN
     assert found.what == "64.0 MiB added up over 4 in 0.30 s: 2.68 Gbit/s from each"
 
 
 def test_one_that_fails_over_sound_links_is_the_choice_of_interface() -> None:
-    (found,) = judge({0: Outcome(num_bytes=8, seconds=1.0), 1: Outcome(num_bytes=8, error="Connect timeout")})
+    (found,) = judge(
+        {
+            0: CollectiveResult(num_bytes=8, seconds=1.0),
+            1: CollectiveResult(num_bytes=8, error="Connect timeout"),
+        }
+    )
     assert found.level is Level.RED
     assert "on node 1 with: Connect timeout" in found.what
     assert "GLOO_SOCKET_IFNAME" in found.remedy

@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.doctor.finding import Finding, Level
-from penstock.doctor.link import Fault, Link, better
-from penstock.doctor.network import Place, culprits, judge_links, slow_crossings
-from penstock.doctor.party import End, Member
+from penstock.doctor.checks.check import Finding, Level
+from penstock.doctor.judge_links import Endpoint, culprits, judge_links, slow_crossings
+from penstock.doctor.link import LinkFault, LinkMeasurement, better
+from penstock.doctor.node_group import End, Member
 
 
-def links_of(num_nodes: int, *nics: str) -> list[Link]:
+def links_of(num_nodes: int, *nics: str) -> list[LinkMeasurement]:
     """Every direction between nodes, all sound."""
     return [
-        Link(
+        LinkMeasurement(
             source=source,
             target=target,
             source_nic=nic,
@@ -48,15 +48,17 @@ def members_of(num_nodes: int, *nics: str, odd: dict[tuple[int, str], int] | Non
     return [Member(node=n, host=f"host{n}", ends=theirs) for n, theirs in enumerate(ends)]
 
 
-def changed(links: list[Link], which: Callable[[Link], bool], **over: object) -> list[Link]:
+def changed(
+    links: list[LinkMeasurement], which: Callable[[LinkMeasurement], bool], **over: object
+) -> list[LinkMeasurement]:
     return [replace(link, **over) if which(link) else link for link in links]
 
 
-def touches(link: Link, node: int, nic: str) -> bool:
+def touches(link: LinkMeasurement, node: int, nic: str) -> bool:
     return nic == link.source_nic and node in (link.source, link.target)
 
 
-def reds(links: list[Link], num_nodes: int) -> list[Finding]:
+def reds(links: list[LinkMeasurement], num_nodes: int) -> list[Finding]:
     members = members_of(num_nodes, "eth0", "eth1")
     return [finding for finding in judge_links(members, links) if finding.level is not Level.GREEN]
 
@@ -74,7 +76,7 @@ def test_an_interface_whose_links_are_all_bad_is_the_one_that_is_named(
     culprit %= nodes
     links = links_of(nodes, "eth0", "eth1")
     bad = {link for link in links if touches(link, culprit, nic)}
-    assert culprits(links, bad) == ([Place(culprit, nic)], [])
+    assert culprits(links, bad) == ([Endpoint(culprit, nic)], [])
 
 
 @given(nodes=st.integers(3, 6), data=st.data())
@@ -83,21 +85,24 @@ def test_every_bad_link_is_explained_by_an_interface_or_a_pair(nodes: int, data:
     bad = set(data.draw(st.lists(st.sampled_from(links), max_size=8)))
     places, pairs = culprits(links, bad)
     for link in bad:
-        ends = {Place(link.source, link.source_nic), Place(link.target, link.target_nic)}
+        ends = {Endpoint(link.source, link.source_nic), Endpoint(link.target, link.target_nic)}
         assert ends & set(places) or tuple(sorted(ends)) in pairs
     assert bool(bad) == bool(places or pairs)
 
 
 def test_a_dead_interface_is_named_once() -> None:
     links = changed(
-        links_of(4, "eth0", "eth1"), lambda link: touches(link, 2, "eth1"), fault=Fault.DEAD, gbit_s=0.0
+        links_of(4, "eth0", "eth1"), lambda link: touches(link, 2, "eth1"), fault=LinkFault.DEAD, gbit_s=0.0
     )
     assert [finding.what for finding in reds(links, 4)] == ["Nothing passes to or from eth1 of node 2"]
 
 
 def test_one_dead_link_among_several_is_named_as_a_pair() -> None:
     links = changed(
-        links_of(4, "eth0"), lambda link: {link.source, link.target} == {1, 3}, fault=Fault.DEAD, gbit_s=0.0
+        links_of(4, "eth0"),
+        lambda link: {link.source, link.target} == {1, 3},
+        fault=LinkFault.DEAD,
+        gbit_s=0.0,
     )
     assert [finding.what for finding in reds(links, 4)] == [
         "Nothing passes between eth0 of node 1 and eth0 of node 3"
@@ -144,7 +149,7 @@ def test_transfers_that_hang_are_told_from_dead_links() -> None:
     links = changed(
         links_of(3, "eth0"),
         lambda link: touches(link, 1, "eth0"),
-        fault=Fault.STALLS,
+        fault=LinkFault.STALLS,
         arriving_bytes=0,
         gbit_s=0.0,
     )
@@ -190,11 +195,11 @@ def test_a_node_that_lacks_an_interface_is_told_of() -> None:
 
 def test_slow_links_are_measured_again() -> None:
     links = changed(links_of(3, "eth0"), lambda link: (link.source, link.target) == (2, 0), gbit_s=1.0)
-    assert slow_crossings(links) == [(Place(0, "eth0"), Place(2, "eth0"))]
+    assert slow_crossings(links) == [(Endpoint(0, "eth0"), Endpoint(2, "eth0"))]
     assert slow_crossings([]) == []
 
 
 def test_of_two_measurements_the_better_counts_and_a_fault_is_the_worst() -> None:
     first, *_ = links_of(2, "eth0")
-    fast, stalled = replace(first, gbit_s=12.0), replace(first, gbit_s=20.0, fault=Fault.STALLS)
+    fast, stalled = replace(first, gbit_s=12.0), replace(first, gbit_s=20.0, fault=LinkFault.STALLS)
     assert better(first, fast) == better(fast, first) == better(stalled, fast) == fast

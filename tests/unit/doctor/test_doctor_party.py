@@ -6,18 +6,18 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from penstock.core.errors import PenstockError
-from penstock.doctor.party import End, Member, Party, ends_of, matched
+from penstock.doctor.node_group import End, Member, NodeGroup, ends_of, matched
 from penstock.launch.nics import Nic
 
 SOON_S = 0.01  # for what will not come
 LATE_S = 60.0  # for what is there already
 
 
-def parties(*nodes: int, expected: int) -> list[Party]:
+def parties(*nodes: int, expected: int) -> list[NodeGroup]:
     """Nodes of one store; those but the first have said that they are here."""
     store = HashStore()
     made = [
-        Party(store, Member(node=node, host=f"h{node}", ends=()), num_expected=expected) for node in nodes
+        NodeGroup(store, Member(node=node, host=f"h{node}", ends=()), num_expected=expected) for node in nodes
     ]
     for party in made[1:]:
         party.say(f"here/{party.me.node}", {"node": party.me.node, "host": party.me.host, "ends": []})
@@ -58,7 +58,7 @@ def test_turns_end_when_the_time_is_over_and_the_first_is_always_taken() -> None
 def test_a_leader_that_is_gone_is_said_with_what_was_waited_for() -> None:
     (_, second) = parties(0, 1, expected=2)
     with pytest.raises(
-        PenstockError, match=r"node 1 \(h1\) waited 0 s for the others .*'members'.* See what"
+        PenstockError, match=r"node 1 \(h1\) waited 0 s in vain for the others .*'members'.* See their"
     ):
         second.gather(timeout_s=SOON_S)
 

@@ -3,8 +3,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.doctor.packets import largest
-from penstock.doctor.rounds import rounds
+from penstock.doctor.node_group import rounds
+from penstock.doctor.path_mtu import largest
 
 
 @given(st.integers(2, 40))

@@ -7,11 +7,20 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import CorpusError, UsageError
-from penstock.doctor import examine as examining
-from penstock.doctor.check import Asked, Check
-from penstock.doctor.finding import BETWEEN, Finding, Level, green, merged, red, worst, yellow
-from penstock.doctor.report import Report
-from penstock.doctor.text import as_json, as_text
+from penstock.doctor import run_checks as examining
+from penstock.doctor.checks.check import (
+    BETWEEN,
+    Check,
+    CheckOptions,
+    Finding,
+    Level,
+    green,
+    merged,
+    red,
+    worst,
+    yellow,
+)
+from penstock.doctor.report import DoctorReport, as_json, as_text
 
 MTU = yellow("interfaces", "eth0 has an MTU of 1500", remedy="ip link set eth0 mtu 9000")
 
@@ -20,7 +29,7 @@ def on(finding: Finding, *nodes: int) -> Finding:
     return replace(finding, nodes=nodes)
 
 
-REPORT = Report(
+REPORT = DoctorReport(
     hosts={0: "red", 1: "blue"},
     num_nodes=2,
     findings=[
@@ -78,7 +87,7 @@ class Failing:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
-    def measure(self, _asked: Asked) -> None:
+    def measure(self, _asked: CheckOptions) -> None:
         raise self._error
 
     def judge(self, _facts: None) -> Iterator[Finding]:
@@ -87,7 +96,7 @@ class Failing:
 
 def checked(monkeypatch: pytest.MonkeyPatch, check: Check) -> list[Finding]:
     monkeypatch.setattr(examining, "CHECKS", {"failing": check})
-    return examining.examine_here(Asked(folder=Path()))[0]
+    return examining.examine_here(CheckOptions(folder=Path()))[0]
 
 
 def test_what_cannot_be_measured_is_a_line_and_not_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

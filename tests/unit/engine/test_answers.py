@@ -2,11 +2,11 @@
 
 import pytest
 
-from penstock.engine.answers import Drawn, OpenAnswer
+from penstock.engine.detokenizer import TextStream
+from penstock.engine.outputs import SampledTokens, SequenceOutput
 from penstock.engine.request import Request, TokenLogprob
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling_params import Sampling
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.text_stream import TextStream
 
 
 def an_answer(*, max_tokens=8, min_tokens=0, stop_ids=(), stop_texts=()):
@@ -19,17 +19,17 @@ def an_answer(*, max_tokens=8, min_tokens=0, stop_ids=(), stop_texts=()):
     )
     sequence = Sequence(id=3, request_id=2, answer=1, request=request, tokens=[1], num_cached=5)
     stream = TextStream(lambda ids: "".join(map(chr, ids)), stop_texts=stop_texts)
-    return OpenAnswer(sequence, stream)
+    return SequenceOutput(sequence, stream)
 
 
 def take(answer, text):
-    piece = answer.take(Drawn(tokens=tuple(map(ord, text))))
+    piece = answer.take(SampledTokens(tokens=tuple(map(ord, text))))
     return piece.text, len(piece.token_ids), piece.finish
 
 
 def test_a_piece_says_whose_it_is_and_the_last_how_much_was_found():
     answer = an_answer(max_tokens=2)
-    first, last = answer.take(Drawn(tokens=(65,))), answer.take(Drawn(tokens=(66,)))
+    first, last = answer.take(SampledTokens(tokens=(65,))), answer.take(SampledTokens(tokens=(66,)))
     assert (first.request_id, first.answer, first.finish, first.num_cached) == (2, 1, None, 0)
     assert (last.finish, last.num_cached) == ("length", 5)
 
@@ -74,14 +74,16 @@ def test_no_end_counts_before_the_least_number_of_tokens():
 def test_logprobs_are_those_of_the_tokens_that_are_told():
     answer = an_answer(stop_ids=[ord("X")])
     logprobs = tuple(TokenLogprob(token=t, logprob=-1.0, rank=1, top={}) for t in map(ord, "aXb"))
-    assert answer.take(Drawn(tokens=tuple(map(ord, "aXb")), logprobs=logprobs)).logprobs == logprobs[:1]
+    assert (
+        answer.take(SampledTokens(tokens=tuple(map(ord, "aXb")), logprobs=logprobs)).logprobs == logprobs[:1]
+    )
 
 
 def test_an_error_and_a_vector_end_an_answer():
-    failed = an_answer().take(Drawn(error="no numbers"))
+    failed = an_answer().take(SampledTokens(error="no numbers"))
     assert (failed.finish, failed.error) == ("error", "no numbers")
-    refused = an_answer().take(Drawn(error="too large", is_refused=True))
+    refused = an_answer().take(SampledTokens(error="too large", is_refused=True))
     assert (refused.finish, refused.error) == ("refused", "too large")
-    found = an_answer().take(Drawn(embedding=(0.6, 0.8)))
+    found = an_answer().take(SampledTokens(embedding=(0.6, 0.8)))
     assert (found.finish, found.embedding) == ("stop", (0.6, 0.8))
-    assert an_answer().take(Drawn()) is None
+    assert an_answer().take(SampledTokens()) is None

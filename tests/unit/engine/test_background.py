@@ -5,12 +5,12 @@ import queue
 import threading
 
 import pytest
-from tests.hashing_engine import hashing_engine, tokens_of
-from tests.hashing_model import answer_of
 
 from penstock.core.errors import EngineClosed, RunnerLost, UsageError
 from penstock.engine.background import EngineThread
 from penstock.engine.request import Request
+from tests.hashing_engine import hashing_engine, tokens_of
+from tests.hashing_model import answer_of
 
 PATIENCE_S = 60.0
 
@@ -107,7 +107,7 @@ def test_draining_refuses_what_comes_and_waits_for_what_is_there():
     with EngineThread(hashing_engine(before=gate)) as engine:
         one = Heard(engine, request(5))
         assert not engine.drain(timeout_s=0.0)
-        with pytest.raises(EngineClosed, match="takes no more requests"):
+        with pytest.raises(EngineClosed, match="accepts no more requests"):
             engine.submit(request(6), lambda _: None)
         gate.open.set()
         assert engine.drain(PATIENCE_S)

@@ -3,13 +3,13 @@
 import math
 
 import pytest
-from tests.hashing_engine import hashing_engine, run_to_end, tokens_of
-from tests.hashing_model import answer_of
 
 from penstock.core.errors import RunnerLost, UsageError
-from penstock.engine.answers import Drawn
+from penstock.engine.outputs import SampledTokens
 from penstock.engine.request import Request
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling_params import Sampling
+from tests.hashing_engine import hashing_engine, run_to_end, tokens_of
+from tests.hashing_model import answer_of
 
 
 def request(*prompt, max_tokens=6, **more):
@@ -82,8 +82,8 @@ def test_a_request_that_could_never_be_answered_is_refused():
 
 def test_an_adapter_that_is_not_there_is_refused():
     engine = hashing_engine()
-    with pytest.raises(UsageError, match=r"no adapter of that name \(got 'aa'\). Did you mean 'a'"):
-        engine.add(request(1, adapter="aa"))
+    with pytest.raises(UsageError, match=r"nknown adapter \(got 'zz'\). Known: a"):
+        engine.add(request(1, adapter="zz"))
     asked = request(1, 2, adapter="b")
     request_id = engine.add(asked)
     assert tokens_of(run_to_end(engine), request_id) == answer_of(asked)
@@ -133,7 +133,7 @@ def test_a_step_that_fails_ends_the_answers_in_it_and_no_others():
 
 def test_an_answer_whose_numbers_are_none_ends_alone():
     def instead(share):
-        return Drawn(error="not finite") if share.sequence.request_id == 1 else None
+        return SampledTokens(error="not finite") if share.sequence.request_id == 1 else None
 
     engine = hashing_engine(instead=instead)
     requests = [request(n, n + 1) for n in range(3)]

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling_params import Sampling
 
 NAN, INFINITE = float("nan"), float("inf")
 
@@ -40,3 +40,19 @@ def test_a_refusal_says_the_range_the_value_and_what_to_do():
     with pytest.raises(UsageError) as refusal:
         Sampling(temperature=-1)
     assert str(refusal.value) == "temperature must be at least 0 (got -1). 0 is greedy."
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"allowed_token_ids": ()}, "allowed_token_ids is empty"),
+        ({"allowed_token_ids": [5]}, "must be a tuple of token ids"),
+        ({"bad_words_ids": ((),)}, "bad_words_ids is empty"),
+        ({"bad_words_ids": (5,)}, "must be a tuple of token ids"),
+        ({"logprob_token_ids": (5,)}, "without num_logprobs"),
+        ({"logprob_token_ids": (-5,), "num_logprobs": 0}, "must be a tuple of token ids"),
+    ],
+)
+def test_tokens_that_are_none_are_refused(settings, why):
+    with pytest.raises(UsageError, match=why):
+        Sampling(**settings)

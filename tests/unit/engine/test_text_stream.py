@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from penstock.engine.text_stream import TextStream
+from penstock.engine.detokenizer import TextStream
 from penstock.text.tokenizer import train_tokenizer
 
 BYTES = train_tokenizer(["grün, naïve"] * 5, vocab_size=280)
@@ -78,3 +78,19 @@ def test_the_text_ends_before_the_first_stop_text(text, stop):
 @pytest.mark.parametrize("end", ["", "\nUs"])
 def test_what_only_began_like_a_stop_text_is_given_back_at_the_end(end):
     assert "".join(streamed(BYTES.encode(f"and{end}"), BYTES.decode, stop_texts=["\nUser:"])) == f"and{end}"
+
+
+@pytest.mark.parametrize(
+    ("stop_texts", "text"), [((), "the</s> pen"), (("</s>", "zz"), "the"), (("> p",), "the</s")]
+)
+def test_special_tokens_that_are_shown_are_text_where_they_stand(stop_texts, text):
+    def decode(ids):
+        return PIECES.decode(list(ids))
+
+    assert "".join(streamed([0, END, 1], decode)) == "the pen"
+    assert "".join(streamed([0, END, 1], decode, shown={END: "</s>"}, stop_texts=stop_texts)) == text
+
+
+def test_a_shown_token_ends_what_was_half_a_character():
+    first, *_ = BYTES.encode("😀")
+    assert "".join(streamed([first, 0], BYTES.decode, shown={0: "<end>"})) == "�<end>"

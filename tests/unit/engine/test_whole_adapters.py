@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.loras import save_lora
-from tests.unit.engine.test_whole_steps import CONFIGS, STEPS, a_batch, a_runner, by_modules
 
-from penstock.engine.adapter_panels import adapter_panels
+from penstock.engine.model_runner.native_decoder import adapter_panels
 from penstock.models.llama.model import Llama
-from penstock.nn.packed import can_multiply
+from penstock.nn.linear.packed import can_multiply
+from tests.loras import save_lora
+from tests.unit.engine.model_runner.test_whole_steps import CONFIGS, STEPS, a_batch, a_runner, by_modules
 
 pytestmark = pytest.mark.skipif(
     not can_multiply(4, torch.zeros(1)), reason="this CPU has no such instructions, or no compiler"
@@ -99,7 +99,7 @@ def test_an_adapter_that_is_not_held_is_refused(folders):
 def test_panels_that_do_not_fit_the_network_are_refused(folders):
     runner = with_adapters(a_runner(), folders["llama"])
     runner.run(worn(a_batch(STEPS[0]), [0, 0, 0]))
-    network = runner._whole._network
+    network = runner._native._network
     panels, rank = adapter_panels(runner._adapters.held("all")[1], runner.model, torch.float32)
     with pytest.raises(RuntimeError, match="an adapter of rank 3 with 23 operands"):
         network.hold(9, panels[:-1], rank)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError, PenstockError, UsageError
-from penstock.launch.local import EXIT_STOPPED, Outcome, run
+from penstock.launch.local import EXIT_STOPPED, JobOutcome, run
 
 # Python 3.12 warns of a fork where other tests have left library threads; these children use none.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -28,7 +28,7 @@ def rank() -> int:
     return int(os.environ["RANK"])
 
 
-def outcome_of(work: Callable[[], int], *, processes: int = 2) -> Outcome:
+def outcome_of(work: Callable[[], int], *, processes: int = 2) -> JobOutcome:
     return run(work, explain, processes=processes)
 
 
@@ -44,7 +44,7 @@ def test_every_process_knows_its_rank_and_how_many_there_are(tmp_path: Path) -> 
         (tmp_path / str(rank())).write_text(" ".join(os.environ[name] for name in names))
         return 0
 
-    assert outcome_of(work, processes=3) == Outcome(0, [])
+    assert outcome_of(work, processes=3) == JobOutcome(0, [])
     assert [(tmp_path / str(i)).read_text() for i in range(3)] == ["0 0 3 3", "1 1 3 3", "2 2 3 3"]
 
 
@@ -85,16 +85,16 @@ def test_fewer_than_one_process_is_refused(processes: int) -> None:
 
 
 def test_a_stop_of_all_processes_is_a_stop_and_not_a_failure() -> None:
-    assert outcome_of(lambda: EXIT_STOPPED) == Outcome(EXIT_STOPPED, [])
+    assert outcome_of(lambda: EXIT_STOPPED) == JobOutcome(EXIT_STOPPED, [])
 
 
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_failure_outranks_a_stop_whichever_rank_it_is_on(failing: int) -> None:
-    assert outcome_of(lambda: 3 if rank() == failing else EXIT_STOPPED) == Outcome(3, [])
+    assert outcome_of(lambda: 3 if rank() == failing else EXIT_STOPPED) == JobOutcome(3, [])
 
 
 def test_the_first_failure_stops_the_others() -> None:
-    assert outcome_of(lambda: 4 if rank() == 1 else wait_for_ever(), processes=3) == Outcome(4, [])
+    assert outcome_of(lambda: 4 if rank() == 1 else wait_for_ever(), processes=3) == JobOutcome(4, [])
 
 
 def test_a_frozen_process_hears_that_it_must_stop(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_frozen_process_hears_that_it_must_stop(tmp_path: Path) -> None:
             os.sched_yield()
         return 4
 
-    assert outcome_of(work) == Outcome(4, [])
+    assert outcome_of(work) == JobOutcome(4, [])
     assert (tmp_path / "heard").exists()
 
 
@@ -123,21 +123,21 @@ def test_an_error_gives_its_paragraph_and_its_exit_code() -> None:
     def work() -> int:
         raise ConfigError("It is wrong", got=3, fix="Right it.")
 
-    assert outcome_of(work, processes=1) == Outcome(2, ["It is wrong (got 3). Right it."])
+    assert outcome_of(work, processes=1) == JobOutcome(2, ["It is wrong (got 3). Right it."])
 
 
 def test_the_same_message_of_many_processes_is_said_once() -> None:
     def work() -> int:
         raise PenstockError("The disk is full")
 
-    assert outcome_of(work, processes=4) == Outcome(1, ["The disk is full."])
+    assert outcome_of(work, processes=4) == JobOutcome(1, ["The disk is full."])
 
 
 def test_an_error_nobody_can_explain_shows_its_traceback_and_fails(capfd: pytest.CaptureFixture[str]) -> None:
     def work() -> int:
         raise RuntimeError("a bug of ours")
 
-    assert outcome_of(work, processes=1) == Outcome(1, [])
+    assert outcome_of(work, processes=1) == JobOutcome(1, [])
     shown = capfd.readouterr().err
     assert "Traceback" in shown
     assert "RuntimeError: a bug of ours" in shown
@@ -158,7 +158,7 @@ def test_a_killed_process_is_named_by_its_rank_and_its_signal_and_stops_the_job(
             os.kill(os.getpid(), signal.SIGKILL)
         return wait_for_ever()
 
-    assert outcome_of(work) == Outcome(
+    assert outcome_of(work) == JobOutcome(
         1, ["Rank 0 was killed by SIGKILL. The machine may have run out of memory: see dmesg."], lost=(0,)
     )
 
@@ -171,11 +171,11 @@ def test_a_job_that_lost_a_process_starts_anew_on_as_many_as_it_is_told() -> Non
 
     ended = []
 
-    def again(outcome: Outcome) -> int:
+    def again(outcome: JobOutcome) -> int:
         ended.append((outcome.code, outcome.lost))
         return 2 if outcome.lost else 0
 
-    assert run(work, explain, processes=3, again=again) == Outcome(0, [])
+    assert run(work, explain, processes=3, again=again) == JobOutcome(0, [])
     assert ended == [(1, (1,)), (0, ())]
 
 
@@ -195,7 +195,7 @@ def test_processes_that_end_one_after_another_with_many_threads_are_not_taken_fo
         return 0
 
     for _ in range(10):  # the mistake this guards against showed in eight jobs of ten
-        assert outcome_of(work, processes=4) == Outcome(0, [])
+        assert outcome_of(work, processes=4) == JobOutcome(0, [])
 
 
 def wait_for_ever_in_a_thread() -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from penstock.launch.netlab.delays import Port
-from penstock.launch.netlab.topology import Link, Topology, mac_of, tap_commands
+from penstock.netlab.switch import Port
+from penstock.netlab.topology import Link, Topology, mac_of, tap_commands
 
 
 def leaving_times(port: Port, arrivals: list[float], *, size: int) -> list[float]:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.launch.netlab import lab, namespaces, why_not
-from penstock.launch.netlab.hosts import _program
+from penstock.netlab import namespaces
+from penstock.netlab.hosts import _program, lab, why_not
 
 
 def test_a_machine_without_iproute2_is_told_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,5 +24,5 @@ def test_a_process_that_may_not_is_told_how_it_could(monkeypatch: pytest.MonkeyP
     with pytest.raises(UsageError, match=r"Run it as root .*`unshare --map-root-user --net"), lab(hosts=1):
         pass
     why_not.cache_clear()
-    assert "may not make network namespaces" in why_not()
+    assert "may not create network namespaces" in why_not()
     why_not.cache_clear()

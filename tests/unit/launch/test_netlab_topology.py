@@ -5,10 +5,10 @@ import json
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.launch.netlab.nodes import environments
-from penstock.launch.netlab.topology import (
+from penstock.netlab.topology import (
     Link,
     Topology,
+    environments,
     forwarding_ports,
     host_commands,
     host_limits,

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.checkpoint.hf import read_config
 from penstock.core.errors import ModelError
-from penstock.models.llama.config_json import config_of
+from penstock.models.llama.hugging_face import config_of
 
 SIZES = {
     "vocab_size": 61,
@@ -21,10 +21,10 @@ SIZES = {
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": 100.0}, r"vocab_size is of the wrong kind \(got 100.0\)"),
-        ({"num_hidden_layers": "2"}, r"num_hidden_layers is of the wrong kind \(got '2'\)"),
-        ({"tie_word_embeddings": "false"}, r"tie_word_embeddings is of the wrong kind \(got 'false'\)"),
-        ({"max_position_embeddings": None}, "max_position_embeddings is of the wrong kind"),
+        ({"vocab_size": 100.0}, r"vocab_size has the wrong type \(got 100.0\)"),
+        ({"num_hidden_layers": "2"}, r"num_hidden_layers has the wrong type \(got '2'\)"),
+        ({"tie_word_embeddings": "false"}, r"tie_word_embeddings has the wrong type \(got 'false'\)"),
+        ({"max_position_embeddings": None}, "max_position_embeddings has the wrong type"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps must be positive"),
         ({"rope_theta": "10000"}, r"rope_theta of the rotary embedding must be a number \(got '10000'\)"),
         ({"rope_scaling": [2]}, "rope_scaling must be one rule for all layers"),
@@ -51,9 +51,10 @@ def test_a_config_json_without_a_size_is_refused():
 
 def test_a_refused_config_json_is_named_with_its_folder(tmp_path):
     path = tmp_path / "config.json"
-    path.write_text(json.dumps({"model_type": "mistrl", **SIZES}))
+    path.write_text(json.dumps({"model_type": "pixtral", **SIZES}))
     with pytest.raises(ModelError) as refused:
         read_config(tmp_path)
     assert str(refused.value) == (
-        f"{path}: Models of this type cannot be opened (got 'mistrl'). Did you mean 'mistral'?"
+        f"{path}: This family of models is not supported (got 'pixtral'). "
+        "Supported: granite, llama, mistral, qwen2, qwen3."
     )

@@ -175,13 +175,13 @@ def test_a_recipe_builds_a_config_and_reads_its_own_dump():
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads 4"),
         ({"head_dim": 7}, "head_dim must be even"),
         ({"vocab_size": 0}, "vocab_size must be positive"),
-        ({"sliding_window": 4}, "no meaning in a llama model.*Set model_type to mistral or qwen2"),
+        ({"sliding_window": 4}, "not supported by llama models.*Set model_type to mistral or qwen2"),
         ({"logits_scaling": 2.0}, "Set model_type to granite"),
-        ({"model_type": "granit"}, "Did you mean 'granite'"),
-        ({"attention_bias": True, "model_type": "qwen2"}, "no meaning in a qwen2 model"),
+        ({"model_type": "mixtral"}, r"no such choice \(got 'mixtral'\). Known: granite, llama, mistral"),
+        ({"attention_bias": True, "model_type": "qwen2"}, "not supported by qwen2 models"),
         (
             {"model_type": "qwen3", "max_window_layers": 1},
-            "max_window_layers has no meaning without a window",
+            "max_window_layers needs sliding_window",
         ),
         (
             {"model_type": "qwen3", "sliding_window": 4, "max_window_layers": 3},

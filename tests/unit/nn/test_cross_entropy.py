@@ -5,8 +5,8 @@ import torch
 from torch.nn import functional
 
 from penstock.nn.cross_entropy import cross_entropy
-from penstock.nn.head import Head
-from penstock.testing.live_bytes import LiveBytes
+from penstock.nn.head import OutputHead
+from penstock.testing.step_memory import LiveBytes
 
 TOKENS, HIDDEN, VOCAB = 23, 6, 50
 
@@ -28,7 +28,7 @@ def plain(hidden, weight, labels, *, scaling=1.0):
 @pytest.mark.parametrize("scaling", [1.0, 8.0])
 def test_loss_and_gradients_are_those_of_the_plain_loss(tokens_at_once, scaling):
     hidden, weight, labels = drawn()
-    head = Head(weight, logits_scaling=scaling)
+    head = OutputHead(weight, logits_scaling=scaling)
     total, each = cross_entropy(hidden, head, labels, tokens_at_once=tokens_at_once)
     expected = plain(hidden, weight, labels, scaling=scaling)
     torch.testing.assert_close(total, expected.sum(), rtol=1e-14, atol=0)
@@ -38,11 +38,19 @@ def test_loss_and_gradients_are_those_of_the_plain_loss(tokens_at_once, scaling)
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
 
+def test_labels_in_32_bits_give_the_same_loss_and_gradients():
+    hidden, weight, labels = drawn()
+    found = [cross_entropy(hidden, OutputHead(weight), given)[0] for given in (labels, labels.int())]
+    assert found[0] == found[1]
+    gradients = [torch.autograd.grad(total, (hidden, weight)) for total in found]
+    assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
+
+
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])
 def test_what_is_frozen_gets_no_gradient_and_the_other_its_own(frozen):
     hidden, weight, labels = drawn()
     (hidden if frozen == "hidden" else weight).requires_grad_(requires_grad=False)
-    cross_entropy(hidden, Head(weight), labels)[0].backward()
+    cross_entropy(hidden, OutputHead(weight), labels)[0].backward()
     assert (hidden.grad is None) == (frozen == "hidden")
     assert (weight.grad is None) == (frozen == "weight")
 
@@ -50,7 +58,7 @@ def test_what_is_frozen_gets_no_gradient_and_the_other_its_own(frozen):
 def test_a_tied_matrix_gets_the_gradients_of_both_of_its_uses():
     _, weight, labels = drawn()
     ids = torch.arange(TOKENS)
-    (found,) = torch.autograd.grad(cross_entropy(weight[ids], Head(weight), labels)[0], weight)
+    (found,) = torch.autograd.grad(cross_entropy(weight[ids], OutputHead(weight), labels)[0], weight)
     (expected,) = torch.autograd.grad(plain(weight[ids], weight, labels).sum(), weight)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-13)
 
@@ -60,7 +68,7 @@ def test_in_bfloat16_it_is_as_near_to_the_exact_gradient_as_the_plain_loss():
     exact_hidden, exact_weight, labels = drawn()
     exact = torch.autograd.grad(plain(exact_hidden, exact_weight, labels).sum(), exact_weight)[0]
     hidden, weight = (t.detach().bfloat16().requires_grad_() for t in (exact_hidden, exact_weight))
-    total, each = cross_entropy(hidden, Head(weight), labels, tokens_at_once=4)
+    total, each = cross_entropy(hidden, OutputHead(weight), labels, tokens_at_once=4)
     assert total.dtype == each.dtype == torch.float32
     (found,) = torch.autograd.grad(total, weight)
     assert found.dtype == torch.bfloat16
@@ -72,7 +80,7 @@ def test_in_bfloat16_it_is_as_near_to_the_exact_gradient_as_the_plain_loss():
 
 def test_a_second_backward_through_kept_buffers_is_refused_not_wrong():
     hidden, weight, labels = drawn()
-    total, _ = cross_entropy(hidden, Head(weight), labels)
+    total, _ = cross_entropy(hidden, OutputHead(weight), labels)
     total.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         total.backward()
@@ -99,7 +107,7 @@ def reduced(hidden, halves, labels):
         for first, weight in halves:
             holder = Holder(first, known)
             with torch.no_grad():
-                cross_entropy(hidden, Head(weight, 2.0, holder), labels, tokens_at_once=TOKENS)
+                cross_entropy(hidden, OutputHead(weight, 2.0, holder), labels, tokens_at_once=TOKENS)
             handed.append(holder.handed[len(known)])
         known.append(reduce(*handed))
     return known
@@ -112,7 +120,7 @@ def test_ranks_that_share_the_vocabulary_find_the_loss_and_the_gradients_of_the_
     of_hidden, of_weight = torch.zeros_like(hidden), []
     expected = plain(hidden, weight, labels, scaling=2.0).sum()
     for first, part in halves:
-        head = Head(part, 2.0, Holder(first, known))
+        head = OutputHead(part, 2.0, Holder(first, known))
         total, _ = cross_entropy(hidden, head, labels, tokens_at_once=TOKENS)
         torch.testing.assert_close(total, expected, rtol=1e-14, atol=0)
         gradients = torch.autograd.grad(total, (hidden, part))
@@ -130,7 +138,7 @@ def test_the_logits_are_never_whole():
     labels = torch.randint(0, vocab, (tokens,))
     whole = tokens * vocab * 4
     with LiveBytes() as seen:
-        cross_entropy(hidden, Head(weight), labels, tokens_at_once=64)[0].backward()
+        cross_entropy(hidden, OutputHead(weight), labels, tokens_at_once=64)[0].backward()
     assert seen.largest < whole // 4
     assert seen.peak < whole // 2
     with LiveBytes() as plainly:
@@ -141,5 +149,5 @@ def test_the_logits_are_never_whole():
 def test_evaluation_holds_no_gradient():
     hidden, weight, labels = drawn()
     with LiveBytes() as seen, torch.no_grad():
-        cross_entropy(hidden, Head(weight), labels, tokens_at_once=1)
+        cross_entropy(hidden, OutputHead(weight), labels, tokens_at_once=1)
     assert seen.largest < weight.nbytes

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 import torch
-from tests.families import small_llama
 
 from penstock.core import rng
 from penstock.models.llama.model import Llama
 from penstock.nn import init
+from tests.families import small_llama
 
 CONFIG = small_llama(attention_bias=True)
 

@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from penstock.nn.kernels import by_document, pieces
+from penstock.nn.kernels import layout as pieces
+from penstock.nn.kernels import sdpa
 from penstock.nn.kernels.choose import choose_kernel
-from penstock.nn.kernels.dense import Causal, Masked
-from penstock.nn.kernels.documents import PerDocument, per_document
-from penstock.nn.kernels.layout import Layout, starts_of, visibility_mask
+from penstock.nn.kernels.layout import AttentionLayout, starts_of, visibility_mask
+from penstock.nn.kernels.sdpa import Causal, Masked
+from penstock.nn.kernels.varlen_cpu import PerDocument, per_document
 
 CPU = torch.device("cpu")
 BATCH, SEQ, HEADS, KV, DIM = 2, 12, 4, 2, 8
@@ -43,16 +44,20 @@ def document_of(b, i):
 
 
 CASES = {
-    "causal": (Layout(batch=BATCH, seq_len=SEQ), Causal, lambda _, i, j: j <= i),
-    "window": (Layout(batch=BATCH, seq_len=SEQ, window=3), PerDocument, lambda _, i, j: i - 3 < j <= i),
-    "wide window": (Layout(batch=BATCH, seq_len=SEQ, window=12), Causal, lambda _, i, j: j <= i),
+    "causal": (AttentionLayout(batch=BATCH, seq_len=SEQ), Causal, lambda _, i, j: j <= i),
+    "window": (
+        AttentionLayout(batch=BATCH, seq_len=SEQ, window=3),
+        PerDocument,
+        lambda _, i, j: i - 3 < j <= i,
+    ),
+    "wide window": (AttentionLayout(batch=BATCH, seq_len=SEQ, window=12), Causal, lambda _, i, j: j <= i),
     "documents": (
-        Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS),
+        AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS),
         PerDocument,
         lambda b, i, j: j <= i and document_of(b, i) == document_of(b, j),
     ),
     "documents and window": (
-        Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=4),
+        AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=4),
         PerDocument,
         lambda b, i, j: i - 4 < j <= i and document_of(b, i) == document_of(b, j),
     ),
@@ -83,14 +88,14 @@ def test_the_chosen_kernel_equals_attention_written_out(case):
 
 def pieces_of(layout, monkeypatch):
     """What a GPU without the variable-length kernel takes, which any device can."""
-    monkeypatch.setattr(by_document, "_WORTH_A_CALL", 1)
+    monkeypatch.setattr(sdpa, "_WORTH_A_CALL", 1)
     monkeypatch.setattr(pieces, "_RUN", 2)
 
     def masked():
         return Masked(visibility_mask(layout, device=CPU))
 
     like = torch.empty(0, dtype=torch.float64)
-    return by_document.by_document(layout, like=like, compiled=masked)
+    return sdpa.by_document(layout, like=like, compiled=masked)
 
 
 @pytest.mark.parametrize("case", ["causal", "window", "documents", "documents and window"])
@@ -106,7 +111,7 @@ def test_in_a_compiled_block_pieces_are_a_mask_and_change_without_compiling_anew
     stances = ("default", "fail_on_recompile")
     for stance, other in zip(stances, ([0, 3, 4, 12, 17, 24], [0, 12, 13, 14, 15, 24]), strict=True):
         ends = torch.tensor(other, dtype=torch.int32)
-        attend = pieces_of(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends), monkeypatch)
+        attend = pieces_of(AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends), monkeypatch)
         q, k, v = (t.detach() for t in tensors())
         with torch.compiler.set_stance(stance):
             found = compiled(attend, q, k, v)
@@ -114,11 +119,11 @@ def test_in_a_compiled_block_pieces_are_a_mask_and_change_without_compiling_anew
 
 
 def test_documents_too_short_for_a_call_each_take_the_mask(monkeypatch):
-    layout = Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS)
+    layout = AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS)
     like = torch.empty(0)
-    assert by_document.by_document(layout, like=like, compiled=lambda: None) is None, "five of 24 tokens"
-    monkeypatch.setattr(by_document, "_WORTH_A_CALL", 4)
-    assert len(by_document.by_document(layout, like=like, compiled=lambda: None).pieces) == 5
+    assert sdpa.by_document(layout, like=like, compiled=lambda: None) is None, "five of 24 tokens"
+    monkeypatch.setattr(sdpa, "_WORTH_A_CALL", 4)
+    assert len(sdpa.by_document(layout, like=like, compiled=lambda: None).pieces) == 5
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -140,9 +145,11 @@ def test_the_last_resort_equals_attention_written_out(case):
 @pytest.mark.parametrize("window", [None, 4])
 def test_a_document_does_not_depend_on_what_it_is_packed_with(window):
     q, k, v = tensors()
-    packed = choose(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=window))(q, k, v, scale=0.3)
+    packed = choose(AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=window))(
+        q, k, v, scale=0.3
+    )
     alone = choose(
-        Layout(batch=1, seq_len=8, cu_seqlens=torch.tensor([0, 8], dtype=torch.int32), window=window)
+        AttentionLayout(batch=1, seq_len=8, cu_seqlens=torch.tensor([0, 8], dtype=torch.int32), window=window)
     )
     piece = alone(q[:1, :, 4:], k[:1, :, 4:], v[:1, :, 4:], scale=0.3)
     assert torch.equal(packed[:1, :, 4:], piece)
@@ -151,13 +158,13 @@ def test_a_document_does_not_depend_on_what_it_is_packed_with(window):
 def test_empty_documents_are_skipped():
     ends = torch.tensor([0, 0, 12, 12, 24, 24], dtype=torch.int32)
     q, k, v = tensors()
-    found = per_document(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends))(q, k, v, scale=1.0)
+    found = per_document(AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends))(q, k, v, scale=1.0)
     assert torch.allclose(found, Causal()(q, k, v, scale=1.0))
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 5, 9, 11])
 def test_a_window_in_runs_of_any_length_shows_what_the_dense_mask_shows(window, monkeypatch):
-    layout = Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=window)
+    layout = AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=window)
     expected = visibility_mask(layout, device=CPU)
     for run in (1, 2, 3, 7):
         monkeypatch.setattr(pieces, "_RUN", run)
@@ -178,7 +185,7 @@ def test_gradients_add_up_over_the_pieces_that_share_keys(monkeypatch):
 
 
 def test_tensors_that_lie_in_memory_in_any_order_are_read_right():
-    attend = choose(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=4))
+    attend = choose(AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS, window=4))
     found = []
     for turned in (False, True):
         q, k, v = tensors()
@@ -204,7 +211,7 @@ def test_the_operator_keeps_the_rules_of_pytorch_operators():
 def test_document_ends_that_do_not_cover_the_batch_are_refused():
     ends = torch.tensor([0, 5], dtype=torch.int32)
     with pytest.raises(ValueError, match="ends at 5, not at 2 x 12"):
-        choose(Layout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends))
+        choose(AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ends))
 
 
 def test_starts_of_gives_the_first_token_of_each_document():

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core import env
+from penstock.core.native_build import NotBuilt
 from penstock.nn import native
 from penstock.nn.native import build
-from penstock.nn.native.build import NotBuilt, built_library
+from penstock.nn.native.build import built_library
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_another_source_compiler_or_cpu_is_another_library(compiler, tmp_path, m
 def test_a_folder_that_others_can_write_to_is_refused(own_cache):
     own_cache.mkdir(parents=True)
     own_cache.chmod(0o777)
-    with pytest.raises(NotBuilt, match=r"Others may write to .*native.* Set PENSTOCK_CACHE"):
+    with pytest.raises(NotBuilt, match=r"writable by others .*native.* Set PENSTOCK_CACHE"):
         built_library()
 
 
@@ -81,7 +82,7 @@ def test_a_folder_that_others_can_write_to_is_refused(own_cache):
 def test_a_parent_in_which_others_could_replace_the_folder_is_refused(own_cache):
     own_cache.mkdir(parents=True)
     own_cache.parent.chmod(0o777)
-    with pytest.raises(NotBuilt, match="Others may write"):
+    with pytest.raises(NotBuilt, match="writable by others"):
         built_library()
     own_cache.parent.chmod(0o1777)  # as /tmp: only owners rename
     built_library()

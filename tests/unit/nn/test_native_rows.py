@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.nn import native
-from penstock.nn.kernels.page_rows import row_size, to_rows
+from penstock.nn.kernels.pages import row_size, to_rows
 
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler here")
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -10,12 +9,10 @@ from hypothesis import strategies as st
 
 from penstock.nn import native
 from penstock.nn.kernels import paged
-from penstock.nn.kernels.layout import Layout
-from penstock.nn.kernels.page_rows import from_rows, to_rows
+from penstock.nn.kernels.layout import AttentionLayout
 from penstock.nn.kernels.paged import LayerPages, Paged
-from penstock.nn.kernels.paged_step import PagedStep
+from tests.paged_cases import a_layer, a_step, written_out
 
-CPU = torch.device("cpu")
 WAYS = [
     "plain",
     pytest.param("operator", marks=pytest.mark.skipif(not native.is_available(), reason="no C++ here")),
@@ -29,71 +26,8 @@ def way(request, monkeypatch):
     return request.param
 
 
-def a_step(shares, *, block_size, seed=0):
-    """A step of shares (tokens, length): each sequence's blocks are drawn from one pool without order."""
-    rng = np.random.default_rng(seed)
-    needed = [-(-length // block_size) for _, length in shares]
-    pool = rng.permutation(sum(needed) + 3)
-    tables = np.zeros((len(shares), max(needed)), dtype=np.int32)
-    slots = []
-    for share, (num_tokens, length) in enumerate(shares):
-        tables[share, : needed[share]] = pool[sum(needed[:share]) :][: needed[share]]
-        positions = np.arange(length - num_tokens, length)
-        slots += (tables[share, positions // block_size] * block_size + positions % block_size).tolist()
-    step = PagedStep.from_arrays(
-        slots=np.array(slots, dtype=np.int64),
-        query_starts=np.cumsum([0, *(tokens for tokens, _ in shares)], dtype=np.int32),
-        lengths=np.array([length for _, length in shares], dtype=np.int32),
-        block_tables=tables,
-        device=CPU,
-    )
-    return step, len(pool)
-
-
-def a_layer(
-    step, num_blocks, *, kv_heads, heads, block_size, head_dim, dtype=torch.float32, pages=None, seed=0
-):
-    """Pages full of numbers, and a step's queries, keys and values, [1, heads, t, head_dim].
-
-    `pages`: their type, if it is not `dtype`.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    num_tokens = len(step.slots)
-
-    def drawn(*shape):
-        return torch.randn(*shape, generator=generator).to(dtype)
-
-    keys, values = (
-        to_rows(drawn(num_blocks, kv_heads, block_size, head_dim), pages or dtype) for _ in range(2)
-    )
-    q, k, v = (drawn(1, n, num_tokens, head_dim) for n in (heads, kv_heads, kv_heads))
-    return LayerPages(keys, values, step), q, k, v
-
-
-def written_out(q_bhld, pages, shares, *, scale, window=None):
-    """Attend one query at a time in float64."""
-    step, block_size = pages.step, pages.keys.shape[2]
-    group = q_bhld.shape[1] // pages.keys.shape[1]
-    out, token = torch.zeros_like(q_bhld, dtype=torch.float64), 0
-    for share, (num_tokens, length) in enumerate(shares):
-        table, p = step.block_tables[share].long(), torch.arange(length)
-        k_shd, v_shd = (
-            from_rows(t[table[p // block_size], :, p % block_size], torch.float64).repeat_interleave(
-                group, dim=1
-            )
-            for t in (pages.keys, pages.values)
-        )
-        for position in range(length - num_tokens, length):
-            seen = slice(0 if window is None else max(0, position + 1 - window), position + 1)
-            scores = torch.einsum("shd,hd->sh", k_shd[seen], q_bhld[0, :, token].double())
-            weights = torch.softmax(scale * scores, dim=0)
-            out[0, :, token] = torch.einsum("sh,shd->hd", weights, v_shd[seen])
-            token += 1
-    return out
-
-
 def attended(pages, q, k, v, *, scale, window=None):
-    layout = Layout(batch=1, seq_len=q.shape[2], window=window)
+    layout = AttentionLayout(batch=1, seq_len=q.shape[2], window=window)
     attend = Paged(pages.step, layout.window)
     return attend(q, *pages.append(k, v), scale=scale)
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.nn import packed as packed_layers
-from penstock.nn import quantized
-from penstock.nn.packed import PackedLinear, TiledLinear, can_multiply, from_panels, packed, to_panels
-from penstock.nn.quantized import Float8Linear, Int4Linear, Int8Linear, to_int4, to_int8
+from penstock.nn.linear import packed as packed_layers
+from penstock.nn.linear import quantized
+from penstock.nn.linear.packed import PackedLinear, can_multiply, from_panels, packed, to_panels
+from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear
+from penstock.nn.linear.rounding import to_int4, to_int8
 
 LIKE = torch.zeros(())
 SIZES = [(64, 96), (33, 7 * 32), (200, 64), (1, 32)]
@@ -65,7 +66,7 @@ def test_packed_layer_computes_what_the_layer_does(size, num_tokens, dtype, tole
 @pytest.mark.skipif(not can_multiply(8, LIKE), reason="this machine has no such operators")
 @pytest.mark.parametrize("size", [(40, 4), (33, 60), (72, 64), (1, 100), (96, 196)])
 def test_any_number_of_tokens_and_odd_sizes(size):
-    """Units of 4 bytes that are none, one and several rows of a matrix tile, and what is left over."""
+    """1 to 70 tokens, by whole and partial panels."""
     pair, byte = layer(*size, dtype=torch.bfloat16, bias=True), layer(*size)
     by_pairs, by_bytes, (w_codes, w_scales) = PackedLinear(pair), Int8Linear(byte), to_int8(byte.weight)
     x = torch.randn(70, size[1])
@@ -152,26 +153,12 @@ def test_float8_layer_is_close():
     assert (made(x) - plain(x)).abs().mean() < 0.05 * plain(x).abs().mean()
 
 
-@pytest.mark.skipif(not torch.cpu._is_avx512_bf16_supported(), reason="oneDNN has no bfloat16 here")
-def test_layer_packed_by_onednn_computes_what_the_layer_does():
-    plain, x = layer(72, 64, dtype=torch.bfloat16, bias=True), torch.randn(2, 9, 64, dtype=torch.bfloat16)
-    torch.testing.assert_close(TiledLinear(plain)(x), plain(x), rtol=2**-7, atol=2**-7)
+def test_layers_are_packed_where_there_are_operators(way):
+    for dtype in (torch.float32, torch.bfloat16):
+        kind = PackedLinear if way == "native" else nn.Linear
+        assert type(packed(layer(40, 64, dtype=dtype))) is kind
 
 
-@pytest.mark.parametrize(
-    ("has_operators", "has_tiles", "kind"),
-    [(True, True, PackedLinear), (False, True, TiledLinear), (False, False, nn.Linear)],
-)
-def test_onednn_packs_only_where_our_operators_cannot_be_had(has_operators, has_tiles, kind, monkeypatch):
-    if has_operators and not can_multiply(16, LIKE):
-        pytest.skip("this machine has no such operators")
-    monkeypatch.setattr(packed_layers, "can_multiply", lambda *_: has_operators)
-    monkeypatch.setattr(packed_layers, "has_tiles", lambda: has_tiles)
-    assert type(packed(layer(40, 64, dtype=torch.bfloat16))) is kind
-    assert type(packed(layer(40, 64))) is (PackedLinear if has_operators else nn.Linear)
-
-
-def test_what_cannot_be_packed_stays(monkeypatch):
-    monkeypatch.setattr(packed_layers, "has_tiles", lambda: False)  # oneDNN packs any number of inputs
+def test_what_cannot_be_packed_stays():
     for odd in (layer(8, 5, dtype=torch.bfloat16), layer(8, 8, dtype=torch.float16)):
         assert packed(odd) is odd

@@ -6,14 +6,14 @@ import torch
 import triton
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.nn.test_paged import a_layer, a_step, written_out
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from penstock.nn import low_bit_triton
 from penstock.nn.kernels import paged_triton
-from penstock.nn.kernels.page_rows import row_size
-from penstock.nn.quantized import GROUP, to_int4, to_int8
+from penstock.nn.kernels.pages import row_size
+from penstock.nn.linear import quantized_triton
+from penstock.nn.linear.rounding import GROUP, to_int4, to_int8
+from tests.paged_cases import a_layer, a_step, written_out
 
 SINGLES = st.lists(st.integers(1, 100).map(lambda length: (1, length)), max_size=3)
 LONGER = st.lists(
@@ -62,12 +62,12 @@ def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, 
 
     codes, scales = to_int8(weight)
     expected = x.double() @ (codes.double() * scales.double()[:, None]).T
-    torch.testing.assert_close(low_bit_triton.linear_int8(x, codes, scales).double(), expected, **near)
+    torch.testing.assert_close(quantized_triton.linear_int8(x, codes, scales).double(), expected, **near)
 
     codes, scales = to_int4(weight)
     numbers = ((codes.float() - 8) * scales.float().repeat_interleave(GROUP, 1)).to(dtype)
     halves = codes[:, 0::2] | codes[:, 1::2] << 4
-    out = low_bit_triton.linear_int4(x, halves, scales)
+    out = quantized_triton.linear_int4(x, halves, scales)
     torch.testing.assert_close(out.double(), x.double() @ numbers.double().T, **near)
 
 
@@ -133,7 +133,7 @@ def compile_for_gpus():
     """Launch what an 8B model does."""
     for module, names in (
         (paged_triton, ("_attend", "_add_up")),
-        (low_bit_triton, ("_multiply_int8", "_multiply_int4")),
+        (quantized_triton, ("_multiply_int8", "_multiply_int4")),
     ):
         for name in names:
             setattr(module, name, Compiler(getattr(module, name)))
@@ -143,9 +143,9 @@ def compile_for_gpus():
         keys = torch.zeros(num_blocks, 8, 16, row_size(128, dtype), dtype=dtype)
         paged_triton.paged_attention(queries, keys, keys.clone(), step, window=None, scale=0.1)
     x, codes = torch.empty(64, 4096, dtype=torch.bfloat16), torch.empty(6144, 4096, dtype=torch.int8)
-    low_bit_triton.linear_int8(x, codes, torch.empty(6144))
+    quantized_triton.linear_int8(x, codes, torch.empty(6144))
     groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)
-    low_bit_triton.linear_int4(x, codes.view(torch.uint8)[:, ::2].contiguous(), groups)
+    quantized_triton.linear_int4(x, codes.view(torch.uint8)[:, ::2].contiguous(), groups)
 
 
 if __name__ == "__main__":

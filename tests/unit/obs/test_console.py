@@ -2,6 +2,7 @@
 
 import pytest
 
+from penstock.core import clock
 from penstock.obs.sinks.console import ProgressLine
 
 RECORDS = [
@@ -38,3 +39,19 @@ def test_on_a_terminal_the_line_ends_with_the_last_validation(
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "120")
     assert "loss 2.0000  validation 1.9000" in "".join(said(capsys))
+
+
+def test_the_first_step_does_not_say_how_long_the_rest_takes(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It compiles and warms up: what comes after is told from the steps after it."""
+    now = 0.0
+    monkeypatch.setattr(clock, "monotonic", lambda: now)
+    with ProgressLine(steps=100, done=40) as line:
+        for step, now in ((41, 60.0), (42, 60.5), (61, 70.5), (100, 90.0)):  # noqa: B007
+            line({"step": step, "loss": 2.0, "tokens_per_s": 10.0})
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split("  ")[0] for line in lines] == ["step 41/100", "step 61/100", "step 100/100"]
+    assert "left" not in lines[0]
+    assert lines[1].endswith("20.5 s left")  # 39 steps of 10.5 s / 20
+    assert "left" not in lines[2]

@@ -3,8 +3,7 @@
 import pytest
 
 from penstock.core import clock
-from penstock.obs.meter import StepMeter, peak_memory_bytes
-from penstock.obs.phases import PHASES, Phases
+from penstock.obs.meter import PHASES, Phases, StepMeter, peak_memory_bytes
 
 
 class Time:

@@ -6,8 +6,8 @@ import torch
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.parallel.compile import compile_blocks
-from penstock.parallel.compile_config import CompileConfig
+from penstock.parallel.apply import compile_blocks
+from penstock.parallel.config import CompileConfig
 
 SHAPE = LlamaConfig(
     vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.core import config
 from penstock.core.errors import ConfigError
-from penstock.parallel.ethernet_config import EthernetConfig
+from penstock.parallel.config import EthernetConfig
 
 
 def test_budgets_may_be_infinite_and_survive_being_written():
@@ -23,7 +23,7 @@ def test_budgets_may_be_infinite_and_survive_being_written():
         ({"window_mib": math.nan}, "ethernet.window_mib"),
         ({"operations": 65}, "from 0 to 64"),
         ({"reduce": "int8", "overlap": False}, r"ethernet.overlap, which is off \(got 'int8'\)"),
-        ({"feedback": True}, r"rounds away, which is nothing \(got 'float32'\)"),
+        ({"feedback": True}, r"needs a compressed ethernet.reduce \(got 'float32'\)"),
     ],
 )
 def test_what_means_nothing_is_refused(wrong, said):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.parallel.fit import check_fit
+from penstock.parallel.feasibility import check_fit
 from penstock.parallel.layout import ParallelConfig
 
 ULYSSES = {"context_rule": "ulysses"}
@@ -34,8 +34,8 @@ class Shape:
         (Shape(), {"context": 8}, 6, "Use a sequence length of 8."),
         (Shape(), {"context": 8} | ULYSSES, 16, "one of 1, 2, 3, 4, 6, 12, or parallel"),
         (Shape(), {"context": 4, "tensor": 2} | ULYSSES, 16, "6 query heads on each of 2"),
-        (Shape(), {"pipeline": 4}, 16, "are 4 stages, and the model has 3 blocks for them. Use at most 3"),
-        (Shape(), {"pipeline": 2, "stages_per_rank": 2}, 16, "are 4 stages, and the model has 3 blocks"),
+        (Shape(), {"pipeline": 4}, 16, "are 4 stages, and the model has only 3 blocks. Use at most 3"),
+        (Shape(), {"pipeline": 2, "stages_per_rank": 2}, 16, "are 4 stages, and the model has only 3 blocks"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_refused_with_what_would(shape, parallel, length, said):

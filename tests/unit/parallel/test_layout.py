@@ -5,14 +5,14 @@ import itertools
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.parallel.layout import AXES, Layout, ParallelConfig, layout_of, on_machines
+from penstock.parallel.layout import AXES, ParallelConfig, RankLayout, layout_of, on_machines
 
 
 def test_the_rest_goes_to_the_axis_that_asks_for_it():
-    assert layout_of(ParallelConfig(), world_size=6) == Layout(shard=6)
-    assert layout_of(ParallelConfig(tensor=2), world_size=6) == Layout(shard=3, tensor=2)
-    assert layout_of(ParallelConfig(shard=2, replicate=-1), world_size=8) == Layout(shard=2, replicate=4)
-    assert layout_of(ParallelConfig(shard=1, replicate=-1), world_size=8) == Layout(replicate=8)
+    assert layout_of(ParallelConfig(), world_size=6) == RankLayout(shard=6)
+    assert layout_of(ParallelConfig(tensor=2), world_size=6) == RankLayout(shard=3, tensor=2)
+    assert layout_of(ParallelConfig(shard=2, replicate=-1), world_size=8) == RankLayout(shard=2, replicate=4)
+    assert layout_of(ParallelConfig(shard=1, replicate=-1), world_size=8) == RankLayout(replicate=8)
 
 
 @pytest.mark.parametrize(
@@ -35,14 +35,17 @@ def test_degrees_that_do_not_fit_the_ranks_are_refused_with_what_would(degrees, 
     [
         ({"tensor": 0}, "parallel.tensor must be 1 or more (got 0)"),
         ({"tensor": -1}, "parallel.tensor must be 1 or more (got -1)"),
-        ({"shard": 0}, "or -1 for all ranks that are left (got 0)"),
+        ({"shard": 0}, "or -1 for all remaining ranks (got 0)"),
         ({"replicate": -1}, "parallel.shard and parallel.replicate are both -1"),
         ({"stages_per_rank": 2}, "parallel.stages_per_rank must be 1, or more with a pipeline (got 2)"),
         ({"reshard_after_forward": 1}, "a group of at least 2 ranks (got 1)"),
         ({"reshard_after_forward": 2, "tensor": 2}, "only where all ranks share the parameters"),
         ({"hierarchy": "hybrid", "replicate": 2}, "parallel.hierarchy 'hybrid' sets parallel.shard itself"),
         ({"hierarchy": "hpz", "reshard_after_forward": 4}, "sets parallel.reshard_after_forward itself"),
-        ({"hierarchy": "hpz", "tensor": 2}, "parallel.hierarchy 'hpz' is for shards alone (got 'tensor 2,"),
+        (
+            {"hierarchy": "hpz", "tensor": 2},
+            "parallel.hierarchy 'hpz' supports sharding only (got 'tensor 2,",
+        ),
     ],
 )
 def test_values_that_no_run_could_have_are_refused(values, said):
@@ -53,13 +56,13 @@ def test_values_that_no_run_could_have_are_refused(values, said):
 
 @pytest.mark.parametrize("degrees", [(1, 2, 3, 1, 2), (2, 1, 2, 2, 2), (1, 1, 1, 1, 1), (3, 2, 1, 1, 1)])
 def test_every_rank_has_a_place_of_its_own_and_the_innermost_axis_moves_first(degrees):
-    layout = Layout(**dict(zip(AXES, degrees, strict=True)))
+    layout = RankLayout(**dict(zip(AXES, degrees, strict=True)))
     places = [tuple(layout.place(rank).values()) for rank in range(layout.world_size)]
     assert places == list(itertools.product(*map(range, degrees)))
 
 
 def test_the_rows_are_dealt_over_replicas_and_shards_and_shared_by_the_rest():
-    layout = Layout(pipeline=2, replicate=2, shard=2, context=2, tensor=2)
+    layout = RankLayout(pipeline=2, replicate=2, shard=2, context=2, tensor=2)
     assert layout.num_data == 4
     groups = {tuple(layout.sharing(rank)) for rank in range(layout.world_size)}
     assert sorted(itertools.chain(*groups)) == list(range(32)), "each rank in one group"

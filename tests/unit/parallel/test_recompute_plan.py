@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 
 from penstock.core.errors import ConfigError, UsageError
-from penstock.parallel.recompute_plan import COSTS, RecomputeConfig, plan
+from penstock.parallel.activation_checkpointing_plan import COSTS, RecomputeConfig, plan
 
 KEPT = {"keep": 100, "operators": 60, "full": 10}
 
@@ -40,7 +40,7 @@ def test_a_budget_below_the_least_is_refused_with_the_least():
         ConfigError, match=r"below the 40 B that 4 blocks.*got '39 B'.*micro_batch_size"
     ) as error:
         modes(policy="budget", budget="39")
-    assert "computed again" in str(error.value)
+    assert "all are recomputed" in str(error.value)
 
 
 @pytest.mark.parametrize("settings", [{"policy": "budget"}, {"budget": "1GiB"}])

@@ -6,9 +6,9 @@ import torch
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.parallel.recompute import recompute
+from penstock.parallel.activation_checkpointing import recompute
 from penstock.plan.activations import block_bytes
-from penstock.testing.live_bytes import LiveBytes
+from penstock.testing.step_memory import LiveBytes
 
 ROWS, LENGTH = 2, 64
 ENDS = torch.tensor([0, 20, 64, 128], dtype=torch.int32)

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError, UsageError
-from penstock.plan.hardware import DEVICES, Cluster, load_cluster, write
+from penstock.devices.figures import DEVICES
+from penstock.plan.hardware import Cluster, load_cluster, write
 
 VELA = """
 nodes = 32

@@ -2,10 +2,21 @@
 
 import pytest
 
-from penstock.parallel.layout import Layout
-from penstock.plan.comm import FREE, all_reduce, group, groups_of, ring, send
-from penstock.plan.constants import GLOO_SHARE, HOP_S, LINK_SHARE, MESSAGES_SHARE
-from penstock.plan.hardware import DEVICES, Cluster
+from penstock.devices.figures import DEVICES
+from penstock.parallel.layout import RankLayout
+from penstock.plan.comm import (
+    FREE,
+    GLOO_SHARE,
+    HOP_S,
+    LINK_SHARE,
+    MESSAGES_SHARE,
+    all_reduce,
+    group,
+    groups_of,
+    ring,
+    send,
+)
+from penstock.plan.hardware import Cluster
 
 VELA = Cluster(
     nodes=4, devices_per_node=8, device=DEVICES["A100-80GB"], nics=2, nic_gbit_s=100, latency_us=50
@@ -14,7 +25,7 @@ NETWORK = 2 * 60e9 / 8
 
 
 def test_groups_lie_in_nodes_as_ranks_are_counted():
-    groups = groups_of(Layout(replicate=2, shard=8, tensor=2), VELA)
+    groups = groups_of(RankLayout(replicate=2, shard=8, tensor=2), VELA)
     assert (groups["tensor"].nodes, groups["tensor"].alike) == (1, 4)
     assert (groups["shard"].nodes, groups["shard"].alike) == (2, 2)
     assert (groups["replicate"].nodes, groups["replicate"].alike) == (2, 8)

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.devices.figures import DEVICES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import expanded
 from penstock.plan.decode import DecodeJob, predict_decode
-from penstock.plan.hardware import DEVICES, Cluster
+from penstock.plan.hardware import Cluster
 
 NODE = Cluster(nodes=1, devices_per_node=8, device=DEVICES["A100-80GB"])
 LLAMA_70B = LlamaConfig(**expanded({"preset": "llama2-70b"}))

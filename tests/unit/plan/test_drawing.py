@@ -5,12 +5,13 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from penstock.devices.figures import DEVICES
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.layout import Layout
-from penstock.plan.drawing import svg, trace
-from penstock.plan.hardware import DEVICES, Cluster
-from penstock.plan.job import Job
+from penstock.parallel.layout import RankLayout
+from penstock.plan.hardware import Cluster
+from penstock.plan.job import TrainingStep
 from penstock.plan.predict import timeline_of
+from penstock.plan.report import svg, trace
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def events():
         num_attention_heads=16,
         num_key_value_heads=8,
     )
-    job = Job(model=model, layout=Layout(shard=16), sequence_length=2048, num_micro_batches=2)
+    job = TrainingStep(model=model, layout=RankLayout(shard=16), sequence_length=2048, num_micro_batches=2)
     cluster = Cluster(nodes=2, devices_per_node=8, device=DEVICES["A100-40GB"])
     return timeline_of(job, cluster, record=True).events
 

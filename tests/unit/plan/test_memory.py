@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.layout import Layout
-from penstock.plan.job import Job
-from penstock.plan.memory import moments, peak
-from penstock.plan.rank_bytes import Kept
+from penstock.parallel.layout import RankLayout
+from penstock.plan.job import TrainingStep
+from penstock.plan.memory import BytesPerParameter, moments, peak
 
 SHAPE = {
     "hidden_size": 256,
@@ -20,15 +19,15 @@ SHAPE = {
 
 
 def job(**changes):
-    fields = {"layout": Layout(shard=8), "sequence_length": 512, "num_micro_batches": 4, **changes}
-    return Job(model=LlamaConfig(**SHAPE, vocab_size=4096), **fields)
+    fields = {"layout": RankLayout(shard=8), "sequence_length": 512, "num_micro_batches": 4, **changes}
+    return TrainingStep(model=LlamaConfig(**SHAPE, vocab_size=4096), **fields)
 
 
 @pytest.mark.parametrize(
     ("less", "more"),
     [
-        ({"layout": Layout(shard=16)}, {"layout": Layout(shard=8)}),
-        ({"layout": Layout(shard=4, tensor=2)}, {"layout": Layout(shard=4)}),
+        ({"layout": RankLayout(shard=16)}, {"layout": RankLayout(shard=8)}),
+        ({"layout": RankLayout(shard=4, tensor=2)}, {"layout": RankLayout(shard=4)}),
         ({"modes": "full"}, {"modes": "operators"}),
         ({"modes": "operators"}, {"modes": "keep"}),
         ({"micro_batch_size": 1}, {"micro_batch_size": 2}),
@@ -41,8 +40,10 @@ def test_what_shares_or_computes_more_takes_less(less, more):
 
 
 def test_a_first_stage_holds_more_micro_batches_than_a_last_one():
-    staged = job(layout=Layout(pipeline=4), num_micro_batches=8)
-    first, last = (max(m.activations for m in moments(staged, Kept(), place)) for place in (0, 3))
+    staged = job(layout=RankLayout(pipeline=4), num_micro_batches=8)
+    first, last = (
+        max(m.activations for m in moments(staged, BytesPerParameter(), place)) for place in (0, 3)
+    )
     assert first > 3 * last
 
 
@@ -55,7 +56,10 @@ def test_a_large_vocabulary_is_fullest_at_the_loss_and_a_wide_model_in_its_backw
 
 def test_blocks_stay_at_the_turns_of_a_pass():
     """Two at the loss, for the backward pass; two when the root is reduced, for the next micro-batch."""
-    by_moment = [{m.moment: m.gathered for m in moments(job(turning=turning), Kept())} for turning in (0, 1)]
+    by_moment = [
+        {m.moment: m.gathered for m in moments(job(turning=turning), BytesPerParameter())}
+        for turning in (0, 1)
+    ]
     extra = {moment: by_moment[1][moment] - size for moment, size in by_moment[0].items()}
     both = 2 * job().compute_bytes * job().block_parameters
     assert extra == {"loss": both, "backward": 0, "reduction": both, "update": 0}
@@ -71,12 +75,12 @@ def test_without_a_window_all_gradients_of_a_step_wait():
 
 
 def test_parts_add_up_at_every_moment():
-    for moment in moments(job(), Kept()):
+    for moment in moments(job(), BytesPerParameter()):
         assert moment.total == sum(moment.parts.values())
         assert min(moment.parts.values()) >= 0
 
 
 def test_an_optimizer_that_keeps_less_saves_what_it_keeps_less():
-    less = Kept(optimizer=2.0625, optimizer_outside=2.0625)
+    less = BytesPerParameter(optimizer=2.0625, optimizer_outside=2.0625)
     saved = peak(job()).total - peak(job(), less).total
     assert saved == pytest.approx((8 - 2.0625) * job().model.num_parameters / 8, rel=0.001)

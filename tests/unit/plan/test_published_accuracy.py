@@ -1,4 +1,4 @@
-"""The planner stays as near to published measurements as docs/planner.md says."""
+"""The planner stays as near to published measurements as docs/explanation/planner.md says."""
 
 import importlib
 from types import SimpleNamespace
@@ -7,53 +7,75 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture
-def benchmark(monkeypatch, request):
+@pytest.fixture(scope="module")
+def benchmark(request):
     """The benchmark's modules, which import one another as scripts do."""
-    monkeypatch.syspath_prepend(str(request.config.rootpath / "benchmarks"))
     names = ("plan_rows", "plan_accuracy", "plan_stories")
-    return SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(request.config.rootpath / "benchmarks"))
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
 
 
-@pytest.fixture
-def errors(benchmark):
-    cases, _ = benchmark.plan_accuracy.cases_of()
-    found = {}
-    for case in cases:
-        if case.id not in benchmark.plan_accuracy.FITTED_ROWS:
-            error = benchmark.plan_accuracy.predicted(case) / case.measured - 1
-            found.setdefault(case.family, []).append(abs(error))
+@pytest.fixture(scope="module")
+def held_out(benchmark):
+    """Return errors by family, each source predicted with constants fitted to the others.
+
+    One Gauss-Newton step from the shipped constants stands for the whole search of `--held-out`, which takes
+    minutes.
+    """
+    accuracy = benchmark.plan_accuracy
+    cases, _ = accuracy.cases_of()
+    fit, found = accuracy.Fit(cases, accuracy.values_of(accuracy.FITTED)), {}
+    for source in {case.source for case in cases}:
+        constants = accuracy.with_values(fit.step(without=source))
+        for case in cases:
+            if case.source == source:
+                error = accuracy.predicted(case, constants) / case.measured - 1
+                found.setdefault(case.family, []).append(abs(error))
     return found
 
 
-def test_dense_training_is_within_5_percent_for_half_the_rows_and_15_for_nearly_all(errors):
-    assert len(errors["dense"]) >= 25
-    assert np.median(errors["dense"]) < 0.05
-    assert np.quantile(errors["dense"], 0.95) < 0.15
-
-
-def test_float8_training_is_within_20_percent(errors):
-    assert np.median(errors["float8"]) < 0.08
-    assert np.quantile(errors["float8"], 0.95) < 0.20
-
-
 @pytest.mark.parametrize(
-    ("family", "band"), [("tensor parallel", 0.35), ("pipeline", 0.5), ("long rows", 0.5)]
+    ("family", "rows", "median", "band"),
+    [
+        ("dense", 50, 0.05, 0.15),
+        ("float8", 10, 0.05, 0.21),
+        ("tensor parallel", 15, 0.08, 0.35),
+        ("pipeline", 35, 0.12, 0.35),
+        ("long rows", 5, 0.15, 0.50),
+    ],
 )
-def test_what_has_few_rows_is_within_its_wide_band(errors, family, band):
-    assert np.quantile(errors[family], 0.95) < band
+def test_a_source_that_was_left_out_of_the_fit_is_predicted(held_out, family, rows, median, band):
+    assert len(held_out[family]) >= rows
+    assert np.median(held_out[family]) < median
+    assert np.quantile(held_out[family], 0.95) < band
 
 
 def test_the_shipped_constants_are_those_of_the_fit(benchmark):
     accuracy = benchmark.plan_accuracy
-    cases = [case for case in accuracy.cases_of()[0] if case.id in accuracy.FITTED_ROWS]
-    shipped, fitted = accuracy.values_of(accuracy.FITTED), accuracy.fit(cases, rounds=3)
-    assert fitted == pytest.approx(shipped, rel=0.05)
+    cases, shipped = accuracy.cases_of()[0], accuracy.values_of(accuracy.FITTED)
+    assert accuracy.fit(cases, start=shipped, rounds=1) == pytest.approx(shipped, rel=0.05)
+    assert (accuracy.fit(cases, start=1.2 * shipped, rounds=1) < 1.15 * shipped).all(), "steps lead back"
 
 
-def test_ibms_three_figures_are_within_6_points(benchmark):
-    for what, measured, found in benchmark.plan_stories.ibm()[:3]:
-        assert found == pytest.approx(measured, abs=0.06), what
+def row_of(benchmark, **changes):
+    """Return a published row with other values in some columns, as a case."""
+    row = next(row for row in benchmark.plan_rows.read_rows() if row["id"] == "207")
+    return benchmark.plan_rows.case_of({**row, **changes}).job
+
+
+def test_a_row_says_what_is_computed_again_and_how_many_stages_a_rank_has(benchmark):
+    assert row_of(benchmark, activation_ckpt="none at 8K").modes == "keep"
+    assert row_of(benchmark, activation_ckpt="full").modes == "full"
+    assert row_of(benchmark).stages_per_rank == 1
+    assert row_of(benchmark, parallelism="FSDP8 TP8 PP8 VP2 Interleaved 1F1B").stages_per_rank == 2
+    row = next(row for row in benchmark.plan_rows.read_rows() if row["gpu"].startswith("B200"))
+    assert benchmark.plan_rows.case_of(row).cluster.device.name == "B200"
+
+
+def test_ibms_figures_over_tcp_are_within_3_points(benchmark):
+    for what, measured, found in benchmark.plan_stories.ibm():
+        assert found == pytest.approx(measured, abs=0.03), what
 
 
 def test_generation_at_batch_1_is_within_20_percent_of_gpt_fast(benchmark):

@@ -7,14 +7,23 @@ from itertools import pairwise
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.devices.figures import DEVICES
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.layout import Layout
+from penstock.parallel.layout import RankLayout
 from penstock.plan.candidates import Question, divisors, jobs, layouts
-from penstock.plan.hardware import DEVICES, Cluster
-from penstock.plan.helps import what_would_help
+from penstock.plan.hardware import Cluster
 from penstock.plan.memory import peak
-from penstock.plan.search import HEADROOM, search
-from penstock.plan.wire import coded, wider
+from penstock.plan.report import PlanReport, why_chosen
+from penstock.plan.search import (
+    HEADROOM,
+    Option,
+    SearchResult,
+    breadth_first,
+    coded,
+    search,
+    what_would_help,
+    wider,
+)
 
 MODEL = LlamaConfig(
     vocab_size=32_000,
@@ -73,6 +82,7 @@ def test_memory_that_is_there_is_used_before_anything_is_computed_again():
 
 def test_some_blocks_compute_again_where_not_all_have_to():
     decided = {"tensor": 1, "context": 1, "pipeline": 1, "shard": 32, "micro_batch_size": 4, "keep_mib": 0.0}
+    decided |= {"schedule": "depth_first"}
     decided["window_mib"] = 0.0
     question = replace(QUESTION, decided=decided)
     mixed = search(question, replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=18.0))).best.job
@@ -111,13 +121,13 @@ def test_what_does_not_fit_says_how_much_is_missing():
 
 def test_a_faster_network_helps_what_waits_for_it_and_memory_what_computes_again():
     slow = replace(CLUSTER, nic_gbit_s=10)
-    job = next(jobs(QUESTION, Layout(shard=32), 1, CLUSTER))
+    job = next(jobs(QUESTION, RankLayout(shard=32), 1, CLUSTER))
     helps = {one.change: one.gain for one in what_would_help(replace(job, modes="full"), slow)}
     assert helps["with 2 NICs a node"] > 0.2
     assert helps["with all parameters kept through a step"] > 0.2
     assert list(helps.values()) == sorted(helps.values(), reverse=True)
     alone = Cluster(nodes=1, devices_per_node=8, device=DEVICES["A100-80GB"])
-    local = next(jobs(QUESTION, Layout(shard=8), 1, CLUSTER))
+    local = next(jobs(QUESTION, RankLayout(shard=8), 1, CLUSTER))
     assert not any("NIC" in one.change for one in what_would_help(local, alone))
 
 
@@ -148,7 +158,7 @@ def test_fewer_bits_are_planned_only_where_they_may_and_the_network_waits():
 
 
 def test_what_is_decided_of_the_wire_is_not_tried_otherwise():
-    job = next(jobs(QUESTION, Layout(shard=32), 1, CLUSTER))
+    job = next(jobs(QUESTION, RankLayout(shard=32), 1, CLUSTER))
     assert [other.window_mib for other in wider(job, {})] == [355.0, 709.0]
     assert not list(wider(job, {"window_mib": 0.0}))
     assert not list(coded(job, QUESTION))
@@ -156,8 +166,66 @@ def test_what_is_decided_of_the_wire_is_not_tried_otherwise():
     assert [(other.gather, other.reduce) for other in coded(job, asked)] == [("compute", "int8")]
 
 
+def test_breadth_first_is_planned_where_the_network_waits_and_activations_fit():
+    wide = replace(SLOW, device=replace(SLOW.device, memory_gib=400.0))
+    question = replace(QUESTION, decided={**PLAIN, "modes": "keep"})
+    assert search(question, wide).best.job.schedule == "breadth_first"
+    assert search(question, SLOW).best.job.schedule == "depth_first", "no room"
+    again = search(replace(question, decided=PLAIN), SLOW).best.job
+    assert (again.schedule, again.modes) == ("breadth_first", "operators"), "room for what is computed again"
+    fast = replace(wide, nic_gbit_s=10_000, usable_gbit_s=10_000)
+    assert search(question, fast).best.job.schedule == "depth_first", "no need"
+
+
+def test_breadth_first_is_tried_with_all_that_is_open_and_only_where_it_changes_anything():
+    job = replace(next(jobs(QUESTION, RankLayout(shard=32), 1, CLUSTER)), num_micro_batches=8)
+    tried = [(other.schedule, other.keep_mib) for other in breadth_first(job, {})]
+    assert tried == [("breadth_first", 0.0), ("breadth_first", math.inf)]
+    assert len(list(breadth_first(job, {"keep_mib": 0.0}))) == 1
+    for same in (
+        replace(job, num_micro_batches=1),
+        replace(job, layout=RankLayout(pipeline=2, shard=16)),
+        replace(job, layout=RankLayout()),
+        replace(job, schedule="breadth_first"),
+    ):
+        assert not list(breadth_first(same, {}))
+    assert not list(breadth_first(job, {"schedule": "depth_first"}))
+
+
 def test_a_loader_that_was_measured_is_waited_for():
     served = replace(CLUSTER, loader_tokens_s=1000.0)
-    job = next(jobs(QUESTION, Layout(shard=32), 1, served))
+    job = next(jobs(QUESTION, RankLayout(shard=32), 1, served))
     assert job.data_tokens_per_s == 1000.0
     assert search(QUESTION, served).best.prediction.limit == "the loader"
+
+
+def options(*speeds_and_bands: tuple[float, float]) -> list[Option]:
+    """Return options that differ in predicted tokens/s and in the error band alone."""
+    found = search(QUESTION, CLUSTER).best
+    return [
+        replace(found, prediction=replace(found.prediction, tokens_per_s_per_device=speed, band=band))
+        for speed, band in speeds_and_bands
+    ]
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ([(990.0, 0.1)], ""),
+        ([(1100.0, 0.5)], "predicted faster, but with an error of up to 50% where the chosen plan's is 10%"),
+        ([(1100.0, 0.5), (1200.0, 0.6)], "The plan at 1,200 tokens/s"),
+        ([(1010.0, 0.1)], "faster by 1.0%, which is less than predictions can tell"),
+    ],
+)
+def test_where_a_faster_plan_stands_below_the_chosen_one_the_report_says_why(others, said):
+    chosen, *rest = options((1000.0, 0.1), *others)
+    found = SearchResult(best=chosen, pareto=[*rest, chosen], tried=2, simulated=2)
+    reason = why_chosen(found)
+    assert (said in reason) if said else not reason
+    report = PlanReport(question=QUESTION, cluster=CLUSTER, found=found, helps=(), tokens=0.0)
+    assert report.as_json()["why_chosen"] == (reason or None)
+    lines = report.as_text().splitlines()
+    marked = [line for line in lines if line.startswith("* ")]
+    assert len(marked) == 1
+    assert "1,000" in marked[0]
+    assert reason in report.as_text()

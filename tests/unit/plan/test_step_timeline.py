@@ -5,21 +5,21 @@ from itertools import pairwise
 import pytest
 
 from penstock.plan.comm import Cost
-from penstock.plan.timeline import NOTHING, Transfers, Unit, simulate
+from penstock.plan.timeline import NOTHING, BlockCost, Transfers, simulate
 
 
 def network(seconds: float) -> Cost:
     return Cost(seconds, "network", 1000 * seconds, 0.0)
 
 
-def unit(*, gather: float = 1.0, again: float = 1.0, reduce: float = 1.0, **own) -> Unit:
+def unit(*, gather: float = 1.0, again: float = 1.0, reduce: float = 1.0, **own) -> BlockCost:
     transfers = Transfers(network(gather), network(again), network(reduce))
-    return Unit(**{"name": "block", "forward": 2.0, "backward": 4.0, "transfers": transfers, **own})
+    return BlockCost(**{"name": "block", "forward": 2.0, "backward": 4.0, "transfers": transfers, **own})
 
 
 def test_without_collectives_a_step_is_its_computing():
     line = simulate(
-        [Unit(name="block", forward=1.0, backward=2.0, transfers=NOTHING)] * 4, num_micro_batches=3
+        [BlockCost(name="block", forward=1.0, backward=2.0, transfers=NOTHING)] * 4, num_micro_batches=3
     )
     assert line.seconds == line.compute_s == 36.0
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from penstock.serve.body import check_unicode
 from penstock.serve.errors import ApiError
+from penstock.serve.request_body import check_unicode
 
 HALF = '{"a": "\\ud83d"}'
 

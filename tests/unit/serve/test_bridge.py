@@ -6,12 +6,11 @@ import threading
 import pytest
 
 from penstock.core.errors import EngineClosed, UsageError
-from penstock.engine.request import Piece, Request
-from penstock.serve.bridge import Bridge
+from penstock.engine.request import OutputDelta, Request
+from penstock.serve.admission import Admission
 from penstock.serve.errors import ApiError
-from penstock.serve.limits import Admission
 from penstock.serve.metrics import Metrics
-from penstock.serve.tally import Tally
+from penstock.serve.output_stream import Bridge, UsageCounter
 
 
 class Engine:
@@ -23,10 +22,10 @@ class Engine:
     def check(self, _request):
         raise AssertionError("routes check, in a thread")
 
-    def submit(self, _request, on_piece):
+    def submit(self, _request, on_delta):
         if self.refuses is not None and len(self.listeners) == self.refuses[0]:
             raise self.refuses[1]
-        self.listeners.append(on_piece)
+        self.listeners.append(on_delta)
         return len(self.listeners) - 1
 
     def cancel(self, request_id):
@@ -55,12 +54,12 @@ def asked(num_answers=1):
 def test_pieces_of_several_requests_come_by_index_and_in_order():
     async def scene():
         engine, admission, bridge = made()
-        tally = Tally(bridge.submit([asked(2), asked()]))
+        tally = UsageCounter(bridge.submit([asked(2), asked()]))
         engine.say(
-            Piece(request_id=0, answer=1, text="b", token_ids=(5,)),
-            Piece(request_id=1, text="c", token_ids=(6,), finish="stop", num_cached=2),
-            Piece(request_id=0, answer=0, text="a", token_ids=(7, 8), finish="length", num_cached=1),
-            Piece(request_id=0, answer=1, finish="stop", num_cached=2),
+            OutputDelta(request_id=0, answer=1, text="b", token_ids=(5,)),
+            OutputDelta(request_id=1, text="c", token_ids=(6,), finish="stop", num_cached=2),
+            OutputDelta(request_id=0, answer=0, text="a", token_ids=(7, 8), finish="length", num_cached=1),
+            OutputDelta(request_id=0, answer=1, finish="stop", num_cached=2),
         )
         heard = [(index, piece.text) async for index, piece in tally]
         usage = tally.usage()
@@ -83,7 +82,9 @@ def test_what_is_cancelled_is_free_at_once_and_heard_no_more():
         answers = bridge.submit([asked(), asked()])
         answers.cancel()
         answers.cancel()
-        engine.say(Piece(request_id=0, finish="cancelled"), Piece(request_id=1, finish="cancelled"))
+        engine.say(
+            OutputDelta(request_id=0, finish="cancelled"), OutputDelta(request_id=1, finish="cancelled")
+        )
         assert (engine.cancelled, admission.num_open) == ([0, 1], 0)
         return [piece async for piece in answers]
 
@@ -94,8 +95,8 @@ def test_what_is_cancelled_is_free_at_once_and_heard_no_more():
 def test_an_answer_that_ends_badly_is_an_error_and_ends_the_others(finish, status):
     async def scene():
         engine, admission, bridge = made()
-        tally = Tally(bridge.submit([asked(2)]))
-        engine.say(Piece(request_id=0, answer=1, finish=finish))
+        tally = UsageCounter(bridge.submit([asked(2)]))
+        engine.say(OutputDelta(request_id=0, answer=1, finish=finish))
         with pytest.raises(ApiError) as failed:
             [piece async for piece in tally]
         assert (engine.cancelled, admission.num_open) == ([0], 0)
@@ -107,9 +108,9 @@ def test_an_answer_that_ends_badly_is_an_error_and_ends_the_others(finish, statu
 def test_the_end_of_the_server_is_an_error_for_who_still_waits():
     async def scene():
         _, _, bridge = made()
-        tally = Tally(bridge.submit([asked()]))
+        tally = UsageCounter(bridge.submit([asked()]))
         bridge.cancel_all()
-        with pytest.raises(ApiError, match="server is ending"):
+        with pytest.raises(ApiError, match="server is shutting down"):
             [piece async for piece in tally]
 
     asyncio.run(scene())

@@ -5,14 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.serve.body import Bodies
+from penstock.serve.auth import single_key
 from penstock.serve.errors import ApiError
-from penstock.serve.gate import Gate, Rules, check_origin
-from penstock.serve.keys import single_key
-from penstock.serve.limits import Limits
+from penstock.serve.limits import ServerLimits
+from penstock.serve.middleware import AccessPolicy, RequestMiddleware, check_origin
+from penstock.serve.request_body import Bodies
 
 KEYS = single_key("a-key-of-some-length")
-OPEN = Rules()
+OPEN = AccessPolicy()
 LEFT = {"type": "http.disconnect"}
 HOST = "127.0.0.1:8000"
 
@@ -27,10 +27,10 @@ HOST = "127.0.0.1:8000"
         (OPEN, HOST, "null", False),
         (OPEN, HOST, "http://127.0.0.1:9000", False),
         (OPEN, "evil.example:8000", "http://evil.example:8000", False),  # its name points at 127.0.0.1
-        (Rules(keys=KEYS), "chat.example", "https://chat.example", True),
-        (Rules(origins=frozenset({"https://chat.example"})), HOST, "https://chat.example", True),
-        (Rules(origins=frozenset({"https://chat.example"})), HOST, "https://evil.example", False),
-        (Rules(origins=frozenset({"*"})), HOST, "https://evil.example", True),
+        (AccessPolicy(keys=KEYS), "chat.example", "https://chat.example", True),
+        (AccessPolicy(origins=frozenset({"https://chat.example"})), HOST, "https://chat.example", True),
+        (AccessPolicy(origins=frozenset({"https://chat.example"})), HOST, "https://evil.example", False),
+        (AccessPolicy(origins=frozenset({"*"})), HOST, "https://evil.example", True),
     ],
 )
 def test_only_pages_that_were_let_in_may_ask(rules, host, origin, passes):
@@ -38,7 +38,7 @@ def test_only_pages_that_were_let_in_may_ask(rules, host, origin, passes):
     if passes:
         check_origin(headers, rules)
     else:
-        with pytest.raises(ApiError, match="may not ask this server"):
+        with pytest.raises(ApiError, match="may not use this server"):
             check_origin(headers, rules)
 
 
@@ -57,7 +57,7 @@ def part(body, more=False):
 
 def test_a_body_is_read_whole():
     receive = receiver(part(b"ab", True), part(b"c"))
-    assert asyncio.run(Bodies(Limits()).read(receive, {})) == b"abc"
+    assert asyncio.run(Bodies(ServerLimits()).read(receive, {})) == b"abc"
 
 
 @pytest.mark.parametrize(
@@ -70,20 +70,20 @@ def test_a_body_is_read_whole():
     ids=["declared", "sent", "nonsense"],
 )
 def test_a_body_that_is_too_large_is_refused(headers, messages):
-    with pytest.raises(ApiError, match="larger than the 8 bytes") as refused:
-        asyncio.run(Bodies(Limits(max_body_bytes=8)).read(receiver(*messages), headers))
+    with pytest.raises(ApiError, match="larger than the limit of 8 bytes") as refused:
+        asyncio.run(Bodies(ServerLimits(max_body_bytes=8)).read(receiver(*messages), headers))
     assert refused.value.status == 413
 
 
 def test_a_body_that_does_not_come_is_given_up():
     with pytest.raises(ApiError, match=r"did not arrive within 0.01 seconds") as refused:
-        asyncio.run(Bodies(Limits(body_timeout_s=0.01)).read(receiver(part(b"a", True)), {}))
+        asyncio.run(Bodies(ServerLimits(body_timeout_s=0.01)).read(receiver(part(b"a", True)), {}))
     assert refused.value.status == 408
 
 
 def test_a_server_that_ends_waits_for_no_body_and_reads_those_that_are_there():
     async def end_meanwhile():
-        bodies = Bodies(Limits(body_timeout_s=600))
+        bodies = Bodies(ServerLimits(body_timeout_s=600))
         waiting = [asyncio.create_task(bodies.read(receiver(part(b"a", True)), {})) for _ in range(3)]
         await asyncio.sleep(0)  # each has its first part
         bodies.end()
@@ -106,7 +106,9 @@ def visit(
     async def send(message):
         sent.append(message)
 
-    gate = Gate(app, rules=rules, bodies=Bodies(Limits()), on_done=lambda *what: done.append(what))
+    gate = RequestMiddleware(
+        app, rules=rules, bodies=Bodies(ServerLimits()), on_done=lambda *what: done.append(what)
+    )
     scope = {
         "type": "http",
         "method": "GET",
@@ -128,12 +130,12 @@ async def fine(scope, _receive, send):
     ("path", "status"), [("/v1/models", 401), ("/metrics", 401), ("/health", 200), ("/", 200)]
 )
 def test_what_needs_a_key(path, status):
-    assert visit(fine, rules=Rules(keys=KEYS), path=path)[0] == status
+    assert visit(fine, rules=AccessPolicy(keys=KEYS), path=path)[0] == status
 
 
 def test_a_key_opens():
     headers = [(b"authorization", b"Bearer a-key-of-some-length")]
-    assert visit(fine, rules=Rules(keys=KEYS), headers=headers)[0] == 200
+    assert visit(fine, rules=AccessPolicy(keys=KEYS), headers=headers)[0] == 200
 
 
 def test_a_fault_before_an_answer_is_500_and_counted(caplog):
@@ -193,7 +195,7 @@ def test_a_request_that_the_ending_server_cancels_ends_quietly(caplog, begun):
         sent.append(message)
 
     async def cancel_it():
-        gate = Gate(stuck, rules=OPEN, bodies=Bodies(Limits()), on_done=lambda *_: None)
+        gate = RequestMiddleware(stuck, rules=OPEN, bodies=Bodies(ServerLimits()), on_done=lambda *_: None)
         scope = {
             "type": "http",
             "method": "GET",

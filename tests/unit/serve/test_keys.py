@@ -5,7 +5,7 @@ import hashlib
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.serve.keys import read_keys, single_key
+from penstock.serve.auth import read_keys, single_key
 
 KEY = "sk-0123456789abcdef"
 
@@ -31,8 +31,8 @@ def test_anything_else_is_nobody(header):
     ("content", "message"),
     [
         ("", "has no key"),
-        ("team", "line 1: not a name of its own and a key"),
-        (f"team {KEY}\nteam {KEY}", "line 2: not a name of its own"),
+        ("team", "line 1: not a unique name and a key"),
+        (f"team {KEY}\nteam {KEY}", "line 2: not a unique name"),
         ("team short", "the key has 5 characters and needs 16"),
     ],
 )

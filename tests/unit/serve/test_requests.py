@@ -5,25 +5,25 @@ from dataclasses import replace
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.engine.words import Words
+from penstock.engine.text_processor import TextProcessor
+from penstock.serve.engine_request import RouteOptions, check_logprobs, engine_request
 from penstock.serve.errors import ApiError
-from penstock.serve.limits import Limits
-from penstock.serve.requests import Asked, engine_request
-from penstock.serve.schema.generation import Generation
-from penstock.serve.served import Served, recommended_sampling
+from penstock.serve.limits import ServerLimits
+from penstock.serve.schema.base import Generation
+from penstock.serve.state import ModelInfo, recommended_sampling
 from penstock.text.tokenizer import train_tokenizer
 
-WORDS = Words(tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), stop_ids=frozenset({0}))
-SERVED = Served(name="m", words=WORDS, context=100, vocab_size=260, adapters=("legal",))
+WORDS = TextProcessor(tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), stop_ids=frozenset({0}))
+SERVED = ModelInfo(name="m", text_processor=WORDS, context=100, vocab_size=260, adapters=("legal",))
 
 
 def asked(*, max_tokens=None, limits=None, prompt=(1, 2, 3), stop_texts=(), served=SERVED, **body):
     return engine_request(
         Generation.model_validate(body),
         prompt,
-        Asked(max_tokens=max_tokens, stop_texts=stop_texts),
+        RouteOptions(max_tokens=max_tokens, stop_texts=stop_texts),
         served=served,
-        limits=limits or Limits(deadline_s=5),
+        limits=limits or ServerLimits(deadline_s=5),
         client="alice",
         now_s=10.0,
     )
@@ -92,11 +92,11 @@ def test_no_top_k_is_written_in_two_ways(top_k):
     [
         ({"prompt": ()}, "prompt", "The prompt is empty"),
         ({"prompt": (1,) * 100}, "prompt", "fills the model's context of 100"),
-        ({"prompt": (999,)}, "prompt", "a token the model does not know"),
+        ({"prompt": (999,)}, "prompt", "a token id outside the"),
         ({"max_tokens": 98}, "max_tokens", "do not fit the context of 100"),
-        ({"max_tokens": 30, "limits": Limits(max_output_tokens=20)}, "max_tokens", "at most 20 here"),
-        ({"logit_bias": {"260": 1.0}}, "logit_bias", "no token id below 260"),
-        ({"logit_bias": {"\u0663": 1.0}}, "logit_bias", "no token id below 260"),
+        ({"max_tokens": 30, "limits": ServerLimits(max_output_tokens=20)}, "max_tokens", "at most 20 here"),
+        ({"logit_bias": {"260": 1.0}}, "logit_bias", "not a token id below 260"),
+        ({"logit_bias": {"\u0663": 1.0}}, "logit_bias", "not a token id below 260"),
         ({"stop": "x" * 257}, "stop", "1 to 256 characters"),
         ({"model": "other"}, "model", "there is m, legal"),
     ],
@@ -108,4 +108,36 @@ def test_a_mistake_names_its_key(more, param, message):
 
 
 def test_answers_are_no_longer_than_the_server_allows():
-    assert asked(limits=Limits(max_output_tokens=20)).max_tokens == 20
+    assert asked(limits=ServerLimits(max_output_tokens=20)).max_tokens == 20
+
+
+@pytest.mark.parametrize(
+    ("body", "num", "is_streamed", "is_refused"),
+    [
+        ({"n": 16}, 20, False, True),
+        ({"n": 16}, 20, True, False),
+        ({"n": 16}, None, False, False),
+        ({"n": 1}, 20, False, False),
+        ({"n": 1, "logprob_token_ids": [1] * 128}, 0, False, True),
+        ({"n": 16, "prompt_logprobs": 20}, None, True, True),
+        ({"n": 1, "prompt_logprobs": 1}, None, False, False),
+        ({"n": 1, "prompt_logprobs": 20}, None, False, True),
+    ],
+)
+def test_log_probabilities_that_would_fill_the_memory_are_refused(body, num, is_streamed, is_refused):
+    served = replace(SERVED, context=40_000)
+    asked_for = RouteOptions(max_tokens=20_000, num_logprobs=num)
+    request = engine_request(
+        Generation.model_validate(body),
+        [1] * 20_000,
+        asked_for,
+        served=served,
+        limits=ServerLimits(),
+        client="alice",
+        now_s=0.0,
+    )
+    if is_refused:
+        with pytest.raises(ApiError, match=r"the limit is (4,194,304|262,144)"):
+            check_logprobs([request] * 2, is_streamed=is_streamed)
+    else:
+        check_logprobs([request] * 2, is_streamed=is_streamed)

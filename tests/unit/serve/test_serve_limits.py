@@ -3,14 +3,15 @@
 import pytest
 
 from penstock.core.errors import ConfigError
+from penstock.serve.admission import Admission
 from penstock.serve.errors import ApiError
-from penstock.serve.limits import Admission, Limits
+from penstock.serve.limits import ServerLimits
 
 
 def test_more_than_may_be_open_are_told_when_to_come_back():
     admission = Admission(max_open=3)
     admission.enter(2, now_s=0.0)
-    with pytest.raises(ApiError, match="2 answers to make and takes at most 3") as refused:
+    with pytest.raises(ApiError, match="2 open answers and allows 3") as refused:
         admission.enter(2, now_s=0.0)
     assert (refused.value.status, refused.value.retry_after_s) == (429, 1)
     assert refused.value.response().headers["Retry-After"] == "1"
@@ -18,7 +19,7 @@ def test_more_than_may_be_open_are_told_when_to_come_back():
 
 
 def test_what_never_fits_is_a_mistake_and_not_overload():
-    with pytest.raises(ApiError, match="asks for 4 answers, and the server makes at most 3") as refused:
+    with pytest.raises(ApiError, match="asks for 4 answers, and the server allows 3") as refused:
         Admission(max_open=3).enter(4, now_s=0.0)
     assert refused.value.status == 400
 
@@ -43,4 +44,4 @@ def test_the_wait_follows_the_measured_rate(every_s, expected):
 
 def test_a_limit_of_nothing_is_refused():
     with pytest.raises(ConfigError, match="max_open must be positive"):
-        Limits(max_open=0)
+        ServerLimits(max_open=0)

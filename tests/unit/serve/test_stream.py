@@ -2,8 +2,8 @@
 
 import asyncio
 
-from penstock.serve.schema.others import Health
-from penstock.serve.stream import EventStream
+from penstock.serve.routes.info import Health
+from penstock.serve.sse import EventStream
 
 
 def sent(chunks, *, quiet_s, when_sent):

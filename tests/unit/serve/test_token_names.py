@@ -5,7 +5,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers
 
 from penstock.engine.request import TokenLogprob
-from penstock.serve.token_names import Offsets, TokenNames
+from penstock.serve.token_strings import Offsets, TokenNames
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 
 
@@ -61,3 +61,29 @@ def test_tokens_begin_where_the_text_has_them_after_characters_of_several_tokens
 def test_a_character_that_is_not_ended_is_one():
     offsets = Offsets()
     assert [offsets.push(written) for written in (b"\xe6", b"a", b"", b"b")] == [0, 1, 2, 2]
+
+
+def test_a_prompts_tokens_have_their_rank_and_the_likeliest_theirs():
+    names = TokenNames(train_tokenizer(["penstock"] * 3, vocab_size=260))
+    one = TokenLogprob(token=5, logprob=-3.0, rank=9, top={7: -0.5, 8: float("-inf")})
+    first, second = names.for_prompt([None, one])
+    assert first is None
+    assert {token: (entry.logprob, entry.rank) for token, entry in second.items()} == {
+        5: (-3.0, 9),
+        7: (-0.5, 1),
+        8: (-9999.0, 2),
+    }
+    assert second[7].decoded_token == names.name(7)
+
+
+def test_tokens_can_be_named_by_their_ids():
+    names = TokenNames(train_tokenizer(["penstock"] * 3, vocab_size=260))
+    one = TokenLogprob(token=5, logprob=-3.0, rank=2, top={7: -0.5})
+    entry = names.for_chat([one], as_ids=True).content[0]
+    assert (entry.token, entry.top_logprobs[0].token, entry.bytes) == (
+        "token_id:5",
+        "token_id:7",
+        [*names.written(5)],
+    )
+    told = names.for_completion([5], [one], offsets=Offsets(), as_ids=True)
+    assert (told.tokens, told.top_logprobs) == (["token_id:5"], [{"token_id:5": -3.0, "token_id:7": -0.5}])

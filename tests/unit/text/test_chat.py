@@ -7,7 +7,7 @@ from tests.chat_templates import TEMPLATES
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from penstock.core.errors import ModelError, UsageError
-from penstock.text.chat import ChatTemplate, load_template, render
+from penstock.text.chat_template import ChatTemplate, load_template, render
 
 TALK = [
     {"role": "system", "content": "Answer <briefly> & in \u00fcbung."},
@@ -62,7 +62,7 @@ def test_of_several_named_templates_one_is_for_tools(tmp_path):
 
 
 def test_a_role_that_the_plain_transcript_does_not_know_is_named():
-    with pytest.raises(UsageError, match=r"no role but system, user and assistant \(got 'usr'\)"):
+    with pytest.raises(UsageError, match=r"no roles but system, user and assistant \(got 'usr'\)"):
         render([{"role": "usr", "content": "hello"}], ChatTemplate())
 
 

@@ -6,7 +6,7 @@ import time
 import pytest
 from tests.tiny_models import TEXT
 
-from penstock.text.encoding import ids_of
+from penstock.text.special_tokens import ids_of
 from penstock.text.tokenizer import train_tokenizer
 
 TOKENIZER = train_tokenizer([TEXT] * 9, vocab_size=400)

@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from penstock.train.checksums import checksums
+from penstock.data.types import checksums
 
 
 def test_a_checksum_is_the_crc_32_of_a_rows_64_bit_tokens() -> None:

@@ -8,9 +8,10 @@ import pytest
 from penstock.core import config
 from penstock.core.errors import ConfigError
 from penstock.testing.corpora import write_corpus
-from penstock.train.config import TrainConfig
-from penstock.train.derived import check_rows, derive
-from penstock.train.recipe import build_recipe
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
+from penstock.train.recipe.planned_changes import check_rows
+from penstock.train.resolved_summary import derive
 
 ROWS = 75  # of 16 tokens in the corpus
 
@@ -101,7 +102,7 @@ def test_what_whole_packing_leaves_out_is_said_before_the_run(raw: dict[str, Any
 @pytest.mark.parametrize(
     ("parallel", "said"),
     [
-        ({"pipeline": 4}, r"needs at least 4 micro-batches of a rank's rows \(got 3\)\. Set data"),
+        ({"pipeline": 4}, r"needs at least 4 micro-batches of a rank's rows \(got 3\)\. Adjust data"),
         ({"pipeline": 2, "stages_per_rank": 2}, r"needs a multiple of 2 micro-batches .* \(got 3\)"),
     ],
 )

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from penstock.data.types import IGNORED_LABEL
-from penstock.nn.head import Head
+from penstock.nn.head import OutputHead
 from penstock.train.loss import next_token_loss
 
 
@@ -31,7 +31,7 @@ def written_out(logits: torch.Tensor, labels: torch.Tensor) -> float:
 def test_the_loss_is_the_sum_over_labels_in_float32_whatever_the_logits_are(dtype: torch.dtype) -> None:
     """1e-5 relative: float32 sums of ten terms against float64 on the same logits."""
     hidden, weight, labels = drawn(dtype)
-    loss = next_token_loss(labels)(hidden, Head(weight))
+    loss = next_token_loss(labels)(hidden, OutputHead(weight))
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(written_out(hidden @ weight.T, labels), rel=1e-5)
 
@@ -39,7 +39,7 @@ def test_the_loss_is_the_sum_over_labels_in_float32_whatever_the_logits_are(dtyp
 def test_ignored_labels_give_no_gradient() -> None:
     hidden, weight, labels = drawn()
     hidden.requires_grad_()
-    next_token_loss(labels)(hidden, Head(weight)).backward()
+    next_token_loss(labels)(hidden, OutputHead(weight)).backward()
     assert hidden.grad is not None
     ignored = labels == IGNORED_LABEL
     assert (hidden.grad[ignored] == 0).all()
@@ -49,10 +49,10 @@ def test_ignored_labels_give_no_gradient() -> None:
 def test_without_any_label_the_loss_is_zero_and_not_nan() -> None:
     hidden, weight, labels = drawn()
     labels[:] = IGNORED_LABEL
-    assert next_token_loss(labels)(hidden, Head(weight)).item() == 0.0
+    assert next_token_loss(labels)(hidden, OutputHead(weight)).item() == 0.0
 
 
 def test_large_logits_do_not_overflow() -> None:
     labels = torch.tensor([[0, 1]])
-    loss = next_token_loss(labels)(torch.tensor([[[1e4, 0.0], [1e4, 0.0]]]), Head(torch.eye(2)))
+    loss = next_token_loss(labels)(torch.tensor([[[1e4, 0.0], [1e4, 0.0]]]), OutputHead(torch.eye(2)))
     assert loss.item() == pytest.approx(1e4)

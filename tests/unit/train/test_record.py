@@ -8,15 +8,15 @@ import torch
 from torch import nn
 
 from penstock.data import Loader
+from penstock.data.types import checksums
 from penstock.obs.meter import Rates
 from penstock.obs.sinks.jsonl import JsonLines
 from penstock.testing.corpora import write_corpus
-from penstock.train.checksums import checksums
-from penstock.train.recipe import build_recipe
+from penstock.train.data_setup import train_loader
+from penstock.train.recipe.load import build_recipe
 from penstock.train.record import MixtureLog, sample_log, step_record
 from penstock.train.state import TrainState
 from penstock.train.step import StepResult
-from penstock.train.supply import train_loader
 
 RATES = Rates(step_s=0.5, tokens_per_s=192.0, mfu=0.125, hfu=0.15, shares={"data_wait": 0.25, "forward": 0.5})
 

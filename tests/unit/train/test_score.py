@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from penstock.obs.names import BY_CORPUS, METRICS
+from penstock.obs.metric_names import BY_CORPUS, METRICS
 from penstock.train.score import Score, total, validation_record
 
 WEB = Score(nats=20.0, tokens=10, text_bytes=40)

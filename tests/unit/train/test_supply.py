@@ -7,14 +7,10 @@ import numpy as np
 import pytest
 
 from penstock.core.errors import ConfigError
-from penstock.data.manifest import load_manifest, save_manifest
+from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.data.types import IGNORED_LABEL
 from penstock.testing.corpora import write_corpus
-from penstock.train.derived import derive
-from penstock.train.open_run import open_run
-from penstock.train.recipe import build_recipe
-from penstock.train.setup import write_identity
-from penstock.train.supply import (
+from penstock.train.data_setup import (
     check_supply,
     check_tokenizers,
     heldout_rows,
@@ -22,6 +18,10 @@ from penstock.train.supply import (
     shortage,
     train_loader,
 )
+from penstock.train.inspect.open_run import open_run
+from penstock.train.recipe.load import build_recipe
+from penstock.train.resolved_summary import derive
+from penstock.train.setup import write_identity
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_planned_length_beyond_the_model_is_refused_and_the_context_follows_fr
     raw["data"]["schedule"] = [{"at_step": 20, "sequence_length": 64}]
     assert build_recipe(raw).model.max_position_embeddings == 64
     raw["model"]["max_position_embeddings"] = 32
-    with pytest.raises(ConfigError, match=r"data\.sequence_length 64 in data\.schedule is beyond .* 32"):
+    with pytest.raises(ConfigError, match=r"data\.sequence_length 64 in data\.schedule is above .* 32"):
         build_recipe(raw)
 
 
@@ -169,3 +169,16 @@ def test_a_corpus_that_does_not_say_its_tokenizer_mixes_with_one_that_does(raw):
     Path(config.run.dir).mkdir()
     write_identity(config, loader)
     assert (Path(config.run.dir) / "tokenizer.json").read_text() == "{}"
+
+
+def test_every_micro_batch_of_a_recipe_holds_each_corpus_in_its_share(raw):
+    raw["data"] |= {"micro_batch_size": 5, "schedule": [{"at_step": 3, "micro_batch_size": 2}]}
+    loader = train_loader(build_recipe(raw), rank=0, world_size=1)
+    for step in range(6):
+        rows = 5 if step < 3 else 2
+        whose = loader.corpora_of(loader.batch_at(step)["sample_ids"].numpy())
+        share = np.bincount(whose, minlength=3) * rows / 10
+        for first in range(0, 10, rows):
+            held = np.bincount(whose[first : first + rows], minlength=3)
+            assert (held >= np.floor(share)).all()
+            assert (held <= np.ceil(share)).all()

@@ -1,30 +1,23 @@
-"""Readers of token shards, one per on-disk format, behind one protocol.
+"""Readers of token shards: a table of formats, each a few functions behind one protocol.
 
 A shard answers three questions: how many tokens and documents it holds, which documents end
 inside a range of its tokens, and what the tokens of a range are: an attribute to slice, so that a memory
-map is read without a call in between. To add a format, write a module with these, and a row below:
-
-- `open_shard(storage, name, options) -> TokenShard`
-- `find(sizes) -> list[str]`: the shards among files of these names and sizes, in token order; none where
-  the files are of another format. It looks at names alone.
-- `companions(name) -> tuple[str, ...]`: files that belong to a shard beside the one it is named for,
-  whether or not they are there.
-- `OPTIONS`: option -> what it says, for messages.
+map is read without a call in between. To add a format, write a module with a `Format`, and a row below; one
+whose tokens lie end to end in a file is a row of flat_layouts.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.table import Table
-from penstock.data.storage import Slices, Storage
-
-Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+from penstock.storage.base import Slices, Storage, probe
 
 Options = Mapping[str, str]
-"""What a format leaves open and its user says, as in `olmo:/data/part,dtype=uint32`; kept in the manifest."""
+"""Options of a format that its files do not say, as in `olmo:/data/part,dtype=uint32`; in the manifest."""
 
 
 class TokenShard(Protocol):
@@ -44,47 +37,51 @@ class TokenShard(Protocol):
         """The tokens, to be sliced: `shard.tokens[start:stop]` is a read-only uint16 or uint32 array."""
 
 
-class OpenShard(Protocol):
-    """What a format's module offers."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """Functions that find and open the shards of a format."""
 
-    def __call__(self, storage: Storage, name: str, options: Options) -> TokenShard:
-        """Open a shard; reads its header and nothing else.
+    open_shard: Callable[[Storage, str, Options], TokenShard]
+    """(storage, name, options) -> the shard; reads its header and nothing else.
 
-        Raises:
-            CorpusError: the file is missing, truncated, or not of this format.
-        """
+    Raises CorpusError where the file is missing, truncated, or not of this format, and UsageError where an
+    option is missing or wrong.
+    """
+    find: Callable[[Mapping[str, int]], list[str]] = lambda _sizes: []
+    """Files by size -> the names of the shards among them, in token order. It looks at names alone, and
+    names shards too that another file tells of and that are missing; none where the files are of another
+    format."""
+    companions: Callable[[str], tuple[str, ...]] = lambda _name: ()
+    """Shard -> the names of the files that belong to it beside its own, whether or not they are there."""
+    indices: Callable[[str], tuple[str, ...]] = lambda _name: ()
+    """Shard -> the names under which a file that lists it may be."""
+    missing: Callable[[Storage, Mapping[str, int], Sequence[str]], Iterator[str]] = (
+        lambda _storage, _sizes, _shards: iter(())
+    )
+    """(storage, files by size, shards) -> the names that indices of the shards, or numbers in their names,
+    tell of and that are missing."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Option -> what it says, for messages."""
 
 
-class Find(Protocol):
-    """Tells the shards of a format among the files of a folder."""
+FORMATS: Mapping[str, Format] = Table(
+    "shard format",
+    {
+        "arrow": "penstock.data.formats.arrow:ARROW",
+        "datatrove": "penstock.data.formats.flat_layouts:DATATROVE",
+        "fms": "penstock.data.formats.arrow_folders:FMS",
+        "hf": "penstock.data.formats.arrow_folders:HF",
+        "mds": "penstock.data.formats.mds:MDS",
+        "megatron": "penstock.data.formats.flat_layouts:MEGATRON",
+        "nanogpt": "penstock.data.formats.flat_layouts:NANOGPT",
+        "olmo": "penstock.data.formats.flat_layouts:OLMO",
+        "parquet": "penstock.data.formats.parquet:PARQUET",
+        "synthetic": "penstock.data.corpus.synthetic:FORMAT",
+    },
+)
+"""By the word that stands before the path in a spec; a reader is imported when its row is looked up."""
 
-    def __call__(self, sizes: Mapping[str, int]) -> list[str]:
-        """Return the names of the shards, in token order; empty where there are none."""
 
-
-class Companions(Protocol):
-    """Names the further files of a shard."""
-
-    def __call__(self, name: str) -> tuple[str, ...]:
-        """Return the names of the files that belong to a shard beside its own."""
-
-
-_MODULES = {
-    "arrow": "penstock.data.formats.arrow",
-    "datatrove": "penstock.data.formats.datatrove",
-    "fms": "penstock.data.formats.fms",
-    "hf": "penstock.data.formats.hf_datasets",
-    "mds": "penstock.data.formats.mds",
-    "megatron": "penstock.data.formats.megatron",
-    "nanogpt": "penstock.data.formats.nanogpt",
-    "olmo": "penstock.data.formats.olmo",
-    "parquet": "penstock.data.formats.parquet",
-    "synthetic": "penstock.data.formats.synthetic",
-}
-_FOREIGN = {name: module for name, module in _MODULES.items() if name != "arrow"}  # that has a manifest
-
-FORMATS = Table("shard format", {name: f"{module}:open_shard" for name, module in _MODULES.items()})
-FINDERS = Table("shard format", {name: f"{module}:find" for name, module in _FOREIGN.items()})
-COMPANIONS = Table("shard format", {name: f"{module}:companions" for name, module in _FOREIGN.items()})
-OPTIONS = Table("shard format", {name: f"{module}:OPTIONS" for name, module in _FOREIGN.items()})
-"""Of each foreign format: option -> what it says."""
+def probe_of(format: str, storage: Storage, name: str) -> str:  # noqa: A002
+    """Return the probe of a shard and the files that belong to it; see storage/base.py."""
+    return probe(storage, name, FORMATS[format].companions(name))

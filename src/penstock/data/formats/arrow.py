@@ -7,18 +7,24 @@ of its file; the rest is read where it is needed, which is what makes a far one 
 """
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from penstock.core.arrays import Tokens
 from penstock.core.errors import CorpusError
-from penstock.data.formats import Options, Tokens
+from penstock.core.packages import Package
+from penstock.data.formats import Format, Options
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.formats.ipc import buffers_of, messages_of
-from penstock.data.storage import Blob, Slices, Storage
+from penstock.data.formats.ipc import buffers_of, schema_of
+from penstock.data.native import address, library
+from penstock.storage.base import Blob, Slices, Storage
+
+pa = Package("pyarrow", "Arrow and Parquet files")
 
 COLUMN = "tokens"
+_AHEAD_BYTES = 2**22  # of document ends, which are searched: page by page a disk would take long
 
 
 class ArrowShard:
@@ -38,24 +44,27 @@ def open_shard(storage: Storage, name: str, options: Options) -> ArrowShard:  # 
         CorpusError: the file is missing, truncated, or not a Penstock shard.
     """
     blob = storage.open(name)
-    messages = messages_of(blob)
-    schema = messages.schema
-    if schema.names != [COLUMN] or len(messages.body) != 1 or (dtype := _dtype(schema.field(0).type)) is None:
+    schema = schema_of(blob)
+    dtype = _dtype(schema.field(0).type) if schema.names == [COLUMN] else None
+    found = buffers_of(storage, name, schema, COLUMN) if dtype is not None else None
+    if dtype is None or found is None or len(found.rows) != 1:
         raise _broken(blob, f"expected one record batch with the column {COLUMN!r} alone, of lists of tokens")
-    found = buffers_of(blob, messages, COLUMN)
     (documents, no_list), (num_tokens, no_token) = ((int(n[0]), int(nulls[0])) for n, nulls in found.nodes)
-    (index_at, index_bytes), (tokens_at, tokens_bytes) = (
+    (index_at, index_bytes), (tokens_at, _) = (
         (int(at[0]), int(size[0])) for at, size in (found.places[1], found.places[3])
     )
-    if no_list or no_token or documents != found.rows[0]:
+    if no_list or no_token:
         raise _broken(blob, "a document or a token is null")
-    if index_bytes < 8 * (documents + 1) or tokens_bytes < dtype.itemsize * num_tokens:
+    if index_bytes < 8 * (documents + 1):  # as it may be where there is no document
         raise _broken(blob, "its buffers are shorter than its lengths say")
     offsets = blob.array(np.int64, offset=index_at, count=documents + 1)
     if (first := int(offsets[0:1][0])) != 0:
         raise _broken(blob, f"its document offsets begin at {first} instead of 0")
     ends = blob.array(np.int64, offset=index_at + 8, count=documents)
     tokens = blob.array(dtype, offset=tokens_at, count=num_tokens)
+    if isinstance(ends, np.ndarray) and ends.nbytes <= _AHEAD_BYTES and (compiled := library()) is not None:
+        asked = np.array((address(ends), ends.nbytes), dtype=np.int64)
+        compiled.penstock_read_ahead(address(asked), 1)
     return ArrowShard(DocumentEnds(ends, num_tokens=num_tokens, name=blob.name), tokens)
 
 
@@ -72,7 +81,7 @@ def write_shard(path: Path, tokens: Tokens, offsets: npt.NDArray[np.int64]) -> N
         writer.write_batch(batch)
 
 
-def _dtype(column: pa.DataType) -> np.dtype[np.uint16] | np.dtype[np.uint32] | None:
+def _dtype(column: Any) -> np.dtype[np.uint16] | np.dtype[np.uint32] | None:  # Any: pyarrow has no types
     if column == pa.large_list(pa.uint16()):
         return np.dtype(np.uint16)
     return np.dtype(np.uint32) if column == pa.large_list(pa.uint32()) else None
@@ -83,3 +92,6 @@ def _broken(blob: Blob, problem: str) -> CorpusError:
         f"Shard {blob.name} cannot be read: {problem}",
         fix="It is truncated or altered: restore it or prepare the corpus again.",
     )
+
+
+ARROW = Format(open_shard=open_shard)

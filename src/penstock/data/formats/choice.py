@@ -1,17 +1,24 @@
-"""What the user of a foreign corpus may leave unsaid: the column of tokens, and the split."""
+"""Defaults for foreign corpora: the column of tokens and the split, where the user names none."""
 
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import pyarrow as pa
-
 from penstock.core.errors import CorpusError, UsageError, nearest
+from penstock.core.packages import Package
+
+pa = Package("pyarrow", "Arrow and Parquet files")
 
 COLUMN = {"column": "the column that holds the tokens; not needed where only one can"}
 """Option of the formats that have columns."""
 
 TRAIN = "train"
+
+OF_DATASETS = ("state.json", "dataset_info.json", "dataset_dict.json")
+"""Files beside the shards that Hugging Face datasets writes."""
+
+_NUMBERED = re.compile(r"(.*-)(\d+)(-of-)(\d+)(.*)")
 
 
 def integer_type(kind: Any) -> str | None:  # Any: pyarrow has no types
@@ -29,6 +36,38 @@ def token_lists(schema: Any) -> dict[str, str]:  # Any: pyarrow has no types
         or pa.types.is_fixed_size_list(field.type)
     }
     return {name: dtype for name, dtype in lists.items() if dtype}
+
+
+def text_columns(schema: Any) -> list[str]:  # Any: pyarrow has no types
+    """Return the columns of a schema that hold texts.
+
+    >>> text_columns(pa.schema({"id": pa.int64(), "body": pa.string()}))
+    ['body']
+    """
+    kinds = {field.name: field.type for field in schema}
+    inner = {name: kind.value_type if pa.types.is_dictionary(kind) else kind for name, kind in kinds.items()}
+    is_text = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return [name for name, kind in inner.items() if any(check(kind) for check in is_text)]
+
+
+def no_tokens(schema: Any, options: Mapping[str, str], *, name: str) -> CorpusError:  # Any: pyarrow
+    """Return the error for a file without lists of token ids; it says how text becomes a corpus."""
+    texts = text_columns(schema)
+    if not texts:
+        columns = ", ".join(schema.names[:8]) or "none"
+        fix = f"Is it a tokenized corpus? Its columns: {columns}."
+        return CorpusError(f"{name} has no column of lists of integers", fix=fix)
+    column = next((name for name in (options.get("column"), "text") if name in texts), texts[0])
+    steps = ["Copy it to this machine."] if "://" in name else []
+    folder, _, path = name.rpartition("/") if "://" in name else (name.rpartition("/")[0], "", name)
+    if not name.endswith(".parquet"):
+        path = "text.parquet"
+        saved = "FOLDER" if "://" in name else folder or "."
+        export = f"datasets.load_from_disk({saved!r}).to_parquet({path!r})"
+        steps.append(f"Text in Arrow files is not read yet; export it in Python: `{export}`.")
+    words = ["penstock", "data", "prepare", path, "--text-column", column, "--train-tokenizer", "4096"]
+    steps.append(f"Make a corpus of it: `{shlex.join([*words, '--out', 'corpus'])}`.")
+    return CorpusError(f"{name} holds text ({', '.join(texts[:8])}), not token ids", fix=" ".join(steps))
 
 
 def column_of(candidates: Iterable[str], options: Mapping[str, str], *, name: str, what: str) -> str:
@@ -99,3 +138,20 @@ def by_folder(names: Iterable[str]) -> dict[str, list[str]]:
     for name in in_order(names):
         folders.setdefault(name.rpartition("/")[0], []).append(name)
     return folders
+
+
+def absent_numbers(names: Iterable[str]) -> Iterator[str]:
+    """Yield, for files named `...-N-of-M...`, the names of those of the M that are not there.
+
+    >>> list(absent_numbers(["web-00000-of-00003.parquet", "web-00002-of-00003.parquet"]))
+    ['web-00001-of-00003.parquet']
+    """
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for name in names:
+        if match := _NUMBERED.fullmatch(name):
+            found.setdefault((match[1], match[4]), {})[int(match[2])] = name
+    for (before, count), held in found.items():
+        example = _NUMBERED.fullmatch(next(iter(held.values())))
+        assert example is not None
+        for number in sorted(set(range(int(count))) - held.keys()):
+            yield f"{before}{number:0{len(example[2])}d}-of-{count}{example[5]}"

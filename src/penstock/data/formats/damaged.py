@@ -1,16 +1,15 @@
 """A file that is not what it says it is: found by its reader, told in one error that names the file."""
 
 import struct
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import pyarrow as pa
 
 from penstock.core.errors import CorpusError
 
 
 class Malformed(ValueError):
-    """What a file says of itself cannot be."""
+    """Metadata of a file that contradicts itself or the file."""
 
 
 @contextmanager
@@ -24,8 +23,15 @@ def reading(name: str) -> Iterator[None]:
         yield
     except struct.error:
         raise _damage(name, "an offset leads outside its message") from None
-    except (pa.ArrowException, Malformed, OSError, MemoryError, OverflowError, UnicodeDecodeError) as error:
+    except _damages() as error:
         raise _damage(name, (str(error) or "it asks for too much memory").splitlines()[0]) from None
+
+
+def _damages() -> tuple[type[Exception], ...]:
+    """Return what damaged files lead to; pyarrow's own errors only where something imported it."""
+    pyarrow = sys.modules.get("pyarrow")
+    of_pyarrow = () if pyarrow is None else (pyarrow.ArrowException,)
+    return (*of_pyarrow, Malformed, OSError, MemoryError, OverflowError, UnicodeDecodeError)
 
 
 def _damage(name: str, why: str) -> CorpusError:

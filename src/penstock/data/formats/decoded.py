@@ -1,9 +1,9 @@
-"""What was decoded from compressed files: kept in nameless files, the longest unused dropped first.
+"""Cache of decoded shards: unnamed temporary files, least recently used first out.
 
-Memory maps of files that have no name any more: they cost disk and page cache, which the kernel takes back
-when it needs memory, and vanish with the process however it ends. Safe for threads; two that ask
-for the same thing decode it once. After a fork the child begins with what its parent held.
-What is held is found without a lock: single calls of an ordered dict are atomic.
+They are memory maps of unlinked files: they cost disk and page cache, which the kernel reclaims when it needs
+memory, and vanish with the process however it ends. Thread-safe; two threads that request the same key decode
+it once. After a fork the child begins with its parent's entries. Look-ups take no lock: single calls of an
+ordered dict are atomic.
 """
 
 import os
@@ -15,25 +15,24 @@ from threading import Lock
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.core import env
+from penstock.core.arrays import Bytes
 from penstock.core.errors import CorpusError
+from penstock.storage.mapped import map_file
 
-Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
 
 _MAX_BYTES = 16 * 2**30
-"""Disk for decoded data of one process, where PENSTOCK_CACHE_BYTES says nothing."""
+"""Default disk space for decoded data of one process, unless PENSTOCK_CACHE_BYTES is set."""
 
 
 class Decoded:
-    """Decoded things by key.
+    """Cache of decoded values by key.
 
     Args:
-        folder: where the files are made; None: in the cache folder, see core/env.py.
-        max_bytes: of all that is held; the last thing decoded is held even if it is larger.
+        folder: folder of the files; None: the cache folder, see core/env.py.
+        max_bytes: capacity; the last value decoded is kept even if it is larger.
     """
 
     def __init__(self, folder: Path | None = None, *, max_bytes: int | None = None) -> None:
@@ -44,15 +43,15 @@ class Decoded:
         self.free_locks()
 
     def free_locks(self) -> None:
-        """Forget who is at work; for a child after a fork, where the threads that were are not."""
+        """Forget the locks after a fork: the threads that held them do not exist in the child."""
         self._lock = Lock()
         self._turns: dict[Hashable, Lock] = {}
 
     def get(self, key: Hashable, write: Callable[[BinaryIO], None], view: Callable[[Bytes], T]) -> T:
-        """Return what is held under a key; if there is nothing, `view` of the bytes that `write` writes.
+        """Return the cached value of a key, or else `view` of the bytes written by `write`.
 
         Raises:
-            CorpusError: there is no place for it.
+            CorpusError: there is not enough disk space.
         """
         if (held := self._lookup(key)) is None:
             with self._lock:
@@ -97,21 +96,19 @@ class Decoded:
             try:
                 with os.fdopen(descriptor, "wb") as file:
                     write(file)
-                if not (size := Path(name).stat().st_size):
+                if not Path(name).stat().st_size:
                     return np.zeros(0, np.uint8)
-                # pyarrow's map outlives its descriptor: a thousand of them must not use a thousand up
-                with pa.memory_map(name) as mapped:
-                    return np.frombuffer(mapped.read_buffer(size), np.uint8)
+                return map_file(Path(name))
             finally:
                 Path(name).unlink(missing_ok=True)
         except OSError as error:
             raise CorpusError(
-                f"There is no place for decoded data in {folder}: {error}",
+                f"There is no disk space for decoded data in {folder}: {error}",
                 fix="Make room, or set PENSTOCK_CACHE to a folder on a larger disk.",
             ) from None
 
 
 DECODED = Decoded()
-"""Of this process; one for all corpora, so that the bound is one."""
+"""Cache of this process, shared by all corpora so that the bound holds for all."""
 
 os.register_at_fork(after_in_child=DECODED.free_locks)

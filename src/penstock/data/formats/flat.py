@@ -1,16 +1,29 @@
-"""Flat files of tokens, whose documents are found from the token that ends or begins each."""
+"""Shards whose tokens lie end to end in a flat file; document ends are stored, or found once and kept.
 
-from collections.abc import Iterator, Mapping
+Found ends are kept in a file of the index cache that is named for what it was made from (the first and last
+bytes of the shard's files, the options), so one that exists is right, and processes that make it at the same
+time make the same. It holds four int64 (a mark, the shard's tokens, its documents, the largest token id or
+-1), then the ends.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
-from penstock.core.errors import UsageError
-from penstock.data.formats.sidecar import Chunks, Found, documents_of
-from penstock.data.storage import Slices, Storage
-from penstock.data.types import Int64
+from penstock.core import config
+from penstock.core.arrays import Int64
+from penstock.core.errors import CorpusError, UsageError
+from penstock.data.formats.index import DocumentEnds
+from penstock.data.formats.index_cache import keep, kept
+from penstock.storage.base import LocalBlob, Slices, Storage, probe
 
 _CHUNK = 2**22
+_MARK = int.from_bytes(b"PSTKENDS", "little")
+_HEADER = 4
 
 SEPARATORS = {
     "eos_id": "the token stored after each document; 'none' where each file is one document",
@@ -18,15 +31,56 @@ SEPARATORS = {
 }
 """Options of the formats whose documents are found from their tokens."""
 
+Chunks = Iterator[tuple[Int64, int]]
+"""Some document ends in rising order, and the largest token id met, or -1 where tokens were not read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Separator:
-    """How documents are told apart in a run of tokens."""
+    """Token that separates documents in a flat file."""
 
     token: int | None
-    """None: they are not, all is one document."""
+    """None: the file is one document."""
     before: bool
     """The token begins a document; else it ends one."""
+
+
+class FlatShard:
+    """Tokens of one flat file, and the ends of its documents."""
+
+    def __init__(
+        self,
+        tokens: Slices,
+        ends: DocumentEnds,
+        *,
+        largest_id: int = -1,
+        recheck: Callable[[], Iterator[str]] = lambda: iter(()),
+    ) -> None:
+        self.tokens = tokens
+        self.num_tokens = len(tokens)
+        self.num_documents = len(ends)
+        self.document_ends = ends.between
+        self.largest_id = largest_id
+        """-1 where it is not known."""
+        self.recheck = recheck
+        """Yields what is wrong in the files and is not looked at when they are opened."""
+
+
+def separated_shard(storage: Storage, name: str, tokens: Slices, cut: Separator, *, how: str) -> FlatShard:
+    """Return the shard of a file whose documents are found from its tokens.
+
+    Args:
+        how: how its bytes become tokens; a word of it that changes makes what was kept useless.
+    """
+    ends, largest_id = kept_ends(
+        storage,
+        (name,),
+        how=f"{how} {cut.token} {cut.before}",
+        num_tokens=len(tokens),
+        find=lambda: document_chunks(tokens, cut),
+    )
+    recheck = partial(_recheck, tokens, cut, ends.between)
+    return FlatShard(tokens, ends, largest_id=largest_id, recheck=recheck)
 
 
 def separator(options: Mapping[str, str], *, name: str) -> Separator:
@@ -50,50 +104,6 @@ def separator(options: Mapping[str, str], *, name: str) -> Separator:
     return Separator(int(text), before=given == ["bos_id"])
 
 
-class FlatShard:
-    """Tokens of one flat file; its documents come from a sidecar."""
-
-    def __init__(self, tokens: Slices, found: Found, cut: Separator | None) -> None:
-        self.tokens = tokens
-        self.num_tokens = len(tokens)
-        self.num_documents = len(found.ends)
-        self.largest_id = found.largest_id
-        self.document_ends = found.ends.between
-        self._cut = cut
-
-    def recheck(self) -> Iterator[str]:
-        """Find the documents again, and say where they are not as they were found before."""
-        if self._cut is None:
-            return
-        start = 0
-        for ends, _ in document_chunks(self.tokens, self._cut):
-            if len(ends) and not np.array_equal(self.document_ends(start, int(ends[-1])), ends):
-                yield "its documents are not those found when it was indexed"
-                return
-            start = int(ends[-1]) if len(ends) else start
-        if start < self.num_tokens and len(self.document_ends(start, self.num_tokens)) != 1:
-            yield "its documents are not those found when it was indexed"
-
-
-def flat_shard(
-    storage: Storage, files: tuple[str, ...], *, tokens: Slices, cut: Separator, how: str
-) -> FlatShard:
-    """Return the shard of a flat file, its documents found from its tokens.
-
-    Args:
-        files: of the shard; the first names it.
-        how: how its bytes become tokens.
-    """
-    found = documents_of(
-        storage,
-        files,
-        how=f"{how} {cut.token} {cut.before}",
-        num_tokens=len(tokens),
-        find=lambda: document_chunks(tokens, cut),
-    )
-    return FlatShard(tokens, found, cut)
-
-
 def document_chunks(tokens: Slices, cut: Separator) -> Chunks:
     """Yield the ends of documents and the largest id, 4 million tokens at a time.
 
@@ -106,3 +116,70 @@ def document_chunks(tokens: Slices, cut: Separator) -> Chunks:
             places = np.flatnonzero(chunk == chunk.dtype.type(cut.token)) + start
             places = places[places > 0] if cut.before else places + 1
         yield places, int(chunk.max())
+
+
+def _recheck(tokens: Slices, cut: Separator, between: Callable[[int, int], Int64]) -> Iterator[str]:
+    """Find the documents again, and say where they are not as they were found before."""
+    start = 0
+    for ends, _ in document_chunks(tokens, cut):
+        if len(ends) and not np.array_equal(between(start, int(ends[-1])), ends):
+            yield "its documents are not those found when it was indexed"
+            return
+        start = int(ends[-1]) if len(ends) else start
+    if start < len(tokens) and len(between(start, len(tokens))) != 1:
+        yield "its documents are not those found when it was indexed"
+
+
+def kept_ends(
+    storage: Storage, files: tuple[str, ...], *, how: str, num_tokens: int, find: Callable[[], Chunks]
+) -> tuple[DocumentEnds, int]:
+    """Return the document ends of a shard, and its largest token id, -1 if that is not known.
+
+    They are as they were found before, or found now and kept.
+
+    Args:
+        files: that they follow from; the first names the shard.
+        how: what else they follow from.
+        find: finds them, in chunks.
+    """
+    key = config.fingerprint([probe(storage, files[0], files[1:]), how])
+    name = f"{files[0].replace('/', '+')[-80:]}-{key}.ends"
+    path = kept(storage, name)
+    found = _read(path, num_tokens) if path else None
+    if found is None:
+        path = keep(storage, name, lambda file: _write(file, num_tokens, find()))
+        found = _read(path, num_tokens)
+    if found is None:
+        raise CorpusError(
+            f"{path} was altered while it was read", fix="Delete it; it is made again when it is needed."
+        )
+    return found
+
+
+def _write(file: BinaryIO, num_tokens: int, chunks: Chunks) -> None:
+    file.write(bytes(8 * _HEADER))
+    count = last = 0
+    largest = -1
+    for ends, highest in chunks:
+        file.write(ends.astype("<i8", copy=False).tobytes())
+        largest = max(largest, highest)
+        if len(ends):
+            count, last = count + len(ends), int(ends[-1])
+    if last < num_tokens:  # the last document has no end of its own
+        file.write(np.array([num_tokens], "<i8").tobytes())
+        count += 1
+    file.seek(0)
+    file.write(np.array([_MARK, num_tokens, count, largest], "<i8").tobytes())
+
+
+def _read(path: Path, num_tokens: int) -> tuple[DocumentEnds, int] | None:
+    """Return the content of a file; None where it is damaged."""
+    try:
+        blob = LocalBlob(path)
+        mark, tokens, count, largest = np.frombuffer(blob.read(0, 8 * _HEADER), "<i8").tolist()
+        if (mark, tokens) != (_MARK, num_tokens) or blob.size != 8 * (_HEADER + count):
+            return None
+        ends = blob.array("<i8", offset=8 * _HEADER, count=count)
+        return DocumentEnds(ends, num_tokens=num_tokens, name=str(path)), largest
+    except CorpusError:
+        return None

@@ -5,9 +5,10 @@ from bisect import bisect_right
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import CorpusError
-from penstock.data.storage import Slices
-from penstock.data.types import Int64
+from penstock.data.native import address
+from penstock.storage.base import Slices
 
 _PAGE = 512  # ends, 4 KiB
 
@@ -31,6 +32,10 @@ class DocumentEnds:
         self._count = len(ends)
         # numpy copies the whole of an array that is not aligned before it searches it
         self._array = ends if isinstance(ends, np.ndarray) and ends.flags.aligned else None
+        self.in_memory: tuple[int, int] | None = None
+        """Address of the ends and their number, where they are one run of memory as long as this is alive."""
+        if self._array is not None and self._array.flags.c_contiguous and self._array.dtype == np.int64:
+            self.in_memory = address(self._array), self._count
         # The first end of each page where it is known: searches begin alike.
         self._firsts = array("q", [-1]) * (-(-self._count // _PAGE) if self._array is None else 0)
         last = int(ends[self._count - 1 : self._count][0]) if self._count else 0

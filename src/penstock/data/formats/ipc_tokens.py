@@ -9,21 +9,22 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from penstock.core.arrays import Bits, Int64
 from penstock.core.errors import CorpusError
-from penstock.data.formats.choice import column_of, integer_type, token_lists
+from penstock.core.packages import Package
+from penstock.data.formats import Options
+from penstock.data.formats.choice import column_of, integer_type, no_tokens, token_lists
 from penstock.data.formats.damaged import Malformed, reading
 from penstock.data.formats.index import DocumentEnds
-from penstock.data.formats.ipc import Buffers, Messages, buffers_of, messages_of
+from penstock.data.formats.ipc import ColumnBuffers, buffers_of, schema_of
 from penstock.data.formats.runs import GroupedEnds, RunShard, runs_of, starts_of
-from penstock.data.storage import Blob, Storage
-from penstock.data.types import Int64
+from penstock.storage.base import Blob, Storage
 
-Bits = npt.NDArray[np.bool_]
+pa = Package("pyarrow", "Arrow and Parquet files")
 
 
-def open_lists(storage: Storage, name: str, options: Any) -> RunShard:
+def open_lists(storage: Storage, name: str, options: Options) -> RunShard:
     """Open a file whose every row is a document: its tokens are a list.
 
     Raises:
@@ -31,17 +32,21 @@ def open_lists(storage: Storage, name: str, options: Any) -> RunShard:
         UsageError: which column holds the tokens is not clear.
     """
     blob = storage.open(name)
-    messages = messages_of(blob)
-    found = token_lists(messages.schema)
+    schema = schema_of(blob)
+    found = token_lists(schema)
+    if not found:
+        raise no_tokens(schema, options, name=blob.name)
     column = column_of(found, options, name=blob.name, what="lists of integers")
-    lists = _Lists.open(blob, messages, column, dtype=found[column])
+    lists = _Lists.open(
+        blob, buffers_of(storage, name, schema, column), kind=schema.field(column).type, dtype=found[column]
+    )
     tokens = runs_of(blob, found[column], places=lists.places, starts=lists.starts)
     ends = GroupedEnds(lists.starts, lists.ends_of)
     rows = int(lists.rows.sum())
     return RunShard(tokens, found[column], num_documents=rows, document_ends=ends.between, name=blob.name)
 
 
-def open_batches(storage: Storage, name: str, options: Any) -> RunShard:
+def open_batches(storage: Storage, name: str, options: Options) -> RunShard:
     """Open a file whose every record batch is a document: its tokens are a column of integers.
 
     Raises:
@@ -49,23 +54,18 @@ def open_batches(storage: Storage, name: str, options: Any) -> RunShard:
         UsageError: which column holds the tokens is not clear.
     """
     blob = storage.open(name)
-    messages = messages_of(blob)
-    found = {field.name: str(field.type) for field in messages.schema if integer_type(field.type)}
+    schema = schema_of(blob)
+    found = {field.name: str(field.type) for field in schema if integer_type(field.type)}
     if "column" not in options and "tokens" in found:
         options = {"column": "tokens"}
     column = column_of(found, options, name=blob.name, what="integers")
     dtype = found[column]
-    buffers = buffers_of(blob, messages, column)
-    counts, nulls = buffers.nodes[0]
-    place, size = buffers.places[1]
-    with reading(blob.name):
-        _check_fit(counts, np.dtype(dtype).itemsize, size)
-        if (counts != buffers.rows).any():
-            raise Malformed("a record batch has a column of another length")
+    buffers = buffers_of(storage, name, schema, column)
+    (counts, nulls), (places, _) = buffers.nodes[0], buffers.places[1]
     if nulls.any():
         raise _null(blob, f"document {int(nulls.argmax()):,}")
     starts = starts_of(counts)
-    tokens = runs_of(blob, dtype, places=place, starts=starts)
+    tokens = runs_of(blob, dtype, places=places, starts=starts)
     ends = DocumentEnds(starts[1:], num_tokens=int(starts[-1]), name=blob.name)
     return RunShard(tokens, dtype, num_documents=len(counts), document_ends=ends.between, name=blob.name)
 
@@ -90,22 +90,16 @@ class _Lists:
     """[batches + 1] first token of each batch, then the number of tokens."""
 
     @classmethod
-    def open(cls, blob: Blob, messages: Messages, column: str, *, dtype: str) -> "_Lists":
-        kind = messages.schema.field(column).type
-        buffers = buffers_of(blob, messages, column)
+    def open(cls, blob: Blob, buffers: ColumnBuffers, *, kind: Any, dtype: str) -> "_Lists":  # Any: pyarrow
         item = np.dtype(dtype).itemsize
         fixed = pa.types.is_fixed_size_list(kind)
         width = 0 if fixed else 8 if pa.types.is_large_list(kind) else 4
         (rows, null_rows), (values, null_values) = buffers.nodes
         with reading(blob.name):
-            if (rows != buffers.rows).any():
-                raise Malformed("a record batch has a column of another length")
-            _check_fit(values, item, buffers.places[-1][1])
             offsets = buffers.places[1][0]
             if fixed:
-                first, last = np.zeros_like(rows), _product(rows, kind.list_size)
+                first, last = np.zeros_like(rows), rows * kind.list_size
             else:
-                _check_fit(np.where(rows > 0, rows + 1, 0), width, buffers.places[1][1])
                 first, last = _edges(blob, offsets, rows, width)
             if (first < 0).any() or (last < first).any() or (last > values).any():
                 raise Malformed("a list leads outside its record batch")
@@ -139,7 +133,7 @@ class _Lists:
         part = found[0 : rows + 1]
         return part - part.dtype.type(first) if first else part
 
-    def _check_nulls(self, buffers: Buffers, null_rows: Int64, null_values: Int64) -> None:
+    def _check_nulls(self, buffers: ColumnBuffers, null_rows: Int64, null_values: Int64) -> None:
         """Refuse nulls among the tokens; a null list must hold nothing."""
         values_bits = buffers.places[-2]
         before = starts_of(self.rows)
@@ -164,18 +158,6 @@ class _Lists:
                 raise Malformed("a record batch says less about its nulls than it has values")
         raw = np.frombuffer(self.blob.read(place, place + -(-stop // 8)), np.uint8)
         return np.unpackbits(raw, bitorder="little", count=stop)[start:].astype(np.bool_)
-
-
-def _product(rows: Int64, length: int) -> Int64:
-    """Return rows * length, without overflow: what no file can hold is refused."""
-    if len(rows) and int(rows.max()) * length > 2**62:
-        raise Malformed("a list leads outside its record batch")
-    return rows * length
-
-
-def _check_fit(counts: Int64, item: int, sizes: Int64) -> None:
-    if (counts > sizes // item).any():
-        raise Malformed("a buffer is shorter than what it should hold")
 
 
 def _edges(blob: Blob, offsets: Int64, rows: Int64, width: int) -> tuple[Int64, Int64]:

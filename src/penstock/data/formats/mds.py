@@ -1,40 +1,40 @@
 """MosaicML's MDS shards, which its streaming library writes: one sample a document.
 
 A shard is read in place. One that is compressed is unpacked once, whole, into the index folder (see
-index_folder.py), where it stays: as much disk as the library itself takes. A folder of several splits is
+index_cache.py), where it stays: as much disk as the library itself takes. A folder of several splits is
 read as its `train` split; for another, name that split's folder.
 """
 
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from typing import Any, BinaryIO
 
 import numpy as np
-import pyarrow as pa
 
 from penstock.core.errors import CorpusError
-from penstock.data.formats import Options
-from penstock.data.formats.choice import COLUMN, by_folder, one_split
+from penstock.core.packages import Package
+from penstock.data.formats import Format, Options
+from penstock.data.formats.choice import COLUMN, by_folder, in_order, one_split
 from penstock.data.formats.index import DocumentEnds
+from penstock.data.formats.index_cache import keep, kept
 from penstock.data.formats.mds_layout import values_of
 from penstock.data.formats.runs import RunShard, runs_of, starts_of
-from penstock.data.index_folder import keep, kept
-from penstock.data.probe import probe
-from penstock.data.storage import Absent, Blob, LocalBlob, Storage
+from penstock.storage.base import Absent, Blob, LocalBlob, Storage, probe
+
+pa = Package("pyarrow", "Compressed files")
 
 log = logging.getLogger(__name__)
 
-OPTIONS = {**COLUMN, "dtype": "type of a token where the column holds bytes; int64 if not given"}
-
 _INDEX = "index.json"
+_FIRST = "shard.00000.mds"  # the name that the library gives the first
 _CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
 _CHUNK = 2**20
 
 _Entry = tuple[dict[str, Any], dict[str, Any]]  # Any: JSON, checked where it is used
-"""What an index says of a file, and of what is in it when it is unpacked."""
+"""Index entries of a shard file: as stored, and as decompressed."""
 
 
 class MdsShard(RunShard):
@@ -71,7 +71,9 @@ def open_shard(storage: Storage, name: str, options: Options) -> MdsShard:
 
 
 def find(sizes: Mapping[str, int]) -> list[str]:
-    """Return the shards of folders with an `index.json`; of one that is there twice, the unpacked file.
+    """Return the shards; of one that is there twice, the unpacked file.
+
+    A split of which only the index is there is a split, and its shard is missing.
 
     Raises:
         UsageError: there are several splits, and none is `train`.
@@ -82,49 +84,78 @@ def find(sizes: Mapping[str, int]) -> list[str]:
         plain = f"{stem}.mds"
         if stem and (not end or (end[1:] in (*_CODECS, "snappy") and plain not in sizes)):
             found.append(name)
-    folders = by_folder(name for name in found if any(above in sizes for above in _indices(name)))
+    held = {above for name in found for above in indices(name)}
+    bare = [name for name in sizes if name.rpartition("/")[2] == _INDEX and name not in held]
+    lost = [f"{name.removesuffix(_INDEX)}{_FIRST}" for name in bare]
+    if not any(index in sizes for index in held):  # no shard has an index, or no index a shard
+        return in_order(found or lost)
+    folders = by_folder([*found, *lost])
     if _INDEX in sizes and "" not in folders:  # one index over several folders
         return [name for names in folders.values() for name in names]
     return one_split(folders)
 
 
-def companions(name: str) -> tuple[str, ...]:  # noqa: ARG001 - every format is asked
-    """Return nothing: a shard is one file."""
-    return ()
+def indices(name: str) -> tuple[str, ...]:
+    """Return where a shard's index may be: in its folder, or above.
 
-
-def _indices(name: str) -> list[str]:
-    """Return where a shard's index may be: in its folder, or above."""
+    >>> indices("train/shard.00000.mds")
+    ('train/index.json', 'index.json')
+    """
     parts = name.split("/")[:-1]
-    return ["/".join([*parts[:depth], _INDEX]) for depth in range(len(parts), -1, -1)]
+    return tuple("/".join([*parts[:depth], _INDEX]) for depth in range(len(parts), -1, -1))
+
+
+def missing(storage: Storage, sizes: Mapping[str, int], shards: Sequence[str]) -> Iterator[str]:
+    """Yield the indices that are not there, and the listed shards that are there in neither form."""
+    for folder in dict.fromkeys(name.rpartition("/")[0] for name in shards):
+        above = indices(f"{folder}/".lstrip("/"))
+        index = next((path for path in above if path in sizes), None)
+        if index is None:
+            yield above[0]
+            continue
+        root = index.removesuffix(_INDEX)
+        for forms in _listed(storage.open(index)):
+            if not any(f"{root}{form}" in sizes for form in forms):
+                yield f"{root}{forms[-1]}"
 
 
 def _entry(storage: Storage, name: str) -> _Entry:
     """Return what the index says of a file; nothing where there is no index."""
-    for path in _indices(name):
+    for path in indices(name):
         try:
             blob = storage.open(path)
         except Absent:
             continue
-        try:
-            entries = _entries(blob.read(0, blob.size))
-        except (ValueError, KeyError, TypeError, RecursionError):
-            raise CorpusError(
-                f"{blob.name} is no index of MDS shards", fix="It is truncated or altered: restore it."
-            ) from None
-        if found := entries.get(name[len(path) - len(_INDEX) :]):
+        if found := _entries_in(blob).get(name[len(path) - len(_INDEX) :]):
             return found
     return {}, {}
+
+
+def _listed(index: Blob) -> Iterator[tuple[str, ...]]:
+    """Yield the names of each shard that an index lists: unpacked, and packed where it is."""
+    names: dict[int, list[str]] = {}
+    for name, (_, raw) in _entries_in(index).items():
+        names.setdefault(id(raw), []).append(name)
+    yield from map(tuple, names.values())
+
+
+def _entries_in(index: Blob) -> dict[str, _Entry]:
+    try:
+        return _entries(index.read(0, index.size))
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise CorpusError(
+            f"{index.name} is no index of MDS shards", fix="It is truncated or altered: restore it."
+        ) from None
 
 
 @lru_cache(maxsize=8)  # each of ten thousand shards asks for its own entry
 def _entries(text: bytes) -> dict[str, _Entry]:
     found: dict[str, _Entry] = {}
     for shard in json.loads(text)["shards"]:
-        raw = shard["raw_data"]
+        raw = dict(shard["raw_data"])
         for file in (raw, shard["zip_data"]):
             if file:
-                found[str(file["basename"])] = (dict(file), dict(raw))
+                found[str(file["basename"])] = (dict(file), raw)
     return found
 
 
@@ -226,3 +257,12 @@ def _digest(kind: str) -> Any:  # Any: xxhash is not always installed
     except ImportError:
         return None
     return getattr(xxhash, kind, lambda: None)()
+
+
+MDS = Format(
+    open_shard=open_shard,
+    find=find,
+    indices=indices,
+    missing=missing,
+    options={**COLUMN, "dtype": "type of a token where the column holds bytes; int64 if not given"},
+)

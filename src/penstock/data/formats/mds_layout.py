@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from penstock.core.arrays import Bytes, Int64
 from penstock.core.errors import CorpusError
 from penstock.data.formats.choice import column_of
 from penstock.data.formats.stored import INTEGERS, dtype_option
-from penstock.data.types import Int64
-
-Bytes = npt.NDArray[np.uint8]
 
 _TYPES = {
     8: "uint8",
@@ -33,7 +30,7 @@ _TYPES = {
     64: "uint64",
     65: "int64",
 }
-"""How an array names the type of its values, where its column does not."""
+"""Type codes in arrays whose column does not say the type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +50,7 @@ class Damaged(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What a shard's header says of its columns, in the order in which they lie."""
+    """Columns of a shard, from its header, in stored order."""
 
     names: tuple[str, ...]
     encodings: tuple[str, ...]

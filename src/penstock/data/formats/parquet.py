@@ -7,22 +7,29 @@ are read well, and files of one group of a billion badly.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from penstock.data.formats import Options
-from penstock.data.formats.choice import COLUMN, column_of, in_order, one_split, token_lists
+from penstock.core.packages import Package
+from penstock.data.formats import Format, Options
+from penstock.data.formats.choice import (
+    COLUMN,
+    absent_numbers,
+    column_of,
+    in_order,
+    no_tokens,
+    one_split,
+    token_lists,
+)
 from penstock.data.formats.damaged import Malformed, reading
 from penstock.data.formats.parquet_footer import group_counts
 from penstock.data.formats.parquet_groups import Column, GroupedTokens, Groups
 from penstock.data.formats.runs import GroupedEnds, starts_of
-from penstock.data.probe import probe
-from penstock.data.storage import Storage
+from penstock.storage.base import Storage, probe
 
-OPTIONS = COLUMN
+pa = Package("pyarrow", "Arrow and Parquet files")
+pq = Package("pyarrow.parquet", "Arrow and Parquet files")
 
 _SPLIT = re.compile(r"(?:.*/)?([\w.-]+?)-\d+-of-\d+[^/]*\.parquet")
 
@@ -51,6 +58,8 @@ def open_shard(storage: Storage, name: str, options: Options) -> ParquetShard:
         if len(set(schema.names)) < len(schema.names):
             raise pa.ArrowInvalid("two columns have one name")
         found = token_lists(schema)
+    if not found:
+        raise no_tokens(schema, options, name=blob.name)
     chosen = column_of(found, options, name=blob.name, what="lists of integers")
     with reading(blob.name):
         counts = group_counts(blob, chosen)
@@ -77,9 +86,9 @@ def find(sizes: Mapping[str, int]) -> list[str]:
     return names if "" in splits else one_split(splits)
 
 
-def companions(name: str) -> tuple[str, ...]:  # noqa: ARG001 - every format is asked
-    """Return nothing: a shard is one file."""
-    return ()
+def missing(storage: Storage, sizes: Mapping[str, int], shards: Sequence[str]) -> Iterator[str]:  # noqa: ARG001
+    """Yield the files that the numbers in the files' names tell of and that are not there."""
+    return absent_numbers(shards)
 
 
 def _num_tokens(column: Column, group: int) -> int:
@@ -87,3 +96,6 @@ def _num_tokens(column: Column, group: int) -> int:
     if counts.nulls is not None:
         return counts.values - counts.nulls
     return sum(len(values) for _, values in column.batches(group))
+
+
+PARQUET = Format(open_shard=open_shard, find=find, missing=missing, options=COLUMN)

@@ -1,7 +1,7 @@
 """The counts in a Parquet file's footer: rows, values and nulls of one column, by row group.
 
-Read here and not through pyarrow, whose accessors of a damaged footer end the process. The footer is
-Thrift's compact protocol (github.com/apache/parquet-format, parquet.thrift).
+Read here and not through pyarrow, whose accessors of a damaged footer end the process (ADR 51). The footer is
+Thrift's compact protocol without maps, sets and UUIDs (github.com/apache/parquet-format, parquet.thrift).
 """
 
 import struct
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.data.formats.damaged import Malformed
-from penstock.data.storage import Blob
+from penstock.storage.base import Blob
 
 _MAGIC = b"PAR1"
 _MAX_DEPTH = 24  # parquet.thrift nests 7 deep
 
-_SENSIBLE = range(2**40)
+_MAX_COUNT = 2**40
 # Fields by number, as parquet.thrift gives them.
 _ROW_GROUPS, _COLUMNS, _NUM_ROWS, _META_DATA = 4, 1, 3, 3
 _PATH, _NUM_VALUES, _STATISTICS, _NULL_COUNT = 3, 5, 12, 3
@@ -55,14 +55,15 @@ def _counts(group: dict[int, Any], column: bytes) -> GroupCounts:
         raise Malformed(f"a row group has {len(found)} columns of tokens")
     nulls = found[0].get(_STATISTICS, {}).get(_NULL_COUNT)
     counts = GroupCounts(group[_NUM_ROWS], found[0][_NUM_VALUES], nulls)
-    if counts.rows not in _SENSIBLE or counts.values not in _SENSIBLE or (nulls or 0) not in _SENSIBLE:
-        raise Malformed("a row group has a count that cannot be")
+    for count in (counts.rows, counts.values, 0 if nulls is None else nulls):
+        if type(count) is not int or not 0 <= count < _MAX_COUNT:
+            raise Malformed("a row group has a count that cannot be")
     if (nulls or 0) > counts.values:
         raise Malformed("a row group has more nulls than values")
     return counts
 
 
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT, _UUID = 1, 2, 3, 7, 8, 9, 10, 11, 12, 13
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _STRUCT = 1, 2, 3, 7, 8, 9, 12
 _INTEGERS = (4, 5, 6)
 
 
@@ -80,13 +81,11 @@ class _Compact:
             return (number >> 1) ^ -(number & 1)
         if kind == _STRUCT:
             return self._struct(depth)
-        if kind in (_LIST, _SET):
+        if kind == _LIST:
             return self._list(depth)
-        if kind == _MAP:
-            return self._map(depth)
         if kind in (_TRUE, _FALSE):
             return kind == _TRUE
-        sizes = {_BYTE: 1, _DOUBLE: 8, _UUID: 16}
+        sizes = {_BYTE: 1, _DOUBLE: 8}
         if kind == _BINARY:
             return self._take(self._varint())
         if kind not in sizes:
@@ -125,13 +124,3 @@ class _Compact:
             raise Malformed("its footer is cut off")
         kind = _BYTE if head & 15 in (_TRUE, _FALSE) else head & 15
         return [self.value(kind, depth + 1) for _ in range(size)]
-
-    def _map(self, depth: int) -> None:
-        """Skip a map, of which there is none that is needed."""
-        if size := self._varint():
-            head = self._take(1)[0]
-            if 2 * size > len(self._data) - self._at:
-                raise Malformed("its footer is cut off")
-            for _ in range(size):
-                self.value(head >> 4, depth + 1)
-                self.value(head & 15, depth + 1)

@@ -8,19 +8,19 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from penstock.core.arrays import Array, Int64, Tokens
 from penstock.core.errors import CorpusError
-from penstock.data.formats import Tokens
+from penstock.core.packages import Package
 from penstock.data.formats.damaged import reading
 from penstock.data.formats.decoded import DECODED
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.parquet_footer import GroupCounts
 from penstock.data.formats.runs import starts_of
 from penstock.data.formats.stored import served
-from penstock.data.storage import Array
-from penstock.data.types import Int64
+
+pc = Package("pyarrow.compute", "Arrow and Parquet files")
+pq = Package("pyarrow.parquet", "Arrow and Parquet files")
 
 _BATCH_VALUES = 2**20
 
@@ -81,7 +81,7 @@ class Groups:
 
     column: Column
     key: Hashable
-    """What the file's content and the column are known by."""
+    """Cache key of this content and column."""
     rows: Int64
     starts: Int64
     """[groups + 1] first token of each group, then the number of tokens."""

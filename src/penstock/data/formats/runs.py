@@ -9,17 +9,17 @@ from collections.abc import Callable
 
 import numpy as np
 
+from penstock.core.arrays import Array, Int64
 from penstock.core.errors import CorpusError
 from penstock.data.formats.index import DocumentEnds
 from penstock.data.formats.stored import little, served
-from penstock.data.storage import Array, Blob, Slices
-from penstock.data.types import Int64
+from penstock.storage.base import Blob, Slices
 
 EndsBetween = Callable[[int, int], Int64]
 """(start, stop) -> the ends e of documents with start < e <= stop."""
 
 
-class Runs:
+class TokenRuns:
     """Items of one type in runs of a file, as one run.
 
     Args:
@@ -89,7 +89,7 @@ def runs_of(blob: Blob, dtype: str, *, places: Int64, starts: Int64) -> Slices:
             f"{blob.name} ends before its tokens do", fix="It is truncated or altered: restore it."
         )
     data = blob.array(np.uint8, offset=0, count=blob.size)
-    return Runs(data, kind, places=places, starts=starts)
+    return TokenRuns(data, kind, places=places, starts=starts)
 
 
 class GroupedEnds:

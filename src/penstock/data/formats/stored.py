@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from penstock.core.arrays import Array, Tokens
 from penstock.core.errors import CorpusError, UsageError, nearest
-from penstock.data.formats import Tokens
-from penstock.data.storage import Array, Slices
+from penstock.storage.base import Slices
 
 INTEGERS = ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")
 

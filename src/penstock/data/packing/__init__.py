@@ -1,9 +1,9 @@
-"""Rules that place a pool's fragments into rows of L tokens.
+"""Packing rules: place a pool's fragments into rows of L tokens.
 
-A rule is a pure function `pack(lengths, num_rows=..., sequence_length=...) -> Pieces` that places every
-token once. `concat` and `best_fit` must fill every row but the last, which may end short: the number of
-rows then follows from the number of tokens. `whole` splits nothing and takes the rows that it needs. To add a
-rule, write a module and a row in PACKERS; it is then tested by being listed.
+A rule is a pure function `pack(lengths, num_rows=..., sequence_length=...) -> Pieces` that places every token
+once. `concat` and `best_fit` must fill every row but the last, which may be short: the number of rows then
+follows from the number of tokens. `whole` splits no fragment and uses as many rows as it needs. To add a
+rule, write a module and a row in PACKERS; the tests then cover it.
 """
 
 from penstock.core.errors import ConfigError, nearest
@@ -19,31 +19,31 @@ PACKERS = Table(
 )
 
 PADDING_RULES = ("whole",)
-"""Rules that pad rows rather than split documents; who takes one says what to do with longer documents."""
+"""Rules that pad rows instead of splitting documents; they require `overlong`."""
 
 OVERLONG = ["truncate", "drop"]
-"""What may be done with a document longer than a row: serve its first L tokens, or none of it."""
+"""Treatment of a document longer than a row: "truncate" serves its first L tokens, "drop" none."""
 
 
 def check_packing(rule: str, overlong: str | None) -> None:
-    """Refuse an unknown rule, and one that pads without word of documents longer than a row.
+    """Check a packing rule and its `overlong` option.
 
     Raises:
         UsageError: no such rule.
-        ConfigError: overlong is missing, unknown, or of no use to the rule.
+        ConfigError: overlong is missing, unknown, or not used by the rule.
     """
     PACKERS[rule]
     if rule in PADDING_RULES and overlong is None:
         raise ConfigError(
-            f"Packing {rule!r} splits no document, so one longer than a row cannot be served whole",
+            f"Packing {rule!r} splits no document, so it cannot serve one longer than a row whole",
             got="overlong unset",
-            fix="Choose what to do with those: overlong='truncate' keeps their first tokens, 'drop' none.",
+            fix="Set overlong='truncate' to keep their first tokens, or 'drop' to leave them out.",
         )
     if rule not in PADDING_RULES and overlong is not None:
         raise ConfigError(
             f"Packing {rule!r} serves documents of any length: overlong is for {', '.join(PADDING_RULES)}",
             got=overlong,
-            fix="Leave overlong out, or take packing='whole'.",
+            fix="Leave overlong out, or use packing='whole'.",
         )
     if overlong is not None and overlong not in OVERLONG:
         raise ConfigError("overlong has no such choice", got=overlong, fix=nearest(overlong, OVERLONG))

@@ -1,28 +1,29 @@
-"""`whole`: never split a fragment; pad what no fragment fits.
+"""Packing rule `whole`: never split a fragment; pad the rest of a row.
 
-Best-fit decreasing: longest first, each into the row where it leaves the least room, a new row where none has
-enough. A fragment must not be longer than a row: what to do with one is for the caller to say.
+Best-fit decreasing: longest first, each into the row where it leaves the least room, or into a new row. A
+fragment must not be longer than a row; the caller truncates or drops it before.
 
-Fragments of one length are placed together: a row of room r, the tightest there is for length l, takes
-r // l of them before another row is tighter. So the cost is in the number of different lengths, a few
-thousand for any number of fragments, and not in the fragments.
+Fragments of one length are placed together: a row of room r, the tightest for length l, takes r // l of them
+before another row is tighter. So the cost depends on the number of distinct lengths, a few thousand, and not
+on the number of fragments.
 """
 
 from bisect import bisect_left, insort
 
 import numpy as np
 
-from penstock.data.types import Int64, Pieces
+from penstock.core.arrays import Int64
+from penstock.data.types import Pieces
 
 
 def pack(lengths: Int64, *, num_rows: int, sequence_length: int) -> Pieces:  # noqa: ARG001
-    """Place fragments into as many rows as it takes, each of which may end short.
+    """Place fragments into as many rows as needed; any row may be short.
 
-    How many rows there are depends on the lengths alone, not on their order.
+    The number of rows depends on the lengths, not on their order.
 
     Args:
         lengths: [n] int64 fragment lengths, each at least 1 and at most sequence_length.
-        num_rows: of no use here: more may be needed.
+        num_rows: ignored; more may be needed.
     """
     descending = np.argsort(-lengths, kind="stable")
     distinct, counts = np.unique(lengths, return_counts=True)
@@ -39,7 +40,7 @@ def pack(lengths: Int64, *, num_rows: int, sequence_length: int) -> Pieces:  # n
 
 
 class _Rows:
-    """Rows by the room that is left in them."""
+    """Rows grouped by their remaining room."""
 
     def __init__(self, sequence_length: int) -> None:
         self.opened = 0
@@ -48,7 +49,7 @@ class _Rows:
         self._with: dict[int, list[int]] = {}
 
     def place(self, length: int, count: int) -> Int64:
-        """Place so many fragments of a length, none longer than those before; return their rows [count]."""
+        """Place `count` fragments of a length, no longer than those before; return their rows [count]."""
         placed = []
         while count:
             at = bisect_left(self._rooms, length)

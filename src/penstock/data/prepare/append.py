@@ -1,9 +1,9 @@
-"""Append inputs to a finished corpus, as one more part: all of it or nothing.
+"""Append inputs to a finished corpus as one more part, atomically.
 
-The inputs are prepared as a corpus of their own in a hidden folder inside the corpus, with everything that
-a preparation can do: be killed, be continued, list what it rejects. Then its shards get a second name among
-those of the corpus, and one rename of the manifest makes them part of it. Until then a reader sees the old
-corpus; the parts that were there before are not touched, nor is their fingerprint changed.
+The inputs are prepared as a corpus of their own in a hidden folder inside the corpus; this can be killed and
+continued, and lists rejections, like any preparation. Then its shards are hard-linked into the corpus, and
+one rename of the manifest makes them part of it. Until then a reader sees the old corpus; existing parts and
+their fingerprint do not change.
 """
 
 import os
@@ -16,32 +16,39 @@ from itertools import pairwise
 from pathlib import Path
 
 from penstock.core.errors import CorpusChanged, CorpusError, UsageError
-from penstock.core.files import checksum, commit, exclusive, remove_tree, temporary_beside, write_atomic
-from penstock.data.manifest import TOKENIZER_FILE, Manifest, load_manifest, save_manifest
+from penstock.core.files import (
+    TOKENIZER_FILE,
+    checksum,
+    commit,
+    exclusive,
+    remove_tree,
+    temporary_beside,
+    write_atomic,
+)
+from penstock.data.corpus.manifest import Manifest, load_manifest, save_manifest
 from penstock.data.prepare import journal, plan
-from penstock.data.prepare.folder import APPEND_FOLDER, remove_strays
 from penstock.data.prepare.inputs import Selection
-from penstock.data.prepare.plan import PrepareConfig
-from penstock.data.prepare.progress import OnProgress
+from penstock.data.prepare.journal import APPEND_FOLDER, remove_strays
+from penstock.data.prepare.plan import OnProgress, PrepareConfig
 from penstock.data.prepare.run import Summary, prepare
 from penstock.data.prepare.shards import shard_name
 
 _BASE = "base"
-"""In the folder of the work: the fingerprint of the corpus before the append."""
+"""File in the work folder: fingerprint of the corpus before the append."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Appended:
-    """What an append did."""
+    """Result of an append."""
 
     corpus: Manifest
-    """The corpus with its new part."""
+    """Manifest of the corpus with its new part."""
     added: Summary
-    """What was prepared; its manifest describes the new part alone."""
+    """Summary of the preparation; its manifest describes the new part alone."""
 
     @property
     def same_as(self) -> int | None:
-        """The first part that holds the tokens of the new one, which are there twice now; None: none does."""
+        """First part with the same tokens as the new one, now stored twice; None: there is none."""
         ends = (0, *self.corpus.part_ends)
         parts = [[shard.checksum for shard in self.corpus.shards[a:b]] for a, b in pairwise(ends)]
         first = parts.index(parts[-1])
@@ -57,16 +64,16 @@ def append(
     restart: bool = False,
     on_progress: OnProgress = lambda _: None,
 ) -> Appended:
-    """Add inputs to a corpus as one part, or go on where an earlier run of the same arguments stopped.
+    """Append inputs to a corpus as one part, or continue an interrupted append with the same arguments.
 
     Args:
         paths: files and folders, in reading order.
         config: how to prepare them; its tokenizer must be the corpus's, see `tokenizer_of`.
-        restart: delete what an append left unfinished first.
-        on_progress: called now and then, from this thread.
+        restart: first delete the work of an unfinished append.
+        on_progress: called regularly from this thread.
 
     Raises:
-        CorpusError: the corpus cannot be added to, or an append of other arguments is unfinished.
+        CorpusError: the corpus cannot be extended, or an append with other arguments is unfinished.
         UsageError, InputError: as `prepare`.
         RunLocked: another process is writing to this corpus.
     """
@@ -103,10 +110,10 @@ def append(
 
 
 def check_can_grow(corpus: Path, manifest: Manifest) -> None:
-    """Refuse a corpus that nothing can be appended to.
+    """Refuse a corpus that cannot be appended to.
 
     Raises:
-        CorpusError: it is still being prepared, or another tool's.
+        CorpusError: it is still being prepared, or was made by another tool.
     """
     if manifest.streamed_parts == 0:
         raise CorpusError(
@@ -114,24 +121,24 @@ def check_can_grow(corpus: Path, manifest: Manifest) -> None:
         )
     if manifest.format != "arrow":
         raise CorpusError(
-            f"Corpus {corpus} is of format {manifest.format}; only Penstock's own can be appended to",
+            f"Corpus {corpus} has format {manifest.format}; only Penstock's own can be appended to",
             fix="Convert it with `penstock data convert`, or prepare the inputs as a corpus of their own.",
         )
 
 
 def tokenizer_of(corpus: Path, given: Path | None) -> Path:
-    """Return the tokenizer to append with: the corpus's own, or the same one from elsewhere.
+    """Return the tokenizer for an append: the corpus's own, or an identical one given by the user.
 
     Args:
-        given: a tokenizer.json to use, for a corpus that came without its own.
+        given: tokenizer.json for a corpus that has none.
 
     Raises:
-        CorpusError: there is none, or not the one the corpus was made with.
+        CorpusError: there is none, or it is not the one the corpus was made with.
     """
     manifest, own = load_manifest(corpus), corpus / TOKENIZER_FILE
     if manifest.tokenizer is None:
         raise CorpusError(
-            f"Corpus {corpus} does not say which tokenizer it was made with",
+            f"Corpus {corpus} does not record which tokenizer it was made with",
             fix="Prepare the inputs as a corpus of their own, and mix the two.",
         )
     path = given or own
@@ -141,19 +148,19 @@ def tokenizer_of(corpus: Path, given: Path | None) -> Path:
             raise UsageError(f"Tokenizer {given} {state}", fix="Give the path of a tokenizer.json.")
         raise CorpusError(
             f"Corpus {corpus} has no {TOKENIZER_FILE}",
-            fix="Give the one it was made with by --tokenizer FILE.",
+            fix="Give the one it was made with: --tokenizer FILE.",
         )
     if (found := checksum(path)) != manifest.tokenizer:
         raise CorpusError(
             f"{path} is not the tokenizer that corpus {corpus} was made with: its checksum is "
             f"{found[:16]}, the manifest says {manifest.tokenizer[:16]}",
-            fix="Give the right one by --tokenizer FILE.",
+            fix="Give the right one: --tokenizer FILE.",
         )
     return path
 
 
 def _with_part(old: Manifest, added: Manifest) -> Manifest:
-    """Return a corpus's manifest with the shards of another as one more part."""
+    """Return a corpus's manifest with the shards of another added as one part."""
     first = len(old.shards)
     shards = [replace(shard, name=shard_name(first + index)) for index, shard in enumerate(added.shards)]
     return replace(
@@ -166,13 +173,13 @@ def _with_part(old: Manifest, added: Manifest) -> Manifest:
 
 
 def _is_adopted(old: Manifest, work: Path) -> bool:
-    """Whether what was prepared is the corpus's last part already: then the corpus is not what it was."""
+    """Return True if the prepared shards already are the last part of the corpus."""
     base, before = work / _BASE, len(old.part_ends) - 1
     return base.is_file() and before > 0 and base.read_text() == old.first_parts(before).fingerprint
 
 
 def _adopt(corpus: Path, work: Path, new: Manifest, *, part: int) -> None:
-    """Give the files of a part their names in the corpus; the manifest does not know them yet."""
+    """Link the files of a part into the corpus; the manifest does not list them yet."""
     first = new.part_ends[part - 1]
     for index, shard in enumerate(new.shards[first:]):
         _link(work / shard_name(index), corpus / shard.name)
@@ -182,7 +189,7 @@ def _adopt(corpus: Path, work: Path, new: Manifest, *, part: int) -> None:
 
 
 def part_file(name: str, part: int) -> str:
-    """Return the name that a file of an appended part has in the corpus.
+    """Return the name of an appended part's file in the corpus.
 
     >>> part_file("rejected.jsonl", 1)
     'rejected-1.jsonl'
@@ -192,7 +199,7 @@ def part_file(name: str, part: int) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no such thing."""
+    """Hard-link a file, or copy it if the file system has no hard links."""
     temporary = temporary_beside(target)
     temporary.unlink(missing_ok=True)
     try:

@@ -1,78 +1,90 @@
-"""Prepare a corpus in a process of its own while others read it: the program that `text:` corpora start.
+"""Background preparation: prepare a corpus in its own process while others read its finished parts.
 
-It lives as long as the process that started it, and no longer. How far it is, or why it failed, stands in a
-status file in the corpus's folder, which is also its claim to the folder: it is renewed every second, and of
-two preparers on machines that share a file system (where locks may hold on one machine only) the one
-whose claim was overwritten ends.
+The preparer ends with the process that started it. Its progress, or the reason of its failure, is in a status
+file in the corpus's folder. The file is also its claim to the folder, renewed every second: of two preparers
+on machines that share a file system (where locks may work on one machine only), the one whose claim was
+overwritten ends.
+
+Among the processes of a machine that read a corpus, the one that gets the lock starts the preparer, and the
+preparer holds the lock until it ends. If that process ends, its preparer ends too, and the next process that
+needs a part starts another, which continues the work.
 """
 
+import errno
+import fcntl
 import json
+import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from penstock.core import clock, env
-from penstock.core.errors import PenstockError, RunLocked
+from penstock.core.errors import CorpusError, PenstockError, RunLocked
+from penstock.core.files import MANIFEST_FILE
+from penstock.core.system_errors import in_words
+from penstock.core.units import mib, si
+from penstock.data.corpus.manifest import load_manifest
 from penstock.data.prepare.inputs import Selection
-from penstock.data.prepare.plan import PrepareConfig
-from penstock.data.prepare.progress import Progress
+from penstock.data.prepare.plan import PrepareConfig, Progress
 from penstock.data.prepare.run import prepare
 
 STATUS_FILE = "status.json"
-"""In the folder of a corpus that is being prepared in the background."""
+"""Status file in the folder of a corpus that is being prepared."""
 LOG_FILE = "prepare.log"
-"""Beside it: what the process printed; there only if it did."""
+"""Output of the preparer, beside the status file; only if it printed anything."""
 EXIT_FAILED, EXIT_YIELDED = 1, 3
 
 _BEAT_S = 1.0
 _STALE_S = 30.0
-_NICENESS = 10  # training goes first
+_NICENESS = 10  # training has priority
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What the process is told, as JSON on its command line."""
+class PreparationJob:
+    """Arguments of the preparer process, passed as JSON on its command line."""
 
     parent: int
-    """Process id of who started it, and with whom it ends."""
+    """Process id of the parent; the preparer ends with it."""
     folder: str
-    """Of the corpus."""
+    """Folder of the corpus."""
     directory: str
-    """Where the input lies; the process goes there, so that the plan does not depend on where that is."""
+    """Folder of the input; the preparer's working directory, so that the plan contains no absolute path."""
     name: str
-    """Of the input in its directory."""
+    """Name of the input within `directory`."""
     options: dict[str, str | int | None]
-    """Of PrepareConfig."""
+    """Options of PrepareConfig."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """What a preparer writes down while it works."""
+    """Status of a preparer, written to the status file."""
 
     owner: str
-    """Machine, process and start of the preparer."""
+    """Host, process id and start time of the preparer."""
     host: str
-    """Its machine."""
+    """Host of the preparer."""
     stage: str = "start"
-    """What is being done."""
+    """Present stage of the work."""
     done_bytes: int = 0
     """Input bytes read."""
     total_bytes: int = 0
-    """Of all inputs."""
+    """Bytes of all inputs."""
     tokens: int = 0
-    """Tokens made."""
+    """Tokens written."""
     error: str = ""
-    """Why it failed, in words for the user."""
+    """Reason of a failure, as a message for the user; empty: none."""
 
 
 def read_status(folder: Path) -> Status | None:
-    """Return what the last preparer of a folder wrote down; None where there is nothing, or half a file."""
+    """Return the status of a folder's last preparer; None if the file is missing or incomplete."""
     try:
         return Status(**json.loads((folder / STATUS_FILE).read_text()))
     except (OSError, ValueError, TypeError):
@@ -80,7 +92,7 @@ def read_status(folder: Path) -> Status | None:
 
 
 class _Claim:
-    """The status file, renewed by a thread."""
+    """Claim to a folder: the status file, renewed by a thread."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,17 +102,17 @@ class _Claim:
         self._beating = threading.Thread(target=self._beat, daemon=True)
 
     def take(self) -> None:
-        """Wait until no other machine's preparer is at work, then claim the folder."""
+        """Wait until no preparer of another machine is active, then claim the folder."""
         while self._is_foreign(read_status(self._folder)) and self._age() < _STALE_S:
             clock.sleep(_BEAT_S)
         self._write()
         if env.ranks().world_size > env.local_world_size():
-            clock.sleep(2 * _BEAT_S)  # another machine's may have begun at the same moment
+            clock.sleep(2 * _BEAT_S)  # one of another machine may have started at the same moment
             self._check()
         self._beating.start()
 
     def show(self, progress: Progress) -> None:
-        """Take a report; it is written with the next beat."""
+        """Record the progress; it is written with the next renewal."""
         self._status = replace(
             self._status,
             stage=progress.stage,
@@ -110,7 +122,7 @@ class _Claim:
         )
 
     def end(self, *, error: str = "") -> None:
-        """Leave the error behind, or nothing."""
+        """Stop renewing; leave the error in the status file, or remove the file."""
         self._ended.set()
         if self._beating.is_alive():
             self._beating.join()
@@ -128,7 +140,7 @@ class _Claim:
             self._check()
             try:
                 self._write()
-            except OSError:  # a full disk: the preparation itself will say so
+            except OSError:  # a full disk: the preparation itself will raise
                 continue
 
     def _check(self) -> None:
@@ -139,18 +151,18 @@ class _Claim:
         return status is not None and not status.error and status.host != self._status.host
 
     def _age(self) -> float:
-        """Return the seconds since the last beat, by the file system's own clock."""
+        """Return the seconds since the last renewal, by the file system's clock."""
         probe = self._folder / f".{self._status.owner}.tmp"
         try:
             probe.write_bytes(b"")
             return probe.stat().st_mtime - (self._folder / STATUS_FILE).stat().st_mtime
-        except FileNotFoundError:  # the other one has just ended
+        except FileNotFoundError:  # the other preparer has just ended
             return _STALE_S
         finally:
             probe.unlink(missing_ok=True)
 
     def _write(self) -> None:
-        # Not flushed to disk: after a power cut nobody is at work, whatever it says.
+        # Not flushed to disk: after a power failure no preparer is active, whatever the file says.
         path = self._folder / STATUS_FILE
         temporary = path.with_name(f".{self._status.owner}.status.tmp")
         temporary.write_text(json.dumps(asdict(self._status)) + "\n")
@@ -158,9 +170,9 @@ class _Claim:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do the job; the reason of a failure is printed and left in the status file."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started this
-    job = Job(**json.loads(argv[1]))
+    """Run the job; on failure, print the reason and leave it in the status file."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent
+    job = PreparationJob(**json.loads(argv[1]))
     threading.Thread(target=_end_with, args=(job.parent,), daemon=True).start()
     os.nice(_NICENESS)
     folder, claim = Path(job.folder), _Claim(Path(job.folder))
@@ -168,15 +180,15 @@ def main(argv: Sequence[str]) -> int:
         claim.take()
         _prepare(job, folder, claim)
     except (PenstockError, OSError) as error:
-        return _failed(claim, said=_in_words(error))
-    except Exception as error:
+        return _failed(claim, said=_said(error))
+    except Exception as error:  # a defect: whoever reads the status file must be told
         traceback.print_exc()
         return _failed(claim, said=f"{type(error).__name__}: {error}. See {folder / LOG_FILE}")
     claim.end()
     return 0
 
 
-def _prepare(job: Job, folder: Path, claim: _Claim) -> None:
+def _prepare(job: PreparationJob, folder: Path, claim: _Claim) -> None:
     options = {**job.options, "tokenizer": Path(str(job.options["tokenizer"]))}
     config = PrepareConfig(**options, stream=True)  # type: ignore[arg-type]
     os.chdir(job.directory)
@@ -184,29 +196,26 @@ def _prepare(job: Job, folder: Path, claim: _Claim) -> None:
         try:
             prepare([job.name], folder, config=config, selection=Selection(), on_progress=claim.show)
             return
-        except RunLocked:  # somebody prepares it by hand: wait for what becomes of it
+        except RunLocked:  # the user prepares it by hand: wait for the result
             clock.sleep(_BEAT_S)
 
 
 def _failed(claim: _Claim, *, said: str) -> int:
-    sys.stdout.write(said)  # a pipe to who started this
+    sys.stdout.write(said)  # a pipe to the parent
     sys.stdout.flush()
     try:
         claim.end(error=said)
-    except OSError:  # a full disk: who started this has the message from the line above
+    except OSError:  # a full disk: the parent got the message through the pipe above
         traceback.print_exc()
     return EXIT_FAILED
 
 
-def _in_words(error: PenstockError | OSError) -> str:
-    if isinstance(error, PenstockError):
-        return str(error)
-    where = f": {error.filename}" if error.filename else ""
-    return f"{os.strerror(error.errno) if error.errno else error}{where}"
+def _said(error: PenstockError | OSError) -> str:
+    return in_words(error) if isinstance(error, OSError) else str(error)
 
 
 def _end_with(parent: int) -> None:
-    """End this process when its parent has ended; every step so far is on disk, or is done again."""
+    """End this process when its parent has ended; finished steps are on disk, others are repeated later."""
     while os.getppid() == parent:
         clock.sleep(0.2)
     os._exit(EXIT_FAILED)
@@ -214,3 +223,150 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv))
+
+
+log = logging.getLogger(__name__)
+
+LOCK_FILE = ".preparing"
+
+_GRACE_S = 10.0
+_REPORT_S = 15.0
+_ON_REQUEST = (-signal.SIGTERM, -signal.SIGINT, EXIT_YIELDED)
+_MODULE = "penstock.data.prepare.background"
+
+
+class Preparation:
+    """Running preparation of a corpus; it continues as long as this object lives. Thread-safe.
+
+    Args:
+        what: name of the corpus, for messages.
+        folder: folder of the corpus.
+        job: arguments of the preparer.
+    """
+
+    def __init__(self, what: str, folder: Path, job: PreparationJob) -> None:
+        self.folder = folder
+        self._what, self._job = what, job
+        self._mutex = threading.Lock()
+        self._children: list[subprocess.Popen[str]] = []
+        self._saw_another = False
+        self._reported = clock.monotonic()
+        weakref.finalize(self, _end, self._children, os.getpid())
+
+    def keep_going(self) -> None:
+        """Ensure that the corpus is finished or is being prepared by some process.
+
+        Raises:
+            CorpusError: the preparation failed; the message contains the reason.
+        """
+        with self._mutex:
+            if self._children:
+                if self._children[0].poll() is None:
+                    self._report()
+                    return
+                self._take_leave(self._children.pop())
+            if not is_finished(self.folder):
+                self._start()
+
+    def _take_leave(self, child: "subprocess.Popen[str]") -> None:
+        """Raise the error of a preparer that ended by itself."""
+        said, code = child.communicate()[0].strip(), child.returncode
+        if code in (0, *_ON_REQUEST):
+            return
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        log_file = self.folder / LOG_FILE
+        more = f"; see {log_file}" if log_file.is_file() else ""
+        raise self._failed(said or f"its process {how}{more}")
+
+    def _start(self) -> None:
+        """Start a preparer, unless another process runs one."""
+        held = _lock(self.folder)
+        if held is None:
+            self._saw_another = True
+            self._report()
+            return
+        try:
+            if is_finished(self.folder):
+                return
+            status = read_status(self.folder)
+            if self._saw_another and status is not None and status.error:
+                raise self._failed(status.error)
+            with (self.folder / LOG_FILE).open("ab") as printed:
+                child = subprocess.Popen(
+                    [sys.executable, "-m", _MODULE, json.dumps(asdict(self._job))],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=printed,
+                    text=True,
+                    pass_fds=(held,),
+                )
+            self._children.append(child)
+            told = f"Preparing {self._what} in {self.folder}; training reads the finished parts."
+            log.info(
+                "preparing corpus=%s folder=%s pid=%d",
+                self._what,
+                self.folder,
+                child.pid,
+                extra={"told": told},
+            )
+        finally:
+            os.close(held)  # the preparer inherited it and keeps the lock
+
+    def _report(self) -> None:
+        status, now = read_status(self.folder), clock.monotonic()
+        if not self._children or status is None or now < self._reported + _REPORT_S:
+            return
+        self._reported = now
+        log.info(
+            "preparing corpus=%s read=%s of=%s tokens=%s",
+            self._what, mib(status.done_bytes), mib(status.total_bytes), si(status.tokens),
+            extra={
+                "told": f"Preparing {self._what}: {mib(status.done_bytes)} of {mib(status.total_bytes)} "
+                f"are read, {si(status.tokens)} tokens."
+            },
+        )  # fmt: skip
+
+    def _failed(self, cause: str) -> CorpusError:
+        return CorpusError(
+            f"Corpus {self._what} could not be prepared: {cause}",
+            fix=f"Correct the cause and start again: finished work is kept in {self.folder}. Options "
+            "such as --max-errors 2 are written after the path here: ,max_errors=2.",
+        )
+
+
+def is_finished(folder: Path) -> bool:
+    """Return True if a folder contains a finished corpus."""
+    return (folder / MANIFEST_FILE).is_file() and load_manifest(folder).streamed_parts != 0
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that holds the folder's lock; None if another process holds it."""
+    held = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(held)
+        return None
+    except OSError as error:
+        os.close(held)
+        if error.errno in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
+            raise CorpusError(
+                f"The file system of {folder} does not support locks ({error.strerror})",
+                fix="Choose a folder on another one: text:PATH,...,cache=DIR.",
+            ) from None
+        raise
+    return held
+
+
+def _end(children: "list[subprocess.Popen[str]]", owner: int) -> None:
+    """End the preparer of this process; in a forked process the copy of this object leaves it alone."""
+    if os.getpid() != owner:
+        return
+    while children:
+        child = children.pop()
+        child.terminate()
+        try:
+            child.communicate(timeout=_GRACE_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()

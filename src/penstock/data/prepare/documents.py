@@ -1,28 +1,42 @@
-"""One input file as a stream of documents and rejections, in bounded memory.
+"""Input documents: one file as a stream of documents and rejections, in bounded memory.
 
-A record is what may hold a document: the whole file (text), a line (JSON lines), a row (Parquet).
-Records are numbered from 0 in each file, which is the position that a stopped run continues from.
-Whatever cannot become a document comes out as a `Rejection` in its place; nothing is dropped.
+A record is a possible document: the whole file (text), a line (JSON lines), or a row (Parquet). Records are
+numbered from 0 in each file; an interrupted run continues from such a number. A record that cannot become a
+document yields a `Rejection` in its position. A record without text has the kind `EMPTY`: it is counted and
+left out, and is not an error.
 """
 
 import codecs
+import gzip
 import json
 import os
-from collections.abc import Iterator
+import re
+import shlex
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Final, Literal, cast
 
-from penstock.core.errors import InputError
+import pyarrow as pa
+
+from penstock.core.errors import InputError, UsageError
+from penstock.core.packages import Package
 from penstock.core.units import mib
+from penstock.data.formats.choice import text_columns
 from penstock.data.prepare.inputs import shown
 from penstock.data.prepare.plan import InputFile
-from penstock.data.prepare.streams import BROKEN_STREAM, chunks, open_stream, split_lines
+
+pq = Package("pyarrow.parquet", "Parquet files")
 
 Reason = Literal[
     "broken_json", "missing_field", "not_text", "undecodable", "empty", "too_large", "unreadable"
 ]
 
-# The longer marks first: UTF-32's begins with UTF-16's.
+_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
+
+EMPTY: Final = "empty"
+
+# Longer marks first: UTF-32's begins with UTF-16's.
 _MARKS = (
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -34,49 +48,49 @@ _MARKS = (
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A text to store."""
+    """Text to store."""
 
     text: str
     num_bytes: int
-    """Its length in UTF-8."""
+    """Length in UTF-8 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a record holds no document."""
+    """Reason why a record is not a document."""
 
     kind: Reason
     reason: str
     whole_file: bool = False
-    """The record is the file, or all of it from here on; otherwise a line or a row."""
+    """True if the record is the file, or the rest of it; False: a line or a row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A numbered document or rejection of one file."""
+    """Numbered document or rejection of one file."""
 
     index: int
-    """Number in the file, from 0."""
+    """Number of the record in the file, from 0."""
     content: Document | Rejection
     consumed: int
-    """Bytes of the file read so far; for progress only."""
+    """Bytes of the file read so far; used only for progress."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What the readers must know."""
+    """Options of the readers."""
 
     text_column: str
-    """Field or column that holds the document."""
+    """Field or column that contains the document."""
     max_document_bytes: int
-    """Largest file, line or value that is kept."""
+    """Largest file, line or value accepted, in bytes."""
 
 
 def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> Iterator[Record]:
     """Yield the records of a file from number `start` on.
 
     Raises:
-        InputError: the file is not the one of the plan any more.
+        InputError: the file has changed since the plan was made.
     """
     try:
         with open(file.path, "rb") as handle:  # noqa: PTH123  pyarrow reads from the same descriptor
@@ -91,8 +105,18 @@ def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> It
         yield Record(0, Rejection("unreadable", f"{error.strerror}", whole_file=True), file.bytes)
 
 
+def is_html(text: str, path: str) -> bool:
+    """Return True if a document is an HTML page, by its first characters or its file name.
+
+    >>> is_html(" <!DOCTYPE html><p>hi", "a.txt"), is_html("<b>hi</b>", "a.htm.gz"), is_html("a < b", "a.c")
+    (True, True, False)
+    """
+    name = path.lower().removesuffix(".gz").removesuffix(".zst")
+    return name.endswith((".html", ".htm", ".xhtml")) or _HTML.match(text, 0, 1024) is not None
+
+
 def document_of(text: str, *, whole_file: bool = False) -> Document | Rejection:
-    """Return a text as a document, or why it is none."""
+    """Return a text as a document, or the reason why it is not one."""
     if not text:
         return Rejection("empty", "no text", whole_file)
     try:
@@ -102,7 +126,7 @@ def document_of(text: str, *, whole_file: bool = False) -> Document | Rejection:
 
 
 def decode_text(content: bytes) -> Document | Rejection:
-    """Decode a whole file: UTF-8, or what its byte order mark says.
+    """Decode a whole file: UTF-8, or the encoding of its byte order mark.
 
     >>> decode_text(b"\\xef\\xbb\\xbfhi"), decode_text("hi".encode("utf-16"))
     (Document(text='hi', num_bytes=2), Document(text='hi', num_bytes=2))
@@ -115,7 +139,7 @@ def decode_text(content: bytes) -> Document | Rejection:
 
 
 def document_of_line(line: bytes, column: str) -> Document | Rejection:
-    """Return the document in one JSON line, or why it has none."""
+    """Return the document in one JSON line, or the reason why it has none."""
     try:
         value = json.loads(line.decode())
     except UnicodeDecodeError as error:
@@ -126,6 +150,8 @@ def document_of_line(line: bytes, column: str) -> Document | Rejection:
         return Rejection("missing_field", f"the line is a JSON {type(value).__name__}, not an object")
     if column not in value:
         return Rejection("missing_field", f"no field {column!r}; the line has: {_some(list(value))}")
+    if value[column] is None:
+        return Rejection("empty", f"field {column!r} holds null")
     if not isinstance(value[column], str):
         return Rejection("not_text", f"field {column!r} holds {type(value[column]).__name__}, not a string")
     return document_of(value[column])
@@ -155,7 +181,9 @@ def _read_text(file: InputFile, handle: BinaryIO, options: ReadOptions, start: i
 def _read_lines(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
     index, limit = -1, options.max_document_bytes
     try:
-        stream = open_stream(file.path, handle)  # held, because pyarrow's closes the handle when it goes
+        stream = open_stream(
+            file.path, handle
+        )  # kept in a variable: pyarrow closes the handle with its stream
         for index, line in enumerate(split_lines(chunks(stream), limit=limit)):
             if index < start:
                 continue
@@ -175,8 +203,6 @@ def _read_lines(file: InputFile, handle: BinaryIO, options: ReadOptions, start: 
 
 def _read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
     # Imported here because loading pyarrow.parquet takes a tenth of a second.
-    from penstock.data.prepare.parquet import read_parquet
-
     return read_parquet(file, handle, options, start)
 
 
@@ -190,9 +216,149 @@ def _check_unchanged(file: InputFile, handle: BinaryIO) -> None:
 
 
 def _changed(file: InputFile) -> InputError:
-    fix = "Run the command again with --restart once its inputs hold still."
+    fix = "Run the command again with --restart once its inputs no longer change."
     return InputError(f"Input {shown(file.path)} changed while the corpus was prepared", fix=fix)
 
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "") if names else "nothing"
+
+
+_BATCH_BYTES = 4 * 2**20
+
+
+def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    """Yield the rows of one column from row `start` on; earlier row groups are not read."""
+    index = 0
+    try:
+        # Buffered, so that a column chunk is read page by page.
+        table = pq.ParquetFile(handle, buffer_size=2**20, pre_buffer=False)
+        if problem := _unusable(table.schema_arrow, options.text_column):
+            yield Record(0, problem, file.bytes)
+            return
+        total = max(table.metadata.num_rows, 1)
+        for group in range(table.num_row_groups):
+            rows = table.metadata.row_group(group).num_rows
+            if index + rows <= start:
+                index += rows
+                continue
+            size = _batch_rows(table.metadata.row_group(group))
+            for batch in table.iter_batches(size, row_groups=[group], columns=[options.text_column]):
+                for content in _contents(batch.column(0), options):
+                    yield Record(index, content, file.bytes * (index + 1) // total)
+                    index += 1
+    except (pa.ArrowException, OSError) as error:
+        reason = f"nothing can be read after row {index}: {str(error).splitlines()[0]}"
+        yield Record(index, Rejection("unreadable", reason, whole_file=True), file.bytes)
+
+
+def check_text_column(files: Sequence[InputFile], column: str) -> None:
+    """Refuse Parquet inputs if none has the column of documents, before anything is written.
+
+    Raises:
+        UsageError: none has it; the message lists the columns of the first.
+    """
+    first: InputFile | None = None
+    columns = pa.schema([])
+    for file in files:
+        if file.kind != "parquet":
+            continue
+        try:
+            schema = pq.read_schema(file.path)
+        except (pa.ArrowException, OSError):  # it is listed as unreadable when it is read
+            return
+        if _unusable(schema, column) is None:
+            return
+        first, columns = first or file, schema if first is None else columns
+    if first is None:
+        return
+    texts = text_columns(columns)
+    raise UsageError(
+        f"No Parquet input has a text column {column!r}; {shown(first.path)} has: "
+        f"{', '.join(f'{field.name} ({field.type})' for field in list(columns)[:8])}",
+        fix=f"Name the column that contains the documents: --text-column {shlex.quote(texts[0])}."
+        if texts
+        else "Prepare files that have a text column.",
+    )
+
+
+def _unusable(schema: Any, column: str) -> Rejection | None:  # Any: pyarrow has no types
+    if column not in schema.names:
+        have = ", ".join(schema.names[:8])
+        return Rejection("missing_field", f"no column {column!r}; the file has: {have}", whole_file=True)
+    if column in text_columns(schema):
+        return None
+    kind = schema.field(column).type
+    return Rejection("not_text", f"column {column!r} holds {kind}, not strings", whole_file=True)
+
+
+def _batch_rows(group: Any) -> int:  # Any: pyarrow has no types
+    """Return the number of average rows per batch, so that large documents are read one by one."""
+    return int(min(max(_BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1), 1), 8192))
+
+
+def _contents(
+    column: Any, options: ReadOptions
+) -> Iterator[Document | Rejection]:  # Any: pyarrow has no types
+    for value in column:
+        try:
+            text = value.as_py()
+        except UnicodeDecodeError as error:
+            yield Rejection("undecodable", f"not utf-8 at byte {error.start}")
+            continue
+        if text is None:
+            yield Rejection("empty", f"column {options.text_column!r} holds null")
+            continue
+        document = document_of(text)
+        if isinstance(document, Document) and document.num_bytes > options.max_document_bytes:
+            yield Rejection("too_large", f"{mib(document.num_bytes)} of text")
+        else:
+            yield document
+
+
+CHUNK_BYTES = 2**20
+
+BROKEN_STREAM = (OSError, EOFError, zlib.error, pa.ArrowException)
+"""Exceptions raised when a damaged or truncated compressed file is read."""
+
+
+def open_stream(path: str, handle: BinaryIO) -> BinaryIO:
+    """Return the content of an open file, decompressed if its name ends in .gz or .zst."""
+    name = path.lower()
+    if name.endswith(".gz"):
+        return cast("BinaryIO", gzip.GzipFile(fileobj=handle))
+    if name.endswith(".zst"):
+        return cast("BinaryIO", pa.CompressedInputStream(pa.PythonFile(handle, "r"), "zstd"))
+    return handle
+
+
+def chunks(stream: BinaryIO) -> Iterator[bytes]:
+    """Yield a stream's bytes in pieces of at most CHUNK_BYTES."""
+    while chunk := stream.read(CHUNK_BYTES):
+        yield chunk
+
+
+def split_lines(pieces: Iterable[bytes], *, limit: int) -> Iterator[bytes | int]:
+    """Yield each line without its newline; for a line above `limit`, only its length.
+
+    Memory stays below the limit plus one piece, however long a line is.
+
+
+    >>> list(split_lines([b"ab\\ncd", b"ef", b"\\n\\nx"], limit=3))
+    [b'ab', 4, b'', b'x']
+    """
+    parts: list[bytes] = []
+    size = 0
+    for piece in pieces:
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            size += len(end)
+            yield b"".join((*parts, end)) if size <= limit else size
+            parts, size = [], 0
+        size += len(rest)
+        if size <= limit:
+            parts.append(rest)
+        else:
+            parts.clear()
+    if size:
+        yield b"".join(parts) if size <= limit else size

@@ -1,5 +1,6 @@
-"""Drive records through the tokenizer into shards, writing the journal as shards are finished."""
+"""Write records as shards: tokenize, fill shards, and add each finished shard to the journal."""
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -7,30 +8,30 @@ from typing import Literal
 
 import numpy as np
 
+from penstock.core.arrays import Tokens
 from penstock.core.errors import CorpusError
-from penstock.data.formats import Tokens
-from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejection, read_records
-from penstock.data.prepare.folder import remove_strays
+from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejection, is_html, read_records
 from penstock.data.prepare.inputs import shown
-from penstock.data.prepare.journal import Entry, Journal, open_journal, read_journal
-from penstock.data.prepare.plan import InputFile, Plan
-from penstock.data.prepare.progress import OnProgress, Progress
+from penstock.data.prepare.journal import Journal, JournalEntry, open_journal, read_journal, remove_strays
+from penstock.data.prepare.plan import InputFile, OnProgress, PreparationPlan, Progress
 from penstock.data.prepare.shards import ShardBuilder
-from penstock.data.prepare.tokenize import Place, tokenised
+from penstock.data.prepare.tokenize import RecordPosition, tokenised
 from penstock.text.tokenizer import Tokenizer
 
-OnEntries = Callable[[Sequence[Entry]], None]
-"""Called with the whole journal; each entry is on disk."""
+log = logging.getLogger(__name__)
+
+OnEntries = Callable[[Sequence[JournalEntry]], None]
+"""Callback with the whole journal; every entry is on disk."""
 
 
 def dtype_of(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
-    """Return the smallest stored type that holds every id."""
+    """Return the smallest stored type that fits every id."""
     return "uint16" if tokenizer.vocab_size <= 2**16 else "uint32"
 
 
 def fill_shards(
     out: Path,
-    plan: Plan,
+    plan: PreparationPlan,
     *,
     options: ReadOptions,
     tokenizer: Tokenizer,
@@ -38,20 +39,20 @@ def fill_shards(
     on_progress: OnProgress,
     on_entries: OnEntries,
 ) -> None:
-    """Write every shard that is still missing.
+    """Write all missing shards.
 
     Args:
-        limit_of: number of a shard -> tokens in it at most.
-        on_entries: given the journal that an earlier run left and again after each new entry; the last
-            time, its last entry is `done`.
+        limit_of: number of a shard -> its maximum number of tokens.
+        on_entries: called with the journal of an earlier run and again after each new entry; the last entry
+            of the last call is `done`.
 
     Raises:
         InputError: an input changed since the plan was made.
-        CorpusError: what an earlier run left is damaged, or has another tokenizer.
-        OSError: the disk is full; the folder can be continued.
+        CorpusError: the work of an earlier run is damaged, or used another tokenizer.
+        OSError: the disk is full; the folder can be continued later.
     """
     entries = read_journal(out)
-    last = entries[-1] if entries else Entry(tokenizer=tokenizer.fingerprint)
+    last = entries[-1] if entries else JournalEntry(tokenizer=tokenizer.fingerprint)
     if last.tokenizer != tokenizer.fingerprint:
         fix = "Use --restart to prepare the folder again, or another --out."
         raise CorpusError(f"tokenizer.json in {out} is not the one its shards were made with", fix=fix)
@@ -75,7 +76,7 @@ def fill_shards(
         on_progress(filler.progress(len(plan.files), 0))
 
 
-def _places(files: Sequence[InputFile], options: ReadOptions, last: Entry) -> Iterator[Place]:
+def _places(files: Sequence[InputFile], options: ReadOptions, last: JournalEntry) -> Iterator[RecordPosition]:
     for number in range(last.input, len(files)):
         start = last.record if number == last.input else 0
         for record in read_records(files[number], options, start=start):
@@ -83,16 +84,16 @@ def _places(files: Sequence[InputFile], options: ReadOptions, last: Entry) -> It
 
 
 class _Filler:
-    """The counts between two records, beside the open shard and the journal that it drives."""
+    """Consumer of records: fills the open shard and keeps the counts for the journal."""
 
     def __init__(
         self,
         out: Path,
         journal: Journal,
         builder: ShardBuilder,
-        entries: list[Entry],
+        entries: list[JournalEntry],
         *,
-        plan: Plan,
+        plan: PreparationPlan,
         on_entries: OnEntries,
     ) -> None:
         self._out, self._journal, self._builder, self._files = out, journal, builder, plan.files
@@ -100,25 +101,29 @@ class _Filler:
         shards = [entry.shard for entry in entries if entry.shard]
         self._bytes_before = [0, *accumulate(file.bytes for file in plan.files)]
         self._num_shards = len(shards)
+        self._found_html = False
         self._tokens = sum(shard.tokens for shard in shards)
         self._documents = sum(shard.documents for shard in shards)
 
     def take(self, number: int, record: Record, tokens: Tokens | None) -> None:
-        """Store or list the next record of input file `number`."""
+        """Store the next record of input file `number`, or list its rejection."""
         if isinstance(record.content, Document) and tokens is not None:
             if not self._builder.fits(tokens):
                 self._finish_shard(number, record.index)
             self._builder.add(tokens)
+            if not self._found_html and is_html(record.content.text, self._files[number].path):
+                self._found_html = True
+                _warn_of_html(self._files[number], record.index)
             self._journal.accept(record.content)
         elif isinstance(record.content, Rejection):
             self._journal.reject(_row(self._files[number], record.index, record.content), record.content.kind)
 
     def finish(self) -> None:
-        """Finish the last shard and declare every input read."""
+        """Finish the last shard and mark every input as read."""
         self._finish_shard(len(self._files), 0, done=True)
 
     def progress(self, number: int, consumed: int) -> Progress:
-        """Return how far the work is after `consumed` bytes of input file `number`."""
+        """Return the progress after `consumed` bytes of input file `number`."""
         return Progress(
             stage="tokenise",
             done_bytes=self._bytes_before[number] + consumed,
@@ -137,6 +142,15 @@ class _Filler:
             self._documents += shard.documents
         self._entries.append(self._journal.append(shard, number=number, record=index, done=done))
         self._on_entries(self._entries)
+
+
+def _warn_of_html(file: InputFile, index: int) -> None:
+    where = shown(file.path) if file.kind == "text" else f"{shown(file.path)}, record {index + 1},"
+    message = (
+        f"{where} is HTML, and is stored with its tags, as is any other page. To train on the text alone, "
+        "extract it first (with trafilatura, for example), or leave the files out with --exclude '*.html'."
+    )
+    log.warning("html_as_text source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
 def _row(file: InputFile, index: int, content: Rejection) -> dict[str, str | int]:

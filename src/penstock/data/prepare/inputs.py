@@ -1,8 +1,8 @@
-"""Find the input files: what the user named, folders walked in byte order, in one fixed sequence.
+"""Input files of a preparation: files given by the user, and folders walked in byte order.
 
-A folder contributes its files with the wanted suffixes; names that start with a dot and names that
-match an exclusion are left out with all below them, and links to folders are not followed (they
-may form a circle). Each such choice is counted, so that a summary can say what was passed over.
+A folder contributes its files with the selected suffixes. Names that start with a dot or match an exclusion
+are left out with everything below them, and links to folders are not followed (they may be circular). Omitted
+entries are counted by reason, for the summary.
 """
 
 import os
@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from penstock.core.errors import InputError, UsageError
+import pyarrow as pa
+
+from penstock.core.errors import InputError, PenstockError, UsageError
+from penstock.data.formats.choice import no_tokens, text_columns, token_lists
 from penstock.data.prepare.plan import InputFile, Kind
 
 _PLAIN = ".txt .text .md .markdown .rst .adoc .org .tex .html .htm .xml"
@@ -22,32 +25,40 @@ _CODE = (
     " .scm .sh .bash .zsh .fish .ps1 .sql .proto .toml .yaml .yml .ini .cfg .cmake .mk .gradle .nix .tf"
     " .dockerfile .asm .s .f90 .zig"
 )
-_PACKED = (".gz", ".zst", ".bz2", ".xz")
+_LINES = (".jsonl", ".ndjson")
+_PARQUET = ".parquet"
+_READ_PACKED = (".gz", ".zst")
+_PACKED = (*_READ_PACKED, ".bz2", ".xz")
 _KINDS: dict[str, Kind] = {
-    f"{suffix}{packed}": "jsonl" for suffix in (".jsonl", ".ndjson") for packed in ("", ".gz", ".zst")
+    f"{suffix}{packed}": "jsonl" for suffix in _LINES for packed in ("", *_READ_PACKED)
 }
-_KINDS[".parquet"] = "parquet"
+_KINDS[_PARQUET] = "parquet"
 
-DEFAULT_SUFFIXES = (*f"{_PLAIN} {_CODE} .txt.gz .txt.zst".split(), *_KINDS)
-"""Files of a folder that count unless --suffix says otherwise."""
+_TEXT = (*f"{_PLAIN} {_CODE}".split(), *_LINES)
+PLAIN_SUFFIXES = (*_TEXT, _PARQUET)
+"""DEFAULT_SUFFIXES without those of compressed files."""
+
+DEFAULT_SUFFIXES = (*PLAIN_SUFFIXES, *(f"{suffix}{packed}" for suffix in _TEXT for packed in _READ_PACKED))
+"""Suffixes of the files of a folder that are read unless --suffix is given."""
 
 Skipped = Counter[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Which entries of a folder count."""
+    """Selection of entries of a folder."""
 
     suffixes: tuple[str, ...] = DEFAULT_SUFFIXES
-    """Endings of file names, any case."""
+    """Suffixes of file names, in any case."""
     exclude: tuple[str, ...] = ()
-    """Globs for the name of a file or folder, or, with a slash in it, for the path in its input."""
+    """Globs matched against the name of a file or folder or, if they contain a slash, its path in the
+    input."""
     never: Path | None = None
-    """A folder that is not read: the output, which may lie inside an input."""
+    """Folder that is never read: the output, which may be inside an input."""
 
 
 def kind_of(path: str) -> Kind:
-    """Return which reader a file needs, by its name; any other name is one text document.
+    """Return the reader of a file, by its name; the default is one text document.
 
     >>> kind_of("web.JSONL.zst"), kind_of("a/b.parquet"), kind_of("notes.txt.gz")
     ('jsonl', 'parquet', 'text')
@@ -56,10 +67,10 @@ def kind_of(path: str) -> Kind:
 
 
 def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[InputFile, ...], Skipped]:
-    """Return the input files in reading order, and how many entries were passed over, by reason.
+    """Return the input files in reading order, and the number of omitted entries by reason.
 
     Raises:
-        UsageError: a path is missing, is given twice, or nothing matches.
+        UsageError: a path is missing or given twice, or no file matches.
         InputError: a folder cannot be listed.
     """
     skipped: Skipped = Counter()
@@ -74,9 +85,12 @@ def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[Input
                     f"Input {shown(file.path)} is given twice", fix="Name each file or folder once."
                 )
             files[key] = file
+    if not files and skipped["suffix .arrow"]:
+        found = (file for path in paths for file in Path(path).rglob("*.arrow"))
+        raise _no_text(str(min(found, key=lambda file: ("train" not in file.parts, file))))
     if not files:
         passed = "; ".join(f"{reason}: {count:,}" for reason, count in skipped.most_common(5))
-        why = f"passed over: {passed}" if passed else "empty"
+        why = f"omitted: {passed}" if passed else "empty"
         raise UsageError(
             f"No input file in {' '.join(map(shown, paths))} ({why})",
             fix="Name files of text, or choose the files of a folder with --suffix, as in --suffix .log.",
@@ -85,7 +99,7 @@ def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[Input
 
 
 def shown(path: str) -> str:
-    """Return a path that any terminal can print; bytes that are not text appear as escapes."""
+    """Return a path that any terminal can print; bytes that are not text are escaped."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
@@ -93,14 +107,31 @@ def _files_of(path: str, selection: Selection, skipped: Skipped) -> Iterator[Inp
     if Path(path).is_dir():
         yield from _walk(path, selection, skipped)
     elif Path(path).is_file():
+        if path.lower().endswith(".arrow"):
+            raise _no_text(path)
         yield _described(path)
     else:
         state = "is neither a file nor a folder" if Path(path).exists() else "does not exist"
         raise UsageError(f"Input {shown(path)} {state}", fix="Name files or folders of text.")
 
 
+def _no_text(path: str) -> PenstockError:
+    """Return the error for an Arrow file; the fix depends on whether it contains token ids or text."""
+    try:
+        with pa.memory_map(path) as file:
+            schema = pa.ipc.open_stream(file).schema
+    except (pa.ArrowException, OSError):  # Penstock's own shards are not Arrow streams
+        schema = pa.schema([])
+    if text_columns(schema) and not token_lists(schema):
+        return no_tokens(schema, {}, name=shown(path))
+    return UsageError(
+        f"{shown(path)} is an Arrow file, and Arrow files are not read as text",
+        fix="If it holds token ids, its folder is a corpus as it is: `penstock data describe FOLDER`.",
+    )
+
+
 def _walk(root: str, selection: Selection, skipped: Skipped) -> Iterator[InputFile]:
-    """Yield the wanted files below a folder, depth first, names in byte order."""
+    """Yield the selected files below a folder, depth first, names in byte order."""
     never = selection.never.resolve() if selection.never else None
     waiting = _entries(root)
     while waiting:
@@ -125,7 +156,7 @@ def _walk(root: str, selection: Selection, skipped: Skipped) -> Iterator[InputFi
 
 
 def _suffix(name: str) -> str:
-    """Return the end of a name that says what a file holds, with what says how it is compressed.
+    """Return the suffix of a name, including that of its compression.
 
     >>> _suffix("web.2024.JSON.gz"), _suffix("v1.2.png"), _suffix("a.gz"), _suffix("LICENSE")
     ('.json.gz', '.png', '.gz', 'none')
@@ -136,7 +167,7 @@ def _suffix(name: str) -> str:
 
 
 def _entries(folder: str) -> list["os.DirEntry[str]"]:
-    """Return a folder's entries in falling byte order, so that popping yields them rising."""
+    """Return a folder's entries in descending byte order, so that popping yields them ascending."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: os.fsencode(entry.name), reverse=True)
@@ -149,6 +180,6 @@ def _described(path: str) -> InputFile:
     try:
         status = Path(path).stat()
         size, mtime_ns = status.st_size, status.st_mtime_ns
-    except OSError:  # a link to nowhere: kept, so that it is listed as unreadable
+    except OSError:  # a broken link: kept, so that it is listed as unreadable
         size, mtime_ns = 0, 0
     return InputFile(path=path, kind=kind_of(path), bytes=size, mtime_ns=mtime_ns)

@@ -1,56 +1,60 @@
-"""The journal of a preparation: what is safely on disk, and where in the inputs to go on.
+"""Journal and output folder of a preparation: the finished work, and the position to continue from.
 
-One JSON line per finished shard, flushed to disk after the shard itself. A kill at any instant
-leaves at most a torn last line, which is cut off; the work since the last whole line is done again
-and gives the same bytes. Positions are record numbers, never byte offsets, so they hold for
-compressed files as well.
+One JSON line per finished shard, flushed to disk after the shard itself. A kill at any time leaves at most a
+torn last line, which is cut off; the work since the last whole line is repeated with the same bytes as
+result. Positions are record numbers, not byte offsets, so they are valid for compressed files too.
 """
 
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from penstock.core import config
-from penstock.core.errors import CorpusError, PenstockError
-from penstock.core.files import sync_directory
-from penstock.data.manifest import ShardEntry
+from penstock.core.errors import CorpusChanged, CorpusError, PenstockError, UsageError
+from penstock.core.files import MANIFEST_FILE, TOKENIZER_FILE, remove_tree, sync_directory
+from penstock.data.corpus import manifest
+from penstock.data.corpus.manifest import ShardEntry
+from penstock.data.prepare import plan
 from penstock.data.prepare.documents import Document
+from penstock.data.prepare.plan import PreparationPlan, differences
+from penstock.data.prepare.shards import shard_files
 
 FILE = "journal.jsonl"
 REJECTED_FILE = "rejected.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """The state of the work after a shard."""
+class JournalEntry:
+    """State of the work after a shard."""
 
     tokenizer: str
     """Fingerprint of the tokenizer in use."""
     shard: ShardEntry | None = None
-    """The shard just finished; None where the last record left nothing to store."""
+    """The finished shard; None if the last records had nothing to store."""
     input: int = 0
-    """Number of the input file to go on with."""
+    """Number of the input file to continue with."""
     record: int = 0
-    """Number of the record in it to go on with."""
+    """Number of the record within it to continue with."""
     text_bytes: int = 0
     """UTF-8 bytes of the accepted documents so far."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Rejections so far, by kind."""
     rejected_bytes: int = 0
-    """Length of rejected.jsonl at this point; what lies beyond it is cut off."""
+    """Length of rejected.jsonl at this point; the rest is cut off."""
     done: bool = False
-    """Every input was read to its end."""
+    """True once every input has been read to its end."""
 
 
-def read_journal(folder: Path) -> list[Entry]:
-    """Return the entries of a folder's journal, cutting off a torn last line.
+def read_journal(folder: Path) -> list[JournalEntry]:
+    """Return the entries of a folder's journal, after cutting off a torn last line.
 
     Raises:
-        CorpusError: a line is damaged, or a shard or rejected.jsonl is not as the journal says.
+        CorpusError: a line is damaged, or a shard or rejected.jsonl does not match the journal.
     """
     path = folder / FILE
     if not path.is_file():
@@ -60,7 +64,7 @@ def read_journal(folder: Path) -> list[Entry]:
     if len(whole) < len(content):
         os.truncate(path, len(whole))
     try:
-        entries = [config.build(Entry, json.loads(line)) for line in whole.splitlines()]
+        entries = [config.build(JournalEntry, json.loads(line)) for line in whole.splitlines()]
     except (ValueError, TypeError, PenstockError) as error:
         raise _unusable(f"{path} is damaged ({error})") from None
     for entry in entries:
@@ -76,15 +80,15 @@ def read_journal(folder: Path) -> list[Entry]:
 
 
 class Journal:
-    """Appends entries, and the list of rejections that they count, both durably.
+    """Appends entries to the journal and rejections to their list, both durably.
 
     Args:
         journal: open for appending.
-        rejected: open for appending, as long as the last entry says.
-        last: the last entry written, or the counts to begin with.
+        rejected: open for appending, cut to the length in the last entry.
+        last: last entry written, or the initial counts.
     """
 
-    def __init__(self, journal: IO[bytes], rejected: IO[bytes], last: Entry) -> None:
+    def __init__(self, journal: IO[bytes], rejected: IO[bytes], last: JournalEntry) -> None:
         self._journal, self._rejected = journal, rejected
         self._tokenizer, self._text_bytes = last.tokenizer, last.text_bytes
         self._counts, self._rejected_bytes = dict(last.rejected), last.rejected_bytes
@@ -105,10 +109,10 @@ class Journal:
         self._rejected_bytes += len(line)
         self._counts[kind] = self._counts.get(kind, 0) + 1
 
-    def append(self, shard: ShardEntry | None, *, number: int, record: int, done: bool) -> Entry:
-        """Write an entry and return it; when this returns, it survives a power cut."""
+    def append(self, shard: ShardEntry | None, *, number: int, record: int, done: bool) -> JournalEntry:
+        """Write an entry and return it; it is durable when this returns."""
         _flush(self._rejected)
-        entry = Entry(
+        entry = JournalEntry(
             tokenizer=self._tokenizer,
             shard=shard,
             input=number,
@@ -124,8 +128,8 @@ class Journal:
 
 
 @contextmanager
-def open_journal(folder: Path, last: Entry) -> Iterator[Journal]:
-    """Open a folder's journal to go on after its last entry."""
+def open_journal(folder: Path, last: JournalEntry) -> Iterator[Journal]:
+    """Open a folder's journal to continue after its last entry."""
     with (folder / FILE).open("ab") as journal, (folder / REJECTED_FILE).open("ab") as rejected:
         rejected.truncate(last.rejected_bytes)
         rejected.seek(last.rejected_bytes)
@@ -140,3 +144,71 @@ def _flush(file: IO[bytes]) -> None:
 
 def _unusable(what: str) -> CorpusError:
     return CorpusError(what, fix="Use --restart to prepare the folder again, or another --out.")
+
+
+FolderState = Literal["fresh", "half_done", "finished"]
+
+APPEND_FOLDER = ".append"
+"""Folder inside a corpus during an append (see append.py)."""
+
+
+def settle(folder: Path, wanted: PreparationPlan) -> FolderState:
+    """Return the state of a folder for a plan; the plan is written into an empty folder.
+
+    Raises:
+        CorpusChanged: it contains the work of another plan; the message lists the differences.
+        UsageError: it contains a corpus of unknown origin.
+    """
+    stored = plan.load_plan(folder)
+    if stored is None:
+        _refuse_foreign(folder, wanted)
+        plan.save_plan(folder, wanted)
+        return "fresh"
+    finished = (folder / MANIFEST_FILE).is_file() and manifest.load_manifest(folder).streamed_parts != 0
+    if found := differences(stored, wanted):
+        state = "finished" if finished else "half done"
+        shown = "; ".join(found[:5]) + ("; ..." if len(found) > 5 else "")
+        fix = "Use --restart to delete that corpus and prepare this one, or another --out."
+        raise CorpusChanged(f"{folder} contains a {state} corpus of another plan: {shown}", fix=fix)
+    return "finished" if finished else "half_done"
+
+
+def clear(folder: Path, *, keep: Path | None) -> None:
+    """Delete a corpus and its unfinished work; other files in the folder stay.
+
+    Args:
+        keep: a file to keep: the given tokenizer may be in this folder.
+    """
+    # The manifest is deleted first and the plan last, so that a kill in between leaves neither a corpus that
+    # seems complete nor shards without a plan.
+    names = (MANIFEST_FILE, FILE, REJECTED_FILE, TOKENIZER_FILE)
+    appended = (*folder.glob("inputs-[0-9]*.jsonl"), *folder.glob("rejected-[0-9]*.jsonl"))
+    remove_tree(folder / APPEND_FOLDER)
+    for path in (*(folder / name for name in names), *appended, *shard_files(folder), folder / plan.FILE):
+        if keep is None or not path.exists() or not path.samefile(keep):
+            path.unlink(missing_ok=True)
+
+
+def remove_strays(folder: Path, *, keep: set[str]) -> None:
+    """Delete shards that the journal does not list: written just before a kill."""
+    for path in shard_files(folder):
+        if path.name not in keep:
+            path.unlink()
+
+
+def rejections_by_kind(folder: Path) -> dict[str, int]:
+    """Return the number of a folder's listed rejections by kind."""
+    path = folder / REJECTED_FILE
+    if not path.is_file():
+        return {}
+    with path.open("rb") as lines:
+        return dict(Counter(json.loads(line)["kind"] for line in lines))
+
+
+def _refuse_foreign(folder: Path, wanted: PreparationPlan) -> None:
+    ours = [folder / MANIFEST_FILE, *shard_files(folder)]
+    if "train-tokenizer" in wanted.options:
+        ours.append(folder / TOKENIZER_FILE)
+    if found := [path.name for path in ours if path.exists()]:
+        fix = "Use --restart to delete it and prepare this one, or another --out."
+        raise UsageError(f"{folder} already contains a corpus of unknown origin ({found[0]})", fix=fix)

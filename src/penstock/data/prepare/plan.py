@@ -1,19 +1,23 @@
-"""The plan of a preparation: its options and its input files, and what differs between two plans.
+"""Plan of a preparation: options, input files, parts, and the differences between two plans.
 
-The plan decides every byte of the corpus, so it is stored in the folder before the first shard, and
-a later run may continue only under the same plan. `max_errors` is no part of it: it decides whether
-the result is accepted, not what it is.
+The plan determines every byte of the corpus, so it is stored in the folder before the first shard, and a
+later run may continue only under the same plan. `max_errors` is not part of it: it decides whether the result
+is accepted, not what it is.
+
+Training can begin when the first part is finished, so the first one is small; each further one has twice the
+tokens, up to the full size. Up to the size of a shard, a part is one shard; a larger part is several full
+shards. Sizes depend only on the number of a shard, so a restarted run cuts the rest as the killed one would
+have. They are upper limits: a shard ends before the document that does not fit.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import write_atomic
-from penstock.data.prepare.parts import FIRST_PART_TOKENS, Growth
 from penstock.text.tokenizer import MIN_VOCAB
 
 FILE = "inputs.jsonl"
@@ -24,41 +28,92 @@ Kind = Literal["text", "jsonl", "parquet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputFile:
-    """One file to read."""
+    """Input file with the properties that identify it."""
 
     path: str
-    """As the user gave it, or the user's folder joined with the path inside it."""
+    """Path as the user gave it, or the user's folder joined with the path inside it."""
     kind: Kind
-    """Which reader understands it."""
+    """Reader of the file."""
     bytes: int
     """Size on disk."""
     mtime_ns: int
-    """Time of the last change; with the size, what tells that the file is still the same."""
+    """Time of the last change in nanoseconds; with the size it shows whether the file has changed."""
+
+
+FIRST_PART_TOKENS = 1_000_000
+"""Size of the default first part: tokenized within seconds on two cores."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Growth:
+    """Maximum sizes of shards and parts in tokens, all at least 1."""
+
+    first_part_tokens: int
+    """Maximum tokens of the first part."""
+    part_tokens: int
+    """Maximum tokens of the largest parts."""
+    shard_tokens: int
+    """Maximum tokens of a shard."""
+
+    def shard_limit(self, shard: int) -> int:
+        """Return the maximum tokens of a shard.
+
+        >>> growth = Growth(first_part_tokens=10, part_tokens=70, shard_tokens=30)
+        >>> [growth.shard_limit(shard) for shard in range(5)]
+        [10, 20, 30, 30, 30]
+        """
+        return min(self.first_part_tokens << min(shard, 64), self.shard_tokens, self.part_tokens)
+
+    def part_ends(self, num_shards: int, *, done: bool) -> tuple[int, ...]:
+        """Return the number of shards at the end of each complete part.
+
+        Args:
+            num_shards: number of finished shards.
+            done: True if there will be no more shards, so the last part is complete too.
+
+
+        >>> growth = Growth(first_part_tokens=10, part_tokens=70, shard_tokens=30)
+        >>> growth.part_ends(8, done=False), growth.part_ends(8, done=True)
+        ((1, 2, 3, 5, 7), (1, 2, 3, 5, 7, 8))
+        """
+        ends = [end for end in self._ends(num_shards) if end <= num_shards]
+        if done and num_shards > (ends[-1] if ends else 0):
+            ends.append(num_shards)
+        return tuple(ends)
+
+    def _ends(self, num_shards: int) -> Iterator[int]:
+        end = part = 0
+        while end < num_shards:
+            tokens = min(self.first_part_tokens << min(part, 64), self.part_tokens)
+            end += max(1, tokens // self.shard_tokens)
+            part += 1
+            yield end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareConfig:
-    """How raw text becomes token shards."""
+    """Options of a preparation: raw text to token shards."""
 
     tokenizer: Path | None = None
-    """A tokenizer.json to use, or None to train one."""
+    """A tokenizer.json; None: train one."""
     train_tokenizer: int | None = None
-    """Vocabulary of the tokenizer to train, or None to use a given one."""
+    """Vocabulary of the tokenizer to train; None: use the given one."""
     shard_tokens: int = 100_000_000
-    """Tokens per shard at most, but for a document that is larger by itself. One shard is held in
-    memory (2 or 4 bytes a token), and a killed run repeats at most one shard."""
+    """Maximum tokens per shard, except for a single larger document. One shard is held in memory (2 or 4
+    bytes per token), and a killed run repeats at most one shard."""
     text_column: str = "text"
-    """Field of a JSON line, or column of a Parquet file, that holds the document."""
+    """Field of a JSON line, or column of a Parquet file, that contains the document."""
     max_document_bytes: int = 256 * 2**20
-    """Larger documents are rejected and listed. Reading one takes a few times its size in memory."""
+    """Maximum size of a document; larger ones are rejected and listed. Reading one takes a few times its size
+    in memory."""
     max_errors: int = 0
-    """Rejected inputs that are tolerated; with more, the corpus is not declared complete."""
+    """Number of rejected inputs that are tolerated; with more, the corpus is not declared complete."""
     stream: bool = False
-    """Cut the corpus into parts (see parts.py) that may be read while the rest is prepared."""
+    """Cut the corpus into parts that may be read while the rest is prepared."""
     first_part_tokens: int = FIRST_PART_TOKENS
-    """Tokens of the first part of a streamed corpus at most; each further one has twice as many."""
+    """Maximum tokens of the first part of a streamed corpus; each further part has twice as many."""
     part_tokens: int | None = None
-    """Tokens of its largest parts at most; None: as many as a shard. The first pass is shuffled within
+    """Maximum tokens of its largest parts; None: as many as a shard. The first epoch is shuffled within
     parts."""
 
     def __post_init__(self) -> None:
@@ -85,7 +140,7 @@ class PrepareConfig:
 
     @property
     def growth(self) -> Growth | None:
-        """How the corpus is cut into parts; None: it is all one."""
+        """Sizes of the corpus's parts; None: it is one part."""
         if not self.stream:
             return None
         largest = self.part_tokens or self.shard_tokens
@@ -94,13 +149,13 @@ class PrepareConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """Everything that decides the bytes of the corpus."""
+class PreparationPlan:
+    """Plan of a preparation: everything that determines the bytes of the corpus."""
 
     options: dict[str, str | int]
-    """Option name on the command line -> value; a given tokenizer by its fingerprint."""
+    """Command-line option -> value; a given tokenizer is recorded by its fingerprint."""
     files: tuple[InputFile, ...]
-    """In reading order."""
+    """Input files in reading order."""
 
     @property
     def input_bytes(self) -> int:
@@ -108,11 +163,13 @@ class Plan:
         return sum(file.bytes for file in self.files)
 
 
-def make_plan(config: PrepareConfig, files: tuple[InputFile, ...], *, tokenizer: str | None) -> Plan:
+def make_plan(
+    config: PrepareConfig, files: tuple[InputFile, ...], *, tokenizer: str | None
+) -> PreparationPlan:
     """Return the plan of a configuration.
 
     Args:
-        tokenizer: fingerprint of the given tokenizer; None when one is to be trained.
+        tokenizer: fingerprint of the given tokenizer; None if one is to be trained.
     """
     options: dict[str, str | int] = {
         "shard-tokens": config.shard_tokens,
@@ -129,18 +186,18 @@ def make_plan(config: PrepareConfig, files: tuple[InputFile, ...], *, tokenizer:
         options["tokenizer"] = tokenizer
     elif config.train_tokenizer is not None:
         options["train-tokenizer"] = config.train_tokenizer
-    return Plan(options=options, files=files)
+    return PreparationPlan(options=options, files=files)
 
 
-def save_plan(folder: Path, plan: Plan) -> None:
+def save_plan(folder: Path, plan: PreparationPlan) -> None:
     """Write the plan durably: a line of options, then a line for each input file."""
     rows: list[dict[str, Any]] = [{"version": VERSION, "options": plan.options}]
     rows += [asdict(file) for file in plan.files]
     write_atomic(folder / FILE, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-def load_plan(folder: Path) -> Plan | None:
-    """Read the plan of a folder, or None where there is none.
+def load_plan(folder: Path) -> PreparationPlan | None:
+    """Read the plan of a folder; None if there is none.
 
     Raises:
         CorpusError: the file is damaged or of another version.
@@ -152,17 +209,17 @@ def load_plan(folder: Path) -> Plan | None:
         head, *rows = (json.loads(line) for line in path.read_bytes().splitlines())
         if head["version"] != VERSION:
             raise ValueError(f"version {head['version']}, this program writes {VERSION}")
-        return Plan(options=head["options"], files=tuple(InputFile(**row) for row in rows))
+        return PreparationPlan(options=head["options"], files=tuple(InputFile(**row) for row in rows))
     except (ValueError, TypeError, KeyError) as error:
         fix = "Use --restart to prepare the folder again, or another --out."
         raise CorpusError(f"{path} is damaged ({error})", fix=fix) from None
 
 
-def differences(old: Plan, new: Plan) -> list[str]:
-    """Say in what a new plan departs from an old one; empty when they are the same.
+def differences(old: PreparationPlan, new: PreparationPlan) -> list[str]:
+    """Return the differences between two plans as messages; empty if they are equal.
 
-    >>> old = Plan(options={"shard-tokens": 10, "train-tokenizer": 300}, files=())
-    >>> differences(old, Plan(options={"shard-tokens": 20, "tokenizer": "ab"}, files=()))
+    >>> old = PreparationPlan(options={"shard-tokens": 10, "train-tokenizer": 300}, files=())
+    >>> differences(old, PreparationPlan(options={"shard-tokens": 20, "tokenizer": "ab"}, files=()))
     ['--shard-tokens was 10, now 20', '--train-tokenizer was 300, now unset', '--tokenizer was unset, now ab']
     """
     found = []
@@ -185,4 +242,27 @@ def _file_differences(old: tuple[InputFile, ...], new: tuple[InputFile, ...]) ->
             more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
             yield f"input {word}: {paths[0]}{more}"
     if not any(groups.values()) and old != new:
-        yield "the inputs come in another order"
+        yield "the inputs are in another order"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Progress of a preparation; counts include the work of earlier runs."""
+
+    stage: str
+    """Present stage of the work."""
+    done_bytes: int = 0
+    """Input bytes read; of compressed files, the stored bytes."""
+    total_bytes: int = 0
+    """Input bytes of the whole plan."""
+    tokens: int = 0
+    """Tokens written."""
+    documents: int = 0
+    """Documents accepted."""
+    shards: int = 0
+    """Finished shards; an interruption now loses the work since the last of them."""
+    rejected: int = 0
+    """Inputs rejected."""
+
+
+OnProgress = Callable[[Progress], None]

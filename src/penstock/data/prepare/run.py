@@ -1,14 +1,14 @@
 """Prepare a corpus: plan, tokenizer, shards, manifest, in this order, each step durable.
 
-A corpus to be streamed gets its manifest with its first part, and a new one with each further part; a reader
-sees the old one or the new one.
+A streamed corpus gets its manifest with its first part, and a new one with each further part; a reader sees
+the old one or the new one.
 
-A run that is killed and started again with the same arguments yields the same bytes as one that
-never stopped: the plan fixes the inputs, shards are cut by tokens, and the journal says after which
-record each shard ended. Nothing in the result depends on the clock, the number of cores, or on how
-often the run was stopped.
+A run that is killed and started again with the same arguments yields the same bytes as an uninterrupted one:
+the plan fixes the inputs, shards are cut by tokens, and the journal records the last record of each shard.
+The result does not depend on the clock, the number of cores, or the number of interruptions.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,35 +16,34 @@ from pathlib import Path
 
 from penstock.core.errors import InputError, UsageError
 from penstock.core.files import exclusive
-from penstock.data.manifest import Manifest, load_manifest, save_manifest
-from penstock.data.prepare import folder, journal
-from penstock.data.prepare.documents import ReadOptions
+from penstock.data.corpus.manifest import Manifest, load_manifest, save_manifest
+from penstock.data.prepare import journal
+from penstock.data.prepare import journal as folder
+from penstock.data.prepare.documents import EMPTY, ReadOptions
 from penstock.data.prepare.fill import dtype_of, fill_shards
 from penstock.data.prepare.inputs import Selection, Skipped, find_inputs
-from penstock.data.prepare.journal import Entry
-from penstock.data.prepare.parts import Growth
-from penstock.data.prepare.plan import Plan, PrepareConfig, make_plan
-from penstock.data.prepare.progress import OnProgress
-from penstock.data.prepare.sample import settle_tokenizer
+from penstock.data.prepare.journal import JournalEntry
+from penstock.data.prepare.plan import Growth, OnProgress, PreparationPlan, PrepareConfig, make_plan
+from penstock.data.prepare.train_tokenizer import settle_tokenizer
 from penstock.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What was prepared."""
+    """Result of a preparation."""
 
     manifest: Manifest
-    """The corpus."""
+    """Manifest of the corpus."""
     rejected: dict[str, int]
     """Rejected inputs by kind; listed in rejected.jsonl."""
     skipped: Skipped
-    """Entries of folders that were passed over, by reason."""
+    """Omitted entries of folders, by reason."""
     num_inputs: int
-    """Input files."""
+    """Number of input files."""
     input_bytes: int
-    """Their size."""
+    """Size of the input files in bytes."""
     already_complete: bool
-    """The folder was finished before; nothing was done."""
+    """True if the folder was already finished and nothing was done."""
 
 
 def prepare(
@@ -56,26 +55,30 @@ def prepare(
     restart: bool = False,
     on_progress: OnProgress = lambda _: None,
 ) -> Summary:
-    """Turn files of text into a corpus folder, or go on where an earlier run stopped.
+    """Prepare a corpus folder from text files, or continue an interrupted run.
 
     Args:
         paths: files and folders, in reading order.
-        restart: delete what the folder holds of any corpus first.
-        on_progress: called now and then, from this thread.
+        restart: first delete any corpus in the folder.
+        on_progress: called regularly from this thread.
 
     Raises:
-        UsageError: nothing to read, or options that do not fit.
-        InputError: too many rejected inputs, or an input that changed meanwhile.
-        CorpusChanged: the folder holds the work of other arguments.
+        UsageError: there is nothing to read, or options are inconsistent.
+        InputError: too many inputs were rejected, or an input changed meanwhile.
+        CorpusChanged: the folder contains work of other arguments.
         RunLocked: another process is preparing this folder.
     """
     if out.exists() and not out.is_dir():
-        raise UsageError(f"--out {out} is a file", fix="Name a folder; it is made if it does not exist.")
+        raise UsageError(f"--out {out} is a file", fix="Name a folder; it is created if it does not exist.")
     if any(Path(path).is_dir() and out.is_dir() and out.samefile(path) for path in paths):
         raise UsageError(f"--out {out} is also an input", fix="Choose another folder for the corpus.")
     given = Tokenizer.load(config.tokenizer) if config.tokenizer else None
     selection = selection or Selection()
     files, skipped = find_inputs(paths, replace(selection, never=selection.never or out))
+    if any(file.kind == "parquet" for file in files):
+        from penstock.data.prepare.documents import check_text_column  # loading pyarrow.parquet takes 0.1 s
+
+        check_text_column(files, config.text_column)
     plan = make_plan(config, files, tokenizer=given.fingerprint if given else None)
     with exclusive(out, purpose="data prepare"):
         if restart:
@@ -95,7 +98,12 @@ def prepare(
 
 
 def _work(
-    out: Path, plan: Plan, *, config: PrepareConfig, given: Tokenizer | None, on_progress: OnProgress
+    out: Path,
+    plan: PreparationPlan,
+    *,
+    config: PrepareConfig,
+    given: Tokenizer | None,
+    on_progress: OnProgress,
 ) -> None:
     options = ReadOptions(text_column=config.text_column, max_document_bytes=config.max_document_bytes)
     tokenizer = settle_tokenizer(out, plan, options=options, given=given, on_progress=on_progress)
@@ -112,9 +120,14 @@ def _work(
 
 
 def _commit(
-    out: Path, entries: Sequence[Entry], *, tokenizer: Tokenizer, growth: Growth | None, max_errors: int
+    out: Path,
+    entries: Sequence[JournalEntry],
+    *,
+    tokenizer: Tokenizer,
+    growth: Growth | None,
+    max_errors: int,
 ) -> None:
-    """Write the manifest where the last entry ends a part, or the corpus; a function of the journal alone."""
+    """Write the manifest if the last entry ends a part or the corpus; a function of the journal alone."""
     last, shards = entries[-1], tuple(entry.shard for entry in entries if entry.shard)
     parts = growth.part_ends(len(shards), done=last.done) if growth else ()
     if not last.done and (not parts or parts[-1] != len(shards)):
@@ -135,16 +148,35 @@ def _commit(
     save_manifest(out, manifest)
 
 
-def _judge(out: Path, last: Entry, *, max_errors: int, any_document: bool) -> None:
-    """Refuse a corpus with no documents, or with more rejections than the user accepts."""
-    total, listed = sum(last.rejected.values()), out / journal.REJECTED_FILE
-    kinds = ", ".join(f"{kind.replace('_', ' ')}: {count:,}" for kind, count in sorted(last.rejected.items()))
+def _judge(out: Path, last: JournalEntry, *, max_errors: int, any_document: bool) -> None:
+    """Refuse a corpus without documents, or with more rejections (empty records aside) than tolerated."""
+    listed = out / journal.REJECTED_FILE
+    wrong = {k: count for k, count in sorted(last.rejected.items()) if not any_document or k != EMPTY}
+    total = sum(wrong.values())
+    kinds = ", ".join(f"{kind.replace('_', ' ')}: {count:,}" for kind, count in wrong.items())
     if not any_document:
         what = f"No document was accepted; rejected: {total:,} ({kinds or 'the inputs are empty'})"
-        raise InputError(what, fix=f"See {listed}, then correct the inputs and use --restart.")
+        column = (
+            " or name the column of the documents with --text-column,"
+            if "missing_field" in last.rejected
+            else ""
+        )
+        fix = f"See {listed}, then correct the inputs,{column} and use --restart."
+        raise InputError(f"{what}{_first_of(listed)}", fix=fix)
     if total > max_errors:
         raise InputError(
-            f"Rejected inputs: {total:,} ({kinds}), but --max-errors is {max_errors}; {listed} lists them",
+            f"Rejected inputs: {total:,} ({kinds}), but --max-errors is {max_errors}; {listed} lists them"
+            f"{_first_of(listed)}",
             fix=f"Correct them and use --restart, or run the same command with --max-errors {total} to leave "
             "them out; it finishes at once from the work already done.",
         )
+
+
+def _first_of(listed: Path) -> str:
+    """Return the first rejection that is not an empty record, for the message."""
+    with listed.open("rb") as lines:
+        row = next((found for line in lines if (found := json.loads(line))["kind"] != EMPTY), None)
+    if row is None:
+        return ""
+    place = next((f", {unit} {row[unit]}" for unit in ("line", "row") if unit in row), "")
+    return f"; the first is {row['source']}{place}: {row['reason']}"

@@ -1,4 +1,4 @@
-"""Collect documents into shards and put each finished shard on disk, whole or not at all."""
+"""Shard writer: collect documents, then write each finished shard to disk atomically."""
 
 import os
 from array import array
@@ -7,24 +7,23 @@ from pathlib import Path
 
 import numpy as np
 
+from penstock.core.arrays import Tokens
 from penstock.core.errors import InputError
 from penstock.core.files import checksum, commit, temporary_beside
-from penstock.data.formats import Tokens
+from penstock.data.corpus.manifest import ShardEntry
 from penstock.data.formats.arrow import write_shard
-from penstock.data.manifest import ShardEntry
-from penstock.data.probe import probe
-from penstock.data.storage import LocalStorage
+from penstock.storage.base import LocalStorage, probe
 
 MAX_SHARDS = 100_000
 """Five digits: with more, the byte order of names would not be the order of shards."""
 
 
 class ShardBuilder:
-    """The shard being filled, in memory: 2 or 4 bytes a token and 8 a document.
+    """Shard being filled, in memory: 2 or 4 bytes per token and 8 per document.
 
     Args:
-        limit_of: number of a shard -> tokens in it at most.
-        number: of the first shard to fill.
+        limit_of: number of a shard -> its maximum number of tokens.
+        number: number of the first shard to fill.
     """
 
     def __init__(
@@ -46,11 +45,11 @@ class ShardBuilder:
         return len(self._offsets) - 1
 
     def fits(self, tokens: Tokens) -> bool:
-        """Whether a document may still be added; an empty shard takes any."""
+        """Return True if a document may still be added; an empty shard accepts any."""
         return not self.num_documents or self.num_tokens + len(tokens) <= self._limit
 
     def add(self, tokens: Tokens) -> None:
-        """Append one document, a copy."""
+        """Append a copy of one document."""
         start, stop = self.num_tokens, self.num_tokens + len(tokens)
         if stop > len(self._tokens):
             grown = _empty(max(stop, min(2 * len(self._tokens), self._limit)), self._tokens.dtype.type)
@@ -63,7 +62,7 @@ class ShardBuilder:
         """Write the collected documents as shard `number`, durably, and start the next.
 
         Raises:
-            OSError: the disk is full; no half shard is left behind.
+            OSError: the disk is full; no partial shard is left.
         """
         path = folder / shard_name(number)
         temporary = temporary_beside(path)
@@ -105,6 +104,6 @@ def shard_name(number: int) -> str:
 
 
 def shard_files(folder: Path) -> Iterator[Path]:
-    """Return the shard files in a folder, finished and half-written."""
+    """Yield the shard files in a folder, finished and partial ones."""
     yield from folder.glob("shard-[0-9][0-9][0-9][0-9][0-9].arrow")
     yield from folder.glob(".shard-[0-9][0-9][0-9][0-9][0-9].arrow.tmp")

@@ -1,21 +1,22 @@
-"""Documents to token ids, in order, on all cores, a bounded number of bytes at a time.
+"""Tokenization: documents to token ids, in order, on all cores, in bounded memory.
 
-While one batch is encoded (in native threads that leave Python free) the next one is read. A
-document above PIECE_CHARS is encoded in pieces, because the library needs some 25 times a text's
-size in memory and uses one core per text. Pieces end where a single newline or space stands between
-two visible characters, if they can: the splitting rules in use (GPT-2's and its heirs) always split
-there, so the ids are those of the whole document.
+While one batch is encoded (in native threads that leave Python free) the next one is read. A document above
+PIECE_CHARS is encoded in pieces, because the library needs some 25 times a text's size in memory and uses one
+core per text. Pieces end, if possible, where a single newline or space is between two visible characters: the
+usual splitting rules (GPT-2's and its successors) always split there, so the ids are those of the whole
+document.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
 from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.data.formats import Tokens
+from penstock.core.arrays import Tokens
 from penstock.data.prepare.documents import Document, Record, Rejection
 
 PIECE_CHARS = 2**18
@@ -24,23 +25,27 @@ _BATCH_RECORDS = 8192
 
 _GOOD_CUT = re.compile(r"(?<=\S\n)(?=\S)|(?<=\S)(?= \S)")
 
-Place = tuple[int, Record]
-"""A record and the number of its input file."""
-Encode = Callable[[list[str]], list[list[int]]]
+RecordPosition = tuple[int, Record]
+"""Record and the number of its input file."""
+Encode = Callable[[list[str]], list[npt.NDArray[np.uint32]]]
 
 
 def tokenised(
-    places: Iterable[Place], encode: Encode, *, dtype: type[np.uint16 | np.uint32], eos_id: int | None
-) -> Iterator[list[tuple[Place, Tokens | None]]]:
+    places: Iterable[RecordPosition],
+    encode: Encode,
+    *,
+    dtype: type[np.uint16 | np.uint32],
+    eos_id: int | None,
+) -> Iterator[list[tuple[RecordPosition, Tokens | None]]]:
     """Yield batches of records with their tokens (None for a rejection), in the given order.
 
     Args:
-        encode: texts -> ids; called in one other thread, for one batch at a time.
-        eos_id: appended to every document, unless None.
+        encode: texts -> ids; called from one other thread, for one batch at a time.
+        eos_id: appended to every document; None: nothing is appended.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
     ahead: Future[list[Tokens]] | None = None
-    before: list[Place] = []
+    before: list[RecordPosition] = []
     try:
         for batch in _batches(places):
             texts = [r.content.text for _, r in batch if isinstance(r.content, Document)]
@@ -50,7 +55,7 @@ def tokenised(
             ahead, before = following, batch
         if ahead is not None:
             yield _joined(before, ahead.result())
-    finally:  # after Ctrl-C, what has not begun need not be done
+    finally:  # after Ctrl-C, batches that have not begun are dropped
         pool.shutdown(cancel_futures=True)
 
 
@@ -69,7 +74,7 @@ def pieces_of(text: str, *, size: int) -> Iterator[str]:
 
 
 def _cut(text: str, start: int, limit: int) -> int:
-    """Return the last good place to cut in (start, limit]; the search looks back 4,096 characters."""
+    """Return the last suitable cut in (start, limit], searching back at most 4,096 characters."""
     low = max(start + 1, limit - 4096)
     # Two characters after the cut must be seen, so the window reaches beyond the limit.
     window = text[low - 1 : limit + 2]
@@ -81,8 +86,8 @@ def _cut(text: str, start: int, limit: int) -> int:
     return newline + 1 if newline > 0 else limit
 
 
-def _batches(places: Iterable[Place]) -> Iterator[list[Place]]:
-    batch: list[Place] = []
+def _batches(places: Iterable[RecordPosition]) -> Iterator[list[RecordPosition]]:
+    batch: list[RecordPosition] = []
     size = 0
     for place in places:
         batch.append(place)
@@ -98,13 +103,28 @@ def _batches(places: Iterable[Place]) -> Iterator[list[Place]]:
 def _encode_all(
     texts: list[str], encode: Encode, dtype: type[np.uint16 | np.uint32], eos_id: int | None
 ) -> list[Tokens]:
-    """Return the tokens of each text; only one group of pieces is in the library's form at a time."""
-    parts: list[list[npt.NDArray[np.uint16 | np.uint32]]] = [[] for _ in texts]
+    """Return the tokens of each text, as slices of one array per batch.
+
+    Only one group of pieces at a time is held in the library's representation.
+    """
+    pieces: list[npt.NDArray[np.uint32]] = []
+    lengths = np.full(len(texts), int(eos_id is not None), np.int64)
+    owners: list[int] = []
     for group in _groups(texts):
-        for (owner, _), ids in zip(group, encode([piece for _, piece in group]), strict=True):
-            parts[owner].append(np.array(ids, dtype))
-    end = [np.array([eos_id], dtype)] if eos_id is not None else []
-    return [cast("Tokens", np.concatenate([*part, *end])) for part in parts]
+        pieces += encode([piece for _, piece in group])
+        owners += [owner for owner, _ in group]
+    np.add.at(lengths, owners, [len(ids) for ids in pieces])
+    ends = np.cumsum(lengths).tolist()
+    tokens = np.empty(ends[-1] if ends else 0, dtype)
+    if eos_id is not None:
+        tokens[np.array(ends, np.int64) - 1] = eos_id
+    at, last = 0, 0
+    for owner, ids in zip(owners, pieces, strict=True):
+        if owner != last:
+            at, last = ends[owner - 1], owner
+        tokens[at : at + len(ids)] = ids
+        at += len(ids)
+    return cast("list[Tokens]", [tokens[a:b] for a, b in pairwise([0, *ends])])
 
 
 def _groups(texts: list[str]) -> Iterator[list[tuple[int, str]]]:
@@ -121,6 +141,6 @@ def _groups(texts: list[str]) -> Iterator[list[tuple[int, str]]]:
         yield group
 
 
-def _joined(batch: list[Place], tokens: list[Tokens]) -> list[tuple[Place, Tokens | None]]:
+def _joined(batch: list[RecordPosition], tokens: list[Tokens]) -> list[tuple[RecordPosition, Tokens | None]]:
     remaining = iter(tokens)
     return [(p, None if isinstance(p[1].content, Rejection) else next(remaining)) for p in batch]

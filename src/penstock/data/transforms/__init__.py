@@ -1,4 +1,4 @@
-"""Transforms that are shipped, each an example of how to write one; a recipe names any callable."""
+"""Shipped transforms, also as examples; a recipe may name any callable."""
 
 from penstock.data.transforms.drop_documents import DropDocuments
 from penstock.data.transforms.fill_in_the_middle import FillInTheMiddle

@@ -1,7 +1,7 @@
-"""A filter while training: documents that a predicate rejects are not trained on.
+"""Filter during training: exclude documents from the loss by a predicate.
 
-Their tokens stay, so that counts, positions and every other sample stay what they were; their labels
-become -100. A filter that will never change is cheaper when data is prepared.
+Their tokens stay, so that counts, positions and all other samples are unchanged; their labels become -100. If
+the filter will never change, filtering when the data is prepared is cheaper.
 """
 
 from collections.abc import Callable
@@ -9,21 +9,22 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.data.transform import Sample
-from penstock.data.types import IGNORED_LABEL, Int64
+from penstock.data.types import IGNORED_LABEL
 
 
 @dataclass(frozen=True, slots=True)
 class DropDocuments:
-    """Blank the labels of the documents of a row for which `reject(tokens)` is true.
+    """Set the labels of a row's documents to -100 where `reject(tokens)` is true.
 
-    `reject` gets the tokens [n] int64 of the part of the document that lies in the row; a long document
-    that spans rows is judged part by part.
+    `reject` gets the tokens [n] int64 of the document's part in the row; a document that spans several rows
+    is judged part by part.
     """
 
     reject: Callable[[Int64], bool]
-    """A function at the top of a module, where worker processes are used."""
+    """Predicate; define it at module level if worker processes are used."""
 
     def __post_init__(self) -> None:
         if not callable(self.reject):

@@ -1,23 +1,24 @@
-"""Fill in the middle: documents rearranged so that a model learns to write between two texts.
+"""Fill in the middle: rearrange documents so that a model learns to write between two texts.
 
-Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv:2207.14255): a
-document is cut at two random places into prefix, middle and suffix, and becomes
+Bavarian et al., "Efficient Training of Language Models to Fill in the Middle" (arXiv:2207.14255): a document
+is cut at two random positions into prefix, middle and suffix, and becomes
 
     PSM:  <pre> prefix <suf> suffix <mid> middle
     SPM:  <pre> <suf> suffix <mid> prefix middle        (their SPMv2, which shares work with PSM)
 
-Here it is done on tokens, inside each document of a row ("context level" in the paper, which they found
-best). The three sentinels make a document three tokens longer, and a row keeps its length: the last three
-tokens of the document, before its end token if it has one, are dropped from the row.
+It is applied to tokens, within each document of a row ("context level" in the paper, their best variant). The
+three sentinels make a document three tokens longer, and a row keeps its length: the last three tokens of the
+document, before its end token if it has one, are dropped from the row.
 """
 
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from penstock.core.arrays import Int64
 from penstock.core.errors import ConfigError
 from penstock.data.transform import Sample
-from penstock.data.types import IGNORED_LABEL, Int64
+from penstock.data.types import IGNORED_LABEL
 
 _SENTINELS = 3
 
@@ -26,9 +27,9 @@ _SENTINELS = 3
 class FillInTheMiddle:
     """Rearrange a share of the documents of every row.
 
-    Labels of a rearranged document are the next token of its new order, sentinels included; its last
-    token has none. Documents that are not trained on at all (padding, or dropped by another transform)
-    and those of three tokens or fewer stay as they are.
+    Labels of a rearranged document are the next token of its new order, sentinels included; its last token
+    has no label. Documents without any label (padding, or dropped by another transform) and those of three
+    tokens or fewer are unchanged.
     """
 
     prefix_id: int
@@ -38,9 +39,10 @@ class FillInTheMiddle:
     suffix_id: int
     """Token id of <suf>."""
     eos_id: int | None = None
-    """Token that ends documents: it stays the last of its document. None if the corpus has none."""
+    """Token that ends documents; it stays last in its document. None: the corpus has no such token."""
     rate: float = 0.5
-    """Share of documents that are rearranged; up to 0.9 left-to-right loss does not suffer (in the paper)."""
+    """Share of documents that are rearranged; in the paper, up to 0.9 does not hurt the left-to-right
+    loss."""
     spm_rate: float = 0.5
     """Share of those in SPM order; the paper trains on both."""
 
@@ -68,7 +70,7 @@ class FillInTheMiddle:
         return replace(sample, input_ids=input_ids, labels=labels)
 
     def _rearranged(self, document: Int64, rng: np.random.Generator) -> Int64 | None:
-        """Return a document [n] in its new order, [n] as well, or None if it is too short."""
+        """Return a document [n] in its new order [n]; None if it is too short."""
         ended = self.eos_id is not None and document[-1] == self.eos_id
         body, end = (document[:-1], document[-1:]) if ended else (document, document[:0])
         if len(body) <= _SENTINELS:

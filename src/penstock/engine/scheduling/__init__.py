@@ -1,1 +1,1 @@
-"""Whose turn it is: sequences, the blocks they hold, and what the next step computes; integers only."""
+"""Scheduling: sequences, their KV blocks, and what the next step computes; integers only."""

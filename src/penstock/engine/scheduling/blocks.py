@@ -1,23 +1,36 @@
-"""Which blocks of the cache are in use, and which hold what somebody may ask for again; integers only.
+"""KV cache blocks: free, in use, and cached for shared prefixes; integers only.
 
-A block is used by some sequences (it counts them), idle (used by none, its content can still be found by
-name) or empty. What is asked for again is likeliest what was used last, so a new block is an empty one,
-else the idle one whose last user left first. A block's name says its content exactly; named blocks are
-full and never written again, so that any number of sequences can read one.
+A block is used (by one sequence or more, counted), idle (used by none, its content still findable by hash) or
+empty. Recently used content is likeliest to be needed again, so a new block is an empty one, else the idle
+one whose last user left first. The hash of a block identifies its content; hashed blocks are full and never
+written again, so any number of sequences can read one.
+
+Keys and values at a position depend on the adapter and on every token up to it. So a block's hash covers the
+previous block's hash and its own tokens, and the first hash covers the adapter and the request's salt: equal
+hashes mean equal prefixes. A lookup follows the chain until a hash is unknown (vLLM's scheme; a radix tree,
+Zheng et al., arXiv:2312.07104, finds the same blocks). The hash is cryptographic: a client that could
+construct two contents with one hash could make other clients' answers depend on tokens that they did not
+send.
 """
 
-from collections import OrderedDict
+from array import array
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from collections.abc import Sequence as List
+from hashlib import blake2b
+
+from penstock.engine.request import Request
+from penstock.engine.scheduling.sequence import Sequence
 
 Name = bytes
-"""What a block holds: see `engine.scheduling.prefix`."""
+"""Hash of a block's content and of everything before it."""
 
 
 class BlockPool:
-    """Blocks 0 to num_blocks - 1.
+    """Pool of KV cache blocks, numbered from 0.
 
     Args:
-        keep_idle: whether a named block that nobody uses can be found until its room is needed.
+        keep_idle: True: a hashed block that nobody uses can be found until its memory is needed.
     """
 
     def __init__(self, num_blocks: int, *, keep_idle: bool = True) -> None:
@@ -27,33 +40,33 @@ class BlockPool:
         self._names: list[Name | None] = [None] * num_blocks
         self._by_name: dict[Name, int] = {}
         self._empty = list(range(num_blocks - 1, -1, -1))
-        # ordered, because the first key of a plain dict that is popped at its front costs its length
+        # ordered: popping the first key of a plain dict takes time linear in its length
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def num_free(self) -> int:
-        """Blocks that nobody uses, idle ones included."""
+        """Blocks that no sequence uses, idle ones included."""
         return len(self._empty) + len(self._idle)
 
     @property
     def num_used(self) -> int:
-        """Blocks that somebody uses."""
+        """Blocks in use."""
         return self.num_blocks - self.num_free
 
     def users(self, block: int) -> int:
-        """How many sequences use a block."""
+        """Return the number of sequences that use a block."""
         return self._users[block]
 
     def name_of(self, block: int) -> Name | None:
-        """What a block holds, if it was named."""
+        """Return the hash of a block, None if it has none."""
         return self._names[block]
 
     def find(self, name: Name) -> int | None:
-        """Return the block that holds this; its caller does not use it yet."""
+        """Return the block with this hash; the caller does not use it yet."""
         return self._by_name.get(name)
 
     def take(self) -> int:
-        """Return an unnamed block, used by the caller; there must be a free one."""
+        """Allocate a block without a hash; there must be a free one."""
         if self._empty:
             block = self._empty.pop()
         else:
@@ -63,18 +76,18 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> None:
-        """Use a block that was found."""
+        """Use a block that `find` returned."""
         self._users[block] += 1
         self._idle.pop(block, None)
 
     def name(self, block: int, name: Name) -> None:
-        """Say what a full block holds; if another holds the same, that one keeps being found."""
+        """Record the hash of a full block; if another block has the same hash, that one stays findable."""
         if self._names[block] is None and name not in self._by_name:
             self._names[block] = name
             self._by_name[name] = block
 
     def release(self, blocks: Iterable[int]) -> None:
-        """Use these no longer; those given first are kept longest."""
+        """Stop using these blocks; earlier ones in the list are evicted later."""
         for block in reversed(list(blocks)):
             self._users[block] -= 1
             if self._users[block]:
@@ -86,7 +99,7 @@ class BlockPool:
                 self._empty.append(block)
 
     def forget_idle(self) -> None:
-        """Let nothing be found any more of what nobody uses."""
+        """Drop all idle blocks from the prefix cache."""
         while self._idle:
             block, _ = self._idle.popitem()
             self._forget(block)
@@ -96,3 +109,86 @@ class BlockPool:
         name, self._names[block] = self._names[block], None
         if name is not None:
             del self._by_name[name]
+
+
+def check(pool: BlockPool, running: List[Sequence], waiting: Iterable[Sequence], *, block_size: int) -> None:
+    """Assert that block counts are right and blocks are shared only where contents are equal.
+
+    Raises:
+        AssertionError: with the offending value.
+    """
+    uses = Counter(block for sequence in running for block in sequence.blocks[sequence.num_released :])
+    for block in range(pool.num_blocks):
+        assert pool.users(block) == uses[block], (block, pool.users(block), uses[block])
+    assert pool.num_used == len(uses), (pool.num_used, len(uses))
+    assert pool.num_used + pool.num_free == pool.num_blocks
+    for sequence in waiting:
+        assert not sequence.blocks, sequence
+        assert not sequence.num_computed, sequence
+        assert not sequence.num_released, sequence
+    order = [(sequence.request.priority, sequence.id) for sequence in running]
+    assert order == sorted(order), order
+    for sequence in running:
+        _check_sequence(pool, sequence, block_size)
+
+
+def _check_sequence(pool: BlockPool, sequence: Sequence, block_size: int) -> None:
+    assert sequence.finish is None, sequence
+    assert sequence.num_computed < len(sequence.tokens), sequence
+    assert sequence.num_computed <= len(sequence.blocks) * block_size, sequence
+    num_full = sequence.num_computed // block_size
+    names = names_of(sequence, block_size=block_size, num_blocks=num_full)
+    assert sequence.num_released <= num_full, sequence
+    for index, block in list(enumerate(sequence.blocks))[sequence.num_released :]:
+        name = pool.name_of(block)
+        if index < num_full:
+            assert name in (None, names[index]), (sequence, index)
+        else:  # will be written
+            assert name is None, (sequence, index)
+            assert pool.users(block) == 1, (sequence, index)
+
+
+def names_of(sequence: Sequence, *, block_size: int, num_blocks: int) -> list[Name]:
+    """Return the hashes of a sequence's first full blocks, at least `num_blocks`; computed once and kept."""
+    names, tokens = sequence.names, sequence.tokens
+    while len(names) < num_blocks:
+        start = len(names) * block_size
+        before = names[-1] if names else _root(sequence.request)
+        names.append(_hash(before + array("q", tokens[start : start + block_size]).tobytes()))
+    return names
+
+
+def find_prefix(pool: BlockPool, sequence: Sequence, *, block_size: int) -> list[int]:
+    """Return the cached blocks of a sequence's longest prefix, never all of its tokens.
+
+    The last token is always computed: its logits give the next token, its hidden state the embedding. Nothing
+    is found if log-probabilities of the prompt were requested.
+    """
+    if sequence.is_scored:
+        return []
+    found: list[int] = []
+    for index in range((len(sequence.tokens) - 1) // block_size):
+        names = names_of(sequence, block_size=block_size, num_blocks=index + 1)
+        block = pool.find(names[index])
+        if block is None:
+            break
+        found.append(block)
+    return found
+
+
+def name_blocks(pool: BlockPool, sequence: Sequence, *, block_size: int, since: int) -> None:
+    """Record the hashes of blocks that became full since `since` computed tokens."""
+    first, end = since // block_size, sequence.num_computed // block_size
+    if first < end:
+        names = names_of(sequence, block_size=block_size, num_blocks=end)
+        for index in range(first, end):
+            pool.name(sequence.blocks[index], names[index])
+
+
+def _root(request: Request) -> Name:
+    adapter = (request.adapter or "").encode()
+    return _hash(len(adapter).to_bytes(4, "big") + adapter + request.salt.encode())
+
+
+def _hash(content: bytes) -> Name:
+    return blake2b(content, digest_size=32).digest()

@@ -1,81 +1,82 @@
-"""Which sequences compute which of their tokens in a step: the policy of the engine; integers only.
+"""Scheduler: which sequences compute which of their tokens in a step; integers only.
 
-There is one kind of work: a sequence has tokens, of which some are computed. A decode is a share of one
-token (and drafts), a piece of a prompt a share of many, and both are in one step (Orca, OSDI 2022;
-Sarathi-Serve, OSDI 2024). A step is filled in this order:
+There is one kind of work: a sequence has tokens, some of which are computed. A decode step is a share of one
+token (plus drafts), a prefill chunk a share of many, and one step has both (Orca, OSDI 2022; Sarathi-Serve,
+OSDI 2024). A step is filled in this order:
 
-1. Every sequence that has one token left gets it. If a block is needed and none is free, the running
-   sequence of the worst priority that came last gives up its blocks and waits again; what it had computed
-   stays findable until its room is needed. Drafts take what is left, or half of it if prompts want some.
-2. Prompts that were begun, then those whose turn it is (`fairness.py`), get the rest. One that is
-   longer than a step leaves half of it to others, so that short prompts pass a long one.
+1. Every decoding sequence gets its next token. If that needs a block and none is free, the running sequence
+  with the worst priority that arrived last is preempted: it releases its blocks and waits again; its computed
+  blocks stay in the prefix cache until their memory is needed. Drafts use what is left, or half of it if
+  prompts wait.
+2. Prompts in progress, then waiting ones in the order of `queue.py`, get the rest. A prompt longer than the
+  step leaves half of it to others, so that short prompts overtake a long one.
 
-Here is who; how a sequence gets and gives back its blocks is in `engine.scheduling.running`.
+`Scheduler` decides which sequences run; `Running` allocates and releases their blocks.
 
-Nothing waits for ever. The running sequence that comes first by (priority, id) always has a share: it is the
-last to be pre-empted, and no request is accepted that would not fit alone. So it ends, and the next is first.
-Who waits first is admitted before any other, and at the latest when all others have ended.
+Liveness: the running sequence that is first by (priority, id) always has a share, because it is preempted
+    last and no
+request is accepted that would not fit alone. So it finishes, and the next one is first. The first waiting
+sequence is admitted before any other, at the latest when all running ones have finished.
+
+Blocks for all known tokens are allocated on admission, so a prompt never stops half-way for lack of blocks;
+later a sequence allocates one whenever its last block is full.
 """
 
 import heapq
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
 from penstock.engine.request import Finish, Request
-from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.fairness import DRAWN_WEIGHT, PROMPT_WEIGHT, WaitingLine
-from penstock.engine.scheduling.invariants import check
-from penstock.engine.scheduling.prefix import find_prefix, name_blocks
-from penstock.engine.scheduling.running import Running
-from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.siblings import Siblings
-from penstock.engine.scheduling.step_budget import StepBudget
-from penstock.engine.scheduling.step_plan import Share, StepPlan
-from penstock.engine.scheduling.step_size import StepSize
+from penstock.engine.scheduling.blocks import BlockPool, check, find_prefix, name_blocks
+from penstock.engine.scheduling.budget import StepBudget, StepSize
+from penstock.engine.scheduling.queue import PROMPT_WEIGHT, SAMPLED_WEIGHT, Siblings, WaitingQueue
+from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a step may hold."""
+class StepLimits:
+    """Limits of a step."""
 
     max_sequences: int
-    """Running at once."""
+    """Maximum running sequences."""
     tokens_per_step: int
-    """Positions computed in a step, drafts included; also a limit on sequences: each has one at least."""
+    """Maximum positions per step, drafts included; also a limit on running sequences: each has one or
+    more."""
     block_size: int
-    """Positions of a block."""
+    """Positions per block."""
     window: int | None = None
-    """A token sees itself and the `window - 1` before it, in any layer; None: some layer sees all."""
+    """Attention window: a token sees itself and `window - 1` before it, in every layer; None: all."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Counts:
-    """What happened so far."""
+class SchedulerCounters:
+    """Totals since the start."""
 
     num_preempted: int = 0
-    """Times that a running sequence gave up its blocks."""
+    """Preemptions."""
     num_asked: int = 0
-    """Tokens of admitted sequences that could have been found computed."""
+    """Tokens of admitted sequences: prefix cache lookups."""
     num_found: int = 0
-    """Tokens of admitted sequences that were found computed."""
+    """Tokens of admitted sequences found in the prefix cache."""
 
 
 class Scheduler:
-    """Call `schedule`, compute, draw, `commit`; add, cancel and finish at any time between these.
+    """Continuous batching: call `schedule`, compute, sample, `commit`; add, cancel and finish in between.
 
     Args:
-        size: how much of `tokens_per_step` a step uses; None: all of it, if there is work.
+        size: computes the size of a step; None: always `tokens_per_step`.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool, *, size: StepSize | None = None) -> None:
+    def __init__(self, limits: StepLimits, pool: BlockPool, *, size: StepSize | None = None) -> None:
         self.limits = limits
         self.pool = pool
-        self.counts = Counts()
-        self.waiting = WaitingLine()
-        """Not admitted yet or pre-empted; read only."""
+        self.counts = SchedulerCounters()
+        self.waiting = WaitingQueue()
+        """Sequences not admitted yet, or preempted; read only."""
         self._size = size
-        self._piece = limits.tokens_per_step if size is None else size.piece
+        self._chunk_tokens = limits.tokens_per_step if size is None else size.chunk_tokens
         self._siblings = Siblings()
         self._alive: dict[int, Sequence] = {}
         self._deadlines: list[tuple[float, int]] = []
@@ -84,24 +85,24 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence has not ended."""
+        """True if any sequence is unfinished."""
         return bool(self._alive)
 
     @property
     def running(self) -> list[Sequence]:
-        """Those that hold blocks, by (priority, id); read only."""
+        """Running sequences (those with blocks), by (priority, id); read only."""
         return self._running.sequences
 
     @property
     def alive(self) -> Iterable[Sequence]:
-        """Sequences that have not ended, waiting ones included."""
+        """Unfinished sequences, waiting ones included."""
         return self._alive.values()
 
     def check_fits(self, request: Request) -> None:
-        """Refuse what could not be computed if nothing else were there; for any thread.
+        """Raise for a request that would not fit into an empty cache. Thread-safe.
 
         Raises:
-            UsageError: it needs more blocks than there are.
+            UsageError: the request needs more blocks than the cache has.
         """
         most = len(request.prompt) + request.max_tokens
         room = self.pool.num_blocks * self.limits.block_size
@@ -113,7 +114,7 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for its turn; a request's answers are added in their order.
+        """Queue a sequence; the answers of a request are added in order.
 
         Raises:
             UsageError: as in `check_fits`.
@@ -127,12 +128,12 @@ class Scheduler:
             self.waiting.put(sequence)
 
     def cancel(self, sequence_id: int, finish: Finish = "cancelled") -> None:
-        """End a sequence if it has not ended; its blocks are free at once."""
+        """Finish a sequence unless it has finished; its blocks are free at once."""
         if (sequence := self._alive.get(sequence_id)) is not None:
             self.finish(sequence, finish)
 
     def finish(self, sequence: Sequence, finish: Finish) -> None:
-        """End a sequence; nothing happens to one that has ended."""
+        """Finish a sequence; ignored for a finished one."""
         if sequence.finish is not None:
             return
         sequence.finish = finish
@@ -143,15 +144,16 @@ class Scheduler:
             self._running.leave(sequence)
         else:
             self.waiting.remove(sequence)
-        if (heir := self._siblings.heir_of(sequence)) is not None:
+        if (heir := self._siblings.successor_of(sequence)) is not None:
             self.waiting.put(heir)
 
     def schedule(self, now_s: float) -> StepPlan:
-        """Return the next step; its sequences have blocks for it. Commit it before the next."""
+        """Return the plan of the next step, with blocks allocated. Call `commit` before the next
+        `schedule`."""
         expired = self._expire(now_s)
         decoding = [s for s in self.running if len(s.tokens) - s.num_computed == 1]
         num_prompts = len(self.running) - len(decoding) + len(self.waiting)
-        step = StepBudget(self._tokens_of_step(decoding, num_prompts), piece=self._piece)
+        step = StepBudget(self._tokens_of_step(decoding, num_prompts), chunk_tokens=self._chunk_tokens)
         preempted_before = self.counts.num_preempted
         self._decode(step, decoding, for_prompts=num_prompts > 0)
         if num_prompts:
@@ -161,42 +163,44 @@ class Scheduler:
             step.top_up()
         return StepPlan(shares=step.shares(), expired=expired)
 
-    def commit(self, plan: StepPlan, drawn: Iterable[Iterable[int]], *, seconds: float | None = None) -> None:
-        """Take note of a computed step.
+    def commit(
+        self, plan: StepPlan, sampled: Iterable[Iterable[int]], *, seconds: float | None = None
+    ) -> None:
+        """Record a computed step.
 
         Args:
-            drawn: for each share that samples, in order: the drafts that were accepted and one more
-                token. What was drawn for a sequence that ended meanwhile is dropped.
-            seconds: what computing it took; None: that says nothing about others.
+            sampled: per share that samples, in order: the accepted drafts and one more token. Tokens of a
+                sequence that has finished in the meantime are dropped.
+            seconds: time of the step; None: not representative.
         """
         if self._size is not None and seconds is not None:
-            self._size.step_took(seconds, num_tokens=plan.num_tokens, with_prompts=plan.has_prompts)
-        tokens = iter(drawn)
+            self._size.record_step(seconds, num_tokens=plan.num_tokens, with_prompts=plan.has_prompts)
+        tokens = iter(sampled)
         for share in plan.shares:
             new = list(next(tokens)) if share.samples else []
             if share.sequence.finish is None:
                 self._advance(share, new)
 
     def check(self) -> None:
-        """Assert what always holds between two calls; for tests, it looks at everything."""
+        """Assert the scheduler's invariants; for tests, in time linear in the number of blocks."""
         check(self.pool, self.running, self.waiting, block_size=self.limits.block_size)
         assert len(self.running) <= self._running.most, len(self.running)
         assert len(self.running) + len(self.waiting) + len(self._siblings) == len(self._alive)
 
-    def _advance(self, share: Share, new: list[int]) -> None:
+    def _advance(self, share: ScheduledTokens, new: list[int]) -> None:
         sequence = share.sequence
         assert bool(new) == share.samples, (share, new)
         assert len(new) <= 1 + len(share.drafts), (share, new)
-        # keys and values of rejected drafts are overwritten when their positions come again
+        # keys and values of rejected drafts are overwritten when their positions are computed again
         known = share.num_tokens - len(share.drafts)
         sequence.num_computed = share.start + known + max(0, len(new) - 1)
         sequence.tokens += new
         sequence.drafts = ()
         if new:
-            self.waiting.charge(sequence, DRAWN_WEIGHT * len(new))
+            self.waiting.charge(sequence, SAMPLED_WEIGHT * len(new))
         name_blocks(self.pool, sequence, block_size=self.limits.block_size, since=share.start)
         if self.limits.window is not None:
-            self._running.leave_behind(sequence, sequence.num_computed + 1 - self.limits.window)
+            self._running.release_before(sequence, sequence.num_computed + 1 - self.limits.window)
         if sequence.num_computed >= sequence.num_prompt:
             for sibling in self._siblings.computed(sequence):
                 self.waiting.put(sibling)
@@ -225,14 +229,15 @@ class Scheduler:
         spare = step.left - len(decoding)
         if for_prompts:
             spare //= 2
-        # all next tokens before any draft: a guess shall not drive a sequence out
+        # next tokens before drafts: a draft must not cause a preemption
         for sequence in [s for s in decoding if self._grow(s, step)]:
             num_drafts = self._room_for_drafts(sequence, spare)
             step.give(sequence, 1 + num_drafts)
             spare -= num_drafts
 
     def _grow(self, sequence: Sequence, step: StepBudget) -> bool:
-        """Give a sequence the block of its next position, whatever it takes; False: it was pre-empted."""
+        """Allocate a block for the next position, preempting others if needed; False: `sequence` was
+        preempted."""
         if not sequence.blocks:
             return False
         if self._running.is_full(sequence):
@@ -245,11 +250,11 @@ class Scheduler:
         return True
 
     def _room_for_drafts(self, sequence: Sequence, spare: int) -> int:
-        """Return how many drafts are verified, and take free blocks for them, but nobody's."""
+        """Return how many drafts are verified, allocating free blocks for them without preemption."""
         if not sequence.drafts:
             return 0
-        still_wanted = sequence.request.max_tokens - sequence.num_drawn - 1
-        return self._running.stretch(sequence, min(len(sequence.drafts), spare, still_wanted))
+        still_wanted = sequence.request.max_tokens - sequence.num_sampled - 1
+        return self._running.extend(sequence, min(len(sequence.drafts), spare, still_wanted))
 
     def _fill(self, step: StepBudget) -> None:
         filling = [s for s in self.running if s not in step.runs]
@@ -265,10 +270,10 @@ class Scheduler:
             step.give_chunk(sequence, is_last=not len(self.waiting))
 
     def _make_room(self, sequence: Sequence, step: StepBudget) -> list[int] | None:
-        """Pre-empt what has a worse priority until a waiting sequence fits; None: it does not.
+        """Preempt worse priorities until a waiting sequence fits; None: it does not fit.
 
         Returns:
-            The blocks that hold its beginning: looked for anew, as who made way may have held some.
+            The cached blocks of its prefix; looked up again after each preemption, which may evict some.
         """
         while True:
             found = find_prefix(self.pool, sequence, block_size=self.limits.block_size)
@@ -295,3 +300,77 @@ class Scheduler:
         step.take_back(victim)
         victim.num_computed, victim.drafts = 0, ()
         self.waiting.put(victim)
+
+
+class Running:
+    """Running sequences and their blocks; equal blocks are shared.
+
+    Args:
+        most: maximum number of running sequences.
+    """
+
+    def __init__(self, pool: BlockPool, *, block_size: int, most: int) -> None:
+        self.sequences: list[Sequence] = []
+        """Ordered by (priority, id); the last one is preempted first."""
+        self.most = most
+        self._pool = pool
+        self._block_size = block_size
+
+    def blocks_of(self, num_tokens: int) -> int:
+        """Return the number of blocks for `num_tokens` positions, rounded up."""
+        return -(-num_tokens // self._block_size)
+
+    def fits(self, sequence: Sequence, found: list[int]) -> bool:
+        """Return True if a sequence can be admitted that shares the blocks `found`.
+
+        One free block per running sequence is kept back, so that an admission does not cause preemptions.
+        """
+        if len(self.sequences) >= self.most:
+            return False
+        new = self.blocks_of(len(sequence.tokens)) - sum(self._pool.users(block) > 0 for block in found)
+        return new + len(self.sequences) <= self._pool.num_free
+
+    def enter(self, sequence: Sequence, found: list[int]) -> None:
+        """Admit a sequence: share the cached blocks of its prefix and allocate the others; `fits` must
+        hold."""
+        insort(self.sequences, sequence, key=_order)
+        for block in found:
+            self._pool.share(block)
+        sequence.blocks.extend(found)
+        for _ in range(self.blocks_of(len(sequence.tokens)) - len(found)):
+            sequence.blocks.append(self._pool.take())
+        sequence.num_computed = len(found) * self._block_size
+
+    def leave(self, sequence: Sequence) -> None:
+        """Release all blocks of a sequence; full ones stay in the prefix cache until their memory is
+        needed."""
+        self.sequences.remove(sequence)
+        self._pool.release(sequence.blocks[sequence.num_released :])
+        del sequence.blocks[:]
+        sequence.num_released = 0
+
+    def is_full(self, sequence: Sequence) -> bool:
+        """True if the last known token has no block yet."""
+        return len(sequence.tokens) > len(sequence.blocks) * self._block_size
+
+    def grow(self, sequence: Sequence) -> None:
+        """Allocate one more block; there must be a free one."""
+        sequence.blocks.append(self._pool.take())
+
+    def extend(self, sequence: Sequence, num_positions: int) -> int:
+        """Allocate free blocks for up to `num_positions` after the known tokens; return how many fit."""
+        length = len(sequence.tokens)
+        while self._pool.num_free and length + num_positions > len(sequence.blocks) * self._block_size:
+            self.grow(sequence)
+        return max(0, min(num_positions, len(sequence.blocks) * self._block_size - length))
+
+    def release_before(self, sequence: Sequence, since: int) -> None:
+        """Release the blocks that end before position `since`; they stay in the prefix cache."""
+        num_released = since // self._block_size
+        if num_released > sequence.num_released:
+            self._pool.release(sequence.blocks[sequence.num_released : num_released])
+            sequence.num_released = num_released
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.request.priority, sequence.id

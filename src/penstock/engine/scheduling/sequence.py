@@ -1,4 +1,4 @@
-"""One answer in the making: its tokens, its blocks and how far it is computed; no torch."""
+"""A sequence: its tokens, blocks and progress; and the plan of one step; no torch."""
 
 from array import array
 from collections.abc import MutableSequence
@@ -9,30 +9,31 @@ from penstock.engine.request import Finish, Request
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
-    """Changed by the scheduler only; `tokens` is the prompt and what was drawn so far."""
+    """State of one sequence, changed by the scheduler only; `tokens` is the prompt and the answer so far."""
 
     id: int
-    """Ascending in the order of arrival."""
+    """Ascending in order of arrival."""
     request_id: int
     answer: int
-    """Which of the request's answers, from 0."""
+    """Index of the answer within its request, from 0."""
     request: Request
     tokens: list[int]
     num_computed: int = 0
-    """Tokens whose keys and values are in `blocks`; less than `len(tokens)` while any is to be computed."""
+    """Tokens whose keys and values are in `blocks`; always less than `len(tokens)` while running."""
     blocks: MutableSequence[int] = field(default_factory=lambda: array("i"))
-    """Block i holds positions i * block_size to (i + 1) * block_size; int32, which numpy reads as it is."""
-    num_left: int = 0
-    """Blocks at the front that it gave back, since no later token sees them; their numbers in `blocks` say
-    nothing any more, and nobody reads them."""
+    """Block i holds positions i * block_size to (i + 1) * block_size; int32, which numpy reads without a
+    copy."""
+    num_released: int = 0
+    """Leading blocks already released because no later token attends to them; their entries in `blocks` are
+    stale and are not read."""
     drafts: tuple[int, ...] = ()
-    """Tokens guessed to follow `tokens`, to be verified in the next step."""
+    """Draft tokens after `tokens`, verified in the next step."""
     num_cached: int = 0
-    """Tokens of the prompt that were found computed when it was first admitted."""
+    """Prompt tokens taken from the prefix cache on first admission."""
     admitted: bool = False
-    """Whether it ran before; one that was pre-empted waits again, and is not charged again."""
+    """True once admitted; a preempted sequence is admitted again but not charged again."""
     names: list[bytes] = field(default_factory=list)
-    """What each of its full blocks holds, as far as anybody asked; see `engine.scheduling.prefix`."""
+    """Hashes of the full blocks, as far as computed; see `engine.scheduling.blocks`."""
     finish: Finish | None = None
 
     @property
@@ -42,10 +43,70 @@ class Sequence:
 
     @property
     def is_scored(self) -> bool:
-        """Whether logits of all positions are wanted, to say how likely the prompt's tokens were."""
-        return self.request.num_prompt_logprobs is not None and not self.num_drawn
+        """True if the logits of all prompt positions are needed, for prompt log-probabilities."""
+        return self.request.num_prompt_logprobs is not None and not self.num_sampled
 
     @property
-    def num_drawn(self) -> int:
+    def num_sampled(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - self.num_prompt
+
+
+@dataclass(slots=True, kw_only=True)  # not frozen: one per sequence and step, and freezing doubles its cost
+class ScheduledTokens:
+    """Consecutive positions of one sequence that a step computes: its share of the step."""
+
+    sequence: Sequence
+    start: int
+    """First computed position; earlier ones are in the sequence's blocks."""
+    num_tokens: int
+    """Computed positions, drafts included; blocks are allocated for all of them."""
+    drafts: tuple[int, ...] = ()
+    """Draft tokens at the end of the share: positions len(tokens) and on."""
+
+    @property
+    def samples(self) -> bool:
+        """True if the next token is sampled: the share reaches the last known token. Valid before commit."""
+        return self._reaches_end and self.sequence.request.task == "generate"
+
+    @property
+    def embeds(self) -> bool:
+        """True if the share reaches the end of a text to embed."""
+        return self._reaches_end and self.sequence.request.task == "embed"
+
+    @property
+    def _reaches_end(self) -> bool:
+        return self.start + self.num_tokens >= len(self.sequence.tokens)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of logits to sample from: after the last known token and after each draft."""
+        return 1 + len(self.drafts) if self.samples else 0
+
+    @property
+    def scored(self) -> range:
+        """Positions whose logits are needed for prompt log-probabilities."""
+        sequence = self.sequence
+        if not sequence.is_scored:
+            return range(0)
+        return range(self.start, min(self.start + self.num_tokens, sequence.num_prompt - 1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """Shares of one step, and sequences that expired. Shares of one token come first, for attention
+    kernels."""
+
+    shares: tuple[ScheduledTokens, ...]
+    expired: tuple[Sequence, ...] = ()
+    """Sequences that ended at their deadline; they have no share."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions computed in the step."""
+        return sum(share.num_tokens for share in self.shares)
+
+    @property
+    def has_prompts(self) -> bool:
+        """True if the step has a prefill chunk. Valid before commit."""
+        return any(share.num_tokens > 1 + len(share.drafts) for share in self.shares)

@@ -1,1 +1,1 @@
-"""The Llama decoder, which with other numbers, biases and norms is Granite, Mistral and Qwen."""
+"""Llama decoder; with other sizes, biases and norms it is Granite, Mistral or Qwen."""

@@ -1,41 +1,41 @@
-"""The shape of a decoder of any family, with the field names of Hugging Face; no torch."""
+"""Config of a decoder of any family, with the field names of Hugging Face; no torch."""
 
 from dataclasses import dataclass
 from math import inf
 
-from penstock.core.errors import ConfigError, nearest
-from penstock.models.families import FAMILY, NEUTRAL, Family, ModelType, families_with
+from penstock.core.errors import ConfigError
+from penstock.models.families import FAMILY, NEUTRAL, Family, ModelType, families_with, supported_families
 from penstock.nn.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """One decoder; the defaults are those of Llama, and what only other families have is neutral."""
+    """Config of one decoder; defaults are those of Llama, and features of other families are off."""
 
     model_type: ModelType = "llama"
-    """What `config.json` calls the network; decides which fields below may be set."""
+    """Network type in `config.json`; decides which fields below may be set."""
     vocab_size: int
-    """Rows of the embedding."""
+    """Number of token ids; rows of the embedding."""
     hidden_size: int
-    """Width of the residual stream."""
+    """Width of the hidden states."""
     intermediate_size: int
     """Width of the feed-forward layer."""
     num_hidden_layers: int
-    """Blocks."""
+    """Number of blocks."""
     num_attention_heads: int
-    """Query heads."""
+    """Number of query heads."""
     num_key_value_heads: int | None = None
-    """Key-value heads, a divisor of the query heads; None: as many. Fewer: a smaller cache."""
+    """Number of key-value heads, a divisor of the query heads; None: as many. Fewer: a smaller KV cache."""
     head_dim: int | None = None
     """Size of a head, even; None: hidden_size / num_attention_heads."""
     max_position_embeddings: int = 2048
     """Context length in tokens."""
     rope_theta: float = 10_000.0
-    """Base of the rotary wavelengths."""
+    """Base of the rotary embedding's wavelengths."""
     rope_scaling: RopeScaling | None = None
-    """How the rotary frequencies are stretched for long contexts."""
+    """Scaling of the rotary frequencies for long contexts."""
     rms_norm_eps: float = 1e-6
-    """Added to the mean square before its root."""
+    """Epsilon of RMSNorm: added to the mean square."""
     tie_word_embeddings: bool = False
     """Use the embedding as the output matrix too."""
     attention_bias: bool = False
@@ -43,23 +43,24 @@ class LlamaConfig:
     mlp_bias: bool = False
     """Llama, Granite: biases in the feed-forward projections."""
     sliding_window: int | None = None
-    """Mistral, Qwen: a token sees itself and the `sliding_window - 1` tokens before it; None: all."""
+    """Mistral, Qwen: attention window: a token sees itself and `sliding_window - 1` before it; None: all."""
     max_window_layers: int = 0
-    """Qwen: so many first layers see all, the window is that of the layers after them."""
+    """Qwen: number of first layers without a window."""
     embedding_multiplier: float = 1.0
     """Granite: factor on the embeddings."""
     attention_multiplier: float | None = None
     """Granite: factor on the attention scores; None: 1 / sqrt(head_dim)."""
     residual_multiplier: float = 1.0
-    """Granite: factor on what a layer adds to the residual stream."""
+    """Granite: factor on the outputs of attention and feed-forward layers."""
     logits_scaling: float = 1.0
-    """Granite: the logits are divided by this."""
+    """Granite: divisor of the logits."""
 
     def __post_init__(self) -> None:
-        """Refuse shapes that cannot be built and fields of another family."""
+        """Raise ConfigError for impossible shapes and fields of other families."""
         if self.model_type not in FAMILY:
-            known = nearest(self.model_type, list(FAMILY))
-            raise ConfigError("Unknown model_type", got=self.model_type, fix=known)
+            raise ConfigError(
+                "This family of models is not supported", got=self.model_type, fix=supported_families()
+            )
         for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not 0 < value < inf:
@@ -84,19 +85,19 @@ class LlamaConfig:
                 got=self.num_key_value_heads,
             )
         if self.size_of_head % 2:
-            raise ConfigError("head_dim must be even, because positions rotate pairs", got=self.size_of_head)
+            raise ConfigError("head_dim must be even, for rotary embedding", got=self.size_of_head)
 
     def _check_family(self) -> None:
         for name, neutral in NEUTRAL.items():
             if getattr(self, name) != neutral and name not in self.family.fields:
                 raise ConfigError(
-                    f"{name} has no meaning in a {self.model_type} model",
+                    f"{name} is not supported by {self.model_type} models",
                     got=getattr(self, name),
                     fix=f"Set model_type to {' or '.join(families_with(name))}, or leave it out.",
                 )
         if self.max_window_layers and self.sliding_window is None:
             raise ConfigError(
-                "max_window_layers has no meaning without a window",
+                "max_window_layers needs sliding_window",
                 got=self.max_window_layers,
                 fix="Set sliding_window, or leave it out.",
             )
@@ -104,17 +105,17 @@ class LlamaConfig:
             raise ConfigError(
                 f"max_window_layers must be from 0 to num_hidden_layers {self.num_hidden_layers}",
                 got=self.max_window_layers,
-                fix="Say how many of the first layers see the whole context.",
+                fix="Give the number of first layers without a window.",
             )
 
     @property
     def family(self) -> Family:
-        """What the family of this decoder has."""
+        """Features of this family."""
         return FAMILY[self.model_type]
 
     @property
     def attention_biases(self) -> tuple[str, ...]:
-        """The attention projections that have a bias: of query, key, value and output."""
+        """Attention projections with a bias, of query, key, value and output."""
         rule = self.family.attention_bias
         if rule == "query_key_value":
             return ("query", "key", "value")
@@ -122,7 +123,7 @@ class LlamaConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """How far back each layer sees, first layer first; None: over the whole context."""
+        """Attention window of each layer in tokens; None: the whole context."""
         whole = self.max_window_layers
         return (None,) * whole + (self.sliding_window,) * (self.num_hidden_layers - whole)
 
@@ -138,7 +139,7 @@ class LlamaConfig:
 
     @property
     def context(self) -> int:
-        """Tokens that it is made for: `max_position_embeddings`, or what yarn stretches a context to."""
+        """Context in tokens: `max_position_embeddings`, or the context that yarn extends it to."""
         scaling = self.rope_scaling
         if scaling is None or scaling.rope_type != "yarn":
             return self.max_position_embeddings
@@ -153,7 +154,7 @@ class LlamaConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Trainable numbers; a tied embedding counts once."""
+        """Number of trainable numbers; a tied embedding counts once."""
         query = self.num_attention_heads * self.size_of_head
         key_value = self.key_value_heads * self.size_of_head
         widths = {"query": query, "key": key_value, "value": key_value, "output": self.hidden_size}
@@ -170,14 +171,14 @@ class LlamaConfig:
         return self.num_hidden_layers * block + embeddings + self.hidden_size
 
     def flops_per_token(self, seq_len: int) -> float:
-        """Floating-point operations of training per token, forward and backward.
+        """Return the floating-point operations of training per token, forward and backward.
 
-        The convention of model FLOPs utilisation: 6 per multiplied parameter and 12 x layers x
-        width x keys for attention, without the causal half (Chowdhery et al., PaLM,
-        arXiv:2204.02311, appendix B). The input embedding is looked up, not multiplied.
+        The convention of model FLOPs utilisation: 6 per multiplied parameter and 12 x layers x width x keys
+        for attention, without the causal half (Chowdhery et al., PaLM, arXiv:2204.02311, appendix B). The
+        input embedding is a lookup, not a product.
 
         Args:
-            seq_len: keys a query could see in a full row, in tokens.
+            seq_len: row length in tokens: the number of keys per query.
         """
         keys = sum(seq_len if window is None else min(seq_len, window) for window in self.windows)
         looked_up = 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
@@ -186,8 +187,8 @@ class LlamaConfig:
 
 
 _MAX_LAYERS = 2000
-"""The deepest models have some hundred. Layers are built before weights are looked for, and the config of
-a folder may come from anyone."""
+"""Maximum number of blocks; the deepest models have some hundred. Blocks are built before weights are read,
+and a config may be untrusted."""
 
 _POSITIVE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

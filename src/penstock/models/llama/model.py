@@ -1,33 +1,36 @@
-"""The decoder of Llama, Granite, Mistral and Qwen.
+"""Decoder of Llama, Granite, Mistral and Qwen.
 
-One forward pass: look the tokens up, prepare positions and attention once, run the blocks, normalise,
-project. The blocks are the units that `fully_shard`, recomputation and `torch.compile` wrap; the
-embedding, last norm and output matrix belong to the root. A tied output matrix is no second
-parameter: the embedding is used again, so there is no pair to keep equal when sharding or saving.
+One forward pass: embed the tokens, prepare positions and attention once, run the blocks, normalise, project.
+The blocks are the units that `fully_shard`, recomputation and `torch.compile` wrap; embedding, last norm and
+output matrix belong to the root. A tied output matrix is not a second parameter: the embedding is used again,
+so there are no two copies to keep equal when sharding or saving.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from jaxtyping import Float, Int, Int32
 from torch import Tensor, nn
 
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.weights import hugging_face_names
+from penstock.models.llama.hugging_face import hugging_face_names
 from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rope
-from penstock.nn.head import Head
+from penstock.nn.head import OutputHead
 from penstock.nn.kernels.choose import choose_kernel
-from penstock.nn.kernels.layout import Layout, starts_of
+from penstock.nn.kernels.layout import AttentionLayout, starts_of
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rope_tables
 
+MicroBatches = tuple[Tensor, ...]
+"""One tensor per micro-batch."""
+
 
 class Cache(Protocol):
-    """Keys and values of earlier positions, bound to one forward pass."""
+    """KV cache of earlier positions, bound to one forward pass."""
 
     @property
     def layers(self) -> Sequence[LayerCache]:
@@ -35,20 +38,22 @@ class Cache(Protocol):
         ...
 
     def attend(self, window: int | None) -> Attend:
-        """Return the attention that reads what `layers` hold; `window` as in Layout."""
+        """Return attention over the cached keys and values; `window` as in AttentionLayout."""
         ...
 
 
 class ChooseKernel(Protocol):
-    """Prepares attention for one forward pass."""
+    """Selects the attention kernel of one forward pass."""
 
-    def __call__(self, layout: Layout, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
-        """Return the kernel with the layout bound to it."""
+    def __call__(
+        self, layout: AttentionLayout, *, device: torch.device, dtype: torch.dtype, head_dim: int
+    ) -> Attend:
+        """Return the kernel, bound to the layout."""
         ...
 
 
 class Block(nn.Module):
-    """Attention and feed-forward, each normalised before and added to the residual stream."""
+    """Decoder block: attention and feed-forward, each with a norm before and a residual connection."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -79,7 +84,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    """A causal language model."""
+    """Causal language model."""
 
     config_class = LlamaConfig
     hugging_face_names = staticmethod(hugging_face_names)
@@ -88,7 +93,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config = config
         self.choose: ChooseKernel = choose_kernel
-        """Picks the attention kernel of each forward pass, where no cache brings its own."""
+        """Selects the attention kernel of each forward pass, unless a cache has its own."""
         self.embedding_multiplier = config.embedding_multiplier
         self.embed = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config) for _ in range(config.num_hidden_layers))
@@ -101,27 +106,35 @@ class Llama(nn.Module):
 
     def forward(
         self,
-        input_ids: Int[Tensor, "batch seq"],
+        input_ids: Int[Tensor, "batch seq"] | MicroBatches,
         *,
         position_ids: Int[Tensor, "batch seq"] | None = None,
         cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None,
         cache: Cache | None = None,
-        finish: Callable[[Tensor, Head], Tensor] | None = None,
+        finish: Callable[[Tensor, OutputHead], Tensor] | None = None,
     ) -> Tensor:
         """Return logits [batch, seq, vocab] in the dtype of the weights.
 
+        With tuples of `input_ids`, `position_ids` and `cu_seqlens`, one per micro-batch, see
+        `hidden_of_each`.
+
         Args:
-            position_ids: index within the document; None: counted from each document's start. A cache
-                cannot do without.
-            cu_seqlens: ends of documents over the flattened batch, from 0; a row's end is always
-                among them. None: each row is one document.
-            cache: holds the positions before `input_ids` and receives theirs; it knows which token belongs
-                to which sequence, so `cu_seqlens` is not read.
+            position_ids: position within the document; None: counted from each document's start. Required
+                with a cache.
+            cu_seqlens: ends of documents over the flattened batch, from 0, including the end of each row.
+                None: each row is one document.
+            cache: holds earlier positions and receives those of `input_ids`; it knows the sequence of
+                each token, so `cu_seqlens` is not used.
             finish: called as `finish(hidden, head)` with hidden [batch, seq, hidden]; its result is
-                returned instead of logits. A loss that projects a chunk at a time belongs here:
-                under `fully_shard` the output matrix is whole only inside this call.
+                returned instead of logits. For losses that project in chunks: under `fully_shard` the
+                output matrix is gathered only inside this call.
         """
-        hidden = self.hidden(input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache)
+        if isinstance(input_ids, tuple):
+            hidden = self.hidden_of_each(
+                input_ids, cast(MicroBatches, position_ids), cast(MicroBatches, cu_seqlens)
+            )
+        else:
+            hidden = self.hidden(input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache)
         return self.head(hidden) if finish is None else finish(hidden, self.head)
 
     def hidden(
@@ -132,9 +145,9 @@ class Llama(nn.Module):
         cu_seqlens: Int32[Tensor, "documents_plus_1"] | None = None,
         cache: Cache | None = None,
     ) -> Float[Tensor, "batch seq hidden"]:
-        """Return the normalised residual stream; arguments as in `forward`."""
+        """Return the normalised hidden states; arguments as in `forward`."""
         batch, seq_len = (input_ids if position_ids is None else position_ids).shape
-        layout = Layout(batch=batch, seq_len=seq_len, cu_seqlens=cu_seqlens)
+        layout = AttentionLayout(batch=batch, seq_len=seq_len, cu_seqlens=cu_seqlens)
         x = _scaled(self.embed(input_ids), self.embedding_multiplier)
         rope = self.rope(
             _positions(layout, input_ids.device) if position_ids is None else position_ids, x.dtype
@@ -146,26 +159,53 @@ class Llama(nn.Module):
         out: Tensor = self.norm(x)
         return out
 
+    def hidden_of_each(
+        self, input_ids: MicroBatches, position_ids: MicroBatches, cu_seqlens: MicroBatches
+    ) -> Float[Tensor, "batches seq hidden"]:
+        """Return the normalised hidden states of several micro-batches, concatenated by rows.
+
+        Each block processes all micro-batches before the next block does; it must accept tuples
+        (parallel/ethernet/breadth_first.py). Everything else is computed for all rows at once.
+        """
+        rows = [len(ids) for ids in input_ids]
+        embedded = _scaled(self.embed(torch.cat(input_ids)), self.embedding_multiplier)
+        x = tuple(torch.split(embedded, rows))
+        ropes = tuple(self.rope(positions, embedded.dtype) for positions in position_ids)
+        layouts = [
+            AttentionLayout(batch=len(positions), seq_len=positions.shape[1], cu_seqlens=ends)
+            for positions, ends in zip(position_ids, cu_seqlens, strict=True)
+        ]
+        windows = self.config.windows
+        attends = {
+            window: tuple(self._attend(replace(layout, window=window), embedded, None) for layout in layouts)
+            for window in set(windows)
+        }
+        for block, window in zip(self.layers, windows, strict=True):
+            x = block(x, ropes, attends[window])
+        out: Tensor = self.norm(torch.cat(x))
+        return out
+
     @property
-    def head(self) -> Head:
-        """What projects the normalised residual stream to logits; for use inside a forward pass."""
+    def head(self) -> OutputHead:
+        """Output projection from normalised hidden states to logits; for use inside a forward pass."""
         matrix = self.embed if self.unembed is None else self.unembed
-        return Head(matrix.weight, self.config.logits_scaling)
+        return OutputHead(matrix.weight, self.config.logits_scaling)
 
     def logits(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
-        """Return the logits of normalised states, by whatever serving has made of the output matrix."""
+        """Return the logits of normalised hidden states, with the output layer of serving if it was
+        replaced."""
         if self.unembed is None:
             return self.head(hidden)
         logits: Tensor = self.unembed(hidden)
         return logits if self.config.logits_scaling == 1.0 else logits / self.config.logits_scaling
 
     def initial_std(self, name: str) -> float:
-        """Return the standard deviation with which a weight matrix starts; see `nn.init`."""
+        """Return the standard deviation of a weight matrix at initialisation; see `nn.init`."""
         writes_residual = name.endswith(("attention.output.weight", "mlp.down.weight"))
         return 0.02 / math.sqrt(2 * self.config.num_hidden_layers) if writes_residual else 0.02
 
     def rope(self, positions: Int[Tensor, "batch seq"], dtype: torch.dtype) -> Rope:
-        """Return the cosines and sines that rotate queries and keys at these positions."""
+        """Return the cosines and sines of the rotary embedding at these positions."""
         return rope_tables(
             positions,
             head_dim=self.config.size_of_head,
@@ -175,17 +215,17 @@ class Llama(nn.Module):
             dtype=dtype,
         )
 
-    def _attend(self, layout: Layout, like: Tensor, cache: Cache | None) -> Attend:
+    def _attend(self, layout: AttentionLayout, like: Tensor, cache: Cache | None) -> Attend:
         if cache is not None:
             return cache.attend(layout.window)
         return self.choose(layout, device=like.device, dtype=like.dtype, head_dim=self.config.size_of_head)
 
 
 def _scaled(x: Tensor, multiplier: float) -> Tensor:
-    return x if multiplier == 1.0 else x * multiplier  # Llama should not pay for Granite
+    return x if multiplier == 1.0 else x * multiplier  # skips Granite's factors for other families
 
 
-def _positions(layout: Layout, device: torch.device) -> Tensor:
+def _positions(layout: AttentionLayout, device: torch.device) -> Tensor:
     if layout.cu_seqlens is None:
         return torch.arange(layout.seq_len, device=device)[None]
     index = torch.arange(layout.batch * layout.seq_len, device=device)

@@ -1,1 +1,1 @@
-"""Attention kernels: one file each, all answering to the same call."""
+"""Attention kernels, one file each, with one call signature."""

@@ -1,21 +1,22 @@
-"""Choose the attention kernel for one forward pass."""
+"""Choice of the attention kernel for one forward pass."""
 
 import torch
 
 from penstock.nn.attention import Attend
-from penstock.nn.kernels.by_document import by_document
-from penstock.nn.kernels.dense import Causal, Masked
-from penstock.nn.kernels.documents import per_document
-from penstock.nn.kernels.layout import Layout, visibility_mask
-from penstock.nn.kernels.varlen import is_available, var_len
+from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
+from penstock.nn.kernels.sdpa import Causal, Masked, by_document
+from penstock.nn.kernels.varlen_cpu import per_document
+from penstock.nn.kernels.varlen_flash import is_available, var_len
 
 
-def choose_kernel(layout: Layout, *, device: torch.device, dtype: torch.dtype, head_dim: int) -> Attend:
-    """Return the fastest kernel here that is exact for this layout; called once per forward pass.
+def choose_kernel(
+    layout: AttentionLayout, *, device: torch.device, dtype: torch.dtype, head_dim: int
+) -> Attend:
+    """Return the fastest available kernel that is exact for this layout; called once per forward pass.
 
     Args:
-        device: where queries and keys are.
-        dtype: of queries and keys.
+        device: device of queries and keys.
+        dtype: dtype of queries and keys.
     """
     if layout.cu_seqlens is None and not layout.is_windowed:
         return Causal()

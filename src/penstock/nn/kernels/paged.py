@@ -1,17 +1,18 @@
-"""Attention over keys and values that lie in pages, in any order; the reference and the choice of kernel.
+"""Paged attention: keys and values lie in pages, in any order. The reference and the choice of kernel.
 
 A page holds `block_size` positions of one sequence, for every key-value head of one layer:
 
     keys, values: [num_blocks, kv_heads, block_size, head_dim], contiguous
 
-or, in 8 bits, rows of codes with a scale each (page_rows.py),
-so the positions of one head lie one after the other and a kernel streams them. Position p of a
-sequence with block table `table` is at keys[table[p // block_size], :, p % block_size]. The tokens of
-a step are laid one after the other as [1, t]; what is whose is said by a `PagedStep`, made once a step.
+or, in 8 bits, rows of codes with a scale each (pages.py). The positions of one head are neighbours in
+memory, so a kernel streams them. Position p of a sequence with block table `table` is at
+keys[table[p // block_size], :, p % block_size]. The tokens of a step are concatenated as [1, t]; a
+`PagedStep`, made once a step, says which sequence each token belongs to. The tokens of one sequence in a
+step are its share.
 
 On CPUs one C++ operator attends (nn/native/paged_attention.cpp), on GPUs kernels in Triton
-(paged_triton.py). Plain PyTorch is the reference beside them, and what all else uses: single tokens together
-over gathered pages, longer shares one by one.
+(paged_triton.py). Plain PyTorch is their reference and the fallback for other types and devices. It attends
+single tokens together over gathered pages, and longer shares one by one.
 
 Legend: t tokens, s shares, w blocks of the longest table, h query heads, k key-value heads, d head dim.
 """
@@ -24,17 +25,16 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from penstock.nn import native
-from penstock.nn.kernels.page_rows import from_rows, to_rows
-from penstock.nn.kernels.paged_step import PagedStep
-from penstock.nn.triton_here import has_triton, on_device_of
+from penstock.nn.kernels.pages import PagedStep, from_rows, to_rows
+from penstock.nn.triton_support import has_triton, on_device_of
 
 MAX_GROUP = 48
-"""Query heads per key-value head that the operator takes: a tile's rows."""
+"""Largest number of query heads per key-value head in the C++ operator: the rows of a tile."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """One layer's pages, as a step sees them: the `LayerCache` of a paged forward pass."""
+    """Pages of one layer in one step: the `LayerCache` of a paged forward pass."""
 
     keys: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size row"]
     values: Float[Tensor, "blocks k block_size d"] | Int8[Tensor, "blocks k block_size row"]
@@ -51,24 +51,24 @@ class LayerPages:
 
 @dataclass(frozen=True, slots=True)
 class Paged:
-    """Causal attention of each share over its own sequence's pages; an `Attend` whose keys are pages."""
+    """Causal attention of each share over the pages of its own sequence; an `Attend` whose keys are pages."""
 
     step: PagedStep
     window: int | None = None
     """A query sees itself and the `window - 1` positions before it; None: all."""
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
-        """Attend: q is [1, h, t, d], k and v are the pages, which hold the step's own keys already."""
+        """Attend; q is [1, h, t, d], k and v are the pages, which already hold the step's own keys."""
         q_thd = q_bhld[0].transpose(0, 1).contiguous()
         return self.attend(q_thd, k_bksd, v_bksd, scale=scale).transpose(0, 1)[None]
 
     def attend(
         self, q_thd: Float[Tensor, "t h d"], keys: Tensor, values: Tensor, *, scale: float
     ) -> Float[Tensor, "t h d"]:
-        """The same with tokens first, the order in which the kernel reads and writes."""
+        """Attend with tokens first, the layout that the kernel reads and writes."""
         step = self.step
         if _has_kernels(q_thd, keys):
-            # here, because it takes a second, and CPUs do without
+            # imported here, because it takes a second and CPUs do not need it
             from penstock.nn.kernels.paged_triton import paged_attention
 
             with on_device_of(q_thd):
@@ -82,7 +82,7 @@ class Paged:
 
 
 def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
-    """Whether the C++ operator computes this; in float64, or with 49 heads of a group, plain torch does."""
+    """True if the C++ operator supports these arguments; otherwise plain PyTorch computes."""
     return (
         keys.device.type == "cpu"
         and q_thd.dtype in (torch.float32, torch.bfloat16)
@@ -93,7 +93,7 @@ def _has_operator(q_thd: Tensor, keys: Tensor) -> bool:
 
 
 def _has_kernels(q_thd: Tensor, keys: Tensor) -> bool:
-    """Whether the kernels for GPUs compute this."""
+    """True if the Triton kernels support these arguments."""
     kinds = (torch.float32, torch.bfloat16, torch.float16)
     return q_thd.dtype in kinds and keys.dtype in (q_thd.dtype, torch.int8) and has_triton(keys.device)
 
@@ -109,14 +109,17 @@ def plain_attention(
 ) -> Float[Tensor, "t h d"]:
     """Attend in plain PyTorch.
 
-    On CPUs each share alone, so that no result depends on a neighbour's length; elsewhere the
-    single tokens together, because one small kernel per share would leave a GPU idle.
+    On CPUs each share is computed alone, so that no result depends on the length of a neighbour. Elsewhere
+    the single tokens are computed together, because one small kernel per share would leave a GPU idle.
+
+    Raises:
+        ValueError: the step has no spans, and shares must be attended one by one.
     """
     out = torch.empty_like(q_thd, memory_format=torch.contiguous_format)
     together = 0 if q_thd.device.type == "cpu" else step.num_singles
     if together:
         out[:together] = _singles(q_thd[:together], keys, values, step, window=window, scale=scale)
-    if len(step.spans[together:]) != len(step.lengths) - together:  # a recorded step, which has none
+    if len(step.spans[together:]) != len(step.lengths) - together:  # a recorded step, without spans
         raise ValueError("shares that are attended one by one need their spans")
     for share, (first, past, length) in enumerate(step.spans[together:], together):
         since = 0 if window is None else max(0, length - (past - first) + 1 - window)
@@ -153,7 +156,7 @@ def _gathered(pages: Tensor, dtype: torch.dtype) -> Tensor:
 def _visible(
     num_queries: int, num_keys: int, *, window: int | None, device: torch.device
 ) -> Bool[Tensor, "queries keys"] | None:
-    """Return what the last `num_queries` of so many positions see; None: everything."""
+    """Return the mask of the last `num_queries` of `num_keys` positions; None: all keys are visible."""
     if num_queries == 1 and (window is None or num_keys <= window):
         return None
     keys = torch.arange(num_keys, device=device)
@@ -164,7 +167,7 @@ def _visible(
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     if grouped and mask is not None and q.device.type == "cuda":
-        # with grouped heads and a mask CUDA falls back to the unfused kernel
+        # on CUDA, grouped heads with a mask fall back to the unfused kernel
         k, v = (t.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for t in (k, v))
         grouped = False
     return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)

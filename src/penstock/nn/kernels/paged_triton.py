@@ -1,17 +1,17 @@
-"""Attention over pages in Triton, for GPUs: keys and values are read where they lie, heads are not copied.
+"""Paged attention in Triton, for GPUs: reads keys and values from the pages without gathering them.
 
-A program attends with a tile of rows, which are the query heads of one key-value head times a few tokens of
-a share, and goes over the keys in tiles with a running softmax (FlashAttention-2, arXiv:2307.08691, algorithm
-1, in powers of two). Single tokens have long contexts and few rows, so their keys are dealt out as well: a
-program takes `SPLIT` keys, and a second kernel adds the parts up. Where a part begins depends on the sequence
-alone, so no result depends on what else is in the step.
+A program attends with a tile of rows, the query heads of one key-value head times a few tokens of a share. It
+goes over the keys in tiles with a running softmax (FlashAttention-2, arXiv:2307.08691, algorithm 1, in powers
+of two). Single tokens have long contexts and few rows, so their keys are split too: a program takes `SPLIT`
+keys, and a second kernel combines the parts. The start of a part depends on the sequence alone, so no result
+depends on the rest of the step.
 
-Nothing is read on the host: which share a tile belongs to is searched on the device. A launch depends on the
-numbers of tokens and shares and on the width of the tables, so it can be recorded in a CUDA graph; what is
-compiled depends on the model alone.
+Nothing is read on the host: the device searches the share of each tile. A launch depends on the numbers of
+tokens and shares and on the width of the tables, so it can be recorded in a CUDA graph. The compiled code
+depends on the model alone.
 
-No GPU has run these kernels. They are tested in Triton's interpreter, and compiled for GPUs that are not
-there.
+No GPU has run these kernels. They are tested in Triton's interpreter, and compiled for GPU types without
+running.
 """
 
 import torch
@@ -20,14 +20,13 @@ import triton.language as tl
 from jaxtyping import Float
 from torch import Tensor
 
-from penstock.nn.kernels.page_rows import scales_of
-from penstock.nn.kernels.paged_step import PagedStep
+from penstock.nn.kernels.pages import PagedStep, scales_of
 
 SPLIT = 256
 """Keys of a single token's context that one program attends to."""
 
 _LOG2_E = 1.4426950408889634
-_MIN_TILE = 16  # of the instructions that multiply
+_MIN_TILE = 16  # smallest side of the matrix instructions
 
 
 def paged_attention(
@@ -43,7 +42,7 @@ def paged_attention(
 
     Args:
         q_thd: contiguous, float32, bfloat16 or float16; the pages are of that type or int8.
-        keys, values: [blocks, k, block_size, d or row of page_rows.py], contiguous.
+        keys, values: [blocks, k, block_size, d or row of pages.py], contiguous.
         window: a query sees itself and the `window - 1` positions before it; None: all.
     """
     out = torch.empty_like(q_thd)
@@ -68,7 +67,7 @@ def paged_attention(
     if num_shares > num_singles:
         rows = max(128 // q_thd.element_size(), triton.next_power_of_2(group))
         tokens = rows // group
-        # one more for each share, whose last tile may not be full
+        # one more tile for each share, whose last tile may not be full
         tiles = (len(q_thd) - num_singles) // tokens + num_shares - num_singles
         _attend[(tiles, kv_heads, 1)](
             q_thd, keys, values, *scales, out, out,
@@ -80,7 +79,7 @@ def paged_attention(
 
 
 def _sizes(q_thd: Tensor, keys: Tensor, *, window: int | None) -> dict[str, int]:
-    """Return what both launches are compiled for; 16 KiB of keys in a tile leave registers enough."""
+    """Return the compile-time constants of both launches; 16 KiB of keys in a tile leave enough registers."""
     _, kv_heads, block_size, row = keys.shape
     heads, head_dim = q_thd.shape[1:]
     padded, width = max(_MIN_TILE, triton.next_power_of_2(head_dim)), q_thd.element_size()
@@ -97,7 +96,7 @@ def _sizes(q_thd: Tensor, keys: Tensor, *, window: int | None) -> dict[str, int]
     }
 
 
-# what differs from step to step must not be compiled for
+# arguments that change from step to step must not be compile-time constants
 @triton.jit(
     do_not_specialize=["num_shares", "table_stride", "scale"],
     do_not_specialize_on_alignment=["starts", "lengths", "tables"],
@@ -109,9 +108,10 @@ def _attend(
     GROUP: tl.constexpr, KV_HEADS: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     D: tl.constexpr, D_PADDED: tl.constexpr, KEYS: tl.constexpr, ROW: tl.constexpr, CODED: tl.constexpr,
 ):  # fmt: skip
-    """Attend with a tile of TOKENS tokens of one share, with the heads of one key-value head.
+    """Attend with TOKENS tokens of one share, for the query heads of one key-value head.
 
-    SPLIT > 0: shares are single tokens, `sums` and `weights` take the parts. SPLIT = 0: `sums` is the result.
+    SPLIT > 0: shares are single tokens, and `sums` and `weights` receive the parts. SPLIT = 0: `sums` is the
+    result.
     """
     tile, kv_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if SPLIT > 0:
@@ -160,12 +160,12 @@ def _attend(
         if WINDOW > 0:
             seen &= key[None, :] > position[:, None] - WINDOW
         scores = tl.dot(q_md, k_dn.to(q_md.dtype), input_precision="tf32x3") * scale
-        if CODED:  # a row's last number, read as float32
+        if CODED:  # the scale is the last float32 of a row
             at_scale = line * (ROW // 4) + D // 4
             scores *= tl.load(key_scales + at_scale, mask=is_key, other=0.0)[None, :]
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(highest, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # of a row that has seen nothing yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # a row that has seen no key yet
         weight = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(highest - base)
         total = total * shrink + tl.sum(weight, 1)
@@ -185,9 +185,9 @@ def _attend(
 
 @triton.jit
 def _place(starts, num_shares, tile, TOKENS: tl.constexpr):
-    """Return the share that a tile belongs to, and its first token there.
+    """Return the share of a tile, and the tile's first token in that share.
 
-    Share i has the tiles from (tokens before it) // TOKENS + i on, which are enough for its own.
+    The tiles of share i start at (tokens before it) // TOKENS + i, which leaves enough for all its tokens.
     """
     before = tl.load(starts)
     share, above = 0, num_shares - 1
@@ -205,7 +205,7 @@ def _add_up(
     sums, weights, out, lengths, num_parts,
     WINDOW: tl.constexpr, D: tl.constexpr, D_PADDED: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts of one head of one single token, each weighted by the sum of its own softmax."""
+    """Combine the parts of one head of one single token, each weighted by the sum of its own softmax."""
     at = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     length = tl.load(lengths + tl.program_id(0))
     since = 0

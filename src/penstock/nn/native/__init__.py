@@ -1,31 +1,85 @@
-"""C++ operators for CPUs: built once per machine, `torch.ops.penstock.*`; without a compiler, plain torch.
+"""C++ operators for CPUs, `torch.ops.penstock.*`: built once per machine. Without a compiler, plain torch
+runs.
 
-Whoever uses one keeps a plain PyTorch reference beside it and asks `is_available()` first. To add an
-operator: a `.cpp` file here that registers itself, its shapes in `fakes.py`, an equality test.
+A caller keeps a plain PyTorch reference beside each operator and checks `is_available()` first. To add an
+operator: a `.cpp` file here that registers itself, its result shape in `FAKES`, an equality test.
 """
 
 import logging
+from collections.abc import Callable
 from functools import cache
 
 import torch
+from torch import Tensor
 
-from penstock.nn.native.build import NotBuilt, built_library
-from penstock.nn.native.fakes import FAKES
+from penstock.core.native_build import NotBuilt
+from penstock.nn.native.build import built_library
 
 log = logging.getLogger(__name__)
 
 
 @cache
 def is_available() -> bool:
-    """Load the operators, building them if need be; say once in the log if it cannot be.
+    """Load the operators, after building them if need be; log a warning once if that fails.
 
-    Building takes some seconds, once per machine: not to be asked first in a request's path.
+    The build takes some seconds, once per machine: make the first call before serving requests.
     """
     try:
         torch.ops.load_library(str(built_library()))  # type: ignore[no-untyped-call]
-    except (NotBuilt, OSError) as error:  # the loader of libraries raises OSError
+    except (NotBuilt, OSError) as error:  # OSError: the dynamic loader
         log.warning("native=off reason=%r effect='plain torch computes instead, slower'", str(error))
         return False
     for name, fake in FAKES.items():
         torch.library.register_fake(f"penstock::{name}", fake)
     return True
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+def _add_rms_norm(x: Tensor, delta: Tensor, scale: float, weight: Tensor, eps: float) -> Tensor:  # noqa: ARG001
+    return torch.empty_like(x)
+
+
+def _paged_attention(q: Tensor, *_: object) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+def _rotate_and_store(qkv: Tensor, *rest: Tensor) -> Tensor:
+    cosines, _, _, keys, *_ = rest  # cosines, sines, slots, keys, values, norms
+    kv_heads, head_dim = keys.shape[1], cosines.shape[-1]  # rows of pages may be longer
+    return qkv.new_empty(qkv.shape[0], qkv.shape[1] // head_dim - 2 * kv_heads, head_dim)
+
+
+def _silu_and_multiply(gate_up: Tensor) -> Tensor:
+    return gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
+
+
+def _linear(x: Tensor, *matrix_and_outputs: Tensor | int | None) -> Tensor:
+    outputs = matrix_and_outputs[-1]
+    assert isinstance(outputs, int), outputs
+    return x.new_empty(*x.shape[:-1], outputs)
+
+
+def _decoder_block(*_: object) -> None:
+    pass
+
+
+def _draw(logits: Tensor, settings: Tensor | None) -> Tensor:  # noqa: ARG001
+    return logits.new_empty(logits.shape[0], dtype=torch.int64)
+
+
+FAKES: dict[str, Callable[..., Tensor | None]] = {
+    "linear": _linear,
+    "linear_int8": _linear,
+    "linear_int4": _linear,
+    "rms_norm": _rms_norm,
+    "add_rms_norm": _add_rms_norm,
+    "paged_attention": _paged_attention,
+    "decoder_block": _decoder_block,
+    "rotate_and_store": _rotate_and_store,
+    "silu_and_multiply": _silu_and_multiply,
+    "draw": _draw,
+}
+"""Operator -> function that returns an empty result of the right shape, for `torch.compile`."""

@@ -2,9 +2,10 @@
 
 import sys
 
-from penstock.nn.native.build import NotBuilt, built_library
+from penstock.core.native_build import NotBuilt
+from penstock.nn.native.build import built_library
 
 try:
     sys.stdout.write(f"{built_library()}\n")
-except NotBuilt as error:
+except (NotBuilt, OSError) as error:
     sys.exit(str(error))

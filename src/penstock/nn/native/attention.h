@@ -49,18 +49,23 @@ int64_t heads_together(const Task<T, P>& task, int64_t num_shares, int64_t rows)
   return (task.kv_heads + units - 1) / units;
 }
 
+template <class T, class P>
+int64_t tokens_per_tile(const Task<T, P>& task) {
+  return std::max<int64_t>(1, TILE_ROWS / task.group());
+}
+
 // kept: starts of the shares among those of their last tokens that are attended; null: all are. A tile that is
 // attended in part is computed as it would be whole, so that no result depends on what else is attended.
 template <class T, class P>
 Plan cut(const Task<T, P>& task, int64_t num_shares, const int32_t* kept = nullptr) {
   Plan plan;
-  const int64_t tokens_per_tile = std::max<int64_t>(1, TILE_ROWS / task.group());
+  const int64_t most = tokens_per_tile(task);
   const int32_t* rows = kept ? kept : task.starts;  // where the shares are among the queries
   for (int64_t share = 0; share < num_shares; ++share) {
     const int64_t first = task.starts[share], past = task.starts[share + 1], length = task.lengths[share];
     const int64_t wanted = past - (rows[share + 1] - rows[share]);
-    for (int64_t token = first; token < past; token += tokens_per_tile) {
-      const int64_t end = std::min(token + tokens_per_tile, past), begin = std::max(token, wanted);
+    for (int64_t token = first; token < past; token += most) {
+      const int64_t end = std::min(token + most, past), begin = std::max(token, wanted);
       if (begin >= end) continue;
       const int64_t position = length - (past - begin), until = length - (past - end);
       const int64_t since = task.window ? std::max<int64_t>(0, length - (past - token) + 1 - task.window) : 0;

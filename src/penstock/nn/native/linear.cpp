@@ -19,15 +19,6 @@ bool has_linear(int64_t bits) {
 #endif
 }
 
-// Whether products of bfloat16 and int8, and attention, go by the CPU's matrix tiles.
-bool has_tiles() {
-#ifdef HAS_TILES
-  return tiles::usable();
-#else
-  return false;
-#endif
-}
-
 at::Tensor apply(const at::Tensor& given, const Matrix& matrix) {
   const at::Tensor x = given.contiguous();
   TORCH_CHECK(x.size(-1) == matrix.inputs, "linear: tokens ", x.sizes(), " with ", matrix.inputs, " inputs");
@@ -69,7 +60,6 @@ at::Tensor linear_int4(const at::Tensor& x, const at::Tensor& panels, const at::
 
 TORCH_LIBRARY_FRAGMENT(penstock, m) {
   m.def("has_linear(int bits) -> bool", &penstock::has_linear);
-  m.def("has_tiles() -> bool", &penstock::has_tiles);
   m.def("linear(Tensor x, Tensor panels, Tensor? bias, int outputs) -> Tensor");
   m.def("linear_int8(Tensor x, Tensor panels, Tensor scales, Tensor offsets, Tensor? bias, int outputs) -> Tensor");
   m.def("linear_int4(Tensor x, Tensor panels, Tensor scales, Tensor? bias, int outputs) -> Tensor");

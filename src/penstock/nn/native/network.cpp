@@ -4,7 +4,7 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
-#include "network.h"
+#include "chunks.h"
 
 namespace penstock::network {
 
@@ -141,12 +141,35 @@ class Network : public torch::CustomClassHolder {
                                     tables.size(1), 0, model_.scale};
       const rotary::Heads<T> heads{cosines.const_data_ptr<T>(), sines.const_data_ptr<T>(), positions.const_data_ptr<int64_t>(),
                                    nullptr, nullptr, model_.eps, model_.heads, model_.kv_heads, model_.dim};
-      Cuts<T, P> cuts(model_, task, lengths.numel(), kept);
+      const int64_t size = model_.board ? 0 : chunk_size(tokens, num_threads(), block_bytes());
+      Cuts<T, P> cuts(model_, task, size ? 0 : lengths.numel(), kept);
       Step<T, P> step{model_, tokens, ids.const_data_ptr<int64_t>(), slots.const_data_ptr<int64_t>(), heads, task,
                    pages_.mutable_data_ptr<P>(), pages_.stride(1), cuts, kept, adapted, adapted_kept, hidden.mutable_data_ptr<T>(),
                    logits.mutable_data_ptr<T>()};
-      const Activations<T> activations = room<T>(tokens, rows.numel(), adapted);
-      together([&](Member& member) { network::run(member, step, activations); });
+      std::optional<Chunks<T, P>> chunks;
+      if (size) chunks.emplace(step, spans_of(task.starts, lengths.numel(), size, attention::tokens_per_tile(task)), of_token);
+      const auto lay_out = [&](Space space) {
+        const Asked<T> asked(model_, rows.numel(), space);
+        std::optional<Activations<T>> at;
+        if (chunks)
+          chunks->lay_out(space, asked.states);
+        else
+          at.emplace(model_, tokens, adapted, space);
+        return std::tuple(asked, at, space.used());
+      };
+      const auto [asked, at, _] = lay_out(Space(room(std::get<2>(lay_out(Space(nullptr))))));
+      together([&, &asked = asked, &at = at](Member& member) {
+        if (chunks) {
+          member.all(num_threads(), [&] { chunks->work(); });
+          member.deal();
+        } else {
+          Pass<T, P> pass(step, *at);
+          pass.embed(member);
+          for (size_t i = 0; i < model_.layers.size(); ++i) pass.block(member, i);
+          pass.finish(member, asked.states);
+        }
+        project(member, step, asked);
+      });
     });
     if (model_.board) model_.board->check();
     return {hidden, logits};
@@ -192,15 +215,17 @@ class Network : public torch::CustomClassHolder {
     return of_token;
   }
 
+  // Of the matrices of one block.
+  int64_t block_bytes() const {
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < LINEARS; ++i) bytes += blocks_.get(i * OF_LINEAR).value().nbytes();
+    return bytes;
+  }
+
   // Kept from step to step and only ever larger: what is written anew each time is in no page of memory yet.
-  template <class T>
-  Activations<T> room(int64_t tokens, int64_t rows, const Adapted& adapted) {
-    Space measured(nullptr);
-    Activations<T>(model_, tokens, rows, adapted, measured);
-    if (!memory_.defined() || memory_.numel() < measured.used())
-      memory_ = at::empty({measured.used()}, pages_.options().dtype(at::kByte));
-    Space space(static_cast<char*>(memory_.mutable_data_ptr()));
-    return Activations<T>(model_, tokens, rows, adapted, space);
+  char* room(int64_t bytes) {
+    if (!memory_.defined() || memory_.numel() < bytes) memory_ = at::empty({bytes}, pages_.options().dtype(at::kByte));
+    return static_cast<char*>(memory_.mutable_data_ptr());
   }
 
   Operands blocks_, ends_;  // hold what the model points to

@@ -6,10 +6,12 @@
 //
 // What adapters add comes after each product (adapted.h).
 //
+// Many tokens go through the blocks in chunks instead, each in the hands of one thread at a time (chunks.h).
+//
 // Of the last block only what somebody asks for is computed: all tokens give their keys and values, and those
 // from the first asked-for token of each share on are attended and go through the feed-forward layer.
 //
-// Where the network is one rank's part (engine/ranks/tensor_parallel.py), its threads write their summands straight to the
+// Where the network is one rank's part (engine/model_runner/tensor_parallel.py), its threads write their summands straight to the
 // board that the ranks share, and one of them meets the other ranks.
 #pragma once
 
@@ -63,13 +65,13 @@ class Space {
 
 template <class T>
 struct Activations {
-  T *x, *normed, *qkv, *q, *mixed, *delta, *gate_up, *gated, *asked;
+  T *x, *normed, *qkv, *q, *mixed, *delta, *gate_up, *gated;
   T *gathered, *low;  // of tokens with adapters
   char* rounded;  // what products round tokens in
 
-  Activations(const Model& model, int64_t tokens, int64_t rows, const Adapted& adapted, Space& space) {
+  Activations(const Model& model, int64_t tokens, const Adapted& adapted, Space& space) {
     const int64_t width = model.heads * model.dim, num_adapted = adapted.tokens.size();
-    int64_t inner = 0, bytes = product_bytes(model.head, rows);
+    int64_t inner = 0, bytes = 0;
     for (const Layer& layer : model.layers) {
       inner = std::max(inner, layer.down.inputs);
       for (const Matrix* matrix : {&layer.query_key_value, &layer.output, &layer.gate_up, &layer.down})
@@ -79,11 +81,20 @@ struct Activations {
     for (T** one : {&q, &mixed}) *one = space.take<T>(tokens * width);
     qkv = space.take<T>(tokens * (width + 2 * model.kv_heads * model.dim));
     gate_up = space.take<T>(tokens * 2 * inner), gated = space.take<T>(tokens * inner);
-    asked = space.take<T>(rows * model.hidden);
     gathered = space.take<T>(num_adapted * std::max({model.hidden, width, inner}));
     low = space.take<T>(num_adapted * adapted.widest());
     rounded = space.take<char>(bytes);
   }
+};
+
+// The states whose logits are asked for, and what their product rounds them in.
+template <class T>
+struct Asked {
+  T* states;
+  char* rounded;
+
+  Asked(const Model& model, int64_t rows, Space& space)
+      : states(space.take<T>(rows * model.hidden)), rounded(space.take<char>(product_bytes(model.head, rows))) {}
 };
 
 // Which tokens of the last block are computed whole.
@@ -117,7 +128,7 @@ struct Cuts {
   }
 };
 
-// What all threads share in one step.
+// What is computed of a step, or of a chunk of its tokens.
 template <class T, class P>
 struct Step {
   const Model& model;
@@ -161,15 +172,16 @@ void embed(Threads& threads, const Step<T, P>& step, T* x) {
 
 // The logits of the tokens that are asked for, on the first rank; as many at once as the board has room for.
 template <class T, class P>
-void project(Threads& threads, const Step<T, P>& step, const T* asked, char* rounded) {
+void project(Threads& threads, const Step<T, P>& step, const Asked<T>& asked) {
   const Model& model = step.model;
   const int64_t rows = static_cast<int64_t>(step.kept.rows.size());
-  if (!model.board) return product(threads, model.head, asked, rows, step.logits, rounded);
+  if (!model.board) return product(threads, model.head, asked.states, rows, step.logits, asked.rounded);
   const std::vector<int64_t>& starts = model.vocabulary;
   const int64_t at_once = model.board->room() / model.logits_bytes(sizeof(T));
   for (int64_t first = 0; first < rows; first += at_once) {
     const int64_t count = std::min(at_once, rows - first);
-    product(threads, model.head, asked + first * model.hidden, count, reinterpret_cast<T*>(model.board->own()), rounded);
+    product(threads, model.head, asked.states + first * model.hidden, count, reinterpret_cast<T*>(model.board->own()),
+            asked.rounded);
     threads.once([&] { model.board->meet(); });
     if (model.rank() > 0) continue;
     threads.each(count, 1, [&](int64_t begin, int64_t end) {
@@ -193,50 +205,65 @@ void attend_layer(Threads& threads, const Step<T, P>& step, size_t i, const T* q
   attention::attend(threads, task, step.cuts.of(i, window), step.cuts.partials, step.cuts.next[i]);
 }
 
+// The way of some tokens through the network. What is written is shared by the threads; where it is, each knows.
 template <class T, class P>
-void run(Threads& threads, const Step<T, P>& step, Activations<T> at) {
-  const Model& model = step.model;
-  const auto norm = [&](const void* weight) { return Norm<T>{static_cast<const T*>(weight), model.eps, model.hidden}; };
-  int64_t tokens = step.num_tokens;
-  Adding<T> adapters{&step.adapted, at.gathered, at.low};
-  const T* delta = nullptr;  // what is still to be added to the stream
-  embed(threads, step, at.x);
-  for (size_t i = 0; i < model.layers.size(); ++i) {
+class Pass {
+ public:
+  Pass(const Step<T, P>& step, const Activations<T>& at)
+      : step_(step), at_(at), tokens_(step.num_tokens), adapters_{&step.adapted, at.gathered, at.low} {}
+
+  void embed(Threads& threads) { network::embed(threads, step_, at_.x); }
+
+  void block(Threads& threads, size_t i) {
+    const Model& model = step_.model;
     const Layer& layer = model.layers[i];
-    const auto linear = [&](Linear of, const Matrix& matrix, const T* x, T* out) {
-      product(threads, matrix, x, tokens, out, at.rounded);
-      adapters.add(threads, i, of, matrix, x, out);
-    };
-    add_and_norm(threads, norm(layer.attention_norm), at.x, delta, model.residual_multiplier, tokens, at.normed);
-    linear(QUERY_KEY_VALUE, layer.query_key_value, at.normed, at.qkv);
-    rotary::Heads<T> heads = step.heads;
+    add_and_norm(threads, norm(layer.attention_norm), at_.x, delta_, model.residual_multiplier, tokens_, at_.normed);
+    linear(threads, i, QUERY_KEY_VALUE, layer.query_key_value, at_.normed, at_.qkv);
+    rotary::Heads<T> heads = step_.heads;
     heads.q_norm = static_cast<const T*>(layer.query_norm), heads.k_norm = static_cast<const T*>(layer.key_norm);
-    P* keys = step.pages + 2 * i * step.half_layer;
-    rotary::take_tokens(threads, heads, at.qkv, step.slots, tokens, step.task.block_size, at.q, keys, keys + step.half_layer);
-    if (i + 1 == model.layers.size() && step.kept.tokens.size() < static_cast<size_t>(tokens)) {
-      tokens = step.kept.tokens.size();
-      gather(threads, at.x, step.kept.tokens, model.hidden, at.normed);
-      gather(threads, at.q, step.kept.tokens, model.heads * model.dim, at.qkv);
-      std::swap(at.x, at.normed), std::swap(at.q, at.qkv);
-      adapters.adapted = &step.adapted_kept;
+    P* keys = step_.pages + 2 * i * step_.half_layer;
+    rotary::take_tokens(threads, heads, at_.qkv, step_.slots, tokens_, step_.task.block_size, at_.q, keys, keys + step_.half_layer);
+    if (i + 1 == model.layers.size() && step_.kept.tokens.size() < static_cast<size_t>(tokens_)) {
+      tokens_ = step_.kept.tokens.size();
+      gather(threads, at_.x, step_.kept.tokens, model.hidden, at_.normed);
+      gather(threads, at_.q, step_.kept.tokens, model.heads * model.dim, at_.qkv);
+      std::swap(at_.x, at_.normed), std::swap(at_.q, at_.qkv);
+      adapters_.adapted = &step_.adapted_kept;
     }
-    attend_layer(threads, step, i, at.q, at.mixed);
-    summed(threads, model.board, tokens * model.hidden, at.delta,
-           [&](T* part) { linear(OUTPUT, layer.output, at.mixed, part); });
-    add_and_norm(threads, norm(layer.mlp_norm), at.x, at.delta, model.residual_multiplier, tokens, at.normed);
-    linear(GATE_UP, layer.gate_up, at.normed, at.gate_up);
-    gate::gate_rows(threads, at.gate_up, tokens, layer.down.inputs, at.gated);
-    summed(threads, model.board, tokens * model.hidden, at.delta,
-           [&](T* part) { linear(DOWN, layer.down, at.gated, part); });
-    delta = at.delta;
+    attend_layer(threads, step_, i, at_.q, at_.mixed);
+    summed(threads, model.board, tokens_ * model.hidden, at_.delta,
+           [&](T* part) { linear(threads, i, OUTPUT, layer.output, at_.mixed, part); });
+    add_and_norm(threads, norm(layer.mlp_norm), at_.x, at_.delta, model.residual_multiplier, tokens_, at_.normed);
+    linear(threads, i, GATE_UP, layer.gate_up, at_.normed, at_.gate_up);
+    gate::gate_rows(threads, at_.gate_up, tokens_, layer.down.inputs, at_.gated);
+    summed(threads, model.board, tokens_ * model.hidden, at_.delta,
+           [&](T* part) { linear(threads, i, DOWN, layer.down, at_.gated, part); });
+    delta_ = at_.delta;
   }
-  add_and_norm(threads, norm(model.norm), at.x, delta, model.residual_multiplier, tokens, at.normed);
-  threads.each(tokens, grain_of(model.hidden), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row)
-      std::copy_n(at.normed + row * model.hidden, model.hidden, step.hidden + step.kept.tokens[row] * model.hidden);
-  });
-  gather(threads, at.normed, step.kept.rows, model.hidden, at.asked);
-  project(threads, step, at.asked, at.rounded);
-}
+
+  // Write the normalised stream, and to `asked` that of the tokens whose logits are asked for.
+  void finish(Threads& threads, T* asked) {
+    const Model& model = step_.model;
+    add_and_norm(threads, norm(model.norm), at_.x, delta_, model.residual_multiplier, tokens_, at_.normed);
+    threads.each(tokens_, grain_of(model.hidden), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row)
+        std::copy_n(at_.normed + row * model.hidden, model.hidden, step_.hidden + step_.kept.tokens[row] * model.hidden);
+    });
+    gather(threads, at_.normed, step_.kept.rows, model.hidden, asked);
+  }
+
+ private:
+  Norm<T> norm(const void* weight) const { return {static_cast<const T*>(weight), step_.model.eps, step_.model.hidden}; }
+  void linear(Threads& threads, size_t i, Linear of, const Matrix& matrix, const T* x, T* out) {
+    product(threads, matrix, x, tokens_, out, at_.rounded);
+    adapters_.add(threads, i, of, matrix, x, out);
+  }
+
+  const Step<T, P>& step_;
+  Activations<T> at_;
+  int64_t tokens_;
+  Adding<T> adapters_;
+  const T* delta_ = nullptr;  // what is still to be added to the stream
+};
 
 }  // namespace penstock::network

@@ -1,7 +1,7 @@
 // Matrices become panels when a model opens: as they are, or rounded to 8 or 4 bits on the way.
 //
 // One pass over a matrix, a panel of 32 outputs at a time, so that what is read is written while it is in the
-// cache. The rounding is that of `to_int8` and `to_int4` (nn/quantized.py), which say why.
+// cache. The rounding is that of `to_int8` and `to_int4` (nn/linear/quantized.py), which say why.
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 

@@ -33,7 +33,7 @@ inline float scale_of(const Code* row, int64_t dim) {
 template <class T>
 void write_row(const T* x, int64_t dim, T* out) { std::copy_n(x, dim, out); }
 
-// As `to_int8` of nn/quantized.py, to the same bits.
+// As `to_int8` of nn/linear/quantized.py, to the same bits.
 template <class T>
 void write_row(const T* x, int64_t dim, Code* out) {
   Vec most(1e-30f);

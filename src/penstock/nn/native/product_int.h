@@ -9,7 +9,7 @@
 #pragma once
 
 #include "matrix.h"
-#include "product_sums.h"
+#include "panels.h"
 
 namespace penstock {
 

@@ -1,4 +1,4 @@
-// Draw a token from each row of logits: the law of engine/drawing/filters.py, without sorting a vocabulary.
+// Draw a token from each row of logits: the law of engine/sampling/filters.py, without sorting a vocabulary.
 //
 // A token's weight is an integer, so sums are exact in any order, and the token drawn is that of plain torch.
 // A filter keeps the likeliest tokens down to an edge, which is found digit by digit: the mass of tokens by

@@ -1,4 +1,4 @@
-"""Where a run's records go; a sink is a callable that takes one record."""
+"""Sinks of a run's records; a sink is a callable that takes one record."""
 
 from collections.abc import Callable
 from typing import Any

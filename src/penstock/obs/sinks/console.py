@@ -1,34 +1,41 @@
-"""A live progress line on a terminal; elsewhere plain lines, of some steps and of each validation."""
+"""Console sink: a live progress line with rich on a terminal, else plain lines for some steps."""
 
 import sys
-
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from penstock.core import clock
 from penstock.core.units import duration, si
 from penstock.obs.sinks import Record
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 _PLAIN_EVERY_S = 10.0
 
 
 class ProgressLine:
-    """Shows steps, loss, rate and time left; use as a context manager.
+    """Progress line with steps, loss, rate and time left; use as a context manager.
 
     Args:
-        steps: of the whole run.
-        done: taken before this process started.
+        steps: steps of the whole run.
+        done: steps before this process started.
     """
 
     def __init__(self, *, steps: int, done: int) -> None:
         self._steps, self._done = steps, done
         self._loss = self._validation = self._rate = ""
-        self._start = self._said = clock.monotonic()
+        self._said = clock.monotonic()
+        self._first: tuple[int, float] | None = None
+        """First step of this process and its time: the rate excludes it, because it is slower."""
         self._bar: Progress | None = None
-        self._task = TaskID(0)
+        self._task: Any = 0  # rich's TaskID
 
     def __enter__(self) -> "ProgressLine":
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and find_spec("rich") is not None:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
             columns = (
                 TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
                 BarColumn(),
@@ -68,8 +75,16 @@ class ProgressLine:
             self._bar.update(self._task, completed=record["step"], description=text)
             return
         now = clock.monotonic()
+        self._first = self._first or (record["step"], now)
         if now - self._said >= _PLAIN_EVERY_S or record["step"] in (self._done + 1, self._steps):
             self._said = now
-            rate = (record["step"] - self._done) / max(now - self._start, 1e-9)
-            left = duration((self._steps - record["step"]) / rate)
-            print(f"step {record['step']}/{self._steps}  {text}  {left} left", file=sys.stderr, flush=True)  # noqa: T201
+            left = self._left(record["step"], now)
+            print(f"step {record['step']}/{self._steps}  {text}{left}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def _left(self, step: int, now: float) -> str:
+        """Return the estimated time left, once there are steps to estimate it from."""
+        assert self._first is not None
+        first, since = self._first
+        if step == first or step == self._steps:
+            return ""
+        return f"  {duration((self._steps - step) * (now - since) / (step - first))} left"

@@ -1,7 +1,7 @@
-"""Records as JSON lines in a file that always tells one history.
+"""JSON-lines sink: records in a file with one consistent history.
 
-A run that resumes from step N has forgotten what came after N, so its log forgets it too: `rewind`
-drops later records, and a line that a kill cut short.
+A run that resumes from step N repeats the steps after N, so `rewind` drops their records, and a line that a
+kill cut short.
 """
 
 import json
@@ -14,10 +14,10 @@ from penstock.obs.sinks import Record
 
 
 def read_records(path: Path) -> list[Record]:
-    """Return the records of a file, without a last line that was cut short; [] if there is no file.
+    """Return the records of a file, without a truncated last line; [] if there is no file.
 
     Raises:
-        InputError: a line before the last is not JSON: the file was altered, not cut short.
+        InputError: an earlier line is not JSON: the file was altered, not truncated.
     """
     if not path.is_file():
         return []
@@ -28,7 +28,7 @@ def read_records(path: Path) -> list[Record]:
         if record is not None:
             records.append(record)
         elif number < len(lines):
-            fix = "Restore the file, or move it away to go on without its past."
+            fix = "Restore the file, or move it away to continue without its history."
             raise InputError(f"Line {number} of {path} is not a record", got=line[:80], fix=fix)
     return records
 
@@ -49,7 +49,7 @@ def rewind(path: Path, *, step: int) -> None:
 
 
 class JsonLines:
-    """A sink that appends to a file, a line at a time; each line reaches the system at once."""
+    """Sink that appends to a file line by line, unbuffered."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

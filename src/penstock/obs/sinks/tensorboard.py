@@ -1,7 +1,6 @@
-"""Records as TensorBoard event files: a scalar a metric; tables by corpus as `metric/corpus`."""
+"""TensorBoard sink: one scalar per metric; tables by corpus as `metric/corpus`."""
 
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from penstock.core.errors import PenstockError
@@ -24,13 +23,13 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 class TensorBoard:
-    """A sink that writes event files; use as a context manager.
+    """Sink that writes event files; use as a context manager.
 
-    A run that resumes says from which step on, and TensorBoard forgets what came after it.
+    A resumed run records its first step, and TensorBoard drops later events of the earlier run.
 
     Args:
-        folder: of the event files.
-        done: steps taken before this process started.
+        folder: folder of the event files.
+        done: steps before this process started.
 
     Raises:
         PenstockError: the package is not installed.
@@ -56,10 +55,5 @@ class TensorBoard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._writer.close()

@@ -1,8 +1,7 @@
-"""Records sent to Weights & Biases, by its own client: one run there for one run's folder here."""
+"""Weights & Biases sink, by its own client: one run there per run folder here."""
 
 import hashlib
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from penstock.core.errors import PenstockError
@@ -11,12 +10,12 @@ from penstock.obs.sinks.tensorboard import scalars
 
 
 class WeightsAndBiases:
-    """A sink; use as a context manager.
+    """Sink of a W&B run; use as a context manager.
 
-    A run that resumes goes on in the same run there. WANDB_MODE=offline keeps everything on disk.
+    A resumed run continues the same W&B run. WANDB_MODE=offline keeps everything on disk.
 
     Args:
-        folder: of the run; its name is the run's name there.
+        folder: run folder; its name is the W&B run's name.
         config: the resolved recipe, shown with the run.
 
     Raises:
@@ -45,10 +44,5 @@ class WeightsAndBiases:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._run.finish(exit_code=0 if kind is None else 1)

@@ -1,4 +1,5 @@
-// The chat page: keeps the conversation, streams answers, stops them. Text only ever becomes text nodes.
+// The chat page: keeps the conversation for as long as its tab is open, streams answers, stops them, asks again.
+// Text only ever becomes text nodes.
 "use strict";
 
 const at = (id) => document.getElementById(id);
@@ -38,18 +39,82 @@ function showSettings(shown) {
   at("settings-button").setAttribute("aria-expanded", shown);
 }
 
-function addTurn(role, text) {
+// Adds a turn; `index` is that of the question in `messages`, also for its answer.
+function addTurn(role, text, index) {
   at("hello").hidden = true;
   const turn = document.createElement("article");
   turn.className = `turn ${role}`;
-  const parts = [["span", "who", role === "user" ? "You" : at("model").value], ["div", "text", text], ["p", "note", ""]];
+  turn.index = index;
+  turn.said = text;
+  const parts = [["span", "who", role === "user" ? "You" : at("model").value], ["div", "text", ""], ["p", "note", ""]];
   for (const [tag, name, content] of parts) {
     const part = element(tag, content);
     part.className = name;
     turn.append(part);
   }
+  role === "user" ? (turn.querySelector(".text").textContent = text) : show(turn.querySelector(".text"), text);
+  const actions = element("p", "");
+  actions.className = "actions";
+  const again = role === "user" ? ["Edit", () => edit(turn)] : ["Retry", () => retry(turn)];
+  for (const [name, act] of [again, ["Copy", (button) => copy(turn, button)]]) {
+    const button = element("button", name);
+    button.type = "button";
+    button.className = "plain";
+    button.addEventListener("click", () => act(button));
+    actions.append(button);
+  }
+  turn.append(actions);
   at("log").append(turn);
   return turn;
+}
+
+// Takes the conversation back to before a turn's question; returns that question.
+function takeBack(turn) {
+  const turns = [...document.querySelectorAll(".turn")];
+  const before = turns.slice(0, turns.indexOf(turn) + 1); // after a failed one, two questions have one index
+  const question = before.findLast((one) => one.classList.contains("user"));
+  for (const one of turns.slice(turns.indexOf(question))) one.remove();
+  messages = messages.slice(0, turn.index);
+  keep();
+  return question.said;
+}
+
+function edit(turn) {
+  if (stopping) return;
+  at("prompt").value = takeBack(turn);
+  grow();
+  at("prompt").focus();
+}
+
+function retry(turn) {
+  if (!stopping) ask(takeBack(turn));
+}
+
+async function copy(turn, button) {
+  try {
+    await navigator.clipboard.writeText(turn.said);
+    button.textContent = "Copied";
+  } catch { // a page that is not of this machine and has no TLS may not
+    getSelection().selectAllChildren(turn.querySelector(".text"));
+    button.textContent = "Selected";
+  }
+  setTimeout(() => (button.textContent = "Copy"), 2000);
+}
+
+// Keeps the conversation over a reload; it is gone with the tab.
+function keep() {
+  try {
+    sessionStorage.setItem("messages", JSON.stringify(messages));
+  } catch { // larger than a browser keeps: then it is not kept
+    sessionStorage.removeItem("messages");
+  }
+}
+
+function restore() {
+  if (messages.length) return; // something was asked before the models were known
+  messages = JSON.parse(sessionStorage.getItem("messages") ?? "[]");
+  messages.forEach(({ role, content }, i) => addTurn(role, content, role === "user" ? i : i - 1));
+  at("log").scrollTop = at("log").scrollHeight;
 }
 
 // Shows the little markup that models write most: fenced code, `code` and **bold**. Everything else is text.
@@ -107,8 +172,10 @@ async function stream(turn) {
   const log = at("log"), text = turn.querySelector(".text"), note = turn.querySelector(".note");
   const seen = { text: "", pieces: 0, tokens: 0, began: performance.now(), first: 0, finish: "" };
   const rate = () => {
-    const seconds = (performance.now() - seen.first) / 1000, count = seen.tokens || seen.pieces;
-    return seconds > 0 && count > 1 ? `${((count - 1) / seconds).toFixed(1)} tokens/s` : "";
+    const now = performance.now(), count = seen.tokens || seen.pieces, apart = now - seen.first > 100;
+    // Pieces that arrive together were computed while the first was waited for.
+    const perSecond = (apart ? (count - 1) / (now - seen.first) : count / (now - seen.began)) * 1000;
+    return count > 1 ? `${perSecond.toFixed(1)} tokens/s` : "";
   };
   let painting = 0; // chunks may come faster than frames
   const paint = () => {
@@ -150,15 +217,16 @@ async function stream(turn) {
 
 async function ask(question) {
   const chat = messages; // "New chat" may come before the answer's end
-  messages.push({ role: "user", content: question });
-  addTurn("user", question);
-  const turn = addTurn("assistant", "");
+  const index = messages.push({ role: "user", content: question }) - 1;
+  addTurn("user", question, index);
+  const turn = addTurn("assistant", "", index);
   turn.classList.add("writing");
   at("log").scrollTop = at("log").scrollHeight;
   stopping = new AbortController();
   setBusy(true);
   try {
-    chat.push({ role: "assistant", content: await stream(turn) });
+    turn.said = await stream(turn);
+    chat.push({ role: "assistant", content: turn.said });
   } catch (error) {
     chat.pop(); // the question may be asked again
     const note = turn.querySelector(".note");
@@ -166,6 +234,7 @@ async function ask(question) {
     note.classList.toggle("wrong", error.name !== "AbortError");
     if (chat === messages && !at("prompt").value) at("prompt").value = question;
   }
+  if (chat === messages) keep();
   turn.classList.remove("writing");
   stopping = null;
   setBusy(false);
@@ -176,6 +245,7 @@ function setBusy(busy) {
   at("send").textContent = busy ? "Stop" : "Send";
   at("send").classList.toggle("stop", busy);
   at("log").setAttribute("aria-busy", busy);
+  for (const button of document.querySelectorAll(".actions button")) button.disabled = busy;
 }
 
 function grow() {
@@ -214,10 +284,11 @@ at("settings-button").addEventListener("click", () => showSettings(at("settings"
 at("new").addEventListener("click", () => {
   stopping?.abort();
   messages = [];
+  keep();
   for (const turn of document.querySelectorAll(".turn")) turn.remove();
   at("hello").hidden = false;
   at("prompt").focus();
 });
 
 at("key").value = sessionStorage.getItem("key") ?? "";
-loadModels();
+loadModels().then(restore); // whose turns are called by the model's name

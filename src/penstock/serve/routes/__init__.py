@@ -1,1 +1,1 @@
-"""One file per group of addresses; `app.py` knows them all, they do not know each other."""
+"""Routes: one file per group of endpoints; they do not import each other, `app.py` imports them all."""

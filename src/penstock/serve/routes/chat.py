@@ -7,15 +7,16 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from penstock.core import clock
-from penstock.serve.chat_request import chat_request
-from penstock.serve.chat_writer import ChatWriter, joined
-from penstock.serve.reasoning import reasoning_of
-from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
-from penstock.serve.schema.chat import ChatRequest
-from penstock.serve.schema.chat_reply import ChatChunk, ChatCompletion, ChunkChoice
-from penstock.serve.stream import EventStream
-from penstock.serve.tally import Tally
-from penstock.serve.tool_choice import tool_use
+from penstock.serve.chat.prompt import echo_of
+from penstock.serve.chat.reasoning import reasoning_of
+from penstock.serve.chat.request import chat_request
+from penstock.serve.chat.tools import tool_use
+from penstock.serve.chat.writer import ChatWriter, joined
+from penstock.serve.output_stream import UsageCounter
+from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, visit_of
+from penstock.serve.schema.base import PromptLogprobs
+from penstock.serve.schema.chat import ChatChunk, ChatCompletion, ChatRequest, ChunkChoice
+from penstock.serve.sse import EventStream
 
 router = APIRouter()
 
@@ -27,10 +28,19 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     service.check_open()
     use = tool_use(body.tools or (), body.tool_choice)
     asked = await asyncio.to_thread(chat_request, body, use, service, client=visit.client)
-    tally = Tally(visit.opened(service.bridge.submit([asked])))
+    tally = UsageCounter(visit.opened(service.bridge.submit([asked])))
     names = service.names if body.logprobs else None
     writers = [
-        ChatWriter(index, names=names, use=use, reasoning=reasoning_of(asked, service.served))
+        ChatWriter(
+            index,
+            names=names,
+            use=use,
+            reasoning=reasoning_of(asked, service.served),
+            echo=echo_of(body),
+            as_ids=bool(body.return_tokens_as_token_ids),
+            wants_ids=bool(body.return_token_ids),
+            streams=body.wants_stream,
+        )
         for index in range(asked.num_answers)
     ]
     frame = ChatChunk(
@@ -39,26 +49,43 @@ async def chat(body: ChatRequest, request: Request) -> Response:
         model=body.model or service.served.name,
         choices=[],
     )
+    prompt_ids = list(asked.prompt) if body.return_token_ids else None
     if body.wants_stream:
-        return EventStream(_chunks(frame, tally, writers, body))
-    pieces: list[list[ChunkChoice]] = [[] for _ in writers]
-    async for index, piece in tally:
-        pieces[index].append(writers[index].take(piece))
-    choices = [joined(index, of_one) for index, of_one in enumerate(pieces)]
+        return EventStream(_chunks(frame, tally, writers, body, prompt_ids))
+    deltas: list[list[ChunkChoice]] = [[writer.begin()] for writer in writers]
+    prompt_logprobs: PromptLogprobs | None = None
+    async for index, delta in tally:
+        deltas[index].append(writers[index].take(delta))
+        if delta.prompt_logprobs is not None:
+            prompt_logprobs = service.names.for_prompt(delta.prompt_logprobs)
+    choices = [joined(index, of_one) for index, of_one in enumerate(deltas)]
     return reply(
         ChatCompletion(
-            id=frame.id, created=frame.created, model=frame.model, choices=choices, usage=tally.usage()
+            id=frame.id,
+            created=frame.created,
+            model=frame.model,
+            choices=choices,
+            usage=tally.usage(),
+            prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=prompt_ids,
         )
     )
 
 
 async def _chunks(
-    frame: ChatChunk, tally: Tally, writers: Sequence[ChatWriter], body: ChatRequest
+    frame: ChatChunk,
+    tally: UsageCounter,
+    writers: Sequence[ChatWriter],
+    body: ChatRequest,
+    prompt_ids: list[int] | None,
 ) -> AsyncIterator[ChatChunk]:
+    usage = tally.usage() if body.wants_running_usage else None
     for writer in writers:
-        yield frame.model_copy(update={"choices": [writer.begin()]})
-    async for index, piece in tally:
+        begin = {"choices": [writer.begin()], "usage": usage, "prompt_token_ids": prompt_ids}
+        yield frame.model_copy(update=begin)
+        prompt_ids = None
+    async for index, delta in tally:
         usage = tally.usage() if body.wants_running_usage else None
-        yield frame.model_copy(update={"choices": [writers[index].take(piece)], "usage": usage})
+        yield frame.model_copy(update={"choices": [writers[index].take(delta)], "usage": usage})
     if body.wants_usage:
         yield frame.model_copy(update={"usage": tally.usage()})

@@ -8,35 +8,34 @@ from starlette.responses import Response
 
 from penstock.core import clock
 from penstock.engine import request as engine
+from penstock.serve.chat.prompt import prompts_of
+from penstock.serve.chat.response_format import grammar_of, wanted_form
+from penstock.serve.engine_request import RouteOptions, check_logprobs, engine_request
 from penstock.serve.errors import ApiError
-from penstock.serve.form_choice import wanted_form
-from penstock.serve.limits import Limits
-from penstock.serve.prompts import prompts_of
-from penstock.serve.requests import Asked, engine_request
-from penstock.serve.routes.asking import STREAMED, new_id, reply, service_of, visit_of
+from penstock.serve.limits import ServerLimits
+from penstock.serve.output_stream import UsageCounter
+from penstock.serve.routes.dependencies import STREAMED, new_id, reply, service_of, visit_of
 from penstock.serve.schema.completions import (
     Completion,
     CompletionChoice,
     CompletionLogprobs,
     CompletionRequest,
 )
-from penstock.serve.served import Service
-from penstock.serve.stream import EventStream
-from penstock.serve.structure import grammar_of
-from penstock.serve.tally import Tally
-from penstock.serve.token_names import Offsets, TokenNames
+from penstock.serve.sse import EventStream
+from penstock.serve.state import AppState
+from penstock.serve.token_strings import Offsets, TokenNames
 
 router = APIRouter()
 
 
 @router.post("/v1/completions", response_model=Completion, responses=STREAMED)
 async def complete(body: CompletionRequest, request: Request) -> Response:
-    """Continue one prompt or several; answer i of prompt p is choice p * n + i."""
+    """Complete one or several prompts; answer i of prompt p is choice p * n + i."""
     service, visit = service_of(request), visit_of(request)
     service.check_open()
     _check(body)
     requests = await asyncio.to_thread(_requests, body, service, client=visit.client)
-    tally = Tally(visit.opened(service.bridge.submit(requests)))
+    tally = UsageCounter(visit.opened(service.bridge.submit(requests)))
     writers = [
         ChoiceWriter(body, one.prompt, index=position * one.num_answers + answer, names=service.names)
         for position, one in enumerate(requests)
@@ -50,18 +49,18 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     )
     if body.wants_stream:
         return EventStream(_chunks(frame, tally, writers, body))
-    pieces: list[list[CompletionChoice]] = [[] for _ in writers]
-    async for index, piece in tally:
-        pieces[index].append(writers[index].take(piece))
-    choices = [_joined(of_one) for of_one in pieces]
+    deltas: list[list[CompletionChoice]] = [[] for _ in writers]
+    async for index, delta in tally:
+        deltas[index].append(writers[index].take(delta))
+    choices = [_joined(of_one) for of_one in deltas]
     return reply(frame.model_copy(update={"choices": choices, "usage": tally.usage()}))
 
 
 class ChoiceWriter:
-    """Turns the pieces of one answer into pieces of its choice.
+    """Converts engine deltas of one answer to choices.
 
     Args:
-        prompt: echoed where that is asked for.
+        prompt: token ids, for `echo`.
     """
 
     def __init__(
@@ -72,28 +71,37 @@ class ChoiceWriter:
         self._wants_logprobs = body.logprobs is not None
         self._only_prompt = body.max_tokens == 0
         self._echo = tuple(prompt) if body.echo else ()
+        self._prompt = list(prompt) if body.return_token_ids else None
+        self._wants_ids = bool(body.return_token_ids)
+        self._wants_prompt_logprobs = body.prompt_logprobs is not None
+        self._as_ids = bool(body.return_tokens_as_token_ids)
         self._offsets = Offsets()
 
-    def take(self, piece: engine.Piece) -> CompletionChoice:
-        """Return what a piece adds to the choice."""
-        drawn = () if self._only_prompt else piece.token_ids
-        text = "" if self._only_prompt else piece.text
-        logprobs: tuple[engine.TokenLogprob | None, ...] = piece.logprobs[: len(drawn)]
+    def take(self, delta: engine.OutputDelta) -> CompletionChoice:
+        """Return the choice of one delta."""
+        drawn = () if self._only_prompt else delta.token_ids
+        text = "" if self._only_prompt else delta.text
+        logprobs: tuple[engine.TokenLogprob | None, ...] = delta.logprobs[: len(drawn)]
         token_ids, echo, self._echo = drawn, self._echo, ()
         if echo:
             text = self._names.text(echo) + text
-            token_ids, logprobs = echo + drawn, (piece.prompt_logprobs or ()) + logprobs
+            token_ids, logprobs = echo + drawn, (delta.prompt_logprobs or ()) + logprobs
+        prompt, self._prompt = self._prompt, None
+        told = delta.prompt_logprobs if self._wants_prompt_logprobs else None
         return CompletionChoice(
             index=self._index,
             text=text,
             logprobs=self._logprobs(token_ids, logprobs) if self._wants_logprobs else None,
-            finish_reason="stop" if piece.finish == "stop" else "length" if piece.finish else None,
+            finish_reason="stop" if delta.finish == "stop" else "length" if delta.finish else None,
+            prompt_logprobs=None if told is None else self._names.for_prompt(told),
+            prompt_token_ids=prompt,
+            token_ids=list(drawn) if self._wants_ids else None,
         )
 
     def _logprobs(
         self, token_ids: Sequence[int], logprobs: Sequence[engine.TokenLogprob | None]
     ) -> CompletionLogprobs:
-        return self._names.for_completion(token_ids, logprobs, offsets=self._offsets)
+        return self._names.for_completion(token_ids, logprobs, offsets=self._offsets, as_ids=self._as_ids)
 
 
 def _check(body: CompletionRequest) -> None:
@@ -105,45 +113,49 @@ def _check(body: CompletionRequest) -> None:
         )
 
 
-def _max_tokens(body: CompletionRequest, limits: Limits) -> int:
+def _max_tokens(body: CompletionRequest, limits: ServerLimits) -> int:
     if body.max_tokens is None:
         return min(16, limits.max_output_tokens or 16)  # the API's default
     return body.max_tokens or 1
 
 
-def _requests(body: CompletionRequest, service: Service, *, client: str) -> list[engine.Request]:
+def _requests(body: CompletionRequest, service: AppState, *, client: str) -> list[engine.Request]:
     served, limits = service.served, service.limits
     prompts = prompts_of(body.prompt, served, max_prompts=limits.max_prompts, param="prompt")
-    asked = Asked(
+    asked = RouteOptions(
         max_tokens=_max_tokens(body, limits),
         num_logprobs=body.logprobs,
         num_prompt_logprobs=body.logprobs if body.echo else None,
         grammar=grammar_of(wanted_form(body)),
     )
+    if body.logprob_token_ids and body.logprobs is None:
+        raise ApiError(400, "logprob_token_ids is given without logprobs.", param="logprob_token_ids")
     made = [
         engine_request(
             body, prompt, asked, served=served, limits=limits, client=client, now_s=clock.monotonic()
         )
         for prompt in prompts
     ]
+    check_logprobs(made, is_streamed=body.wants_stream)
     return [service.checked(one) for one in made]
 
 
 async def _chunks(
-    frame: Completion, tally: Tally, writers: Sequence[ChoiceWriter], body: CompletionRequest
+    frame: Completion, tally: UsageCounter, writers: Sequence[ChoiceWriter], body: CompletionRequest
 ) -> AsyncIterator[Completion]:
-    async for index, piece in tally:
+    async for index, delta in tally:
         usage = tally.usage() if body.wants_running_usage else None
-        yield frame.model_copy(update={"choices": [writers[index].take(piece)], "usage": usage})
+        yield frame.model_copy(update={"choices": [writers[index].take(delta)], "usage": usage})
     if body.wants_usage:
         yield frame.model_copy(update={"usage": tally.usage()})
 
 
-def _joined(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
-    logprobs = [piece.logprobs for piece in pieces if piece.logprobs is not None]
+def _joined(deltas: Sequence[CompletionChoice]) -> CompletionChoice:
+    logprobs = [delta.logprobs for delta in deltas if delta.logprobs is not None]
+    ids = [delta.token_ids for delta in deltas if delta.token_ids is not None]
     return CompletionChoice(
-        index=pieces[-1].index,
-        text="".join(piece.text for piece in pieces),
+        index=deltas[-1].index,
+        text="".join(delta.text for delta in deltas),
         logprobs=CompletionLogprobs(
             tokens=[token for one in logprobs for token in one.tokens],
             token_logprobs=[value for one in logprobs for value in one.token_logprobs],
@@ -152,5 +164,8 @@ def _joined(pieces: Sequence[CompletionChoice]) -> CompletionChoice:
         )
         if logprobs
         else None,
-        finish_reason=pieces[-1].finish_reason,
+        finish_reason=deltas[-1].finish_reason,
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs), None),
+        prompt_token_ids=deltas[0].prompt_token_ids,
+        token_ids=[token for some in ids for token in some] if ids else None,
     )

@@ -1,37 +1,66 @@
-"""POST /tokenize and /detokenize, with the addresses and keys that vLLM gives them."""
+"""POST /tokenize and /detokenize, with paths and keys as in vLLM."""
 
 import asyncio
+from typing import Annotated
 
 from fastapi import APIRouter, Request
 
+from penstock.serve.chat.prompt import chat_prompt, encoded, ending_of
 from penstock.serve.errors import ApiError
-from penstock.serve.prompts import chat_prompt, ending_of
-from penstock.serve.routes.asking import FAILURES, service_of
-from penstock.serve.schema.others import DetokenizeRequest, Text, TokenizeRequest, Tokens
-from penstock.serve.served import Service
+from penstock.serve.routes.dependencies import FAILURES, service_of
+from penstock.serve.schema.base import FIRST, Body, Name, Reply, TokenId
+from penstock.serve.schema.chat import TokenizeRequest
+from penstock.serve.state import AppState
 
 router = APIRouter()
 
 
+class Tokens(Reply):
+    """Token ids and their count."""
+
+    tokens: list[int]
+    count: int
+    max_model_len: int
+    token_strs: list[str] | None = None
+
+
 @router.post("/tokenize", responses=FAILURES)
 async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
-    """Return the ids of a text, or of a conversation up to the answer."""
+    """Return the token ids of a text, or of a conversation up to the answer."""
     service = service_of(request)
     service.served.adapter_of(body.model)
     found = await asyncio.to_thread(_ids, body, service)
-    return Tokens(tokens=found, count=len(found), max_model_len=service.served.context)
+    return Tokens(
+        tokens=found,
+        count=len(found),
+        max_model_len=service.served.context,
+        token_strs=service.served.text_processor.tokenizer.spelled(found) if body.return_token_strs else None,
+    )
+
+
+class DetokenizeRequest(Body):
+    """Token ids to decode."""
+
+    tokens: Annotated[list[TokenId], FIRST]
+    model: Name | None = None
+
+
+class Text(Reply):
+    """Decoded text."""
+
+    prompt: str
 
 
 @router.post("/detokenize", responses=FAILURES)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
-    """Return the text of ids, with the names of special tokens."""
+    """Return the text of token ids, with the names of special tokens."""
     service = service_of(request)
     service.served.adapter_of(body.model)
-    tokenizer = service.served.words.tokenizer
+    tokenizer = service.served.text_processor.tokenizer
     return Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, special=True))
 
 
-def _ids(body: TokenizeRequest, service: Service) -> list[int]:
+def _ids(body: TokenizeRequest, service: AppState) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt or messages.", param="prompt")
     if body.messages is not None:
@@ -45,8 +74,9 @@ def _ids(body: TokenizeRequest, service: Service) -> list[int]:
     if body.tools or body.chat_template_kwargs or ending_of(body) != "asks":
         raise ApiError(
             400,
-            "tools, chat_template_kwargs, add_generation_prompt and continue_final_message go with messages.",
+            "tools, chat_template_kwargs, add_generation_prompt and continue_final_message need messages.",
             param="messages",
         )
-    text, words = body.prompt or "", service.served.words
-    return words.encode(text) if body.add_special_tokens else words.tokenizer.encode(text)
+    text_processor = service.served.text_processor
+    encode = text_processor.encode if body.add_special_tokens else text_processor.tokenizer.encode
+    return encoded(body.prompt or "", service.served, encode, param="prompt")

@@ -1,1 +1,1 @@
-"""The JSON of requests and answers, as the OpenAI API writes it; no torch."""
+"""JSON schemas of requests and responses, as in the OpenAI API; no torch."""

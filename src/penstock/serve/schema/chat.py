@@ -1,15 +1,26 @@
-"""`/v1/chat/completions`: a conversation whose next message is asked for."""
+"""Schema of /v1/chat/completions: bodies, replies and the chunks of a stream."""
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from penstock.serve.schema.body import ANY_JSON, FIRST, RETURNED, Body, Name, OneOf
-from penstock.serve.schema.generation import Generation
+from penstock.serve.schema.base import (
+    ABSENT,
+    ANY_JSON,
+    FIRST,
+    RETURNED,
+    Body,
+    Generation,
+    Name,
+    OneOf,
+    PromptLogprobs,
+    Reply,
+    Usage,
+)
 
 
 class TextPart(Body):
-    """A part of a message; there are no others than text."""
+    """A text part of a message; other parts are not supported."""
 
     type: Literal["text"]
     text: str
@@ -22,7 +33,7 @@ Content = Annotated[
 
 
 class SystemMessage(Body):
-    """Instructions."""
+    """System message."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -30,7 +41,7 @@ class SystemMessage(Body):
 
 
 class UserMessage(Body):
-    """What a user says."""
+    """User message."""
 
     role: Literal["user"]
     content: Content
@@ -38,7 +49,7 @@ class UserMessage(Body):
 
 
 class CalledFunction(Body):
-    """Which function, and its arguments as JSON in a text."""
+    """Function name, and arguments as JSON text."""
 
     name: Name
     arguments: str
@@ -46,7 +57,7 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    """A function that the model wanted called."""
+    """Tool call of an earlier answer."""
 
     id: Name
     type: Literal["function"]
@@ -55,14 +66,14 @@ class ToolCall(Body):
 
 
 class AssistantMessage(Body):
-    """What the model said before."""
+    """Earlier answer of the model."""
 
     role: Literal["assistant"]
     content: Content | None = None
     tool_calls: Annotated[list[ToolCall], FIRST] | None = None
     name: Name | None = None
     reasoning_content: str | None = None
-    """Beyond the API: for templates that know it, such as Qwen 3's."""
+    """Extension: reasoning, for templates that use it, such as Qwen 3's."""
     refusal: None = RETURNED
     annotations: list[ANY_JSON] | None = RETURNED
     audio: None = RETURNED
@@ -71,62 +82,88 @@ class AssistantMessage(Body):
 
 
 class ToolMessage(Body):
-    """What a function returned."""
+    """Result of a function."""
 
     role: Literal["tool"]
     content: Content
     tool_call_id: Name
     name: Name | None = None
-    """Of the function; not in the API, but in its examples, and templates use it."""
+    """Function name; not in the API, but in its examples, and templates use it."""
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+class CustomMessage(Body):
+    """Extension: a role that the model's chat template defines."""
+
+    role: Annotated[str, Field(min_length=1, max_length=64)]
+    content: Content
+    name: Name | None = None
+
+
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+
+
+def _kind_of_message(message: object) -> str | None:
+    role = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    return (role if role in _ROLES else "custom") if isinstance(role, str) else None
+
+
+Message = Annotated[
+    Annotated[SystemMessage, Tag("system")]
+    | Annotated[SystemMessage, Tag("developer")]
+    | Annotated[UserMessage, Tag("user")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")]
+    | Annotated[CustomMessage, Tag("custom")],
+    Discriminator(
+        _kind_of_message, custom_error_type="one_of", custom_error_message="Must be a message with a 'role'"
+    ),
+]
 
 
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
 class Function(Body):
-    """What may be called."""
+    """Function that may be called."""
 
     name: FunctionName
     description: str | None = None
     parameters: dict[str, ANY_JSON] | None = None
-    """A JSON schema of an object; left out: no arguments."""
+    """JSON schema of an object; default: no arguments."""
     strict: bool | None = None
-    """Without effect: a call that is asked for always follows the schema, one that is not never must."""
+    """Without effect: a required call always follows the schema, an optional one need not."""
 
 
 class Tool(Body):
-    """A function."""
+    """Tool; functions only."""
 
     type: Literal["function"]
     function: Function
 
 
 class NamedFunction(Body):
-    """Which function."""
+    """Name of a function."""
 
     name: Name
 
 
 class NamedTool(Body):
-    """Call this one."""
+    """Function that must be called."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class AllowedTools(Body):
-    """Some of the tools."""
+    """Subset of the tools."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)]
-    """By their names; whatever else is said of them here is without effect."""
+    """Only their names matter."""
 
 
 class AllowedChoice(Body):
-    """Call none but these."""
+    """Restricts calls to a subset of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools
@@ -140,32 +177,171 @@ ToolChoice = Annotated[
     ),
 ]
 
-TemplateValue = Annotated[bool | int | float | str, OneOf("true, false, a number or a text")]
-
 
 class ChatRequest(Generation):
-    """What is asked."""
+    """Body of /v1/chat/completions."""
 
     messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """The newer name of `max_tokens`."""
+    """Newer name of `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    """false: an answer that must be calls is one; a model that is free to call may still make several."""
+    """false: at most one call if a call is required; optional calls are not limited."""
     modalities: list[Literal["text"]] | None = None
     reasoning_effort: Name | None = None
-    """A variable of the model's chat template; refused where the template does not know it."""
+    """Variable of the chat template; without effect if the template does not use it."""
 
-    # Beyond the API, under vLLM's names.
-    chat_template_kwargs: dict[str, TemplateValue] | None = None
-    """Variables of the model's chat template, such as `enable_thinking`."""
+    # Extensions under vLLM's names.
+    chat_template_kwargs: dict[str, ANY_JSON] | None = None
+    """Variables of the chat template, such as `enable_thinking`."""
+    documents: Annotated[list[dict[str, ANY_JSON]], Field(max_length=1024, fail_fast=True)] | None = None
+    """Variable of the chat template, used by Granite."""
     add_generation_prompt: bool | None = None
-    """false: what begins an answer is left out, so the model says who speaks next."""
+    """false: leave out the start of an answer, so that the model chooses the next speaker."""
     continue_final_message: bool | None = None
-    """The answer goes on with the last message, which is the assistant's; so has a model its first words."""
+    """Continue the last message, which must be the assistant's, instead of starting an answer."""
     add_special_tokens: Literal[False] | None = None
-    """The template writes them."""
-    echo: Literal[False] | None = None
+    """The chat template writes special tokens."""
+    echo: bool | None = None
+    """Repeat the last message before the answer, if it is the assistant's."""
+
+
+class TopLogprob(Reply):
+    """An alternative token."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ChatTokenLogprob(TopLogprob):
+    """Log-probability of a sampled token."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    """Log-probabilities of an answer."""
+
+    content: list[ChatTokenLogprob] | None
+    refusal: None = None
+
+
+class ReplyFunction(Reply):
+    """Function name and arguments of a call."""
+
+    name: str
+    arguments: str
+
+
+class ReplyToolCall(Reply):
+    """Tool call of the model."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: ReplyFunction
+
+
+class ReplyMessage(Reply):
+    """Message of the answer."""
+
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | None = ABSENT
+    """Extension, as in DeepSeek's API: the reasoning before the answer, if the server splits it."""
+    refusal: None = None
+    tool_calls: list[ReplyToolCall] | None = ABSENT
+
+
+ChatFinish = Literal["stop", "length", "tool_calls"]
+
+
+class ChatChoice(Reply):
+    """One answer."""
+
+    index: int
+    message: ReplyMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: ChatFinish
+    token_ids: list[int] | None = ABSENT
+
+
+class ChatCompletion(Reply):
+    """All answers."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_logprobs: PromptLogprobs | None = ABSENT
+    prompt_token_ids: list[int] | None = ABSENT
+
+
+class DeltaFunction(Reply):
+    """New text of a call's function."""
+
+    name: str | None = ABSENT
+    arguments: str
+
+
+class DeltaToolCall(Reply):
+    """New part of a tool call; the first one has its id and name."""
+
+    index: int
+    id: str | None = ABSENT
+    type: Literal["function"] | None = ABSENT
+    function: DeltaFunction
+
+
+class Delta(Reply):
+    """New part of a message."""
+
+    role: Literal["assistant"] | None = ABSENT
+    content: str | None = ABSENT
+    reasoning_content: str | None = ABSENT
+    tool_calls: list[DeltaToolCall] | None = ABSENT
+
+
+class ChunkChoice(Reply):
+    """New part of one answer."""
+
+    index: int
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+    finish_reason: ChatFinish | None = None
+    token_ids: list[int] | None = ABSENT
+
+
+class ChatChunk(Reply):
+    """One event of a chat stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = ABSENT
+    prompt_token_ids: list[int] | None = ABSENT
+    """In the first chunk only."""
+
+
+class TokenizeRequest(Body):
+    """A text, or a conversation rendered by the chat template."""
+
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
+    model: Name | None = None
+    add_special_tokens: bool = True
+    """Add the model's start tokens; conversations have those of the template."""
+    add_generation_prompt: bool | None = None
+    """For conversations, as in `/v1/chat/completions`; also the keys below."""
+    continue_final_message: bool | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    chat_template_kwargs: dict[str, ANY_JSON] | None = None
+    return_token_strs: bool | None = None
+    """Also return the vocabulary's spelling of each token."""

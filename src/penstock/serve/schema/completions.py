@@ -1,11 +1,10 @@
-"""`/v1/completions`: text goes on from a prompt."""
+"""Schema of `/v1/completions`."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from penstock.serve.schema.body import ABSENT, FIRST, OneOf, Reply, TokenId
-from penstock.serve.schema.generation import Generation, Usage
+from penstock.serve.schema.base import ABSENT, FIRST, Generation, OneOf, PromptLogprobs, Reply, TokenId, Usage
 
 Prompt = Annotated[
     str
@@ -17,40 +16,44 @@ Prompt = Annotated[
 
 
 class CompletionRequest(Generation):
-    """What is asked."""
+    """Body of /v1/completions."""
 
     prompt: Prompt
     echo: bool | None = None
-    """The prompt comes before the answer, and with `logprobs` also its log-probabilities."""
+    """Repeat the prompt before the answer; with `logprobs` also its log-probabilities."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """So many likeliest tokens beside each token."""
+    """Return log-probabilities with this many likeliest alternatives."""
     best_of: Annotated[int, Field(ge=1)] | None = None
-    """Only as many as `n`."""
+    """Must equal `n`."""
     suffix: None = None
-    """Filling in is not supported."""
+    """Not supported."""
 
 
 class CompletionLogprobs(Reply):
-    """How likely each token was."""
+    """Log-probabilities of a completion."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
-    """Where each token begins in the text of the choice."""
+    """Character offset of each token in the text of the choice."""
 
 
 class CompletionChoice(Reply):
-    """One answer, or a piece of it."""
+    """One answer, or a part of it in a stream."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None = None
     finish_reason: Literal["stop", "length"] | None
+    prompt_logprobs: PromptLogprobs | None = ABSENT
+    prompt_token_ids: list[int] | None = ABSENT
+    """In a stream: in the first chunk of a choice."""
+    token_ids: list[int] | None = ABSENT
 
 
 class Completion(Reply):
-    """The answers, or pieces of them in a stream."""
+    """All answers, or parts of them in a stream."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"

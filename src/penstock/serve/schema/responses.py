@@ -1,18 +1,28 @@
-"""`/v1/responses`: OpenAI's newer form of a conversation, as a server has it that keeps nothing."""
+"""Schema of /v1/responses: bodies, items of output and the events of a stream."""
 
 from typing import Annotated, Literal
 
 from pydantic import AliasChoices, Discriminator, Field, Tag
 
-from penstock.serve.schema.body import ANY_JSON, FIRST, RETURNED, Body, Name, OneOf
-from penstock.serve.schema.chat import FunctionName
-from penstock.serve.schema.formats import JsonObjectFormat, TextFormat
+from penstock.serve.schema.base import (
+    ABSENT,
+    ANY_JSON,
+    FIRST,
+    RETURNED,
+    Body,
+    JsonObjectFormat,
+    Name,
+    OneOf,
+    Reply,
+    TextFormat,
+)
+from penstock.serve.schema.chat import ChatTokenLogprob, FunctionName
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputText(Body):
-    """A part of a message; what an answer had besides its text may be sent back with it."""
+    """Text part of a message; may have the other fields of an answer's part."""
 
     type: Literal["input_text", "output_text"]
     text: str
@@ -28,7 +38,7 @@ Texts = Annotated[
 
 
 class InputMessage(Body):
-    """A turn, also one that was an answer."""
+    """Message of a conversation, earlier answers included."""
 
     role: Literal["user", "assistant", "system", "developer"]
     content: Texts
@@ -39,7 +49,7 @@ class InputMessage(Body):
 
 
 class InputCall(Body):
-    """A function that the model wanted called."""
+    """Tool call of an earlier answer."""
 
     type: Literal["function_call"]
     call_id: Name
@@ -54,7 +64,7 @@ class InputCall(Body):
 
 
 class InputCallOutput(Body):
-    """What a function returned."""
+    """Result of a function."""
 
     type: Literal["function_call_output"]
     call_id: Name
@@ -66,8 +76,26 @@ class InputCallOutput(Body):
     namespace: None = RETURNED
 
 
+class InputReasoningText(Body):
+    """Reasoning text."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class InputReasoning(Body):
+    """Reasoning before the item that follows."""
+
+    type: Literal["reasoning"]
+    id: Name | None = None
+    summary: list[ANY_JSON] | None = None
+    content: Annotated[list[InputReasoningText], FIRST] | None = None
+    status: ItemStatus | None = None
+    encrypted_content: None = RETURNED
+
+
 def _kind_of_item(item: object) -> str | None:
-    """Return the type of an item; messages need not say theirs."""
+    """Return the type of an item; the default is a message."""
     kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return kind if isinstance(kind, str) else "message" if kind is None else None
 
@@ -79,12 +107,13 @@ def _kind_of_input(given: object) -> str | None:
 InputItem = Annotated[
     Annotated[InputMessage, Tag("message")]
     | Annotated[InputCall, Tag("function_call")]
-    | Annotated[InputCallOutput, Tag("function_call_output")],
+    | Annotated[InputCallOutput, Tag("function_call_output")]
+    | Annotated[InputReasoning, Tag("reasoning")],
     Discriminator(
         _kind_of_item,
         custom_error_type="one_of",
-        custom_error_message='Must have the type "message", "function_call" or "function_call_output"; there '
-        "are no other items",
+        custom_error_message='Must have the type "message", "function_call", "function_call_output" or '
+        '"reasoning"; there are no other items',
     ),
 ]
 Input = Annotated[
@@ -97,35 +126,35 @@ Input = Annotated[
 
 
 class ResponseTool(Body):
-    """A function that may be called; there are no tools of the server's own."""
+    """Function that may be called; the server has no tools of its own."""
 
     type: Literal["function"]
     name: FunctionName
     description: str | None = None
     parameters: dict[str, ANY_JSON] | None = None
-    """A JSON schema of an object; left out: no arguments."""
+    """JSON schema of an object; default: no arguments."""
     strict: bool | None = None
     """As in `/v1/chat/completions`."""
 
 
-class NamedFunction(Body):
-    """Call this one."""
+class ResponsesFunction(Body):
+    """Function that must be called."""
 
     type: Literal["function"]
     name: Name
 
 
 class AllowedFunctions(Body):
-    """Call none but these."""
+    """Restricts calls to a subset of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[list[ResponseTool], Field(min_length=1, max_length=128, fail_fast=True)]
-    """By their names; whatever else is said of them here is without effect."""
+    """Only their names matter."""
 
 
 ResponseToolChoice = Annotated[
-    Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions,
+    Literal["none", "auto", "required"] | ResponsesFunction | AllowedFunctions,
     OneOf(
         '"none", "auto", "required", {"type": "function", "name": ...}, or '
         '{"type": "allowed_tools", "mode": "auto" or "required", "tools": [...]}'
@@ -134,29 +163,29 @@ ResponseToolChoice = Annotated[
 
 
 class SchemaFormat(Body):
-    """JSON that follows a schema."""
+    """JSON that matches a schema."""
 
     type: Literal["json_schema"]
     name: Name
     schema_: dict[str, ANY_JSON] = Field(alias="schema")
     description: str | None = None
     strict: bool | None = None
-    """The answer follows the schema either way."""
+    """Without effect: the answer always follows the schema."""
 
 
 class TextConfig(Body):
-    """What the answer looks like."""
+    """Format of the answer."""
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")] | None = None
 
 
 class Reasoning(Body):
-    """How much a model is to reason."""
+    """Settings of reasoning."""
 
     effort: Name | None = None
-    """As `reasoning_effort` in `/v1/chat/completions`."""
+    """Same as `reasoning_effort` in `/v1/chat/completions`."""
     summary: str | None = None
-    """Refused: reasoning is not told from the answer."""
+    """Refused: summaries are not supported."""
 
 
 class ResponseStreamOptions(Body):
@@ -165,13 +194,16 @@ class ResponseStreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
+Include = Literal["message.output_text.logprobs"]
+
+
 class ResponsesRequest(Body):
-    """What is asked."""
+    """Body of /v1/responses."""
 
     model: Name | None = None
     input: Input
     instructions: str | None = None
-    """Come first, as the system's."""
+    """System message before the input."""
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -184,13 +216,16 @@ class ResponsesRequest(Body):
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
     metadata: dict[str, str] | None = None
-    """Sent back."""
+    """Returned unchanged."""
+    include: list[Include] | None = None
+    """Include log-probabilities of the text; nothing else can be included."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """Likeliest alternatives per token, if log-probabilities are included."""
 
-    # Refused where they ask for something, with what to do instead.
+    # Refused if they request something; the error says what to do instead.
     store: bool | None = None
     previous_response_id: str | None = None
     background: bool | None = None
-    include: list[str] | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
     # Accepted, without effect.
@@ -198,3 +233,153 @@ class ResponsesRequest(Body):
     service_tier: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class OutputText(Reply):
+    """Text of an answer."""
+
+    type: Literal["output_text"] = "output_text"
+    text: str
+    annotations: list[str] = Field(default_factory=list)
+    logprobs: list[ChatTokenLogprob] = Field(default_factory=list)
+
+
+class ReasoningText(Reply):
+    """Reasoning text."""
+
+    type: Literal["reasoning_text"] = "reasoning_text"
+    text: str
+
+
+class OutputReasoning(Reply):
+    """Reasoning before the answer, if the server splits it."""
+
+    type: Literal["reasoning"] = "reasoning"
+    id: str
+    summary: list[str] = Field(default_factory=list)
+    content: list[ReasoningText]
+    status: Status
+
+
+class OutputMessage(Reply):
+    """Message of the answer."""
+
+    type: Literal["message"] = "message"
+    id: str
+    status: Status
+    role: Literal["assistant"] = "assistant"
+    content: list[OutputText]
+
+
+class OutputCall(Reply):
+    """Tool call of the model."""
+
+    type: Literal["function_call"] = "function_call"
+    id: str
+    call_id: str
+    """Id under which the function's output is sent back."""
+    name: str
+    arguments: str
+    status: Status
+
+
+class InputTokensDetails(Reply):
+    """Prompt tokens taken from the prefix cache."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+
+
+class OutputTokensDetails(Reply):
+    """Tokens of reasoning, if the server splits it; counted by deltas, so accurate to a token or two."""
+
+    reasoning_tokens: int = 0
+
+
+class ResponseUsage(Reply):
+    """Token counts of a request."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails = Field(default_factory=OutputTokensDetails)
+    total_tokens: int
+
+
+class IncompleteDetails(Reply):
+    """Reason of an incomplete answer."""
+
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseFault(Reply):
+    """Error of a failed response."""
+
+    code: Literal["server_error"] = "server_error"
+    message: str
+
+
+class ResponseText(Reply):
+    """Requested format."""
+
+    format: dict[str, ANY_JSON]
+
+
+class ReplyReasoning(Reply):
+    """Requested effort."""
+
+    effort: str | None
+    summary: None = None
+
+
+OutputItem = OutputMessage | OutputCall | OutputReasoning
+
+
+class ResponseReply(Reply):
+    """The complete response."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    model: str
+    status: Status
+    error: ResponseFault | None = None
+    incomplete_details: IncompleteDetails | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    output: list[OutputItem] = Field(default_factory=list)
+    parallel_tool_calls: bool = True
+    previous_response_id: None = None
+    reasoning: ReplyReasoning | None = ABSENT
+    store: Literal[False] = False
+    """Responses are not stored."""
+    temperature: float
+    text: ResponseText
+    tool_choice: ANY_JSON = "auto"
+    """As requested, and so are the tools."""
+    tools: list[dict[str, ANY_JSON]] = Field(default_factory=list)
+    top_logprobs: int | None = ABSENT
+    top_p: float
+    truncation: Literal["disabled"] = "disabled"
+    usage: ResponseUsage | None = None
+
+
+class ResponseEvent(Reply):
+    """One event of a stream; its type decides which keys are present."""
+
+    type: str
+    sequence_number: int
+    response: ResponseReply | None = ABSENT
+    output_index: int | None = ABSENT
+    content_index: int | None = ABSENT
+    item_id: str | None = ABSENT
+    item: OutputItem | None = ABSENT
+    part: OutputText | ReasoningText | None = ABSENT
+    delta: str | None = ABSENT
+    text: str | None = ABSENT
+    arguments: str | None = ABSENT
+    logprobs: list[ChatTokenLogprob] | None = ABSENT

@@ -1,1 +1,1 @@
-"""Optimizers: what a recipe may choose (config), the rules, and how the weights they change are stored."""
+"""Optimizers: recipe keys, update rules, and the storage of weights."""

@@ -1,4 +1,4 @@
-"""AdamW as torch's fused kernel, on what each rank holds."""
+"""AdamW: torch's fused kernel, on each rank's shards."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,21 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from penstock.train.optim.rule import Group, States, Update
-from penstock.train.optim.shards import local
+from penstock.parallel.slices import detached_local
+from penstock.train.optim.rule import ParamGroup, States, Update
 
 
 def init(parameter: Tensor) -> States:
-    """Return zero moments and the steps taken."""
+    """Return zero moments and the step count."""
     return {
-        "step": torch.zeros((), dtype=torch.float32, device=local(parameter).device),
+        "step": torch.zeros((), dtype=torch.float32, device=detached_local(parameter).device),
         "exp_avg": torch.zeros_like(parameter, dtype=torch.float32),
         "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
     }
 
 
-def update(updates: Sequence[Update], group: Group) -> None:
-    """Take one step of AdamW for all parameters at once."""
+def update(updates: Sequence[Update], group: ParamGroup) -> None:
+    """Take one AdamW step for all parameters at once."""
     beta1, beta2 = group["betas"]
     held = [one for one in updates if one.weight.numel()]  # a rank may hold no row of a small parameter
     for one in updates:
@@ -29,8 +29,8 @@ def update(updates: Sequence[Update], group: Group) -> None:
     adamw(
         [one.weight for one in held],
         [one.gradient for one in held],
-        [local(one.states["exp_avg"]) for one in held],
-        [local(one.states["exp_avg_sq"]) for one in held],
+        [detached_local(one.states["exp_avg"]) for one in held],
+        [detached_local(one.states["exp_avg_sq"]) for one in held],
         [],
         [one.states["step"] for one in held],
         fused=True,

@@ -1,8 +1,8 @@
-"""AdamW whose two moments are kept in 8 bits: a quarter of the memory (Dettmers et al., ICLR 2022).
+"""8-bit AdamW: both moments in 8 bits, a quarter of the memory (Dettmers et al., ICLR 2022).
 
-A matrix's moments are codes and the scales of their blocks; a few rows at a time are opened to float32,
-moved, and coded again. The step itself uses the moments before they are coded. Vectors and small matrices
-keep float32 moments, as in the paper's code: they cost nothing and are the most sensitive.
+A matrix's moments are stored as codes with a scale per block; a few rows at a time are decoded to float32,
+updated, and encoded again. The step itself uses the moments before encoding. Vectors and small matrices keep
+float32 moments, as in the paper's code: they cost nothing and are the most sensitive.
 """
 
 import math
@@ -11,24 +11,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from penstock.nn.low_bit import code_of_zero, from_codes, num_blocks, to_codes
+from penstock.nn.linear.rounding import code_of_zero, from_codes, num_blocks, to_codes
+from penstock.parallel.slices import detached_local, like
 from penstock.train.optim import adamw
-from penstock.train.optim.config import BLOCK, SMALLEST, fits_blocks
-from penstock.train.optim.rule import Group, States, Update
-from penstock.train.optim.shards import like, local
+from penstock.train.optim.rule import ParamGroup, States, Update
+from penstock.train.recipe.optim_config import BLOCK, SMALLEST, fits_blocks
 
-_OPEN_ON_CPU = 2**18  # numbers that are open at a time: their temporaries stay in a processor's cache
-_OPEN_ON_GPU = 2**24  # few launches, for half a gigabyte
+_OPEN_ON_CPU = 2**18  # numbers decoded at a time: their temporaries fit the processor's cache
+_OPEN_ON_GPU = 2**24  # few kernel launches, for half a gigabyte
 
 
 def init(parameter: Tensor) -> States:
-    """Return the codes and scales of zero moments, or float32 moments for what is small."""
+    """Return codes and scales of zero moments; float32 moments for small parameters."""
     if parameter.ndim != 2 or parameter.numel() < SMALLEST:
         return adamw.init(parameter)
-    here, (rows, columns) = local(parameter), parameter.shape
+    here, (rows, columns) = detached_local(parameter), parameter.shape
     assert fits_blocks(here.shape[1], whole=columns, rows=rows), (here.shape, parameter.shape)
     shape = (rows, num_blocks(columns, BLOCK))
-    states = {"step": torch.zeros(())}  # read on the host
+    states = {"step": torch.zeros(())}  # on the CPU, where it is read
     for name, signed in (("exp_avg", True), ("exp_avg_sq", False)):
         states[f"{name}_codes"] = torch.full_like(parameter, code_of_zero(signed=signed), dtype=torch.uint8)
         scales = here.new_zeros((here.shape[0], num_blocks(here.shape[1], BLOCK)), dtype=torch.float32)
@@ -36,18 +36,18 @@ def init(parameter: Tensor) -> States:
     return states
 
 
-def update(updates: Sequence[Update], group: Group) -> None:
-    """Take one step of AdamW; small parameters take it in float32."""
+def update(updates: Sequence[Update], group: ParamGroup) -> None:
+    """Take one AdamW step; small parameters in float32."""
     adamw.update([one for one in updates if "exp_avg_scales" not in one.states], group)
     for one in updates:
         if "exp_avg_scales" in one.states:
             _update_coded(one, group)
 
 
-def _update_coded(one: Update, group: Group) -> None:
+def _update_coded(one: Update, group: ParamGroup) -> None:
     one.states["step"] += 1
     step = one.states["step"].item()
-    codes = {name: local(one.states[name]) for name in one.states if name != "step"}
+    codes = {name: detached_local(one.states[name]) for name in one.states if name != "step"}
     at_once = _OPEN_ON_CPU if one.weight.device.type == "cpu" else _OPEN_ON_GPU
     rows = max(1, at_once // one.weight.shape[1])
     for first in range(0, one.weight.shape[0], rows):
@@ -56,8 +56,8 @@ def _update_coded(one: Update, group: Group) -> None:
         _move(one.weight[some], one.gradient[some], part, step=step, group=group)
 
 
-def _move(weight: Tensor, gradient: Tensor, codes: States, *, step: float, group: Group) -> None:
-    """Algorithm 2 of Loshchilov and Hutter on a few rows."""
+def _move(weight: Tensor, gradient: Tensor, codes: States, *, step: float, group: ParamGroup) -> None:
+    """Algorithm 2 of Loshchilov and Hutter, on a few rows."""
     beta1, beta2 = group["betas"]
     first = _opened(codes, "exp_avg", signed=True).lerp_(gradient, 1 - beta1)
     second = (

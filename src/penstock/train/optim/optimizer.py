@@ -1,4 +1,4 @@
-"""The optimizer of a run: groups of parameters, each with a rule, over weights of any storage."""
+"""Optimizer of a run: parameter groups with update rules, over weights of any storage."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -7,34 +7,34 @@ import torch
 from torch import Tensor, nn
 
 from penstock.core.rng import key_of
+from penstock.parallel.slices import detached_local
 from penstock.train.optim import adamw, adamw_8bit, muon
-from penstock.train.optim.config import OptimConfig
-from penstock.train.optim.rule import Rule, Update
-from penstock.train.optim.shards import local
-from penstock.train.optim.storage import STORAGES, Storage
+from penstock.train.optim.rule import Update, UpdateRule
+from penstock.train.optim.weight_storage import STORAGES, WeightStorage
+from penstock.train.recipe.optim_config import OptimConfig
 
-RULES: Mapping[str, Rule] = {
-    "adamw": Rule(adamw.init, adamw.update),
-    "adamw_8bit": Rule(adamw_8bit.init, adamw_8bit.update),
-    "muon": Rule(muon.init, muon.update),
+RULES: Mapping[str, UpdateRule] = {
+    "adamw": UpdateRule(adamw.init, adamw.update),
+    "adamw_8bit": UpdateRule(adamw_8bit.init, adamw_8bit.update),
+    "muon": UpdateRule(muon.init, muon.update),
 }
 
 Named = tuple[str, nn.Parameter]
-"""A parameter and its name in the model."""
+"""Name and parameter."""
 
 
 class Optimizer(torch.optim.Optimizer):
-    """Changes parameters by the rules of their groups; its states exist from the start.
+    """Updates parameters by the rules of their groups; its states exist from the start.
 
-    Works on plain and on sharded (DTensor) parameters; states lie on the ranks as their parameters do.
+    Works on plain and sharded (DTensor) parameters; states are sharded as their parameters are.
 
     Args:
-        groups: each with "named" parameters, "rule" and the rule's numbers.
-        storage: how the parameters keep their values.
-        seed: keys random rounding.
+        groups: each with "named" parameters, "rule" and the rule's hyperparameters.
+        storage: storage of the parameters' values.
+        seed: seed of stochastic rounding.
     """
 
-    def __init__(self, groups: Sequence[dict[str, Any]], *, storage: Storage, seed: int) -> None:
+    def __init__(self, groups: Sequence[dict[str, Any]], *, storage: WeightStorage, seed: int) -> None:
         self.storage = storage
         self.seed = seed
         self.names = {id(p): name for group in groups for name, p in group["named"]}
@@ -46,7 +46,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Change every parameter that has a gradient; every rank must call it."""
+        """Update every parameter that has a gradient; every rank must call it."""
         assert closure is None, closure
         for group in self.param_groups:
             for parameters in _runs(group["params"], at_once=self.storage.at_once):
@@ -57,12 +57,12 @@ class Optimizer(torch.optim.Optimizer):
     def _opened(self, parameter: Tensor, gradient: Tensor) -> Update:
         states = self.state[parameter]
         weight = self.storage.opened(parameter, states)
-        return Update(parameter, weight, local(gradient).float(), states)
+        return Update(parameter, weight, detached_local(gradient).float(), states)
 
     def _close(self, updates: list[Update]) -> None:
         if self.storage.close is None or not updates:
             return
-        step = int(updates[0].states["step"])  # one wait for a device, not one a parameter
+        step = int(updates[0].states["step"])  # one synchronisation with the device, not one per parameter
         for one in updates:
             key = key_of(self.seed, "round", self.names[id(one.parameter)], step)
             self.storage.close(one.parameter, one.weight, key)
@@ -73,7 +73,7 @@ def _numbers(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _runs(parameters: Sequence[Tensor], *, at_once: int | None) -> Iterator[list[Tensor]]:
-    """Yield runs of parameters of at most `at_once` numbers in all, one at least, the same on all ranks."""
+    """Yield runs of parameters with at most `at_once` numbers, at least one each, the same on all ranks."""
     run: list[Tensor] = []
     for parameter in parameters:
         if run and at_once is not None and sum(p.numel() for p in run) + parameter.numel() > at_once:
@@ -86,14 +86,14 @@ def _runs(parameters: Sequence[Tensor], *, at_once: int | None) -> Iterator[list
 def build_optimizer(
     model: nn.Module, config: OptimConfig, *, weights: str = "float32", seed: int = 0
 ) -> Optimizer:
-    """Make the optimizer that a recipe asks for, over all parameters that need a gradient.
+    """Build the optimizer of a recipe, over all parameters that need a gradient.
 
-    Norms and biases (one dimension) are not decayed. Muon is for the matrices of `model.layers`; the
-    embedding, the output matrix, norms and biases follow AdamW.
+    Norms and biases (one dimension) have no weight decay. Muon is for the matrices of `model.layers`; the
+    embedding, the output matrix, norms and biases use AdamW.
 
     Args:
-        weights: how the parameters keep their values: a name in STORAGES.
-        seed: keys random rounding.
+        weights: storage of the parameters' values: a name in STORAGES.
+        seed: seed of stochastic rounding.
     """
     parameters = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     storage = STORAGES[weights]

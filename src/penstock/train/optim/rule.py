@@ -1,4 +1,4 @@
-"""What a rule is: states of one parameter, and one update of many."""
+"""Interface of update rules: states of one parameter, one update of many."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 States = dict[str, Tensor]
-"""Of one parameter, by name; whole or sharded as the parameter is."""
+"""States of one parameter by name; sharded as the parameter is."""
 
-Group = dict[str, Any]
-"""Hyperparameters of an optimizer's group: numbers by name."""
+ParamGroup = dict[str, Any]
+"""Hyperparameters of a parameter group, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +18,19 @@ class Update:
     """One parameter in an update."""
 
     parameter: Tensor
-    """For its shape and its place on the ranks."""
+    """The parameter, for its shape and sharding."""
     weight: Tensor
-    """What this rank holds of it, float32: to be changed in place."""
+    """This rank's shard of it in float32, to be changed in place."""
     gradient: Tensor
-    """What this rank holds of the gradient, float32."""
+    """This rank's shard of the gradient in float32."""
     states: States
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """A way in which weights follow gradients."""
+class UpdateRule:
+    """An update rule."""
 
     init: Callable[[Tensor], States]
-    """The states of a parameter before its first step."""
-    update: Callable[[Sequence[Update], Group], None]
-    """Change weights and states in place; every rank calls it with the same parameters."""
+    """Returns the states of a parameter before its first step."""
+    update: Callable[[Sequence[Update], ParamGroup], None]
+    """Changes weights and states in place; every rank calls it with the same parameters."""

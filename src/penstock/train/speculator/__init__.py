@@ -1,1 +1,1 @@
-"""Train heads that guess the tokens after the next one, on a model that stays as it is."""
+"""Training of speculator heads, which draft the tokens after the next one, on a frozen model."""

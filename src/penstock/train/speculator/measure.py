@@ -1,4 +1,4 @@
-"""How often drafts of the heads stand: on text that was not trained on, and in what the model writes."""
+"""Acceptance rate of drafts: on held-out text, and in generated text."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,32 +6,32 @@ from dataclasses import dataclass
 import torch
 
 from penstock.models.speculator import Speculator
-from penstock.train.speculator.loss import Lesson, hits
+from penstock.train.speculator.batches import Lesson, hits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
-    """What was counted."""
+class AcceptanceReport:
+    """Measured acceptance of draft heads."""
 
     on_text: tuple[float, ...]
-    """Per head: the share of positions of text at which it was right, of those where all before it were."""
+    """Per head: share of correct predictions on text, where all heads before it were correct."""
     decoding: tuple[float, ...]
-    """Per head: the share of its drafts that stood, of those whose turn came, in greedy decoding."""
+    """Per head: share of its drafts that were accepted in greedy decoding, where all before it were."""
     tokens_per_step: float
-    """Tokens that one step of the model adds to an answer, in greedy decoding with a draft of every head."""
+    """Mean tokens added per decoding step, in greedy decoding with a draft of every head."""
     steps: int
-    """Of decoding, that this was counted over."""
+    """Number of decoding steps measured."""
 
 
-def measure(speculator: Speculator, *, text: Iterable[Lesson], own: Iterable[Lesson]) -> Acceptance:
-    """Measure heads.
+def measure(speculator: Speculator, *, text: Iterable[Lesson], own: Iterable[Lesson]) -> AcceptanceReport:
+    """Measure the acceptance of heads.
 
     Args:
         text: rows of text.
-        own: what the model wrote, always the likeliest token: decoding with drafts would write the same.
+        own: greedy continuations by the model: decoding with drafts would generate the same.
     """
     num_heads = speculator.config.n_predict
-    right, walked = Counts(num_heads), Counts(num_heads)
+    right, walked = AcceptanceCounts(num_heads), AcceptanceCounts(num_heads)
     for lesson in text:
         right.add(hits(speculator, lesson))
     steps = tokens = 0
@@ -39,7 +39,7 @@ def measure(speculator: Speculator, *, text: Iterable[Lesson], own: Iterable[Les
         for stood in _walk(speculator, lesson):
             steps, tokens = steps + 1, tokens + 1 + stood
             walked.add([(int(stood > head), int(stood >= head)) for head in range(num_heads)])
-    return Acceptance(
+    return AcceptanceReport(
         on_text=right.rates(),
         decoding=walked.rates(),
         tokens_per_step=tokens / max(1, steps),
@@ -47,31 +47,31 @@ def measure(speculator: Speculator, *, text: Iterable[Lesson], own: Iterable[Les
     )
 
 
-class Counts:
-    """Right and tried, per head."""
+class AcceptanceCounts:
+    """Counts of correct and tried drafts, per head."""
 
     def __init__(self, num_heads: int) -> None:
         self._sums = torch.zeros(num_heads, 2, dtype=torch.int64)
 
     def add(self, counted: list[tuple[int, int]]) -> None:
-        """Count."""
+        """Add (correct, tried) per head."""
         self._sums += torch.tensor(counted)
 
     def rates(self) -> tuple[float, ...]:
-        """Return the share that was right; 0 where nothing was tried."""
+        """Return the share of correct drafts; 0 where none was tried."""
         return tuple(right / max(1, tried) for right, tried in self._sums.tolist())
 
 
 @torch.no_grad()
 def _walk(speculator: Speculator, lesson: Lesson) -> list[int]:
-    """Return how many drafts stood in each step of decoding the rows of a lesson."""
+    """Return the number of accepted drafts of each decoding step over the rows of a batch."""
     num_heads, labels = speculator.config.n_predict, lesson.labels
-    last = labels.shape[1] - num_heads - 1  # a step further back has a token for every draft
+    last = labels.shape[1] - num_heads - 1  # up to here every draft has a token to compare with
     positions = slice(lesson.first, last)
     guesses = speculator.guesses(
         lesson.hidden[:, positions].flatten(0, 1), labels[:, positions].flatten(), num=num_heads
     )
-    # labels[t] follows token t and is known to the step at t; its drafts are for the labels behind it
+    # labels[t] follows token t and is known to the step at t; its drafts are for the labels after it
     came = labels.unfold(1, num_heads, 1)[:, lesson.first + 1 : last + 1].flatten(0, 1)
     stood = (guesses == came).int().cumprod(1).sum(1).view(len(labels), -1).tolist()
     found = []

@@ -1,34 +1,43 @@
-"""Train heads from the first step to the last, or as far as one is let; what is left continues later."""
+"""Train speculator heads, with a state on disk from which an interrupted run resumes."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from penstock.checkpoint.speculator import save_speculator
-from penstock.core.errors import UsageError
-from penstock.core.files import remove_tree
+from penstock.core.errors import CheckpointDamaged, StateMismatch, UsageError
+from penstock.core.files import remove_tree, write_atomic
+from penstock.core.packages import Package
 from penstock.data import Loader
 from penstock.models.llama.model import Llama
 from penstock.models.speculator import Speculator, SpeculatorConfig
-from penstock.train.config import ScheduleConfig
-from penstock.train.optim.config import OptimConfig
+from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.optim.optimizer import build_optimizer
-from penstock.train.schedule import learning_rate
+from penstock.train.recipe.config import ScheduleConfig
+from penstock.train.recipe.optim_config import OptimConfig
+from penstock.train.speculator.batches import FIELDS, Lessons, Write, losses
 from penstock.train.speculator.config import SpeculatorTraining
-from penstock.train.speculator.lessons import FIELDS, Lessons, Write
-from penstock.train.speculator.loss import losses
-from penstock.train.speculator.measure import Acceptance, measure
-from penstock.train.speculator.state import load_state, partial_folder, save_state
+from penstock.train.speculator.measure import AcceptanceReport, measure
+
+if TYPE_CHECKING:
+    import safetensors
+    import safetensors.torch as safetensors_torch
+else:
+    safetensors = Package("safetensors", "Speculator heads")
+    safetensors_torch = Package("safetensors.torch", "Speculator heads")
+
 
 _SAVE_EVERY = 200
 _MEASURED_ROWS = 32
 
 OnStep = Callable[[int, list[float]], None]
-"""(steps taken, nats of each head)."""
+"""(steps taken, loss of each head in nats)."""
 
 
 def train_speculator(
@@ -40,20 +49,20 @@ def train_speculator(
     write: Write,
     stop_requested: Callable[[], bool] = lambda: False,
     on_step: OnStep = lambda _step, _nats: None,
-) -> Acceptance | None:
-    """Train heads for a model and write them to a folder; return how often their drafts stand.
+) -> AcceptanceReport | None:
+    """Train heads for a model and save them to a folder; return their acceptance, None if stopped.
 
-    An unfinished run of the same settings is continued.
+    An unfinished run with the same settings is resumed.
 
     Args:
-        base: in evaluation mode; its weights are not changed.
+        base: in evaluation mode; frozen.
         write: continues prompts with the same model.
-        stop_requested: read before every step; then what is done is kept and None returned.
+        stop_requested: called before every step; if True the state is saved and None returned.
 
     Raises:
         UsageError: the folder is not empty, or the rows do not fit the model.
-        StateMismatch: there is an unfinished run of other settings.
-        CorpusError: there is no corpus, or it has tokens that the model does not know.
+            StateMismatch: there is an unfinished run with other settings.
+            CorpusError: the corpus does not exist, or has token ids outside the vocabulary.
     """
     check(base, out, training)
     speculator = new_speculator(base, training)
@@ -85,7 +94,7 @@ def train_speculator(
 
 
 def check(base: Llama, out: Path, training: SpeculatorTraining) -> None:
-    """Refuse what would fail after the first step.
+    """Raise for settings that would fail later.
 
     Raises:
         UsageError: the folder is not empty, or the rows do not fit the model.
@@ -99,12 +108,14 @@ def check(base: Llama, out: Path, training: SpeculatorTraining) -> None:
     ):
         if length > context:
             raise UsageError(
-                f"{name} are beyond the model's context of {context:,} tokens", got=length, fix="Lower them."
+                f"{name}: longer than the model's context of {context:,} tokens",
+                got=length,
+                fix="Choose a smaller number.",
             )
 
 
 def new_speculator(base: Llama, training: SpeculatorTraining) -> Speculator:
-    """Return heads for a model, untrained, where the model is."""
+    """Return untrained heads for a model, on its device."""
     config = SpeculatorConfig(
         vocab_size=base.config.vocab_size,
         emb_dim=base.config.hidden_size,
@@ -118,8 +129,8 @@ def new_speculator(base: Llama, training: SpeculatorTraining) -> Speculator:
 
 def measured(
     base: Llama, speculator: Speculator, corpus: str, training: SpeculatorTraining, *, write: Write
-) -> Acceptance:
-    """Measure heads on documents that were not trained on; with `holdout` 0, on those that were."""
+) -> AcceptanceReport:
+    """Measure heads on held-out documents; with `holdout` 0, on those trained on."""
     loader = _rows(corpus, training, split="heldout" if training.holdout else "train")
     lessons = Lessons(base, loader, write, training)
     steps = range(-(-_MEASURED_ROWS // training.batch_size))
@@ -152,3 +163,70 @@ def _set_rate(optimizer: torch.optim.Optimizer, step: int, training: SpeculatorT
     )
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+_FILE = "state.safetensors"
+
+
+def partial_folder(out: Path) -> Path:
+    """Return the folder of an unfinished run."""
+    return out.with_name(f"{out.name}.partial")
+
+
+def save_state(
+    out: Path,
+    speculator: Speculator,
+    optimizer: torch.optim.Optimizer,
+    *,
+    step: int,
+    settings: Mapping[str, Any],
+) -> None:
+    """Save the state for `load_state`, atomically: the previous file stays until this one is complete."""
+    folder = partial_folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in _tensors(speculator, optimizer)}
+    metadata = {"step": str(step), "settings": json.dumps(settings, sort_keys=True)}
+    write_atomic(folder / _FILE, safetensors_torch.save(tensors, metadata=metadata))
+
+
+def load_state(
+    out: Path, speculator: Speculator, optimizer: torch.optim.Optimizer, *, settings: Mapping[str, Any]
+) -> int:
+    """Load heads and optimizer state of an unfinished run in place; return its step, 0 without one.
+
+    Raises:
+        StateMismatch: the run has other settings.
+        CheckpointDamaged: the file is damaged.
+    """
+    path = partial_folder(out) / _FILE
+    if not path.is_file():
+        return 0
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+            _check(json.loads(metadata["settings"]), settings, out)
+            with torch.no_grad():
+                for name, tensor in _tensors(speculator, optimizer):
+                    tensor.copy_(file.get_tensor(name))
+            return int(metadata["step"])
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise CheckpointDamaged(
+            f"{path} is damaged: {error}", fix=f"Remove {path.parent} and start again."
+        ) from error
+
+
+def _check(stored: Mapping[str, Any], given: Mapping[str, Any], out: Path) -> None:
+    for name in sorted({*stored, *given}):
+        if stored.get(name) != given.get(name):
+            raise StateMismatch(
+                f"The unfinished run in {partial_folder(out)} has {name} {stored.get(name)!r}",
+                got=given.get(name),
+                fix=f"Give the same, choose another folder, or remove {partial_folder(out)}.",
+            )
+
+
+def _tensors(speculator: Speculator, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in speculator.named_parameters():
+        yield name, parameter.detach()
+        for key, value in optimizer.state[parameter].items():
+            yield f"optimizer.{name}.{key}", value

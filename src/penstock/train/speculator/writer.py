@@ -1,19 +1,19 @@
-"""What a model writes after prompts, many at once, by the engine."""
+"""Text generation for speculator training: many prompts at once, by the engine."""
 
 from collections.abc import Sequence
 
 from penstock.core.errors import ModelError
 from penstock.engine.engine import Engine
 from penstock.engine.request import Request
-from penstock.engine.sampling import GREEDY, Sampling
-from penstock.train.speculator.lessons import Write
+from penstock.engine.sampling_params import GREEDY, Sampling
+from penstock.train.speculator.batches import Write
 
 
 def writer(engine: Engine, *, num_tokens: int) -> Write:
-    """Return what continues prompts by so many tokens, end tokens among them.
+    """Return a function that continues prompts by `num_tokens` tokens, end tokens included.
 
     Args:
-        engine: that nobody else uses.
+        engine: used by this function only.
     """
 
     def write(prompts: Sequence[Sequence[int]], seeds: Sequence[int] | None) -> list[list[int]]:
@@ -29,7 +29,7 @@ def writer(engine: Engine, *, num_tokens: int) -> Write:
         while engine.has_work:
             for piece in engine.step():
                 if piece.finish == "error":
-                    raise ModelError(f"The model could not write: {piece.error}")
+                    raise ModelError(f"The model failed to generate text: {piece.error}")
                 written[piece.request_id].extend(piece.token_ids)
         return list(written.values())
 

@@ -3,8 +3,8 @@
 import random
 
 from penstock.engine.request import Request
-from penstock.engine.scheduling import fairness
-from penstock.engine.scheduling.fairness import WaitingLine
+from penstock.engine.scheduling import queue
+from penstock.engine.scheduling.queue import WaitingQueue
 from penstock.engine.scheduling.sequence import Sequence
 
 
@@ -12,7 +12,7 @@ class Line:
     """A waiting line with sequences named by their order of arrival."""
 
     def __init__(self):
-        self.waiting = WaitingLine()
+        self.waiting = WaitingQueue()
         self.count = 0
 
     def put(self, client, priority=0):
@@ -101,7 +101,7 @@ def test_sequences_can_leave_from_the_middle():
 
 
 def test_clients_with_nothing_to_do_are_forgotten(monkeypatch):
-    monkeypatch.setattr(fairness, "_MANY_COUNTERS", 8)
+    monkeypatch.setattr(queue, "_MANY_COUNTERS", 8)
     line = Line()
     for number in range(1000):
         line.put(f"client {number}")

@@ -1,8 +1,7 @@
 """Names of blocks say all that their content depends on."""
 
 from penstock.engine.request import Request
-from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.prefix import find_prefix, name_blocks, names_of
+from penstock.engine.scheduling.blocks import BlockPool, find_prefix, name_blocks, names_of
 from penstock.engine.scheduling.sequence import Sequence
 
 

@@ -5,7 +5,7 @@ from tests.hashing_model import sequences_of
 
 from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.running import Running
+from penstock.engine.scheduling.scheduler import Running
 
 
 class Table:
@@ -59,18 +59,18 @@ def test_the_last_is_who_came_last_of_the_worst_priority():
 def test_drafts_get_the_blocks_that_are_free_and_no_more():
     table = Table(3)
     sequence = table.enter(6)
-    assert table.running.stretch(sequence, 2) == 2
+    assert table.running.extend(sequence, 2) == 2
     assert table.pool.num_free == 1
-    assert table.running.stretch(sequence, 9) == 6
+    assert table.running.extend(sequence, 9) == 6
     assert table.pool.num_free == 0
-    assert table.running.stretch(sequence, -1) == 0
+    assert table.running.extend(sequence, -1) == 0
 
 
 def test_who_leaves_gives_back_what_it_has_not_left_behind():
     table = Table(4)
     sequence = table.enter(14)
-    table.running.leave_behind(sequence, 9)
+    table.running.release_before(sequence, 9)
     assert table.pool.num_used == 2
-    table.running.leave_behind(sequence, 9)
+    table.running.release_before(sequence, 9)
     table.running.leave(sequence)
-    assert (table.pool.num_used, len(sequence.blocks), sequence.num_left) == (0, 0, 0)
+    assert (table.pool.num_used, len(sequence.blocks), sequence.num_released) == (0, 0, 0)

@@ -8,15 +8,17 @@ from tests.hashing_model import HashingModel, answer_of, finish_full, run_plan, 
 from penstock.core.errors import UsageError
 from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.fairness import Turns, WaitingLine
-from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.queue import ClientRoundRobin, WaitingQueue
+from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 
 
 class Engine:
     """A scheduler with the stand-in for a network."""
 
     def __init__(self, *, num_blocks=64, block_size=4, max_sequences=8, tokens_per_step=16, keep_idle=True):
-        limits = Limits(max_sequences=max_sequences, tokens_per_step=tokens_per_step, block_size=block_size)
+        limits = StepLimits(
+            max_sequences=max_sequences, tokens_per_step=tokens_per_step, block_size=block_size
+        )
         self.scheduler = Scheduler(limits, BlockPool(num_blocks, keep_idle=keep_idle))
         self.model = HashingModel(num_blocks=num_blocks, block_size=block_size)
         self.count = 0
@@ -63,7 +65,7 @@ def test_a_short_prompt_passes_a_long_one_and_the_long_one_goes_on():
     long = engine.add(100, client="x")
     short = engine.add(6, client="y", token=2)
     assert engine.step() == {long: 10, short: 6}
-    assert short.num_drawn == 1
+    assert short.num_sampled == 1
 
 
 def test_what_others_cannot_use_is_given_to_the_long_prompt():
@@ -77,11 +79,11 @@ def test_every_running_sequence_has_a_token_in_a_step():
     engine = Engine(max_sequences=8, tokens_per_step=3)
     sequences = [engine.add(2, 6, token=i) for i in range(5)]
     while engine.scheduler.has_work:
-        decoding = [s for s in engine.scheduler.running if s.num_drawn]
+        decoding = [s for s in engine.scheduler.running if s.num_sampled]
         shares = engine.step()
         assert len(engine.scheduler.running) <= 3
         assert set(decoding) <= set(shares)
-    assert all(sequence.num_drawn == 6 for sequence in sequences)
+    assert all(sequence.num_sampled == 6 for sequence in sequences)
 
 
 def test_the_latest_gives_up_its_blocks_and_ends_with_the_same_tokens():
@@ -147,8 +149,8 @@ def test_a_step_does_not_look_at_all_that_wait(monkeypatch):
     engine = Engine()
     for token in range(40):
         engine.add(8, token=token, client=f"client {token % 7}", priority=token % 3)
-    monkeypatch.setattr(WaitingLine, "__iter__", None)
-    monkeypatch.setattr(Turns, "__iter__", None)
+    monkeypatch.setattr(WaitingQueue, "__iter__", None)
+    monkeypatch.setattr(ClientRoundRobin, "__iter__", None)
     while engine.scheduler.has_work:
         plan = engine.scheduler.schedule(0.0)
         engine.scheduler.commit(plan, run_plan(engine.model, plan, 4))
@@ -254,7 +256,7 @@ def test_what_was_drawn_for_a_cancelled_sequence_is_dropped():
     engine.scheduler.cancel(first.id)
     engine.scheduler.commit(plan, drawn)
     engine.scheduler.check()
-    assert (first.num_drawn, second.num_drawn) == (0, 1)
+    assert (first.num_sampled, second.num_sampled) == (0, 1)
     assert engine.scheduler.pool.num_used == 1
 
 
@@ -273,7 +275,7 @@ def test_an_embedding_ends_with_its_prompt():
     engine = Engine()
     sequence = engine.add(40, 1, task="embed")
     assert engine.run() == 3
-    assert (sequence.finish, sequence.num_drawn) == ("stop", 0)
+    assert (sequence.finish, sequence.num_sampled) == ("stop", 0)
 
 
 def drafting(engine, sequence, drafts):

@@ -4,9 +4,9 @@ import pytest
 
 from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool
-from penstock.engine.scheduling.scheduler import Limits, Scheduler
+from penstock.engine.scheduling.budget import TOGETHER_S, StepSize
+from penstock.engine.scheduling.scheduler import Scheduler, StepLimits
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.scheduling.step_size import TOGETHER_S, StepSize
 
 MACHINES = {  # what a step costs, and each of its tokens, in seconds
     "tokens are all that costs": (0.0, 0.0003),
@@ -19,15 +19,15 @@ MACHINES = {  # what a step costs, and each of its tokens, in seconds
 class Machine:
     """A step lasts as long as its machine says; the size is told."""
 
-    def __init__(self, cost_s, token_s, *, between_s=0.05, most=4096):
+    def __init__(self, cost_s, token_s, *, target_s=0.05, most=4096):
         self.cost_s, self.token_s = cost_s, token_s
-        self.size = StepSize(between_s=between_s, piece=512, most=most)
+        self.size = StepSize(target_s=target_s, chunk_tokens=512, most=most)
         for num_tokens in (16, 1, 16, 512):  # the first are not measured
             self.run(num_tokens, with_prompts=num_tokens > 1)
 
     def run(self, num_tokens, *, with_prompts=True, slower=1.0):
         seconds = slower * (self.cost_s + num_tokens * self.token_s)
-        self.size.step_took(seconds, num_tokens=num_tokens, with_prompts=with_prompts)
+        self.size.record_step(seconds, num_tokens=num_tokens, with_prompts=with_prompts)
         return seconds
 
     def beside(self, decoding, *, steps=1, queued=0):
@@ -89,7 +89,7 @@ def test_without_prompts_nothing_is_held_back(machine):
 @pytest.mark.parametrize("decoding", [0, 1, 29])
 @pytest.mark.parametrize("queued", [0, 10**6])
 def test_a_step_is_never_larger_than_it_may_be(machine, decoding, queued):
-    machine.size = StepSize(between_s=9.0, piece=512, most=30)
+    machine.size = StepSize(target_s=9.0, chunk_tokens=512, most=30)
     machine.run(8)
     assert decoding < machine.size.tokens(decoding=decoding, num_prompts=2, queued=queued) <= 30
 
@@ -97,8 +97,8 @@ def test_a_step_is_never_larger_than_it_may_be(machine, decoding, queued):
 def served(cost_s, *, load, num_requests=300):
     """Return seconds to each first token, and between tokens, where prompts take such a share of the time."""
     token_s, prompt, drawn = 0.0003, 400, 8
-    size = StepSize(between_s=0.05, piece=512, most=4096)
-    limits = Limits(max_sequences=64, tokens_per_step=4096, block_size=16)
+    size = StepSize(target_s=0.05, chunk_tokens=512, most=4096)
+    limits = StepLimits(max_sequences=64, tokens_per_step=4096, block_size=16)
     scheduler = Scheduler(limits, BlockPool(4000, keep_idle=False), size=size)
     waits, gaps, last, now, arrived = [], [], {}, 0.0, 0
     every_s = prompt * token_s / load
@@ -122,7 +122,7 @@ def served(cost_s, *, load, num_requests=300):
             waits += [now - sequence.id * every_s] if came is None else []
             gaps += [] if came is None else [now - came]
             last[sequence.id] = now
-            if sequence.num_drawn == drawn:
+            if sequence.num_sampled == drawn:
                 scheduler.finish(sequence, "length")
     return waits, gaps
 
@@ -140,9 +140,9 @@ def test_more_prompts_than_every_other_second_computes_are_served_too():
 
 
 def test_slow_first_steps_are_not_believed():
-    size = StepSize(between_s=0.05, piece=512, most=4096)
+    size = StepSize(target_s=0.05, chunk_tokens=512, most=4096)
     for seconds in (9.0, 3.0, 1.0, 0.1):
-        size.step_took(seconds, num_tokens=500, with_prompts=True)
+        size.record_step(seconds, num_tokens=500, with_prompts=True)
     assert size.tokens(decoding=1, num_prompts=1, queued=0) == 250
 
 

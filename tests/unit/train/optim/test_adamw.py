@@ -8,10 +8,9 @@ from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.nn.low_bit import from_codes, to_codes
-from penstock.train.config import OptimConfig
-from penstock.train.optim.config import BLOCK
+from penstock.nn.linear.rounding import from_codes, to_codes
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
+from penstock.train.recipe.optim_config import BLOCK, OptimConfig
 
 CONFIG = LlamaConfig(
     vocab_size=11,

@@ -7,10 +7,10 @@ from torch import nn
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.train.config import OptimConfig
-from penstock.train.optim.deal import deal
 from penstock.train.optim.muon import orthogonal
 from penstock.train.optim.optimizer import build_optimizer
+from penstock.train.optim.whole_matrices import deal
+from penstock.train.recipe.optim_config import OptimConfig
 
 CONFIG = LlamaConfig(
     vocab_size=11, hidden_size=8, intermediate_size=12, num_hidden_layers=2, num_attention_heads=2

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from penstock.train.config import OptimConfig
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
-from penstock.train.optim.storage import STORAGES
-from penstock.train.precision import Weights
+from penstock.train.optim.weight_storage import STORAGES
+from penstock.train.recipe.config import Weights
+from penstock.train.recipe.optim_config import OptimConfig
 
 
 def fitted(weights: Weights, *, steps: int, seed: int = 0) -> tuple[nn.Linear, Optimizer]:

@@ -6,8 +6,8 @@ import torch
 from penstock.core.errors import ConfigError
 from penstock.data.types import IGNORED_LABEL
 from penstock.models.speculator import Speculator, SpeculatorConfig
+from penstock.train.speculator.batches import Lesson, hits, losses
 from penstock.train.speculator.config import SpeculatorTraining
-from penstock.train.speculator.loss import Lesson, hits, losses
 from penstock.train.speculator.measure import measure
 
 

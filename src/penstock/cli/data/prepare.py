@@ -1,0 +1,262 @@
+"""`penstock data prepare`: options, progress and summary."""
+
+import argparse
+import json
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from penstock.cli.progress import Display
+from penstock.core.clock import monotonic
+from penstock.core.units import duration, mib, parse_count, plural, si
+from penstock.data.corpus.manifest import tokenizer_at
+from penstock.data.prepare import (
+    DEFAULT_SUFFIXES,
+    PLAIN_SUFFIXES,
+    PrepareConfig,
+    Progress,
+    Selection,
+    Summary,
+    prepare,
+)
+from penstock.data.prepare.documents import EMPTY
+from penstock.data.prepare.plan import FIRST_PART_TOKENS
+
+EXIT_INTERRUPTED, EXIT_RESUMABLE = 130, 75
+
+EPILOG = """\
+inputs:
+  a folder      its files with one of the suffixes of --suffix, names in byte order
+  .jsonl        one JSON object a line (.jsonl.gz, .jsonl.zst, .ndjson as well)
+  .parquet      one document a row
+  other files   one document each (.txt, .rst.gz, .py.zst, ...); mark-up is kept
+  Text is UTF-8, or the encoding of its byte order mark. Files and folders whose names start with a dot,
+  and links to folders, are ignored. The end token is stored after each document.
+
+rejected inputs (broken JSON, no text field, not UTF-8, too large, unreadable) are listed in
+DIR/rejected.jsonl. With more of them than --max-errors no corpus is made. Documents without any text
+are left out, counted and listed there too; they are not errors.
+
+A run that was stopped or killed is continued by the same command, with the same resulting bytes.
+
+example:
+  penstock data prepare docs/ web.jsonl.zst --train-tokenizer 4096 --exclude tests --out corpus
+  penstock data prepare web/ --tokenizer tokenizer.json --stream --out corpus &
+
+To train while --stream prepares: docs/how-to/grow-a-corpus.md
+
+exit codes: 0 done, 1 failed, 2 wrong usage, 75 terminated and 130 interrupted (run again to continue)
+"""
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived; not an Exception, so that no handler on the way treats it as a failure."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    add = parser.add_argument
+    add("inputs", nargs="+", metavar="INPUT", help="files and folders, in reading order")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the corpus; made if missing")
+    add("--tokenizer", type=tokenizer_at, metavar="PATH",
+        help="use this tokenizer.json, or that of this corpus, run or model")  # fmt: skip
+    add("--train-tokenizer", type=parse_count, metavar="VOCAB",
+        help="train a byte-level BPE tokenizer with this many entries on up to 64 MiB of inputs")  # fmt: skip
+    add_reading_options(parser)
+    add("--stream", action="store_true",
+        help="let training read the corpus, part by part, while it is prepared")  # fmt: skip
+    add("--first-part-tokens", type=parse_count, default=FIRST_PART_TOKENS, metavar="N",
+        help="with --stream: tokens of the first part; each next one doubles (default 1M)")  # fmt: skip
+    add("--part-tokens", type=parse_count, metavar="N",
+        help="with --stream: tokens of the largest parts (default --shard-tokens)")  # fmt: skip
+    add("--restart", action="store_true", help="delete the corpus in DIR, finished or not, and start again")
+    add("--json", action="store_true", help="print the summary as JSON")
+
+
+def add_reading_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options for selecting and reading inputs, and the shard size."""
+    add = parser.add_argument
+    add("--shard-tokens", type=parse_count, default=100_000_000, metavar="N",
+        help="tokens per shard, held in memory (default 100M)")  # fmt: skip
+    add("--text-column", default="text", metavar="NAME",
+        help="field of a JSON line or column of a Parquet file (default text)")  # fmt: skip
+    add("--exclude", nargs="+", action="extend", default=[], metavar="PATTERN",
+        help="leave out files and folders with this name, such as tests or '*.min.js'")  # fmt: skip
+    add("--suffix", nargs="+", action="extend", metavar="SUFFIX",
+        help="suffixes of a folder's files to read (default, also followed by .gz or .zst: "
+        f"{' '.join(PLAIN_SUFFIXES)})")  # fmt: skip
+    add("--max-errors", type=parse_count, default=0, metavar="N", help="rejected inputs allowed (default 0)")
+    add("--max-document-bytes", type=parse_count, default=256 * 2**20, metavar="N",
+        help="reject larger documents (default 256MiB)")  # fmt: skip
+
+
+def reading_options_of(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: of the fields' types
+    """Return the fields of `PrepareConfig` that `add_reading_options` declared."""
+    names = ("shard_tokens", "text_column", "max_document_bytes", "max_errors")
+    return {name: getattr(arguments, name) for name in names}
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prepare a corpus and print a summary."""
+    config = PrepareConfig(
+        tokenizer=arguments.tokenizer,
+        train_tokenizer=arguments.train_tokenizer,
+        **reading_options_of(arguments),
+        stream=arguments.stream,
+        first_part_tokens=arguments.first_part_tokens,
+        part_tokens=arguments.part_tokens,
+    )
+    selection = selection_of(arguments)
+    paths, out, restart, began = arguments.inputs, arguments.out, arguments.restart, monotonic()
+    with Display() as display:
+        watch = PrepareProgress(display)
+        try:
+            with raising_on_sigterm():
+                summary = prepare(
+                    paths, out, config=config, selection=selection, restart=restart, on_progress=watch.show
+                )
+        except (KeyboardInterrupt, Terminated) as stop:
+            return stopped(stop, out, watch, restart=restart)
+    seconds = monotonic() - began
+    if arguments.json:
+        print(json.dumps(as_json(out, summary, seconds=seconds, asked=config.train_tokenizer)))
+    else:
+        print(
+            "\n".join(
+                as_text(
+                    out, summary, seconds=seconds, new_tokens=watch.new_tokens, asked=config.train_tokenizer
+                )
+            )
+        )
+    return 0
+
+
+def stopped(
+    stop: BaseException, folder: Path, watch: "PrepareProgress", *, restart: bool, note: str = ""
+) -> int:
+    """Say what a stopped preparation left in a folder; return the exit code."""
+    interrupted = isinstance(stop, KeyboardInterrupt)
+    again = "the same command" + (" without --restart" if restart else "")
+    print(
+        f"penstock: {'Interrupted' if interrupted else 'Terminated'}. {note}"
+        f"Finished shards in {folder}: {watch.latest.shards:,}; {again} continues.",
+        file=sys.stderr,
+    )
+    return EXIT_INTERRUPTED if interrupted else EXIT_RESUMABLE
+
+
+def selection_of(arguments: argparse.Namespace) -> Selection:
+    """Return the selection of a folder's files, from --suffix and --exclude."""
+    suffixes = tuple(f".{s.lower().removeprefix('.')}" for s in arguments.suffix or DEFAULT_SUFFIXES)
+    return Selection(suffixes=suffixes, exclude=tuple(arguments.exclude))
+
+
+class PrepareProgress:
+    """Shows progress, and keeps the latest report."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._first: Progress | None = None
+        self.latest = Progress(stage="start")
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens made by this process; an earlier, interrupted one may have made others."""
+        return self.latest.tokens - (self._first.tokens if self._first else 0)
+
+    def show(self, progress: Progress) -> None:
+        """Handle the next progress report."""
+        self.latest = progress
+        if progress.total_bytes:
+            self._first = self._first or progress
+            self._display.show(
+                progress.stage, progress.done_bytes, progress.total_bytes, tokens=progress.tokens
+            )
+        else:  # training a tokenizer: the library reports no progress
+            self._display.show(progress.stage, 0, None)
+
+
+def as_json(
+    out: Path, summary: Summary, *, seconds: float, asked: int | None = None
+) -> dict[str, Any]:  # Any: what JSON can write
+    """Return a summary as JSON values.
+
+    Args:
+        asked: requested number of tokenizer entries.
+    """
+    manifest = summary.manifest
+    return {
+        "corpus": str(out),
+        "already_complete": summary.already_complete,
+        "tokens": manifest.num_tokens,
+        "documents": manifest.num_documents,
+        "shards": len(manifest.shards),
+        "parts": len(manifest.part_ends),
+        "bytes": sum(shard.bytes for shard in manifest.shards),
+        "text_bytes": manifest.text_bytes,
+        "inputs": summary.num_inputs,
+        "input_bytes": summary.input_bytes,
+        "rejected": manifest.rejected,
+        "rejected_by_kind": summary.rejected,
+        "passed_over": dict(summary.skipped),
+        "dtype": manifest.dtype,
+        "vocab_size": manifest.vocab_size,
+        "vocab_size_asked": asked,
+        "eos_id": manifest.eos_id,
+        "fingerprint": manifest.fingerprint,
+        "seconds": round(seconds, 3),
+    }
+
+
+def as_text(
+    out: Path, summary: Summary, *, seconds: float, new_tokens: int, asked: int | None = None
+) -> Iterator[str]:
+    """Yield a summary as text lines; `asked` as in `as_json`."""
+    manifest = summary.manifest
+    size = sum(shard.bytes for shard in manifest.shards)
+    if summary.already_complete:
+        yield f"{out} is already complete; nothing to do."
+    else:
+        yield f"{out} is complete: {duration(seconds)}, {si(new_tokens / max(seconds, 1e-3))} tokens/s."
+    yield f"  tokens       {manifest.num_tokens:,} ({manifest.dtype})"
+    yield f"  shards       {len(manifest.shards):,}, {mib(size)}"
+    if len(manifest.part_ends) > 1:
+        yield f"  parts        {len(manifest.part_ends):,}"
+    yield f"  documents    {manifest.num_documents:,}, {mib(manifest.text_bytes)} of text"
+    yield f"  inputs       {summary.num_inputs:,} files, {mib(summary.input_bytes)}"
+    if empty := summary.rejected.get(EMPTY, 0):
+        yield f"  left out     {plural(empty, 'document')} without text, listed in {out / 'rejected.jsonl'}"
+    if wrong := {kind: n for kind, n in sorted(summary.rejected.items()) if kind != EMPTY}:
+        kinds = ", ".join(f"{kind.replace('_', ' ')}: {n:,}" for kind, n in wrong.items())
+        yield f"  rejected     {sum(wrong.values()):,} ({kinds}), listed in {out / 'rejected.jsonl'}"
+    if summary.skipped:
+        kinds = ", ".join(f"{reason}: {n:,}" for reason, n in summary.skipped.most_common(4))
+        more = ", ..." if len(summary.skipped) > 4 else ""
+        yield f"  passed over  {summary.skipped.total():,} entries of folders ({kinds}{more})"
+    end = "no end token between documents" if manifest.eos_id is None else f"end token {manifest.eos_id}"
+    yield f"  vocabulary   {manifest.vocab_size:,}, {end}"
+    if asked and manifest.vocab_size < asked:
+        yield f"               requested {asked:,}, the text yields {manifest.vocab_size:,}"
+    yield f"next: penstock data describe {out}"
+
+
+@contextmanager
+def raising_on_sigterm() -> Iterator[None]:
+    """Raise Terminated in the main thread when SIGTERM arrives."""
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # handlers can be set there only
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,91 @@
+"""`penstock data where`: the documents in a row of a run."""
+
+import argparse
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.cli.data.describe import printable
+from penstock.core.errors import UsageError
+from penstock.core.files import TOKENIZER_FILE
+from penstock.train.inspect.open_run import OpenRun, open_run
+
+_SHOWN = 160
+
+EPILOG = """\
+Steps are counted from 1, as in metrics.jsonl; rows from 0, over all processes. A future step is shown as it
+will be if nothing is changed until then.
+
+example:
+  penstock data where runs/first --step 1200 --row 3
+
+exit codes: 0 done, 1 a corpus or checkpoint cannot be read, 2 unknown run, step or row
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--step", type=int, required=True, metavar="N", help="step, counted from 1")
+    parser.add_argument("--row", type=int, default=0, metavar="N", help="row of the step, from 0; default: 0")
+    parser.add_argument("--full", action="store_true", help="print the whole text of each piece")
+    parser.add_argument("--json", action="store_true", help="print JSON, with the whole text")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the documents in a row."""
+    opened = open_run(arguments.run)
+    found = explained(opened, arguments.step, arguments.row)
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    print(f"step {found['step']:,}, row {found['row']} is sample {found['sample']:,}")
+    for piece in found["pieces"]:
+        for line in _as_text(piece, full=arguments.full):
+            print(line)
+    return 0
+
+
+def explained(opened: OpenRun, step: int, row: int) -> dict[str, Any]:  # Any: JSON values
+    """Return a row's sample id and its document fragments with their text."""
+    opened.check_step(step)
+    samples = opened.loader.samples_of(step - 1)
+    if not 0 <= row < len(samples):
+        raise UsageError(f"Step {step:,} has rows 0 to {len(samples) - 1:,}", got=row)
+    one = samples[row : row + 1]
+    (pieces,) = opened.loader.explain(one)
+    tokens = opened.loader.gather(one)["input_ids"][0]
+    edges = np.cumsum([piece.tokens for piece in pieces])[:-1]
+    texts = _texts(opened.folder, np.split(tokens, edges))
+    found = [
+        {**asdict(piece), "epoch": piece.epoch + 1, "text": text}
+        for piece, text in zip(pieces, texts, strict=True)
+    ]
+    return {"step": step, "row": row, "sample": int(one[0]), "pieces": found}
+
+
+def _texts(folder: Path, pieces: list[Any]) -> list[str | None]:  # Any: int64 arrays
+    path = folder / TOKENIZER_FILE
+    if not path.is_file():
+        return [None] * len(pieces)
+    from penstock.text.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.load(path)
+    return [tokenizer.decode(piece.tolist()) for piece in pieces]
+
+
+def _as_text(piece: dict[str, Any], *, full: bool) -> list[str]:
+    if not piece["corpus"]:
+        return [f"  {piece['tokens']:,} tokens of padding"]
+    past = piece["offset"] + piece["tokens"]
+    lines = [
+        f"  {piece['corpus']}:{piece['document']}  tokens {piece['offset']:,} to {past - 1:,} of it, "
+        f"epoch {piece['epoch']}, {piece['shard']} from token {piece['start']:,}"
+    ]
+    if (text := piece["text"]) is not None:
+        shown = text if full else text[:_SHOWN]
+        lines.append(f"    {printable(shown)}{'' if len(shown) == len(text) else ' ...'}")
+    return lines

@@ -1,0 +1,187 @@
+"""Options shared by several commands, subcommands of a verb, and ranges of steps.
+
+Such a module has `EPILOG`, `add_arguments(parser)` and `run(arguments) -> int`.
+"""
+
+import argparse
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, replace
+from importlib import import_module
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from penstock.cli.streams import utf8_text
+from penstock.core.errors import UsageError
+from penstock.engine.config import EngineConfig
+from penstock.engine.sampling_params import Params, Sampling
+
+MODEL_FIELDS = ("device", "weights", "cache", "max_context", "drafts", "num_drafts")
+"""Of `EngineConfig`: options of all commands that open an engine."""
+
+_METAVARS: dict[type, str] = {int: "N", float: "X", str: "TEXT"}
+_OTHERWISE = re.compile(r"(.*?)[;.,]? ?\b(?:None|False): (.*)")
+
+
+def add_fields(group: argparse._ActionsContainer, kind: type, *names: str, **options: str) -> None:
+    """Declare options for fields of a dataclass; `fields_of` returns their values.
+
+    A field says all of its option: name, type, choices and default. Its help is the first paragraph of the
+    text below it, in which "None: x" tells the default of what has none, and "False: x" what `--no-NAME` does
+    where True is the default. A tuple is an option that may be repeated. A field without default is required.
+
+    Args:
+        names: fields whose options have their names.
+        options: field -> name of its option, such as `num_heads="--heads"`.
+    """
+    types, texts = get_type_hints(kind), field_texts(kind)
+    defaults = {field.name: field.default for field in dataclasses.fields(kind)}
+    for name in (*names, *options):
+        settings = _argument(types[name], defaults[name], texts[name])
+        no = "no-" if settings.get("action") == "store_false" else ""
+        option = options.get(name, f"--{no}{name.replace('_', '-')}")
+        group.add_argument(option, dest=f"{kind.__name__}.{name}", **settings)
+
+
+def _argument(kind: Any, default: object, text: str) -> dict[str, Any]:  # Any: a type; what argparse takes
+    text = " ".join(text.split()).rstrip(".").replace("%", "%%")
+    if not text[:2].isupper():
+        text = text[0].lower() + text[1:]
+    match = _OTHERWISE.fullmatch(text)
+    text, otherwise = match.groups() if match else (text, "")
+    if kind is bool:
+        return {"action": f"store_{not default}".lower(), "help": otherwise if default else text}
+    members = [one for one in get_args(kind) if one is not NoneType]
+    if get_origin(kind) is Literal:
+        settings: dict[str, Any] = {"choices": members}
+    else:
+        value_type = members[0] if members else kind
+        settings = {"type": value_type, "metavar": _METAVARS[value_type]}
+    if get_origin(kind) is tuple:
+        return {**settings, "action": "append", "default": [], "help": f"{text}; may be repeated"}
+    if default is MISSING:
+        return {**settings, "required": True, "help": text}
+    shown = otherwise if default is None else f"{default:g}" if isinstance(default, float) else default
+    return {**settings, "default": default, "help": f"{text}; default: {shown}"}
+
+
+def fields_of(arguments: argparse.Namespace, kind: type) -> dict[str, Any]:  # Any: of the fields' types
+    """Return the values of the options that `add_fields` declared for a dataclass, by field."""
+    mark = f"{kind.__name__}."
+    return {
+        name.removeprefix(mark): tuple(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if name.startswith(mark)
+    }
+
+
+def field_texts(kind: type) -> dict[str, str]:
+    """Return the first paragraph of the text below each field of a class that has one."""
+    (node,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(node, ast.ClassDef)
+    return {
+        field.target.id: text.value.value.partition("\n\n")[0]
+        for field, text in pairwise(node.body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+        and isinstance(text.value.value, str)
+    }
+
+
+def step_range(text: str, *, option: str) -> range:
+    """Read a range of steps, or one step.
+
+    Raises:
+        UsageError: it is none, or empty.
+
+    >>> step_range("1200:1210", option="--steps"), step_range("7", option="--steps")
+    (range(1200, 1210), range(7, 8))
+    """
+    match = re.fullmatch(r"(\d{1,18})(?::(\d{1,18}))?", text.strip())
+    steps = range(0)
+    if match:
+        first = int(match[1])
+        steps = range(first, int(match[2]) if match[2] else first + 1)
+    if not steps or not steps[0]:
+        raise UsageError(
+            f"{option} takes FIRST:PAST, steps counted from 1, the last one left out",
+            got=text,
+            fix=f"Example: {option} 1200:1210.",
+        )
+    return steps
+
+
+def add_subcommands(
+    parser: argparse.ArgumentParser, verb: str, summaries: Mapping[str, str]
+) -> list[argparse.ArgumentParser]:
+    """Add the subcommands of a verb; return their parsers.
+
+    Args:
+        summaries: subcommand -> what it does.
+    """
+    found = []
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in summaries.items():
+        module = import_module(f"penstock.cli.{verb}.{name}")
+        command = commands.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=module.EPILOG,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.add_arguments(command)
+        found.append(command)
+    return found
+
+
+def run_subcommand(verb: str, arguments: argparse.Namespace) -> int:
+    """Run the subcommand that was chosen."""
+    code: int = import_module(f"penstock.cli.{verb}.{arguments.command}").run(arguments)
+    return code
+
+
+_ADAPTER = "adapter"
+"""Name of the one adapter that --adapter opens, in requests."""
+
+
+def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare how tokens are drawn, and by what engine."""
+    add_fields(parser, Params, "max_tokens", stop_texts="--stop")
+    drawn = parser.add_mutually_exclusive_group()
+    add_fields(drawn, Sampling, "temperature")
+    drawn.add_argument("--greedy", action="store_true", help="always the likeliest token")
+    add_fields(
+        parser,
+        Sampling,
+        *("top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("min_tokens", "seed"),
+    )
+    engine = parser.add_argument_group("engine")
+    engine.add_argument("--adapter", type=Path, metavar="FOLDER", help="a LoRA adapter of this model")
+    add_fields(engine, EngineConfig, *MODEL_FIELDS)
+
+
+def params_of(arguments: argparse.Namespace) -> Params:
+    """Return the settings that `add_answer_arguments` declared of them."""
+    sampling = Sampling(**fields_of(arguments, Sampling))
+    params = Params(**fields_of(arguments, Params))
+    return replace(
+        params,
+        sampling=replace(sampling, temperature=0.0) if arguments.greedy else sampling,
+        stop_texts=tuple(utf8_text(text, name="--stop") for text in params.stop_texts),
+        adapter=None if arguments.adapter is None else _ADAPTER,
+    )
+
+
+def alone(arguments: argparse.Namespace) -> EngineConfig:
+    """Return an engine for one person: room for one answer."""
+    adapters = {} if arguments.adapter is None else {_ADAPTER: arguments.adapter}
+    return EngineConfig(max_sequences=1, adapters=adapters, **fields_of(arguments, EngineConfig))

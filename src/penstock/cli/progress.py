@@ -1,0 +1,89 @@
+"""Progress display: a bar on a terminal, a line now and then elsewhere; always on standard error."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from penstock.core.clock import monotonic
+from penstock.core.units import duration, si
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Display(AbstractContextManager["Display"]):
+    """Shows the progress of a job; use it in a `with` statement."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            TextColumn("{task.fields[note]}"),
+        )
+        self._bar = (
+            Bar(*columns, console=console, transient=True, expand=True) if console.is_terminal else None
+        )
+        self._task = self._bar.add_task("", total=None, note="") if self._bar else None
+        self._stage = ""
+        self._began = self._shown = (0.0, 0, 0)
+
+    def show(self, stage: str, done: int, total: int | None, *, tokens: int | None = None) -> None:
+        """Show the progress of a stage.
+
+        Args:
+            done: bytes done, of `total`; total None: unknown.
+            tokens: tokens made so far, to show a rate.
+        """
+        now = monotonic()
+        if stage != self._stage:
+            self._stage, self._began = stage, (now, done, tokens or 0)
+            self._shown = (now, done, tokens or 0)
+            if self._bar is None:
+                print(f"penstock: {stage}", file=sys.stderr)
+        note = note_of(now - self._began[0], done - self._began[1], left=(total or 0) - done)
+        if tokens is not None:
+            rate = (tokens - self._began[2]) / max(now - self._began[0], 1e-3)
+            note = f"{si(tokens)} tokens  {si(rate)} tokens/s  {note}"
+        percent = f"{100 * done / total:.0f}%" if total else ""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(
+                self._task, description=escape(stage), total=total, completed=done, note=f"{percent} {note}"
+            )
+        elif total and now - self._shown[0] >= _SECONDS_BETWEEN_LINES:
+            self._shown = (now, done, tokens or 0)
+            print(f"penstock: {stage} {percent} {note}", file=sys.stderr)
+
+    def __enter__(self) -> "Display":
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+@contextmanager
+def step_bar(name: str) -> Iterator[Callable[[int, int], None]]:
+    """Show steps on a terminal, and nothing elsewhere; yields `show(done, total)`."""
+    columns = (TextColumn(name), BarColumn(), TextColumn("{task.completed}/{task.total} steps"))
+    console = Console(stderr=True)
+    is_seen = console.is_terminal  # elsewhere all that would be left of it is an empty line
+    with Bar(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not is_seen) as bar:
+        task = bar.add_task("")
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def note_of(elapsed_s: float, done: int, *, left: int) -> str:
+    """Return the remaining time at the rate so far; "" before there is a rate.
+
+    >>> note_of(10.0, 100, left=50), note_of(0.0, 0, left=50)
+    ('5.0 s left', '')
+    """
+    return f"{duration(elapsed_s * left / done)} left" if done and elapsed_s > 0 and left >= 0 else ""

@@ -1,0 +1,1 @@
+"""Corpora: manifest, specification, opening, held-out documents."""

@@ -1,0 +1,1 @@
+"""Data schedule: which corpus, weight, sequence length and batch size hold from which step on."""

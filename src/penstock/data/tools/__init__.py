@@ -1,0 +1,1 @@
+"""Tools on corpora: describe, verify, convert."""

@@ -1,0 +1,1 @@
+"""Devices that a process computes on: availability, properties in torch, data sheets."""

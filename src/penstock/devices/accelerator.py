@@ -1,0 +1,167 @@
+"""Accelerator of this process, over torch.accelerator; the CPU if there is none.
+
+Differences between device types are rows of KINDS; the rest of Penstock uses this module and names no type.
+Elsewhere, `cuda` appears only for NVIDIA-specific code: kernels for its compute capabilities
+(`nn/triton_support.py`, `nn/linear/float8.py`, `nn/kernels/varlen_flash.py`, `nn/kernels/paged.py`), CUDA
+graphs (`engine/model_runner/compiled_steps.py`), its driver (`doctor/checks/devices.py`). AMD's GPUs are
+`cuda` too, in a torch for ROCm. Apple's `mps` has no process group, so the CPU computes there.
+
+Penstock was tested with the rows `cpu` and `cuda`; the others follow torch's documentation.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Properties of a device type in torch."""
+
+    backend: str
+    """Backend of process groups."""
+    activity: str | None = None
+    """Member of torch.profiler.ProfilerActivity that records its kernels; None: only the CPU's."""
+    has_graphs: bool = False
+    """True if a step can be captured and replayed (engine/model_runner/compiled_steps.py)."""
+    has_history: bool = False
+    """True if its allocator can record a history."""
+
+
+KINDS: Mapping[str, Kind] = {
+    "cpu": Kind(backend="gloo"),
+    "cuda": Kind(backend="nccl", activity="CUDA", has_graphs=True, has_history=True),
+    "xpu": Kind(backend="xccl", activity="XPU"),
+    "hpu": Kind(backend="hccl", activity="HPU"),
+    "npu": Kind(backend="hccl", activity="PrivateUse1"),
+}
+"""Device types by torch's name."""
+
+
+@cache
+def _type() -> str | None:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    return found.type if found is not None and found.type in KINDS else None
+
+
+def is_available() -> bool:
+    """Return True if this machine has an accelerator that Penstock can use."""
+    return _type() is not None
+
+
+def count() -> int:
+    """Return the number of accelerators; 0 if the CPU computes."""
+    return torch.accelerator.device_count() if is_available() else 0
+
+
+def choose(index: int | None = None) -> torch.device:
+    """Return the accelerator, optionally by its index on this machine; the CPU if there is none.
+
+    >>> choose(3) if not is_available() else CPU
+    device(type='cpu')
+    """
+    found = _type()
+    if found is None:
+        return CPU
+    return torch.device(found) if index is None else torch.device(found, index)
+
+
+def use(device: torch.device) -> None:
+    """Make an accelerator the current one of this thread; nothing for a CPU."""
+    if is_accelerator(device):
+        torch.accelerator.set_device_index(device)
+
+
+def is_accelerator(device: torch.device | str) -> bool:
+    """Return True if a device, or a device type, is a known accelerator.
+
+    >>> is_accelerator("cpu"), is_accelerator("meta"), is_accelerator(torch.device("xpu", 1))
+    (False, False, True)
+    """
+    of_type = device if isinstance(device, str) else device.type
+    return of_type in KINDS and of_type != CPU.type
+
+
+def kind_of(device: torch.device | str) -> Kind:
+    """Return the row of a device or device type; the CPU's for one that is no accelerator ("meta")."""
+    of_type = device if isinstance(device, str) else device.type
+    return KINDS.get(of_type, KINDS[CPU.type])
+
+
+def backend_of(device: torch.device | str) -> str:
+    """Return the backend for process groups: gloo for CPU tensors, and the device's own.
+
+    >>> backend_of(CPU), backend_of("xpu")
+    ('gloo', 'cpu:gloo,xpu:xccl')
+    """
+    host = kind_of(CPU).backend
+    if not is_accelerator(device):
+        return host
+    of_type = device if isinstance(device, str) else device.type
+    return f"{CPU.type}:{host},{of_type}:{kind_of(device).backend}"
+
+
+def name_of(device: torch.device) -> str:
+    """Return the driver's name of a device; "cpu" for a CPU."""
+    return str(_module(device).get_device_name(device)) if is_accelerator(device) else device.type
+
+
+def free_and_total_bytes(device: torch.device) -> tuple[int, int]:
+    """Return an accelerator's free memory (of all processes) and total memory in bytes."""
+    free, total = torch.accelerator.get_memory_info(device)
+    return free, total
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Return the peak bytes of this process's tensors on an accelerator since `forget_peak`."""
+    return torch.accelerator.max_memory_allocated(device)
+
+
+def forget_peak(device: torch.device) -> int:
+    """Free cached memory and reset the peak; return the bytes that tensors use now."""
+    torch.accelerator.empty_cache()
+    torch.accelerator.reset_peak_memory_stats(device)
+    return torch.accelerator.memory_allocated(device)
+
+
+def free_cache() -> None:
+    """Free the memory cached by the accelerator's allocator."""
+    torch.accelerator.empty_cache()
+
+
+def wait(device: torch.device) -> None:
+    """Wait until a device has finished its work; nothing for a CPU."""
+    if is_accelerator(device):
+        torch.accelerator.synchronize(device)
+
+
+def wait_for_stream(device: torch.device) -> None:
+    """Wait for the current stream of a device only; nothing for a CPU."""
+    if is_accelerator(device):
+        torch.accelerator.current_stream(device).synchronize()
+
+
+def timed_event(of_type: str) -> torch.Event:
+    """Return an accelerator event recorded on the current stream; two events give the time between them."""
+    event: torch.Event = _module(of_type).Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def record_history(device: torch.device, *, is_on: bool = True) -> None:
+    """Start or stop the allocator history of a device that `has_history`."""
+    _module(device).memory._record_memory_history(**({} if is_on else {"enabled": None}), device=device)
+
+
+def write_history(device: torch.device, path: str) -> None:
+    """Write the allocator history, for pytorch.org/memory_viz."""
+    _module(device).memory._dump_snapshot(path)
+
+
+def _module(device: torch.device | str) -> Any:  # Any: torch.cuda, torch.xpu... have no common type
+    return torch.get_device_module(device)

@@ -1,0 +1,1 @@
+"""Checks of one machine: each module measures one aspect and judges it."""

@@ -1,0 +1,110 @@
+"""Check interface: `measure` returns facts, `judge` turns them into findings with remedies.
+
+A check is a module of this package with `measure` and `judge`. `measure` examines the machine and returns
+facts: numbers and names, no open resources. `judge` is pure: every threshold is tested with made-up facts.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions:
+    """Options of the doctor."""
+
+    folder: Path
+    """Folder whose disk is measured."""
+    corpus: str = ""
+    """Corpus whose loading speed is measured; empty: none."""
+    store: str = ""
+    """Address in an object store where test objects are written, read and deleted; empty: none."""
+    num_nodes: int = 1
+    """Number of machines of the run: with one, the network does not matter."""
+    seconds: float = 60.0
+    """Time limit for measuring links between nodes. All other checks have limits of their own."""
+
+
+class Level(StrEnum):
+    """Severity of a finding."""
+
+    GREEN = "green"
+    """Sound, or for information."""
+    YELLOW = "yellow"
+    """A run works, but slower or less robustly than it could."""
+    RED = "red"
+    """A run fails, hangs, or is several times slower."""
+
+
+BETWEEN = -1
+"""Used instead of a node's number: the finding is about the network between nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Line of the report."""
+
+    check: str
+    level: Level
+    what: str
+    """Sentence without a full stop, with the measured value."""
+    remedy: str = ""
+    """Remedy; empty if nothing has to be done."""
+    nodes: tuple[int, ...] = field(default=(BETWEEN,))
+    """Nodes with this finding."""
+
+
+class Check(Protocol):
+    """Module that measures one aspect and judges it."""
+
+    def measure(self, options: CheckOptions) -> Any:  # Any: each check has its own facts
+        """Examine this machine and return facts.
+
+        Raises:
+            PenstockError: a requested measurement is impossible; it becomes a red line.
+        """
+
+    def judge(self, facts: Any) -> Iterator[Finding]:
+        """Yield at least one finding about the facts."""
+
+
+_ORDER = (Level.GREEN, Level.YELLOW, Level.RED)
+
+
+def green(check: str, what: str) -> Finding:
+    """Return a finding without a remedy."""
+    return Finding(check=check, level=Level.GREEN, what=what)
+
+
+def yellow(check: str, what: str, *, remedy: str) -> Finding:
+    """Return a finding that costs speed or robustness."""
+    return Finding(check=check, level=Level.YELLOW, what=what, remedy=remedy)
+
+
+def red(check: str, what: str, *, remedy: str) -> Finding:
+    """Return a finding that makes a run fail."""
+    return Finding(check=check, level=Level.RED, what=what, remedy=remedy)
+
+
+def worst(findings: Iterable[Finding]) -> Level:
+    """Return the worst level of some findings.
+
+    >>> worst([green("a", "fine"), yellow("b", "odd", remedy="mend")]).value
+    'yellow'
+    """
+    return max((finding.level for finding in findings), key=_ORDER.index, default=Level.GREEN)
+
+
+def merged(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings in their order, equal ones of several nodes merged.
+
+    >>> a, b = (replace(green("torch", "torch 2.13"), nodes=(node,)) for node in (0, 1))
+    >>> [finding.nodes for finding in merged([a, b])]
+    [(0, 1)]
+    """
+    nodes: dict[Finding, list[int]] = {}
+    for finding in findings:
+        nodes.setdefault(replace(finding, nodes=()), []).extend(finding.nodes)
+    return [replace(finding, nodes=tuple(dict.fromkeys(where))) for finding, where in nodes.items()]

@@ -1,0 +1,249 @@
+"""Link judgement: attributes bad links to an interface, or to a pair if neither end is at fault.
+
+A fault that an interface shows with every partner is that interface's; others are between two nodes. With two
+nodes there is only one partner, so the pair is named. Pure functions.
+"""
+
+from collections.abc import Iterator, Sequence
+from statistics import multimode
+from typing import NamedTuple
+
+from penstock.doctor.checks.check import Finding, green, red, yellow
+from penstock.doctor.link import LinkFault, LinkMeasurement
+from penstock.doctor.node_group import LOOPBACK, Member
+
+CHECK = "links"
+
+_SLOW, _SLOWISH = 0.5, 0.75
+"""Ratio to the fastest link's speed below which a link is slow. Collectives run at the slowest one's."""
+_CLOCKS_APART_S, _CLOCKS_FAR_APART_S = 0.1, 60.0
+"""Tolerated clock difference: 0.1 s confuses the order of log events; a minute breaks object stores and
+TLS."""
+
+
+class Endpoint(NamedTuple):
+    """Interface of a node."""
+
+    node: int
+    nic: str
+
+    def __str__(self) -> str:
+        return f"{self.nic} of node {self.node}"
+
+
+def judge_links(members: Sequence[Member], links: Sequence[LinkMeasurement]) -> Iterator[Finding]:
+    """Yield findings on the links between nodes, with the end at fault.
+
+    Args:
+        links: every direction that was measured.
+    """
+    dead = {link for link in links if link.fault is LinkFault.DEAD}
+    stalled = {link for link in links if link.fault is LinkFault.STALLS}
+    losing = {link for link in links if link.loses_packets}
+    yield from _dead(links, dead)
+    yield from _losing(links, losing, stalled)
+    alive = [link for link in links if link.gbit_s]
+    yield from _slow(alive)
+    yield from _summary(alive)
+    yield from _clocks(alive)
+    yield from _mtus(members)
+
+
+def slow_crossings(links: Sequence[LinkMeasurement]) -> list[tuple[Endpoint, Endpoint]]:
+    """Return the pairs of interfaces with a slow link, the lower node first."""
+    alive = [link for link in links if link.gbit_s]
+    slow = {link for link in alive if link.gbit_s < _SLOWISH * max(other.gbit_s for other in alive)}
+    return _pairs(slow)
+
+
+def culprits(
+    links: Sequence[LinkMeasurement], bad: set[LinkMeasurement]
+) -> tuple[list[Endpoint], list[tuple[Endpoint, Endpoint]]]:
+    """Return the interfaces that explain bad links, and the pairs that no interface explains.
+
+    An interface explains its links if it has several partners and the links with all of them are bad, in at
+    least one direction.
+    """
+    found: list[Endpoint] = []
+    left = set(bad)
+    for place in sorted({end for link in bad for end in _ends(link)}):
+        for end_of in (_source, _target):
+            mine = {link for link in links if end_of(link) == place}
+            partners = {link.source + link.target - place.node for link in mine}
+            if mine and mine <= bad and len(partners) > 1:
+                found.append(place)
+                left -= {link for link in bad if place in _ends(link)}
+    return list(dict.fromkeys(found)), _pairs(left)
+
+
+def _pairs(links: set[LinkMeasurement]) -> list[tuple[Endpoint, Endpoint]]:
+    """Return the pairs of interfaces of some links, both directions as one."""
+    return sorted({(min(_ends(link)), max(_ends(link))) for link in links})
+
+
+def _source(link: LinkMeasurement) -> Endpoint:
+    return Endpoint(link.source, link.source_nic)
+
+
+def _target(link: LinkMeasurement) -> Endpoint:
+    return Endpoint(link.target, link.target_nic)
+
+
+def _ends(link: LinkMeasurement) -> tuple[Endpoint, Endpoint]:
+    return _source(link), _target(link)
+
+
+class _Blame(NamedTuple):
+    """Interface or pair at fault, with its bad links."""
+
+    who: str
+    links: set[LinkMeasurement]
+    between: str
+    """Text for a link that passes nothing: "between a and b", or "to or from a"."""
+
+
+def _blamed(links: Sequence[LinkMeasurement], bad: set[LinkMeasurement]) -> list[_Blame]:
+    """Return each interface or pair at fault; an interface name at fault on every node, once."""
+    places, pairs = culprits(links, bad)
+    groups: list[tuple[str, list[Endpoint]]] = []
+    for nic in dict.fromkeys(place.nic for place in places):
+        mine = [place for place in places if place.nic == nic]
+        everywhere = {place for link in links for place in _ends(link) if place.nic == nic} == set(mine)
+        groups += (
+            [(f"{nic} of every node", mine)] if everywhere else [(str(place), [place]) for place in mine]
+        )
+    found = [
+        _Blame(who, {link for link in bad if set(group) & set(_ends(link))}, f"to or from {who}")
+        for who, group in groups
+    ]
+    for first, second in pairs:
+        theirs = {link for link in bad if set(_ends(link)) == {first, second}}
+        found.append(_Blame(f"{first} and {second}", theirs, f"between {first} and {second}"))
+    return found
+
+
+def _dead(links: Sequence[LinkMeasurement], dead: set[LinkMeasurement]) -> Iterator[Finding]:
+    for blame in _blamed(links, dead):
+        yield red(
+            CHECK,
+            f"Nothing passes {blame.between}",
+            remedy="Check cable, switch port, firewall, and that both lie in one network; or leave the "
+            "interface out of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME.",
+        )
+
+
+def _losing(
+    links: Sequence[LinkMeasurement], losing: set[LinkMeasurement], stalled: set[LinkMeasurement]
+) -> Iterator[Finding]:
+    """Yield findings on lost packets of some size, or on transfers that hang, which has the same cause."""
+    for who, theirs, _ in _blamed(links, losing):
+        packet = max(link.packet_bytes for link in theirs)
+        arriving = min(link.arriving_bytes for link in theirs)
+        yield red(
+            CHECK,
+            f"Packets of {packet:,} bytes get lost at {who}, those of up to {arriving:,} arrive: the MTU is "
+            "wrong",
+            remedy=f"Let switches pass {packet:,} bytes, or on all nodes: ip link set NAME mtu {arriving}.",
+        )
+    for who, _, _ in _blamed(links, stalled - losing):
+        yield red(
+            CHECK,
+            f"Small messages pass at {who}, and transfers hang",
+            remedy="Look for an MTU that a switch does not pass, or a firewall that ends connections.",
+        )
+
+
+def _slow(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
+    if any(link.source_nic == LOOPBACK.name for link in alive):
+        return  # one machine: its processes share memory and cores
+    best = max((link.gbit_s for link in alive), default=0.0)
+    slow = {link for link in alive if link.gbit_s < _SLOW * best}
+    slowish = {link for link in alive if link.gbit_s < _SLOWISH * best} - slow
+    for level, bad in ((red, slow), (yellow, slowish)):
+        for who, theirs, _ in _blamed(alive, bad):
+            worst = min(theirs, key=lambda link: link.gbit_s)
+            way = f"from node {worst.source} to node {worst.target}"
+            yield level(
+                CHECK,
+                f"{who}: {_speed(worst.gbit_s)} {way}, where the fastest link has {_speed(best)}",
+                remedy="All wait for the slowest. Check the cable, the speed and errors of its port "
+                "(ethtool, ethtool -S), and whether others use the network.",
+            )
+
+
+def _summary(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
+    for nics in sorted({(link.source_nic, link.target_nic) for link in alive if link.source < link.target}):
+        mine = [link for link in alive if {link.source_nic, link.target_nic} == set(nics)]
+        speeds = [link.gbit_s for link in mine]
+        trips = sorted(link.round_trip_s for link in mine)
+        name = nics[0] if nics[0] == nics[1] else " - ".join(nics)
+        yield green(
+            CHECK,
+            f"{name}: {_speed(min(speeds))} to {_speed(max(speeds))} one way, round trip "
+            f"{1e3 * trips[len(trips) // 2]:.2f} ms, {len(mine)} directions",
+        )
+
+
+def _clocks(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
+    """Yield nodes whose clock differs from that of the lowest node they were measured with."""
+    sure = sorted(alive, key=lambda link: (link.target, link.source, link.round_trip_s))
+    apart = {link.target: link for link in reversed(sure) if link.source < link.target}
+    far = [link for link in apart.values() if _surely_ahead(link) > _CLOCKS_APART_S]
+    for link in far:
+        level = red if _surely_ahead(link) > _CLOCKS_FAR_APART_S else yellow
+        word = "ahead of" if link.clock_ahead_s > 0 else "behind"
+        yield level(
+            "clocks",
+            f"The clock of node {link.target} is {abs(link.clock_ahead_s):.2f} s {word} that of node "
+            f"{link.source}",
+            remedy="Let chrony or systemd-timesyncd run on both: timedatectl set-ntp true.",
+        )
+    if apart and not far:
+        most = max(abs(link.clock_ahead_s) + link.round_trip_s / 2 for link in apart.values())
+        yield green("clocks", f"They agree within {1e3 * most:.1f} ms")
+
+
+def _surely_ahead(link: LinkMeasurement) -> float:
+    return abs(link.clock_ahead_s) - link.round_trip_s / 2
+
+
+def _mtus(members: Sequence[Member]) -> Iterator[Finding]:
+    """Yield nodes whose interface has another MTU than most of its peers."""
+    counts = {len(member.ends) for member in members}
+    if len(counts) > 1:
+        told = ", ".join(f"{len(member.ends)} on node {member.node}" for member in members)
+        yield yellow(
+            CHECK,
+            f"The nodes have different numbers of interfaces: {told}",
+            remedy=f"Collectives use the {min(counts)} that all have; see the lines on interfaces.",
+        )
+    for mtus in _rails(members):
+        usual = max(multimode(mtus.values()))  # in a tie the larger, which was probably intended
+        for place, mtu in mtus.items():
+            if mtu != usual:
+                yield yellow(
+                    CHECK,
+                    f"{place} has an MTU of {mtu:,}, where others have {usual:,}: TCP copes, RDMA and "
+                    "datagrams do not",
+                    remedy=f"On node {place.node}: ip link set {place.nic} mtu {usual}",
+                )
+
+
+def _rails(members: Sequence[Member]) -> list[dict[Endpoint, int]]:
+    """Return the MTUs of interfaces in one network."""
+    found: dict[str, dict[Endpoint, int]] = {}
+    for member in members:
+        for index, end in enumerate(member.ends):
+            elsewhere = [theirs.network for other in members if other is not member for theirs in other.ends]
+            rail = end.network if end.network in elsewhere else str(index)
+            found.setdefault(rail, {})[Endpoint(member.node, end.name)] = end.mtu
+    return list(found.values())
+
+
+def _speed(gbit_s: float) -> str:
+    """Return a speed as text.
+
+    >>> _speed(0.021), _speed(94.2)
+    ('21 Mbit/s', '94.2 Gbit/s')
+    """
+    return f"{gbit_s:.3g} Gbit/s" if gbit_s >= 1 else f"{1000 * gbit_s:.3g} Mbit/s"

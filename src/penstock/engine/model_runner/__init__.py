@@ -1,0 +1,1 @@
+"""Model runner: one forward pass over a batch and its KV cache."""

@@ -1,0 +1,58 @@
+"""Interface between the engine and the model runner."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from jaxtyping import Float
+from torch import Tensor
+
+from penstock.engine.model_runner.batch import StepBatch
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """Output of the model for one step."""
+
+    hidden: Float[Tensor, "t hidden"]
+    """Hidden states of the tokens that the batch needs; other rows are undefined."""
+    logits: Float[Tensor, "r vocab"]
+    """Logits of `StepBatch.logit_rows`, in that order."""
+
+
+class StepRunner(Protocol):
+    """Computes steps on one or several devices."""
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """Adapter name -> index in `StepBatch.adapters`."""
+        ...
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Compute one step.
+
+        Raises:
+            RunnerLost: no further step can be computed.
+        """
+        ...
+
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter on all devices; raises as `Adapters.add` does."""
+        ...
+
+    def remove_adapter(self, name: str) -> None:
+        """Remove an adapter on all devices; raises as `Adapters.remove` does."""
+        ...
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Set a callback for when no further step can be computed; it is called from another thread."""
+        ...
+
+    def check(self) -> None:
+        """Raise RunnerLost if no further step can be computed."""
+        ...
+
+    def close(self) -> None:
+        """Free all resources. Idempotent."""
+        ...

@@ -1,0 +1,203 @@
+"""Native decoder: a whole step of the network in one C++ call, LoRA adapters included.
+
+Layers that read the same input are merged into one product, and so are their LoRA updates: the A matrices are
+stacked by rows. A layer that an adapter does not change gets zeros.
+
+The operator (nn/native/network.h) gets the operands of all blocks once, and integers in each step. Its
+results are bit-identical to those of the modules. In the last block it skips what is not needed: tokens
+before the first of their share whose logits or hidden state are wanted only write their key and value.
+
+With tensor parallelism it also gets the shared memory in which ranks sum
+(engine/model_runner/collectives.py). Either all ranks use the native decoder or none, because all must make
+the same exchanges.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.model_runner.collectives import SLOT_BYTES, RankGroup
+from penstock.engine.model_runner.kv_cache import PagedCache
+from penstock.engine.model_runner.lora_file import Lora
+from penstock.engine.model_runner.serving_layers import FusedBlock
+from penstock.engine.model_runner.tensor_parallel import SummedEmbedding, SummedLinear, vocabulary_of
+from penstock.models.llama.model import Llama
+from penstock.nn.fused import BlockOperands, FusedRMSNorm, operands_of
+from penstock.nn.linear.packed import MergedLinear, to_panels
+from penstock.nn.rope import RopeCache
+
+_LAYERS = (
+    ("attention", "query_key_value"),
+    ("attention", "output"),
+    ("mlp", "gate_up"),
+    ("mlp", "down"),
+)
+"""Linear layers of a fused block, in the operator's order."""
+
+
+def adapter_panels(
+    loras: Mapping[str, Lora], model: Llama, dtype: torch.dtype
+) -> tuple[list[Tensor | None], int]:
+    """Return the packed panels of A and B of each layer of each block, and the rank after padding.
+
+    Args:
+        loras: updates by layer name in the plain network; all of one LoRA rank.
+        model: fused; defines which layers are merged.
+    """
+    numbers = 4 // dtype.itemsize
+    rank = -(-len(next(iter(loras.values())).a) // numbers) * numbers
+    panels: list[Tensor | None] = []
+    for number, block in enumerate(model.layers):
+        for of, name in _LAYERS:
+            layer = block.get_submodule(f"{of}.{name}")
+            parts = dict(_parts(name, layer))
+            found = {part: loras.get(f"layers.{number}.{of}.{part}") for part in parts}
+            panels += _merged(found, parts, rank, dtype)
+    return panels, rank
+
+
+def _parts(name: str, layer: nn.Module) -> Iterator[tuple[str, int]]:
+    """Yield name and number of outputs of the plain layers that a merged layer consists of."""
+    if isinstance(layer, MergedLinear):
+        yield from layer.parts
+    else:
+        yield name, 0  # not merged: the LoRA matrix has the number of outputs
+
+
+def _merged(
+    found: Mapping[str, Lora | None], sizes: Mapping[str, int], rank: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    some = next((lora for lora in found.values() if lora is not None), None)
+    if some is None:
+        return None, None
+    a = torch.zeros(len(found), rank, some.a.shape[1], dtype=dtype)
+    b = [torch.zeros(size, rank, dtype=dtype) for size in sizes.values()]
+    for part, lora in enumerate(found.values()):
+        if lora is not None:
+            a[part, : len(lora.a)] = lora.a
+            b[part] = nn.functional.pad(lora.b.to(dtype), (0, rank - len(lora.a)))
+    return to_panels(a.flatten(0, 1)), torch.cat([to_panels(matrix) for matrix in b])
+
+
+class _Network(Protocol):
+    """`torch.classes.penstock.Network`."""
+
+    def run(self, *integers_and_angles: Tensor) -> tuple[Tensor, Tensor]:
+        """Return hidden states and logits."""
+        ...
+
+    def hold(self, index: int, panels: list[Tensor | None], rank: int) -> None:
+        """Store an adapter: A and B of each layer."""
+        ...
+
+    def release(self, index: int) -> None:
+        """Drop an adapter."""
+        ...
+
+
+class NativeDecoder:
+    """Computes whole steps over the paged KV cache; for one thread.
+
+    Args:
+        network: C++ object with the operands of the model and its pages.
+        most_tokens: maximum tokens of a step.
+    """
+
+    def __init__(
+        self, network: _Network, rope: RopeCache, model: Llama, *, dtype: torch.dtype, most_tokens: float
+    ) -> None:
+        self._network, self._rope, self._model, self._dtype = network, rope, model, dtype
+        self._logits_scaling, self._most_tokens = model.config.logits_scaling, most_tokens
+
+    def takes(self, batch: StepBatch) -> bool:
+        """True if the step is within `most_tokens`."""
+        return len(batch.token_ids) <= self._most_tokens
+
+    def hold(self, index: int, loras: Mapping[str, Lora]) -> None:
+        """Store an adapter under its index in batches."""
+        self._network.hold(index, *adapter_panels(loras, self._model, self._dtype))
+
+    def release(self, index: int) -> None:
+        """Drop an adapter; unknown indices are ignored."""
+        self._network.release(index)
+
+    def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
+        """Return hidden states [t, hidden], defined for the tokens that the batch needs, and logits [r,
+        vocab]."""
+        cosines, sines = self._rope.up_to(int(batch.positions.max()))
+        ids, positions, *rest = map(torch.from_numpy, _arrays(batch))
+        hidden, logits = self._network.run(ids, positions, cosines, sines, *rest)
+        return hidden, logits if self._logits_scaling == 1.0 else logits / self._logits_scaling
+
+
+def open_native_decoder(
+    model: Llama, cache: PagedCache, group: RankGroup | None = None
+) -> NativeDecoder | None:
+    """Return the native decoder of a model with its present layers; None if a layer is not supported.
+
+    Args:
+        group: the tensor-parallel group, all ranks of which call this together; None: one rank.
+    """
+    if group is not None and group.board is None:
+        return None
+    blocks = _blocks(model, cache)
+    if group is not None and group.sum(torch.tensor([float(blocks is not None)])) < group.place.ranks:
+        return None
+    return None if blocks is None else _of_blocks(model, cache, blocks, group)
+
+
+def _of_blocks(
+    model: Llama, cache: PagedCache, blocks: list[BlockOperands], group: RankGroup | None
+) -> NativeDecoder:
+    head = operands_of(model.unembed)
+    assert head is not None and model.unembed is not None  # noqa: PT018
+    board = None if group is None else group.board
+    network = torch.classes.penstock.Network(
+        [operand for block in blocks for operand in (*block.linears, *block.norms)],
+        [model.embed.weight.detach(), model.norm.weight.detach(), *head],
+        [*(size for block in blocks for size in block.outputs), model.unembed.out_features],
+        [window or 0 for window in model.config.windows],
+        [blocks[0].eps, blocks[0].scale, model.config.residual_multiplier, model.embedding_multiplier],
+        vocabulary_of(model, group),
+        cache.pages,
+        None if board is None else board.native_board,
+    )
+    dtype = model.norm.weight.dtype
+    rope = RopeCache(
+        lambda positions: model.rope(positions, dtype),
+        max_positions=model.config.context,
+    )
+    most_tokens = math.inf if board is None else SLOT_BYTES // model.norm.weight.nbytes
+    return NativeDecoder(network, rope, model, dtype=dtype, most_tokens=most_tokens)
+
+
+def _blocks(model: Llama, cache: PagedCache) -> list[BlockOperands] | None:
+    """Return the operands of all blocks; None if the operator cannot compute the network."""
+    found = [_operands(block, cache) for block in model.layers]
+    blocks = [block for block in found if block is not None]
+    head, norm = operands_of(model.unembed), model.norm
+    if len(blocks) < len(found) or head is None:
+        return None
+    if type(model.embed) not in (nn.Embedding, SummedEmbedding):
+        return None
+    return blocks if type(norm) is FusedRMSNorm and norm.eps == blocks[0].eps else None
+
+
+def _operands(layer: nn.Module, cache: PagedCache) -> BlockOperands | None:
+    if not isinstance(layer, FusedBlock):
+        return None
+    inside = (linear.linear if isinstance(linear, SummedLinear) else linear for linear in layer.linears_now())
+    operands = layer.operands_with(tuple(inside))
+    norm = None if operands is None else operands.norms[0]
+    return operands if norm is not None and cache.pages.dtype in (norm.dtype, torch.int8) else None
+
+
+def _arrays(batch: StepBatch) -> Iterator[np.ndarray]:
+    yield from (batch.token_ids, batch.positions, batch.slots, batch.query_starts, batch.lengths)
+    yield np.ascontiguousarray(batch.block_tables)
+    yield from (batch.logit_rows, batch.vector_rows, batch.adapters)

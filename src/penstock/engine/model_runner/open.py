@@ -1,0 +1,53 @@
+"""Open a model for inference: a Hugging Face folder, or a Penstock run or checkpoint."""
+
+from pathlib import Path
+
+from penstock.checkpoint.find import find
+from penstock.checkpoint.hf import is_hugging_face, load_pretrained, read_config
+from penstock.core.errors import ModelError, UsageError
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+
+
+def open_config(path: Path) -> LlamaConfig:
+    """Return the config of the model in a folder; raises as `open_model` does."""
+    _check_folder(path)
+    return read_config(path) if is_hugging_face(path) else find(path).index().meta.model
+
+
+def open_model(
+    path: Path, *, step: int | None = None, place: TensorParallelRank = ALONE
+) -> tuple[Llama, Path | None]:
+    """Return the model, in evaluation mode on the CPU, and the path of its tokenizer.json or None.
+
+    Args:
+        step: step of the run's checkpoint; None: the newest.
+        place: tensor-parallel rank; the model is then that rank's shard.
+
+    Raises:
+        UsageError: the folder does not exist.
+        ModelError, CheckpointError: the folder has no model that can be opened.
+    """
+    _check_folder(path)
+    if is_hugging_face(path):
+        tokenizer = path / "tokenizer.json"
+        return load_pretrained(path, place=place), tokenizer if tokenizer.is_file() else None
+    # imported here: reading checkpoints loads torch.distributed, which a Hugging Face folder does not need
+    from penstock.checkpoint.load import open_model as open_checkpoint
+
+    model, found = open_checkpoint(path, step=step, place=place)
+    assert isinstance(model, Llama), type(model)
+    return model, found
+
+
+def _check_folder(path: Path) -> None:
+    if not path.is_dir():
+        fix = "Give a run, a checkpoint or a Hugging Face folder."
+        if len(path.parts) == 2 and not path.is_absolute() and not path.parent.exists():
+            fix += (
+                f" Nothing is downloaded here: for a model of the hub, `hf download {path} --local-dir DIR`."
+            )
+        raise UsageError(f"{path} is not a folder", fix=fix)
+    if not (path / "config.json").is_file() and any(path.glob("model*.safetensors")):
+        raise ModelError(f"{path} has weights and no config.json", fix="Download the whole folder again.")

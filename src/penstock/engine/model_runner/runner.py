@@ -1,0 +1,123 @@
+"""Model runner of one process: a forward pass over the tokens of all shares, logits where needed."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.model_runner.collectives import RankGroup
+from penstock.engine.model_runner.compiled_steps import CompiledSteps
+from penstock.engine.model_runner.interface import StepOutput
+from penstock.engine.model_runner.kv_cache import BoundCache, PagedCache
+from penstock.engine.model_runner.lora import Adapters
+from penstock.engine.model_runner.native_decoder import NativeDecoder, open_native_decoder
+from penstock.engine.model_runner.tensor_parallel import GatheredLogits
+from penstock.models.llama.model import Llama
+
+Forward = Callable[[Tensor, Tensor, BoundCache], Tensor]
+"""(ids [1, t], positions [1, t], cache) -> normalised hidden states [1, t, hidden]."""
+
+
+class Runner:
+    """The network and its KV cache in this process.
+
+    Args:
+        adapters: LoRA adapters; may be empty.
+        group: the tensor-parallel group, joined; None: one rank.
+        forward: computes the hidden states; None: the network itself.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        cache: PagedCache,
+        adapters: Adapters,
+        *,
+        group: RankGroup | None = None,
+        forward: Forward | None = None,
+    ) -> None:
+        self.model = model
+        self.cache = cache
+        self._adapters = adapters
+        self._group = group
+        self._project = model.logits if group is None else GatheredLogits(model, group)
+        self.forward: Forward = forward or self._plain
+        self._compiled: CompiledSteps | None = None
+        self._is_plain = forward is None
+        self._native: NativeDecoder | None = None
+        self._is_settled = False  # True once it is known whether the native decoder applies
+
+    @property
+    def adapters(self) -> Mapping[str, int]:
+        """Adapter name -> index in `StepBatch.adapters`."""
+        return self._adapters.indexes
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Compute one step; the keys and values of its tokens are in the cache afterwards."""
+        whole = self._native_now()
+        if whole is not None and whole.takes(batch):
+            return StepOutput(*whole.run(batch))
+        ids, positions, rows = (
+            torch.from_numpy(array).to(self.cache.device, non_blocking=True)
+            for array in (batch.token_ids, batch.positions, batch.logit_rows)
+        )
+        self._adapters.begin(batch)
+        hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
+        return StepOutput(hidden, self._project(hidden[rows]))
+
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """Load an adapter; raises as `Adapters.add` does."""
+        self._adapters.add(name, folder)
+        if self._native is not None:
+            self._native.hold(*self._adapters.held(name))
+
+    def remove_adapter(self, name: str) -> None:
+        """Remove an adapter; raises as `Adapters.remove` does."""
+        index = self._adapters.remove(name)
+        if self._native is not None:
+            self._native.release(index)
+
+    def on_lost(self, call: Callable[[], None]) -> None:
+        """Do nothing: a runner in this process cannot be lost."""
+
+    def check(self) -> None:
+        """Do nothing: the next step can always be computed."""
+
+    def compile(
+        self, *, max_sequences: int, max_tokens: int, max_blocks: int, backend: str = "inductor"
+    ) -> None:
+        """Start compiling steps in the background; arguments as in `CompiledSteps`."""
+        self._compiled = CompiledSteps(
+            self.model,
+            self.cache,
+            max_sequences=max_sequences,
+            max_tokens=max_tokens,
+            max_blocks=max_blocks,
+            is_plain=lambda: not self._adapters.indexes,
+            backend=backend,
+        )
+        self.forward = self._compiled
+        self._is_plain, self._is_settled = False, False
+        self._compiled.start()
+
+    def close(self) -> None:
+        """Stop the compiler after its current program."""
+        if self._compiled is not None:
+            self._compiled.close()
+
+    def _native_now(self) -> NativeDecoder | None:
+        if not self._is_settled:
+            self._native = (
+                open_native_decoder(self.model, self.cache, self._group) if self._is_plain else None
+            )
+            self._is_settled = True
+            if self._native is not None:
+                for name in self._adapters.indexes:
+                    self._native.hold(*self._adapters.held(name))
+        return self._native
+
+    def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:
+        return self.model.hidden(ids, position_ids=positions, cache=cache)

@@ -1,0 +1,117 @@
+"""Output processor: from the logits of a step to tokens, log-probabilities or embeddings of each sequence.
+
+Sampling needs the logits of the last position only. Log-probabilities of a prompt need the logits of all its
+positions: chunk length times vocabulary.
+"""
+
+import logging
+
+from torch import Tensor
+
+from penstock.engine.model_runner.interface import StepOutput
+from penstock.engine.outputs import SampledTokens
+from penstock.engine.request import TokenLogprob
+from penstock.engine.sampling.sampler import Sampler, SamplerOutput, logprobs_of, rows_of
+from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
+from penstock.engine.speculation.speculation import accepted_tokens
+
+log = logging.getLogger(__name__)
+
+
+class OutputProcessor:
+    """Samples for all shares of a step at once.
+
+    Args:
+        sampler: samples rows of logits.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+        self._prompts = PromptLogprobs()
+
+    def draw(self, plan: StepPlan, output: StepOutput) -> list[SampledTokens]:
+        """Return the sampled tokens of each share of a plan, in order."""
+        draws = self._sampler.draw(self._prompts.take(plan, output.logits), rows_of(plan))
+        is_plain = not (draws.failed or draws.refused or draws.logprobs)
+        row = end = 0
+        found: list[SampledTokens] = []
+        for share in plan.shares:
+            end += share.num_tokens
+            if share.samples:
+                rows = range(row, row + 1 + len(share.drafts))
+                row = rows.stop
+                if is_plain and not share.drafts:  # the fast path, nearly always taken
+                    found.append(SampledTokens(tokens=(draws.tokens[rows.start],)))
+                else:
+                    found.append(_drawn(share, draws, rows))
+                found[-1].prompt_logprobs = self._prompts.told(share)
+            elif share.embeds:
+                found.append(SampledTokens(embedding=_unit(output.hidden[end - 1])))
+            else:
+                found.append(SampledTokens())
+        return found
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the state of a finished sequence."""
+        self._sampler.forget(sequence.id)
+        self._prompts.forget(sequence)
+
+
+def _drawn(share: ScheduledTokens, draws: SamplerOutput, own: range) -> SampledTokens:
+    first = own[0]
+    if first in draws.refused:
+        return SampledTokens(error=draws.refused[first], is_refused=True)
+    if first in draws.failed:
+        log.warning("An answer failed request=%d reason=%s", share.sequence.request_id, draws.failed[first])
+        return SampledTokens(error=draws.failed[first])
+    barren = draws.failed.keys() | draws.refused.keys()
+    tokens = accepted_tokens(share.drafts, [draws.tokens[row] for row in own])
+    sound = next((n for n, row in enumerate(own[: len(tokens)]) if row in barren), len(tokens))
+    tokens = tokens[:sound]  # a failing row after accepted drafts fails again as the first of the next step
+    logprobs = [draws.logprobs[row] for row in own[: len(tokens)] if row in draws.logprobs]
+    return SampledTokens(tokens=tuple(tokens), logprobs=tuple(logprobs))
+
+
+def _unit(hidden: Tensor) -> tuple[float, ...]:
+    vector = hidden.float()
+    return tuple((vector / vector.norm()).tolist())
+
+
+class PromptLogprobs:
+    """Collects log-probabilities of prompts that are computed over several steps."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, list[TokenLogprob | None]] = {}
+
+    def take(self, plan: StepPlan, logits: Tensor) -> Tensor:
+        """Consume the rows that score prompts; return the remaining rows, to sample from."""
+        if not any(share.scored for share in plan.shares):
+            return logits
+        drawing: list[int] = []
+        at = 0
+        for share in plan.shares:
+            end = at + len(share.scored)
+            if share.scored:
+                self._add(share, logits[at:end])
+            at = end + share.num_rows
+            drawing += range(end, at)
+        return logits[drawing]
+
+    def told(self, share: ScheduledTokens) -> tuple[TokenLogprob | None, ...] | None:
+        """Return the log-probabilities of the prompt with the first token of an answer, if requested."""
+        sequence = share.sequence
+        if sequence.request.num_prompt_logprobs is None or sequence.num_sampled:
+            return None
+        return tuple(self._found.pop(sequence.id, [None]))
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the state of a finished sequence."""
+        self._found.pop(sequence.id, None)
+
+    def _add(self, share: ScheduledTokens, logits: Tensor) -> None:
+        request = share.sequence.request
+        assert request.num_prompt_logprobs is not None
+        found = self._found.setdefault(share.sequence.id, [None])  # the first token has no probability
+        del found[share.start + 1 :]  # a preempted prompt starts again
+        tokens = request.prompt[share.start + 1 : share.start + 1 + len(share.scored)]
+        found += logprobs_of(logits, tokens, num_top=request.num_prompt_logprobs)

@@ -1,0 +1,1 @@
+"""Speculative decoding: draft tokens from the sequence itself, a draft model, or extra heads."""

@@ -1,0 +1,158 @@
+"""Text processor of a model folder: tokenizer, special tokens, chat template."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from penstock.core.config import load_json
+from penstock.core.errors import InputError
+from penstock.core.packages import Package
+from penstock.engine.detokenizer import TextStream
+from penstock.text.chat_template import ChatTemplate, Message, load_template, render
+from penstock.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+else:
+    tokenizers = Package("tokenizers", "Tokenizers")
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+_LARGE = 1e9
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextProcessor:
+    """Tokenizer, special tokens and chat template of one model; safe to share between threads."""
+
+    tokenizer: Tokenizer
+    stop_ids: frozenset[int] = frozenset()
+    """End tokens of an answer."""
+    start_ids: tuple[int, ...] = ()
+    """Tokens before every prompt; chat templates write their own."""
+    template: ChatTemplate = field(default_factory=ChatTemplate)
+    """Chat template."""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    """The authors' sampling defaults from `generation_config.json` (`temperature`, `top_k` ...)."""
+    trust_contents: bool = False
+    """True: names of special tokens in messages become those tokens, as in transformers; False: they are
+    text, because the author of a message could otherwise write other turns."""
+    vector_lengths: tuple[int, ...] | None = ()
+    """Lengths to which embeddings may be shortened (Matryoshka); None: any."""
+    _singles: dict[int, str] = field(default_factory=dict)
+    """Cache of single tokens' texts."""
+
+    @classmethod
+    def load(cls, tokenizer_path: Path, *, trust_contents: bool = False) -> Self:
+        """Load tokenizer.json and the files beside it.
+
+        Raises:
+            InputError, ModelError: one of the files cannot be read.
+        """
+        tokenizer, template = Tokenizer.load(tokenizer_path), load_template(tokenizer_path.parent)
+        return cls(
+            tokenizer=tokenizer,
+            stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
+            start_ids=_start_ids(tokenizer_path),
+            template=template,
+            trust_contents=trust_contents,
+            sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
+            vector_lengths=_vector_lengths(tokenizer_path.parent / "config.json"),
+        )
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the token ids of a prompt, with the model's start tokens.
+
+        An empty prompt becomes the end token: in training a new document follows it.
+        """
+        ids = [*self.start_ids, *self.tokenizer.encode(prompt)]
+        return ids or [token for token in (self.tokenizer.eos_id,) if token is not None]
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Return the token ids of a conversation, ready for the answer.
+
+        Raises:
+            UsageError: the template refuses these messages.
+            ModelError: the template is not valid.
+        """
+        return self.encode_rendered(render(self.guarded(messages), self.template))
+
+    def guarded(self, given: T) -> T:
+        """Return input of a client for the chat template, with special tokens escaped unless trusted.
+
+        Raises:
+            UsageError: it is nested too deeply.
+        """
+        if self.template.source is None or self.trust_contents:
+            return given
+        return self.tokenizer.guarded(given)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """Return the token ids of a rendered conversation."""
+        return (
+            self.encode(text) if self.template.source is None else self.tokenizer.encode(text, special=True)
+        )
+
+    def stream(self, stop_texts: Sequence[str] = (), *, shown: Collection[int] = ()) -> TextStream:
+        """Return a detokenizer for one answer.
+
+        Args:
+            shown: special tokens whose names appear in the text; others do not.
+        """
+        names = {token: self.tokenizer.decode([token], special=True) for token in shown}
+        return TextStream(self._decode, stop_texts=stop_texts, shown=names)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids; single tokens are cached, as streams decode one at a time."""
+        if len(ids) != 1:
+            return self.tokenizer.decode(ids)
+        text = self._singles.get(ids[0])
+        if text is None:
+            text = self._singles[ids[0]] = self.tokenizer.decode(ids)
+        return text
+
+
+def _stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
+    """Collect the end tokens named by the tokenizer, its config, generation_config.json and config.json."""
+    named = template.variables.get("eos_token", "")
+    found: list[Any] = [tokenizer.eos_id, tokenizer.vocabulary().get(named)]
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids
+            found += stored if isinstance(stored, list) else [stored]
+    return frozenset(token for token in found if isinstance(token, int) and token >= 0)  # -1 means none
+
+
+def _sampling(path: Path) -> dict[str, float]:
+    """Read the sampling defaults that come with a model; null entries are left out."""
+    stored: Mapping[str, Any] = load_json(path) if path.is_file() else {}
+    found = {name: stored[name] for name in _SAMPLING if stored.get(name) is not None}
+    for name, value in found.items():
+        kind = int if name == "top_k" else int | float
+        if isinstance(value, bool) or not isinstance(value, kind) or not abs(value) < _LARGE:
+            raise InputError(
+                f"{path}: {name} is not a valid number (got {str(value)[:40]})", fix="Correct or remove it."
+            )
+    if found.get("top_k", 1) <= 0:  # means all tokens
+        del found["top_k"]
+    return found
+
+
+def _vector_lengths(path: Path) -> tuple[int, ...] | None:
+    """Read the embedding lengths that a model was trained for, under the keys that vLLM reads."""
+    stored: Mapping[str, Any] = load_json(path) if path.is_file() else {}
+    lengths = stored.get("matryoshka_dimensions")
+    if isinstance(lengths, list):
+        return tuple(length for length in lengths if isinstance(length, int))
+    return None if stored.get("is_matryoshka") is True else ()
+
+
+def _start_ids(tokenizer_path: Path) -> tuple[int, ...]:
+    """Return the tokens that the tokenizer itself puts before a text, such as Llama's `<s>`."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_path))
+    empty, word = tokenizer.encode("").ids, tokenizer.encode("a").ids
+    shared = [a == b for a, b in zip(empty, word, strict=False)]
+    return tuple(word[: shared.index(False) if False in shared else len(shared)])

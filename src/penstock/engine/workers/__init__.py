@@ -1,0 +1,1 @@
+"""Tensor-parallel workers: the processes of one engine on one machine."""

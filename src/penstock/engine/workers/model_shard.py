@@ -1,0 +1,125 @@
+"""Model shard of one rank: weights ready for inference, adapters, KV cache and runner.
+
+All ranks open their shard here, in one order; a single process is the only rank of one. Layers are replaced
+in this
+order: slices of plain layers are fused and merged, row-parallel layers get their all-reduce, and the linear
+    layer
+inside is packed. Adapters wrap that layer, on CPUs only when modules first compute a step (lora.py).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from penstock.core import env
+from penstock.core.errors import ConfigError
+from penstock.devices import accelerator
+from penstock.engine.config import EngineConfig
+from penstock.engine.model_runner.collectives import RankGroup
+from penstock.engine.model_runner.kv_cache import PagedCache, type_of_pages
+from penstock.engine.model_runner.lora import Adapters
+from penstock.engine.model_runner.lora_file import read_settings
+from penstock.engine.model_runner.open import open_config, open_model
+from penstock.engine.model_runner.runner import Runner
+from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
+from penstock.engine.model_runner.tensor_parallel import join_ranks
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShard:
+    """A rank's model with its adapters and formats."""
+
+    model: Llama
+    """This rank's shard; `config` has the shard's sizes, but the whole vocabulary."""
+    adapters: Adapters
+    device: torch.device
+    dtype: torch.dtype
+    """Dtype of activations."""
+    pages_dtype: torch.dtype
+    """Dtype of keys and values: that of activations, or int8."""
+    group: RankGroup | None
+    """Tensor-parallel group; None: one rank."""
+
+    def runner(self, *, num_blocks: int, block_size: int) -> Runner:
+        """Allocate the KV cache and return the runner; the ranks have joined by then."""
+        config = self.model.config
+        cache = PagedCache(
+            config.num_hidden_layers,
+            num_blocks=num_blocks + 1,  # one that no sequence has, for padding rows of compiled steps
+            block_size=block_size,
+            kv_heads=config.key_value_heads,
+            head_dim=config.size_of_head,
+            dtype=self.pages_dtype,
+            device=self.device,
+        )
+        return Runner(self.model, cache, self.adapters, group=self.group)
+
+    def close(self) -> None:
+        """Leave the tensor-parallel group. Idempotent."""
+        if self.group is not None:
+            self.group.close()
+
+
+def open_part(
+    path: Path, config: EngineConfig, *, place: TensorParallelRank = ALONE
+) -> tuple[ModelShard, Path | None]:
+    """Load a rank's shard of a model folder; return it and the folder's tokenizer.json or None.
+
+    Raises:
+        UsageError, ModelError, CheckpointError: as in `open_model`, and for adapters.
+    """
+    device = _device(config.device, place)
+    if place.ranks > 1 and device.type == "cpu":
+        torch.set_num_threads(env.num_threads(place.ranks))
+    whole = open_config(path)
+    for folder in config.adapters.values():
+        read_settings(Path(folder))  # fails early: loading the model takes long
+    model, tokenizer_path = open_model(path, place=place)
+    return part_of(model.to(device), config, whole=whole, place=place, device=device), tokenizer_path
+
+
+def part_of(
+    model: Llama, config: EngineConfig, *, whole: LlamaConfig, place: TensorParallelRank, device: torch.device
+) -> ModelShard:
+    """Prepare a rank's model for inference, in place; it must be on its device.
+
+    Args:
+        whole: config of the unsharded model.
+
+    Raises:
+        ModelError: an adapter does not fit this model.
+        ConfigError: the device does not support the weights' format.
+    """
+    convert(model, config.weights)
+    dtype = model.norm.weight.dtype
+    pages_dtype = type_of_pages(config.cache, dtype=dtype, head_dim=whole.size_of_head)
+    fuse(model)
+    group = None if place.ranks == 1 else RankGroup(place, device)
+    if group is not None:
+        join_ranks(model, whole, group)
+    adapters = Adapters(model, whole, place=place)
+    for name, folder in config.adapters.items():
+        adapters.add(name, Path(folder))
+    prepare(model, config.weights)
+    return ModelShard(
+        model=model, adapters=adapters, device=device, dtype=dtype, pages_dtype=pages_dtype, group=group
+    )
+
+
+def _device(asked: str | None, place: TensorParallelRank) -> torch.device:
+    try:
+        device = torch.device(asked) if asked else accelerator.choose()
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in accelerator.KINDS:
+        kinds = " or ".join(dict.fromkeys((accelerator.CPU.type, accelerator.choose().type)))
+        raise ConfigError("No such device", got=asked, fix=f"Choose {kinds}, or leave it out.")
+    if accelerator.is_accelerator(device) and accelerator.choose().type != device.type:
+        fix = "Leave it out to compute on the CPU, or install a torch build for this machine's GPU."
+        raise ConfigError("torch finds no GPU here", got=asked, fix=fix)
+    is_alone = place.ranks == 1 or not accelerator.is_accelerator(device)
+    return device if is_alone else torch.device(device.type, place.rank)

@@ -1,0 +1,61 @@
+"""Trial steps on a GPU before the first request: peak activation memory, and kernel compilation."""
+
+import numpy as np
+from torch import Tensor
+
+from penstock.devices import accelerator
+from penstock.engine.model_runner.batch import StepBatch
+from penstock.engine.sampling.filters import choose
+from penstock.engine.sampling_params import Sampling
+from penstock.engine.workers.model_shard import ModelShard
+
+
+def activation_bytes(part: ModelShard, *, tokens_per_step: int, max_sequences: int, block_size: int) -> int:
+    """Return the peak memory of a trial step in bytes; the allocator's cache is empty afterwards.
+
+    For one rank only: a step of several ranks needs all of them.
+    """
+    before = accelerator.forget_peak(part.device)
+    try_step(part, tokens_per_step=tokens_per_step, max_sequences=max_sequences, block_size=block_size)
+    peak = accelerator.peak_bytes(part.device)
+    accelerator.free_cache()
+    return peak - before
+
+
+def try_step(part: ModelShard, *, tokens_per_step: int, max_sequences: int, block_size: int) -> None:
+    """Compute decode steps and a prompt as long as a step, then sample the maximum number of tokens.
+
+    Kernels that depend on sizes (docs/adr/0040) are compiled here and not during a request.
+    """
+    num_tokens = min(tokens_per_step, part.model.config.context)
+    for num_answers in (1, 32, 64):
+        if num_answers <= min(max_sequences, num_tokens):
+            _compute(part, [1] * num_answers, num_rows=num_answers, block_size=block_size)
+    num_rows = min(num_tokens, max_sequences)
+    logits = _compute(part, [num_tokens], num_rows=num_rows, block_size=block_size)
+    # top-p sorts the vocabulary: the most expensive filter
+    choose(logits, [Sampling(top_p=0.9)] * num_rows, [0.5] * num_rows)
+
+
+def _compute(part: ModelShard, lengths: list[int], *, num_rows: int, block_size: int) -> Tensor:
+    """Return logits of the first `num_rows` tokens of a step with prompts of these lengths."""
+    blocks = -(-max(lengths) // block_size)
+    tables = np.arange(len(lengths) * blocks, dtype=np.int32).reshape(len(lengths), blocks)
+    runner = part.runner(num_blocks=tables.size, block_size=block_size)
+    return runner.run(
+        StepBatch(
+            token_ids=np.zeros(sum(lengths), np.int64),
+            positions=np.concatenate([np.arange(length) for length in lengths]),
+            slots=np.concatenate(
+                [
+                    first * block_size + np.arange(length)
+                    for first, length in zip(tables[:, 0], lengths, strict=True)
+                ]
+            ),
+            query_starts=np.cumsum([0, *lengths], dtype=np.int32),
+            lengths=np.array(lengths, np.int32),
+            block_tables=tables,
+            logit_rows=np.arange(num_rows),
+            adapters=np.full(len(lengths), -1, np.int32),
+        )
+    ).logits

@@ -1,0 +1,1 @@
+"""Linear layers: packed for CPUs, quantized, float8."""

@@ -1,0 +1,224 @@
+"""Linear layers with float8 products, forward and backward.
+
+A product sums over one dim of two matrices. Each matrix is cut into groups along that dim (the whole tensor,
+a row, or 32 neighbours of a row for MXFP8), and the numbers of a group are divided by a scale that brings the
+largest into the range of the dtype. A layer has three products, which sum over inputs, outputs and tokens, so
+each matrix is scaled separately for each of its two products:
+
+    out = x Wᵀ        gradient of x = g W        gradient of W = gᵀ x
+
+Scales are powers of two, held as 8-bit exponents (the e8m0 of the OCP Microscaling specification 1.0, rounded
+up so that nothing overflows). Division by them is exact, and rounding a rounded number again does not change
+it, so weights may be sent in float8 (parallel/apply.py) without further loss. The backward pass reads the
+weights as the forward pass rounded them.
+
+On a device without float8 instructions the product is emulated: rounded to 8 bits and back, multiplied in
+the dtype of the input. The loss of precision is the same, and no time is saved.
+Sources: Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433; Rouhani et al.,
+"Microscaling data formats", arXiv:2310.10537.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torch.nn import functional
+
+Groups = int
+"""Number of neighbours that share a scale, or WHOLE or ROW."""
+
+WHOLE, ROW = 0, -1
+_LARGEST_EXPONENT = {torch.float8_e4m3fn: 8, torch.float8_e5m2: 15}  # of 448 and 57344: 1.75 x 2**exponent
+_MANTISSA_OF_LARGEST = 0x600000  # of 1.75 in float32
+_NATIVE_MULTIPLE = 16  # the instructions need each dim to be a multiple of it
+_BLOCK = 32  # neighbours that share a scale in the block-scaled instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """Rounding of the matrices of a layer."""
+
+    groups: Groups
+    gradient: torch.dtype
+    """Float8 dtype of gradients; weights and activations are float8_e4m3fn."""
+    native: tuple[int, int] | None
+    """Smallest compute capability of a GPU with the instructions."""
+
+
+RECIPES = {
+    "float8_tensorwise": Recipe(WHOLE, torch.float8_e5m2, (8, 9)),
+    "float8_rowwise": Recipe(ROW, torch.float8_e4m3fn, (9, 0)),
+    "mxfp8": Recipe(_BLOCK, torch.float8_e4m3fn, (10, 0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A float8 matrix with scales of groups along its rows."""
+
+    codes: Tensor
+    """[rows, columns] of a float8 dtype."""
+    exponents: Tensor
+    """[rows or 1, groups of a row] uint8: the scale is 2 ** (exponent - 127)."""
+
+    size: int
+    """Number of neighbours in a group; the last of a row may be smaller."""
+
+    def values(self, dtype: torch.dtype) -> Tensor:
+        """Return the numbers in `dtype`; exact if its range suffices."""
+        scales, numbers = power_of_two(self.exponents).to(dtype), self.codes.to(dtype)
+        if scales.shape[1] == 1:
+            return numbers * scales
+        return _ungrouped(_grouped(numbers, self.size) * scales.unsqueeze(-1), numbers.shape[1])
+
+
+def _grouped(x: Tensor, size: int) -> Tensor:
+    """Return [rows, groups, size]; the last group of a row is padded with zeros."""
+    missing = -x.shape[1] % size
+    return (functional.pad(x, (0, missing)) if missing else x).reshape(x.shape[0], -1, size)
+
+
+def _ungrouped(x: Tensor, columns: int) -> Tensor:
+    return x.reshape(x.shape[0], -1)[:, :columns]
+
+
+def scaled(x: Float[Tensor, "rows columns"], groups: Groups, dtype: torch.dtype) -> Scaled:
+    """Round a matrix to a float8 dtype, with a scale for each group of a row or for the whole matrix."""
+    columns = x.shape[1]
+    size = min(groups, columns) if groups > 0 else columns
+    grouped = _grouped(x.float(), size)
+    largest = grouped.abs().amax(-1)
+    exponents = _exponents(largest.amax().view(1, 1) if groups == WHOLE else largest, dtype)
+    shares = grouped * power_of_two(254 - exponents).unsqueeze(-1)
+    return Scaled(_ungrouped(shares, columns).to(dtype), exponents, size)
+
+
+def _exponents(largest: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the exponents of the smallest powers of two that bring numbers into the range of a dtype."""
+    bits = largest.view(torch.int32)
+    exponents = (bits >> 23) + ((bits & 0x7FFFFF) > _MANTISSA_OF_LARGEST) - _LARGEST_EXPONENT[dtype]
+    return exponents.clamp(1, 253).to(torch.uint8)
+
+
+def power_of_two(exponents: Tensor) -> Tensor:
+    """Return 2 ** (exponent - 127) in float32.
+
+    >>> power_of_two(torch.tensor([126, 127, 130], dtype=torch.uint8)).tolist()
+    [0.5, 1.0, 8.0]
+    """
+    return (exponents.int() << 23).view(torch.float32)
+
+
+def product(a: Scaled, b: Scaled, dtype: torch.dtype, *, native: bool) -> Float[Tensor, "m n"]:
+    """Return a bᵀ in `dtype`, summed over columns in float32.
+
+    Args:
+        native: use the float8 instructions of the device if shapes and `dtype` allow.
+    """
+    (m, k), n = a.codes.shape, b.codes.shape[0]
+    is_blocked = a.exponents.shape[1] > 1
+    of_k = _BLOCK if is_blocked else _NATIVE_MULTIPLE
+    if not native or dtype != torch.bfloat16 or m % _NATIVE_MULTIPLE or n % _NATIVE_MULTIPLE or k % of_k:
+        return a.values(dtype) @ b.values(dtype).t()
+    if is_blocked:
+        return _blocked_product(a, b)
+    scales = power_of_two(a.exponents), power_of_two(b.exponents).t()
+    return torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=dtype)
+
+
+def _blocked_product(a: Scaled, b: Scaled) -> Tensor:
+    """Return a bᵀ in bfloat16 by the block-scaled instructions (blocks of 32), which only such GPUs have."""
+    return functional.scaled_mm(
+        a.codes,
+        b.codes.t(),
+        tiled(a.exponents).view(torch.float8_e8m0fnu),
+        functional.ScalingType.BlockWise1x32,
+        tiled(b.exponents).view(torch.float8_e8m0fnu),
+        functional.ScalingType.BlockWise1x32,
+        swizzle_a=functional.SwizzleType.SWIZZLE_32_4_4,
+        swizzle_b=functional.SwizzleType.SWIZZLE_32_4_4,
+        output_dtype=torch.bfloat16,
+    )
+
+
+def tiled(exponents: Tensor) -> Tensor:
+    """Return the exponents of blocks in the order in which the instructions read them, flat.
+
+    The order is tiles of 128 rows by 4 blocks, padded with zeros. A tile has the 4 blocks of row 0, of rows
+    32, 64 and 96, of row 1, and so on (cuBLAS documentation, "block scaling factors layout").
+
+    Args:
+        exponents: [rows, blocks of a row].
+    """
+    rows, blocks = exponents.shape
+    whole = functional.pad(exponents, (0, -blocks % 4, 0, -rows % 128))
+    tiles = whole.view(whole.shape[0] // 128, 4, 32, whole.shape[1] // 4, 4)
+    return tiles.permute(0, 3, 2, 1, 4).flatten()
+
+
+class _Linear(torch.autograd.Function):
+    """x Wᵀ of [tokens, inputs] and [outputs, inputs]."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, weight: Tensor, groups: Groups, gradient: torch.dtype, native: bool
+    ) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.how = (groups, gradient, native)  # type: ignore[attr-defined]
+        e4m3 = torch.float8_e4m3fn
+        return product(scaled(x, groups, e4m3), scaled(weight, groups, e4m3), x.dtype, native=native)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # Any: torch's context
+        x, weight = ctx.saved_tensors
+        groups, gradient, native = ctx.how
+        e4m3 = torch.float8_e4m3fn
+        read = scaled(weight, groups, e4m3).values(x.dtype)
+        g_by_outputs, g_by_tokens = scaled(g, groups, gradient), scaled(g.t(), groups, gradient)
+        of_x = product(g_by_outputs, scaled(read.t(), groups, e4m3), x.dtype, native=native)
+        of_weight = product(g_by_tokens, scaled(x.t(), groups, e4m3), x.dtype, native=native)
+        return of_x, of_weight, None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class Multiply:
+    """Float8 product of a linear layer, in place of `functional.linear`."""
+
+    recipe: Recipe
+    native: bool
+    """Use the float8 instructions of the device."""
+
+    def __call__(
+        self,
+        x: Float[Tensor, "... inputs"],
+        weight: Float[Tensor, "outputs inputs"],
+        bias: Tensor | None = None,
+    ) -> Float[Tensor, "... outputs"]:
+        """Return x Wᵀ + bias in the dtype of `x`."""
+        recipe = self.recipe
+        flat: Tensor = _Linear.apply(  # type: ignore[no-untyped-call]
+            x.flatten(0, -2), weight, recipe.groups, recipe.gradient, self.native
+        )
+        out = flat.view(*x.shape[:-1], weight.shape[0])
+        return out if bias is None else out + bias
+
+
+class Float8TrainingLinear(nn.Linear):
+    """A linear layer with a float8 product."""
+
+    multiply: Multiply
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's outputs, [..., outputs] in the dtype of `x`."""
+        out: Tensor = self.multiply(x, self.weight, self.bias)
+        return out
+
+
+def has_native(recipe: Recipe, device: Literal["cpu", "cuda"] | str) -> bool:
+    """Return True if devices of this type multiply by the recipe without emulation."""
+    if recipe.native is None or device != "cuda":
+        return False
+    return torch.cuda.get_device_capability() >= recipe.native

@@ -1,0 +1,178 @@
+"""Linear layers for serving in int8, int4 and float8, made from a trained layer without data.
+
+int8: each output has a scale, and tokens are rounded to 8 bits in the forward pass, each with its own scale
+(Dettmers et al., "LLM.int8()", NeurIPS 2022, without its outliers). The sums are of integers and exact, so
+the C++ operator and plain PyTorch give the same numbers, for any batch.
+int4: 32 inputs of an output share a scale; of several scales the one with the least squared error is used.
+Tokens are rounded to 8 bits as above.
+float8: for GPUs with such instructions, scales per output and per token (nn/linear/float8.py).
+torchao is not used: its layers bring no kernel that a CPU without AMX runs faster (ADR 0028).
+"""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional
+
+from penstock.nn.linear.float8 import ROW, Scaled, product, scaled
+from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels
+from penstock.nn.linear.rounding import GROUP, _by_chunks, _to_halves, to_int8
+from penstock.nn.triton_support import has_triton, on_device_of
+
+
+class _Quantized(nn.Module):
+    """Base of the layers here: sizes, and a bias in the dtype of the activations."""
+
+    bias: Tensor | None
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
+
+    def _with_bias(self, out: Tensor) -> Tensor:
+        return out if self.bias is None else out + self.bias
+
+
+class Int8Linear(_Quantized):
+    """A linear layer with an int8 matrix and tokens rounded to int8; on GPUs the matrix alone is rounded."""
+
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor
+    """Operand of the C++ operator: 128 times the sum of each output's codes."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        weight = linear.weight.detach()
+        self.is_native = can_multiply(8, weight) and self.in_features % 4 == 0
+        if self.is_native:
+            codes = empty_panels(self.out_features, self.in_features, torch.int8)
+            scales, offsets = (
+                torch.zeros(len(codes) * PANEL),
+                torch.zeros(len(codes) * PANEL, dtype=torch.int32),
+            )
+            torch.ops.penstock.pack_int8(weight.contiguous(), codes, scales, offsets)
+            self.register_buffer("offsets", offsets, persistent=False)
+        else:
+            codes, scales = _by_chunks(weight, to_int8)
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+
+    def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
+        """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
+        if self.is_native:
+            out: Tensor = torch.ops.penstock.linear_int8(
+                x, self.codes, self.scales, self.offsets, self.bias, self.out_features
+            )
+            return out
+        if is_for(x):
+            return self._with_bias(torch.ops.penstock.few_int8(x, self.codes, self.scales))
+        if x.device.type != "cpu":
+            return self._with_bias(functional.linear(x, self.codes.to(x.dtype)) * self.scales.to(x.dtype))
+        tokens, factors = to_int8(x.flatten(0, -2))
+        sums = torch._int_mm(tokens, self.codes.t()).float() * self.scales * factors.unsqueeze(-1)
+        return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))
+
+
+class Int4Linear(_Quantized):
+    """A linear layer with a 4-bit matrix and tokens rounded to int8; on GPUs the matrix alone is rounded."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
+        weight = linear.weight.detach()
+        self.is_native = can_multiply(4, weight)
+        if self.is_native:  # two codes a byte: a panel's outputs 0 to 15 in the lower halves, 16 to 31 above
+            codes = empty_panels(self.out_features, self.in_features // 2, torch.uint8)
+            codes = codes.view(len(codes), -1, 2 * PANEL)
+            scales = weight.new_zeros(len(codes), self.in_features // GROUP, PANEL, dtype=torch.bfloat16)
+            torch.ops.penstock.pack_int4(weight.contiguous(), codes, scales)
+        else:
+            codes, scales = _by_chunks(weight, _to_halves)
+        self.register_buffer("codes", codes, persistent=False)
+        self.register_buffer("scales", scales, persistent=False)
+
+    def matrix(self) -> Float[Tensor, "outputs inputs"]:
+        """Return the matrix in float32, from codes and scales."""
+        codes, scales = self.codes, self.scales.float()
+        if self.is_native:
+            panels = torch.stack([codes & 15, codes >> 4], 2).view(*codes.shape[:2], PANEL, 4)
+            whole = from_panels(panels, self.out_features)
+            scales = scales.transpose(1, 2).flatten(0, 1)[: self.out_features]
+        else:
+            whole = torch.stack([codes & 15, codes >> 4], -1).flatten(1)
+        return (whole.float() - 8) * scales.repeat_interleave(GROUP, dim=1)
+
+    def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
+        """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
+        if self.is_native:
+            out: Tensor = torch.ops.penstock.linear_int4(
+                x, self.codes, self.scales, self.bias, self.out_features
+            )
+            return out
+        if is_for(x):
+            return self._with_bias(torch.ops.penstock.few_int4(x, self.codes, self.scales))
+        if x.device.type != "cpu":
+            return self._with_bias(functional.linear(x, self.matrix().to(x.dtype)))
+        tokens, factors = to_int8(x.flatten(0, -2))
+        sums = functional.linear(tokens.float(), self.matrix()) * factors.unsqueeze(-1)
+        return self._with_bias(sums.to(x.dtype).view(*x.shape[:-1], self.out_features))
+
+
+class Float8Linear(_Quantized):
+    """A linear layer with float8 matrix and tokens, and a scale per output and per token."""
+
+    codes: Tensor
+    exponents: Tensor
+
+    def __init__(self, linear: nn.Linear, *, is_native: bool) -> None:
+        super().__init__(linear)
+        self.is_native = is_native
+        matrix = scaled(linear.weight.detach(), ROW, torch.float8_e4m3fn)
+        self.register_buffer("codes", matrix.codes, persistent=False)
+        self.register_buffer("exponents", matrix.exponents, persistent=False)
+
+    def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
+        """Return the layer's outputs, [..., outputs] in the dtype of `x`."""
+        tokens = x.flatten(0, -2)
+        missing = -len(tokens) % 16 if self.is_native else 0  # the instructions take 16 tokens at a time
+        left = scaled(functional.pad(tokens, (0, 0, 0, missing)), ROW, torch.float8_e4m3fn)
+        right = Scaled(self.codes, self.exponents, self.in_features)
+        out = product(left, right, x.dtype, native=self.is_native)[: len(tokens)]
+        return self._with_bias(out.view(*x.shape[:-1], self.out_features))
+
+
+MAX_TOKENS = 64
+"""Most tokens of a product in Triton; for more, expanding the matrix once to the tokens' dtype is faster."""
+
+
+def is_for(x: Tensor) -> bool:
+    """True if the Triton operators support a product with x [..., inputs]."""
+    return has_triton(x.device) and x.numel() <= MAX_TOKENS * x.shape[-1]
+
+
+def _few_int8(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    from penstock.nn.linear.quantized_triton import linear_int8  # takes a second that CPUs do not spend
+
+    with on_device_of(x):
+        return linear_int8(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
+
+
+def _few_int4(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    from penstock.nn.linear.quantized_triton import linear_int4
+
+    with on_device_of(x):
+        return linear_int4(x.flatten(0, -2), codes, scales).view(*x.shape[:-1], len(codes))
+
+
+def _shape(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:  # noqa: ARG001
+    return x.new_empty(*x.shape[:-1], len(codes))
+
+
+for _name, _product in (("few_int8", _few_int8), ("few_int4", _few_int4)):
+    torch.library.define(f"penstock::{_name}", "(Tensor x, Tensor codes, Tensor scales) -> Tensor")
+    torch.library.impl(f"penstock::{_name}", "CompositeExplicitAutograd", _product)
+    torch.library.register_fake(f"penstock::{_name}", _shape)

@@ -1,0 +1,84 @@
+"""Metric names: every metric with unit and meaning, and the file names of a run; defined only here."""
+
+from typing import Final
+
+METRICS_FILE = "metrics.jsonl"
+"""Rank 0's records: one per step and per start of the run."""
+SAMPLES_FOLDER = "samples"
+"""Folder of each rank's log of sample ids and checksums."""
+TRACES_FOLDER = "traces"
+"""Folder of traces of single steps, if the recipe requests them."""
+HANGS_FOLDER = "hangs"
+"""Folder of the flight records that ranks wrote before a hung run was ended."""
+LEFT_OUT_FILE = "left-out.json"
+"""File of the samples left out by rewinds."""
+TENSORBOARD_FOLDER = "tensorboard"
+"""Folder of event files, if the recipe requests them."""
+RECIPE_FILE = "config.json"
+"""File of the resolved recipe of the newest start."""
+STARTS_FOLDER = "starts"
+"""Folder of the resolved recipe of each start, by number and step."""
+
+BY_CORPUS: Final = (
+    "corpus_tokens",
+    "corpus_padding",
+    "corpus_epochs",
+    "corpus_weights",
+    "corpus_shares",
+    "corpus_validation_loss",
+    "corpus_perplexity",
+    "corpus_bits_per_byte",
+)
+"""Metrics that are tables by corpus."""
+
+METRICS: Final[dict[str, tuple[str, str]]] = {
+    "step": ("steps", "optimizer steps taken, this one counted"),
+    "tokens": ("tokens", "tokens trained on since the start of the run"),
+    "loss": ("nats/token", "training loss of the step, mean over the labels of all ranks"),
+    "grad_norm": ("", "norm of the whole gradient before clipping"),
+    "learning_rate": ("", "of the step"),
+    "tokens_per_s": ("tokens/s", "tokens of the step over its wall time, all ranks"),
+    "mfu": ("share", "model FLOPs utilisation: useful FLOP/s over the devices' peak, where that is known"),
+    "hfu": ("share", "hardware FLOPs utilisation: as mfu, with activations that were computed twice"),
+    "step_s": ("s", "wall time of the step, waiting for data included"),
+    "data_wait_share": ("share", "share of the step spent waiting for its batch"),
+    "forward_share": ("share", "share of the step in forward passes, the loss included"),
+    "backward_share": ("share", "share of the step in backward passes"),
+    "communication_share": ("share", "share of the step blocked on other ranks: not hidden by computation"),
+    "optimizer_share": ("share", "share of the step clipping the gradient and updating the weights"),
+    "checkpoint_s": ("s", "time that training waited for checkpoints, since the step before"),
+    "checkpoint_share": ("share", "share of the time since the run's start that it waited for them"),
+    "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
+    "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, padding included, by name"),
+    "corpus_padding": ("tokens", "of those, padding positions, by name"),
+    "corpus_epochs": ("passes", "epochs of each corpus so far, by name"),
+    "corpus_weights": ("share", "share of samples requested of each corpus in this step, by name"),
+    "corpus_shares": ("share", "share of samples served of each corpus since that mixture began, by name"),
+    "validation_loss": ("nats/token", "mean loss on held-out documents"),
+    "validation_perplexity": ("", "exp of the validation loss"),
+    "validation_bits_per_byte": ("bits/byte", "validation loss over the bytes of text, for any tokenizer"),
+    "corpus_validation_loss": ("nats/token", "mean loss on held-out documents of each corpus, by name"),
+    "corpus_perplexity": ("", "exp of that loss, by name"),
+    "corpus_bits_per_byte": ("bits/byte", "that loss over the bytes of text, by name"),
+}
+
+SERVING: Final[dict[str, tuple[str, str]]] = {
+    "penstock_requests": ("requests", "Requests answered, by route and status."),
+    "penstock_time_to_first_token_seconds": ("s", "From a request to the first token of an answer (TTFT)."),
+    "penstock_inter_token_seconds": ("s", "Between a token of an answer and the one before it."),
+    "penstock_request_seconds": ("s", "From a request of /v1/ to the end of its answer."),
+    "penstock_answers_waiting": ("answers", "Answers not begun, or pre-empted."),
+    "penstock_answers_running": ("answers", "Answers in progress."),
+    "penstock_cache_blocks": ("blocks", "Blocks of the KV cache."),
+    "penstock_cache_blocks_used": ("blocks", "Of those, blocks held by answers in progress."),
+    "penstock_computed_tokens": ("tokens", "Positions computed, of prompts and of answers."),
+    "penstock_answer_tokens": ("tokens", "Tokens of answers sampled."),
+    "penstock_prefix_asked_tokens": ("tokens", "Tokens looked up in the prefix cache."),
+    "penstock_prefix_found_tokens": ("tokens", "Of those, tokens found there."),
+    "penstock_preemptions": ("answers", "Preemptions: times an answer lost its blocks to another."),
+    "penstock_drafted_tokens": ("tokens", "Tokens guessed."),
+    "penstock_accepted_tokens": ("tokens", "Of those, tokens that an answer got."),
+    "penstock_steps": ("steps", "Steps of the engine."),
+    "penstock_failed_steps": ("steps", "Steps that failed and ended the answers in them."),
+}
+"""Metrics of the server in Prometheus format; counters there end in `_total`."""

@@ -1,0 +1,1 @@
+"""Report of runs as one HTML page."""

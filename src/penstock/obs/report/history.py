@@ -1,0 +1,304 @@
+"""History of a run: its records as columns, one number per step, validated.
+
+Columns are packed doubles: a million steps take 80 MB, where their records would take gigabytes.
+"""
+
+import json
+import math
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.errors import PenstockError
+from penstock.core.toml import plain
+from penstock.obs.metric_names import BY_CORPUS, METRICS
+from penstock.obs.sinks import Record
+
+Float64 = npt.NDArray[np.float64]
+
+STEP_METRICS = tuple(
+    name
+    for name in METRICS
+    if name not in BY_CORPUS and name != "step" and not name.startswith("validation_")
+)
+"""Metrics of a step's record that are single numbers."""
+
+_MIXTURE_POINTS = 200
+_FIX = "Restore the file, or cut it before that line."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Start of the run's processes, the first or a later one."""
+
+    step: int
+    """Number of steps before this start."""
+    ranks: int
+    """Number of processes from here on."""
+    time: str
+    """Time of the start: ISO 8601, UTC."""
+    changes: tuple[tuple[str, str, str], ...] = ()
+    """Settings of the recipe that differ from the start before: path, value before, value now."""
+    device: str = ""
+    """Name of a rank's device, or "cpu"; empty in old logs that do not record it."""
+    threads: int = 1
+    """Threads that a rank computes with."""
+    peak_flops: float = math.nan
+    """Peak FLOP/s of all ranks; NaN if it could not be measured without other load."""
+
+    @property
+    def peak_of_each(self) -> float:
+        """Peak of one GPU, or of one CPU thread: identifies the hardware, independent of its number."""
+        return self.peak_flops / self.ranks / (self.threads if self.device == "cpu" else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MixturePoint:
+    """Token counts after a step."""
+
+    step: int
+    tokens: int
+    by_corpus: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureChange:
+    """Change of the mixture or the sequence length."""
+
+    step: int
+    """First step with the change."""
+    tokens: int
+    """Tokens trained on before it."""
+    reason: str
+    """Reason of the change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that the first rank sends in a step."""
+
+    step: int
+    """Step that was counted."""
+    sent_bytes: dict[str, int]
+    """Bytes sent by mesh axis."""
+    network_axes: tuple[str, ...]
+    """Axes whose ranks are on several machines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Step whose update was skipped."""
+
+    step: int
+    why: str
+
+
+@dataclass(slots=True)
+class Slowest:
+    """Rank that was the slowest in some comparisons."""
+
+    times: int = 0
+    """Number of comparisons."""
+    ratio: float = 0.0
+    """Largest ratio of its own time to the median rank's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Records of a run as columns; steps increase, and there is at least one."""
+
+    steps: Float64
+    """[steps] number of each step."""
+    columns: dict[str, Float64]
+    """Metric -> [steps]; NaN where a record has no value."""
+    validation_steps: Float64
+    """[validations] step of each validation."""
+    validation_loss: Float64
+    """[validations] nats per token."""
+    validation_bits: Float64
+    """[validations] bits per byte; NaN if the bytes of text are unknown."""
+    heldout: dict[str, dict[str, float]]
+    """Scores of the last validation: corpus -> metric -> value; "" -> all corpora together."""
+    starts: tuple[Start, ...]
+    """Starts in order."""
+    corpus_tokens: dict[str, int]
+    """Tokens by corpus after the last step."""
+    mixture: tuple[MixturePoint, ...]
+    """Tokens by corpus after some steps, the last one included: as many as a chart needs."""
+    mixture_changes: tuple[MixtureChange, ...]
+    """Changes in order."""
+    traffic: Traffic | None
+    """Last traffic count; None if there is none."""
+    skipped: tuple[Skipped, ...]
+    """Skipped steps in order."""
+    slowest: dict[int, Slowest]
+    """Slow ranks by rank."""
+    num_ignored: int
+    """Number of records of unknown kinds."""
+
+
+def read_lines(path: Path) -> Iterator[Record]:
+    """Yield the records of a file one by one, ignoring a last line without newline (still being written).
+
+    Raises:
+        PenstockError: another line is not a JSON object.
+    """
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith("\n"):
+                return
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if not isinstance(record, dict):
+                raise PenstockError(f"Line {number} of {path} is not a JSON object", fix=_FIX)
+            yield record
+
+
+def gather(records: Iterable[Record]) -> History:
+    """Return the history of a run's records.
+
+    Raises:
+        PenstockError: a value has the wrong type, steps decrease, or there is no step at all.
+
+
+    >>> gather([{"step": 1, "loss": 7.0}, {"step": 2, "loss": 6.5}]).columns["loss"].tolist()
+    [7.0, 6.5]
+    """
+    history = _Gathering()
+    for number, record in enumerate(records, start=1):
+        try:
+            history.add(record)
+        except (TypeError, ValueError, KeyError, OverflowError, AttributeError) as error:
+            problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+            raise PenstockError(f"Record {number} of the metrics is broken: {problem}", fix=_FIX) from None
+    if not history.steps:
+        raise PenstockError("The run has not recorded a step yet", fix="Try again after its first step.")
+    return history.result()
+
+
+class _Gathering:
+    def __init__(self) -> None:
+        self.steps = array("d")
+        self._columns = {name: array("d") for name in STEP_METRICS}
+        self._validation_steps, self._validation_loss = array("d"), array("d")
+        self._validation_bits = array("d")
+        self._heldout: dict[str, dict[str, float]] = {}
+        self._starts: list[Start] = []
+        self._corpus_tokens: dict[str, int] = {}
+        self._points: list[MixturePoint] = []
+        self._stride = 1
+        self._changes: list[MixtureChange] = []
+        self._traffic: Traffic | None = None
+        self._skipped: list[Skipped] = []
+        self._slowest: dict[int, Slowest] = {}
+        self._num_ignored = 0
+
+    def add(self, record: Record) -> None:
+        if record.get("event") == "start":
+            self._starts.append(_start(record))
+        elif record.get("event") == "mixture":
+            step, tokens, reason = int(record["step"]), int(record["tokens"]), str(record["reason"])
+            self._changes.append(MixtureChange(step, tokens, reason))
+        elif record.get("event") == "traffic":
+            sent = {str(axis): int(number) for axis, number in record["sent_bytes"].items()}
+            far = tuple(map(str, record["network_axes"]))
+            self._traffic = Traffic(step=int(record["step"]), sent_bytes=sent, network_axes=far)
+        elif record.get("event") == "skipped":
+            self._skipped.append(Skipped(int(record["step"]), str(record["why"])))
+        elif record.get("event") == "ranks":
+            rank = self._slowest.setdefault(int(record["slowest_rank"]), Slowest())
+            rank.times += 1
+            rank.ratio = max(
+                rank.ratio, _number(record["slowest_s"]) / max(_number(record["median_s"]), 1e-9)
+            )
+        elif record.get("event") == "sequence_length":
+            reason = f"sequence length {int(record['after']):,}"
+            self._changes.append(MixtureChange(int(record["step"]), int(record["tokens"]), reason))
+        elif "validation_loss" in record:
+            self._validation_steps.append(int(record["step"]))
+            self._validation_loss.append(_number(record["validation_loss"]))
+            self._validation_bits.append(_number(record.get("validation_bits_per_byte")))
+            self._heldout = _heldout(record)
+        elif "loss" in record:
+            self._add_step(record)
+        else:
+            self._num_ignored += 1
+
+    def _add_step(self, record: Record) -> None:
+        step = int(record["step"])
+        if self.steps and step <= self.steps[-1]:
+            raise ValueError(f"step {step} comes after step {self.steps[-1]:.0f}")
+        self.steps.append(step)
+        for name, column in self._columns.items():
+            column.append(_number(record.get(name)))
+        self._corpus_tokens = {name: int(n) for name, n in record.get("corpus_tokens", {}).items()}
+        if len(self._corpus_tokens) > 1 and len(self.steps) % self._stride == 0:
+            self._points.append(self._point())
+            if len(self._points) >= 2 * _MIXTURE_POINTS:
+                self._points, self._stride = self._points[1::2], 2 * self._stride
+
+    def _point(self) -> MixturePoint:
+        tokens = self._corpus_tokens
+        return MixturePoint(int(self.steps[-1]), sum(tokens.values()), tokens)
+
+    def _mixture(self) -> tuple[MixturePoint, ...]:
+        last = self._point()
+        ended = self._points and self._points[-1].step == last.step
+        return (*self._points, *([] if ended else [last]))
+
+    def result(self) -> History:
+        return History(
+            steps=np.frombuffer(self.steps),
+            columns={name: np.frombuffer(column) for name, column in self._columns.items()},
+            validation_steps=np.array(self._validation_steps),
+            validation_loss=np.array(self._validation_loss),
+            validation_bits=np.array(self._validation_bits),
+            heldout=self._heldout,
+            starts=tuple(self._starts),
+            corpus_tokens=self._corpus_tokens,
+            mixture=self._mixture(),
+            mixture_changes=tuple(self._changes),
+            traffic=self._traffic,
+            skipped=tuple(self._skipped),
+            slowest=self._slowest,
+            num_ignored=self._num_ignored,
+        )
+
+
+def _start(record: Record) -> Start:
+    changes = record.get("changes", {}).items()
+    return Start(
+        step=int(record["step"]),
+        ranks=int(record["ranks"]),
+        time=str(record["time"]),
+        device=str(record.get("device", "")),
+        threads=int(record.get("threads", 1)),
+        peak_flops=_number(record.get("peak_flops")),
+        changes=tuple((str(name), plain(before), plain(now)) for name, (before, now) in changes),
+    )
+
+
+def _heldout(record: Record) -> dict[str, dict[str, float]]:
+    """Return the scores of a validation by corpus."""
+    found: dict[str, dict[str, float]] = {"": {}}
+    for name, value in record.items():
+        if name in BY_CORPUS:
+            for corpus, number in value.items():
+                found.setdefault(corpus, {})[name] = _number(number)
+        elif name in METRICS and name != "step":
+            found[""][name] = _number(value)
+    return found
+
+
+def _number(value: object) -> float:
+    if value is None:  # strict JSON has no NaN
+        return float("nan")
+    if isinstance(value, int | float):
+        return float(value)
+    raise TypeError(f"{value!r} is not a number")

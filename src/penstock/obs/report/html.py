@@ -1,0 +1,134 @@
+"""HTML tables and page template of the report; all text is escaped here."""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from string import Template
+
+from penstock.core.units import plural
+from penstock.obs.metric_names import METRICS
+from penstock.obs.report.axis import short
+from penstock.obs.report.history import History
+from penstock.obs.report.summary import UNKNOWN
+
+_COLUMNS = (
+    ("loss, nats per token", "corpus_validation_loss", "validation_loss"),
+    ("perplexity", "corpus_perplexity", "validation_perplexity"),
+    ("bits per byte", "corpus_bits_per_byte", "validation_bits_per_byte"),
+)
+"""Rows: title, metric of a corpus, metric of all."""
+
+
+def heldout_table(history: History) -> str:
+    """Return the table of held-out scores as an HTML section; "" if none were recorded by corpus."""
+    corpora = {name: scores for name, scores in history.heldout.items() if name}
+    if not corpora:
+        return ""
+    rows = [_row(name, [scores.get(metric) for _, metric, _ in _COLUMNS]) for name, scores in corpora.items()]
+    if len(corpora) > 1:
+        whole: Mapping[str, float] = history.heldout[""]
+        rows.append(_row("all", [whole.get(metric) for _, _, metric in _COLUMNS]))
+    titles = ("corpus", *(title for title, _, _ in _COLUMNS))
+    return section(f"Held-out text, after step {history.validation_steps[-1]:,.0f}", titles, rows)
+
+
+def _row(name: str, values: list[float | None]) -> list[str]:
+    return [name, *(UNKNOWN if value is None else short(value) for value in values)]
+
+
+def fill(template: str, *, name: str, **parts: str) -> str:
+    """Return the page.
+
+    Args:
+        template: file in obs/page.
+        name: title of the page, plain text.
+        parts: escaped HTML by placeholder.
+    """
+    script = _read("report.js")
+    digest = hashlib.sha256(script.encode()).digest()
+    return Template(_read(template)).substitute(
+        parts,
+        name=escape(name),
+        style=_read("report.css"),
+        script=script,
+        script_hash=base64.b64encode(digest).decode(),
+    )
+
+
+def _read(name: str) -> str:
+    return files("penstock.obs").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a section with a table; the first cell of a row is its heading.
+
+    >>> section("Runs", ["run", "loss"], [["<a>", "6.1"]]).partition("</thead>")[2]
+    '<tr><th scope="row">&lt;a&gt;</th><td>6.1</td></tr></table></div></section>'
+    """
+    body = "".join(f"<tr>{_table_row(row)}</tr>" for row in rows)
+    return (
+        f'<section><h2>{escape(title)}</h2><div class="table"><table>{table_head(head)}{body}</table></div>'
+        "</section>"
+    )
+
+
+def _table_row(cells: Sequence[str]) -> str:
+    first, *others = map(escape, cells)
+    return f'<th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}'
+
+
+def table_head(titles: Sequence[str]) -> str:
+    """Return the head of a table; a column without a title has an empty cell."""
+    cells = "".join(f'<th scope="col">{escape(title)}</th>' if title else "<td></td>" for title in titles)
+    return f"<thead><tr>{cells}</tr></thead>"
+
+
+def glossary() -> str:
+    """Return the meaning of every metric, as entries of a definition list."""
+    return "".join(_entry(metric) for metric in METRICS)
+
+
+def _entry(metric: str) -> str:
+    unit, meaning = METRICS[metric]
+    kind = f" <small>{escape(unit)}</small>" if unit else ""
+    return f"<dt><code>{escape(metric)}</code>{kind}</dt><dd>{escape(meaning)}</dd>"
+
+
+_MOST_STEPS = 50
+_MOST_RANKS = 8
+_SLOW = 1.2
+"""Ratio to the median from which a slow rank is reported: some rank is always the slowest."""
+
+
+def trouble(history: History) -> str:
+    """Return the sections on skipped steps and slow ranks; "" if there are none."""
+    return _skipped(history) + _slow(history)
+
+
+def _skipped(history: History) -> str:
+    if not history.skipped:
+        return ""
+    left_out = len(history.skipped) - _MOST_STEPS
+    title = f"{plural(len(history.skipped), 'step')} not taken" + (
+        f", the last {_MOST_STEPS}" if left_out > 0 else ""
+    )
+    rows = [(f"{skipped.step:,}", skipped.why) for skipped in history.skipped[-_MOST_STEPS:]]
+    return section(title, ("step", "why"), rows)
+
+
+def _slow(history: History) -> str:
+    slow = {rank: found for rank, found in history.slowest.items() if found.ratio >= _SLOW}
+    worst = sorted(slow, key=lambda rank: -slow[rank].ratio)[:_MOST_RANKS]
+    if not worst:
+        return ""
+    comparisons = sum(found.times for found in history.slowest.values())
+    rows = [
+        (str(rank), f"{slow[rank].times:,} of {comparisons:,}", f"{slow[rank].ratio:.2f}") for rank in worst
+    ]
+    return section(
+        "Ranks the others waited for",
+        ("rank", "slowest in comparisons", "times the median rank's time"),
+        rows,
+    )

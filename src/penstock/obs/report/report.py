@@ -1,0 +1,150 @@
+"""Report of a run as one self-contained HTML page.
+
+Text from files is always escaped, and the page's content security policy allows no other script and no
+fetching.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+import numpy as np
+
+from penstock.core.toml import toml_text
+from penstock.core.units import mib, si
+from penstock.obs.metric_names import METRICS
+from penstock.obs.report.history import History, gather
+from penstock.obs.report.html import fill, glossary, heldout_table, section, table_head, trouble
+from penstock.obs.report.line_charts import charts
+from penstock.obs.report.stacked_areas import mixture_chart, phase_chart
+from penstock.obs.report.summary import Config, Figure, key_figures, outcome, setting, starts
+from penstock.obs.report.svg import draw
+from penstock.obs.sinks import Record
+
+_STARTS = (
+    "at step",
+    "processes",
+    "time, UTC",
+    "steps taken",
+    "median tokens/s",
+    "peak",
+    "changed in the recipe",
+)
+_MAX_STARTS = 200
+
+
+def render(
+    records: Iterable[Record], config: Config, *, name: str, references: Mapping[str, float] | None = None
+) -> str:
+    """Return the page.
+
+    Args:
+        records: of metrics.jsonl, in order; read once.
+        config: the resolved recipe, from config.json.
+        name: name of the run.
+        references: name -> loss in nats per token, drawn as horizontal lines.
+
+    Raises:
+        PenstockError: a record is invalid, or there is no step.
+    """
+    history = gather(records)
+    kind, words = outcome(history, config)
+    return fill(
+        "report.html",
+        name=name,
+        outcome=f'<span class="outcome {kind}">{escape(words)}</span>',
+        summary=escape(_summary(history, config)),
+        figures="".join(_tile(figure) for figure in key_figures(history, config)),
+        charts="".join(draw(chart) for chart in charts(history, references or {}))
+        + phase_chart(history)
+        + mixture_chart(history),
+        traffic=_traffic(history) + trouble(history),
+        corpora=_corpora(history.corpus_tokens) + heldout_table(history),
+        starts=_starts(history),
+        recipe=escape(toml_text(config)),
+        glossary=glossary(),
+        ignored=f"{history.num_ignored:,} records of other kinds are not drawn."
+        if history.num_ignored
+        else "",
+    )
+
+
+def _summary(history: History, config: Config) -> str:
+    parts = [
+        ("started {} UTC", history.starts[0].time[:16].replace("T", " ") if history.starts else None),
+        ("{}", setting(config, "model.model_type")),
+        ("{} layers", setting(config, "model.num_hidden_layers")),
+        ("hidden size {}", setting(config, "model.hidden_size")),
+        ("vocabulary {}", setting(config, "model.vocab_size")),
+        ("rows of {} tokens", setting(config, "data.sequence_length")),
+        ("{} rows a step", setting(config, "data.global_batch_size")),
+        ("{}", setting(config, "compute")),
+    ]
+    return " · ".join(form.format(_grouped(value)) for form, value in parts if value is not None)
+
+
+def _grouped(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _tile(figure: Figure) -> str:
+    unit, meaning = METRICS[figure.metric]
+    hint = escape(f"{meaning}{f' ({unit})' if unit else ''}")
+    return (
+        f'<div class="tile"><dt><abbr title="{hint}">{escape(figure.title)}</abbr></dt>'
+        f"<dd>{escape(figure.value)}<small>{escape(figure.note)}</small></dd></div>"
+    )
+
+
+def _corpora(tokens: Mapping[str, int]) -> str:
+    if len(tokens) < 2:
+        return ""
+    total = max(sum(tokens.values()), 1)
+    most_first = sorted(tokens.items(), key=lambda item: -item[1])
+    rows = "".join(_corpus(name, number, number / total) for name, number in most_first)
+    head = table_head(("corpus", "tokens", "share", ""))
+    return f'<section><h2>Tokens by corpus</h2><div class="table"><table>{head}{rows}</table></div></section>'
+
+
+def _corpus(name: str, tokens: int, share: float) -> str:
+    bar = f'<svg aria-hidden="true"><rect width="{share:.2%}" height="100%"/></svg>'
+    return (
+        f'<tr><th scope="row">{escape(name)}</th><td>{tokens:,}</td><td>{share:.1%}</td>'
+        f'<td class="bar">{bar}</td></tr>'
+    )
+
+
+def _traffic(history: History) -> str:
+    traffic = history.traffic
+    if traffic is None or not traffic.sent_bytes:
+        return ""
+    seconds = float(np.nanmedian(history.columns["step_s"]))
+    rows = [
+        (
+            axis,
+            mib(number),
+            "network" if axis in traffic.network_axes else "within a machine",
+            f"{si(8 * number / seconds)}bit/s",
+        )
+        for axis, number in sorted(traffic.sent_bytes.items(), key=lambda item: -item[1])
+    ]
+    head = ("mesh axis", "sent by the first process", "over", "mean rate")
+    return section(f"Traffic of a step, counted at step {traffic.step:,}", head, rows)
+
+
+def _start(row: Sequence[str]) -> str:
+    *short, changed = map(escape, row)
+    return "".join(f"<td>{cell}</td>" for cell in short) + (
+        f'<td class="long">{changed}</td>' if changed else "<td></td>"
+    )
+
+
+def _starts(history: History) -> str:
+    rows = starts(history)
+    if not rows:
+        return ""
+    shown = rows[-_MAX_STARTS:]
+    body = "".join(f"<tr>{_start(row)}</tr>" for row in shown)
+    left_out = len(rows) - len(shown)
+    note = f"<p>The {left_out:,} starts before these are left out.</p>" if left_out else ""
+    table = f'<div class="table"><table>{table_head(_STARTS)}{body}</table></div>'
+    return f"<section><h2>Starts</h2>{note}{table}</section>"

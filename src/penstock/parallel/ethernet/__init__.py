@@ -1,0 +1,1 @@
+"""Communication over Ethernet: gathers ahead, reductions in the background, compression."""

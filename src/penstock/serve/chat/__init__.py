@@ -1,0 +1,1 @@
+"""Chat: templates, tools, reasoning, response formats."""

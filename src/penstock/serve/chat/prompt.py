@@ -1,0 +1,178 @@
+"""Prompts: texts and conversations to token ids. Slow for long ones, so routes run this in a thread."""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from penstock.serve.errors import ApiError
+from penstock.serve.schema.base import ANY_JSON
+from penstock.serve.schema.chat import AssistantMessage, ChatRequest, Content, Message, TokenizeRequest, Tool
+from penstock.serve.schema.completions import Prompt
+from penstock.serve.state import AppState, ModelInfo
+
+Ending = Literal["asks", "stops", "goes_on"]
+
+_END_MARK = "\ufdd2\ufdd3"
+"""Marks the end of the last message in a rendered template: code points that Unicode reserves as unused."""
+
+
+def prompts_of(prompt: Prompt, served: ModelInfo, *, max_prompts: int, param: str) -> list[list[int]]:
+    """Return the token ids of each prompt of a request.
+
+    Args:
+        param: key of the request, for error messages.
+
+    Raises:
+        ApiError: too many prompts, or none.
+    """
+    if isinstance(prompt, str):
+        return [encoded(prompt, served, served.text_processor.encode, param=param)]
+    if not prompt:
+        raise ApiError(400, f"{param} is an empty list. Give at least one text.", param=param)
+    if isinstance(prompt[0], int):
+        return [[token for token in prompt if isinstance(token, int)]]
+    if len(prompt) > max_prompts:
+        raise ApiError(
+            400, f"{param} has {len(prompt):,} entries, and the limit is {max_prompts:,}.", param=param
+        )
+    encode = served.text_processor.encode
+    return [
+        encoded(one, served, encode, param=param) if isinstance(one, str) else list(one) for one in prompt
+    ]
+
+
+def encoded(text: str, served: ModelInfo, encode: Callable[[str], list[int]], *, param: str) -> list[int]:
+    """Return the token ids of a text.
+
+    Raises:
+        ApiError: the text is longer than any text that fits the context; encoding it would take seconds.
+    """
+    tokenizer = served.text_processor.tokenizer
+    if tokenizer.exceeds(text, served.context):
+        size, most = len(text.encode()), (tokenizer.longest_token_bytes or 0) * served.context
+        raise ApiError(
+            400,
+            f"{param} has {size:,} bytes; the context of {served.context:,} tokens holds at most {most:,}. "
+            f"Shorten it.",
+            param=param,
+            code="context_length_exceeded",
+        )
+    return encode(text)
+
+
+def chat_prompt(
+    messages: Sequence[Message],
+    service: AppState,
+    *,
+    tools: Sequence[Tool] = (),
+    variables: dict[str, ANY_JSON] | None = None,
+    ending: Ending = "asks",
+) -> list[int]:
+    """Return the token ids of a conversation.
+
+    Args:
+        ending: "asks": with the start of an answer; "stops": after the last turn; "goes_on": within the
+            last turn, at the end of its text.
+
+    Raises:
+        ApiError: the arguments of a tool call are not a JSON object.
+        UsageError: the model's chat template refuses these messages.
+        ModelError: the template fails.
+    """
+    text_processor = service.served.text_processor
+    turns = [_turn(message) for message in messages]
+    if ending == "goes_on":
+        turns[-1] = _marked(turns[-1])
+    text = service.templates.render(
+        text_processor.guarded(turns),
+        tools=text_processor.guarded([tool.model_dump(exclude_none=True) for tool in tools]),
+        variables=text_processor.guarded(variables),
+        add_generation_prompt=ending == "asks",
+    )
+    text = _before_mark(text) if ending == "goes_on" else text
+    return encoded(text, service.served, text_processor.encode_rendered, param="messages")
+
+
+def ending_of(body: ChatRequest | TokenizeRequest) -> Ending:
+    """Return where the prompt of a conversation ends.
+
+    Raises:
+        ApiError: continue_final_message and add_generation_prompt are both true.
+    """
+    if not body.continue_final_message:
+        return "stops" if body.add_generation_prompt is False else "asks"
+    if body.add_generation_prompt:
+        raise ApiError(
+            400,
+            "An answer continues the final message or begins one, not both. "
+            "Give add_generation_prompt: false.",
+            param="add_generation_prompt",
+        )
+    return "goes_on"
+
+
+def echo_of(body: ChatRequest) -> str:
+    """Return the text to echo before an answer: the last message, if echo is on and it is the assistant's."""
+    last = body.messages[-1]
+    return _joined(last.content) if body.echo and isinstance(last, AssistantMessage) else ""
+
+
+def _marked(turn: dict[str, object]) -> dict[str, object]:
+    if turn["role"] != "assistant" or turn.get("tool_calls"):
+        raise ApiError(
+            400,
+            f"continue_final_message needs an assistant message at the end (got a message of {turn['role']!r}"
+            "). Let the last message be a text of the assistant.",
+            param="continue_final_message",
+        )
+    return {**turn, "content": f"{turn['content']}{_END_MARK}"}
+
+
+def _before_mark(text: str) -> str:
+    before, mark, _ = text.rpartition(_END_MARK)
+    if not mark:
+        raise ApiError(
+            400,
+            "The model's chat template changes the text of the last message. "
+            "Leave continue_final_message out.",
+            param="continue_final_message",
+        )
+    return before
+
+
+def _turn(message: Message) -> dict[str, object]:
+    """Return a message as chat templates expect it: content as one text, call arguments as objects."""
+    turn: dict[str, object] = message.model_dump(exclude_none=True)
+    turn["content"] = _joined(message.content)
+    if turn["role"] == "developer":  # the API's newer name
+        turn["role"] = "system"
+    if isinstance(message, AssistantMessage) and message.tool_calls:
+        turn["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return turn
+
+
+def _joined(content: Content | None) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text for part in content)
+
+
+def _arguments(text: str) -> dict[str, object]:
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ApiError(
+            400,
+            f"The arguments of a tool call are not a JSON object (got {text[:80]!r}). Send one.",
+            param="messages",
+        )
+    return found

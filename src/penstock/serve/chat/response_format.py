@@ -1,0 +1,181 @@
+"""Response formats: from `response_format`, tools and `guided_*` to the grammar of an answer; pure."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.core.errors import UsageError
+from penstock.engine.sampling import grammar_text
+from penstock.serve.chat.tool_parsers import JSON_FORMS, Form
+from penstock.serve.chat.tools import ToolUse
+from penstock.serve.errors import ApiError, api_error_of
+from penstock.serve.schema.base import (
+    ANY_JSON,
+    ChoiceFormat,
+    Generation,
+    GrammarFormat,
+    JsonObjectFormat,
+    JsonSchema,
+    JsonSchemaFormat,
+    RegexFormat,
+    ResponseFormat,
+    StructuredOutputs,
+    TextFormat,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFormat:
+    """Format that an answer must have."""
+
+    form: ResponseFormat | None = None
+    """None: any text."""
+    key: str = "response_format"
+    """Key of the request that asks for it, for error messages."""
+
+
+def wanted_form(body: Generation) -> AnswerFormat:
+    """Return the format that a request asks for.
+
+    Raises:
+        ApiError: it asks for two, or a schema is not a JSON object.
+    """
+    found = list(_wanted(body))
+    if len(found) > 1:
+        keys = " and ".join(one.key for one in found)
+        raise ApiError(
+            400, f"An answer has one format (got {keys}). Leave all but one out.", param=found[1].key
+        )
+    wanted = found[0] if found else AnswerFormat()
+    return AnswerFormat() if isinstance(wanted.form, TextFormat) else wanted
+
+
+def _wanted(body: Generation) -> Iterator[AnswerFormat]:
+    if body.response_format is not None:
+        yield AnswerFormat(body.response_format)
+    yield from _named(body.structured_outputs or StructuredOutputs(), "structured_outputs.")
+    guided = StructuredOutputs(
+        json=body.guided_json,
+        regex=body.guided_regex,
+        choice=body.guided_choice,
+        grammar=body.guided_grammar,
+    )
+    yield from _named(guided, "guided_")
+
+
+def _named(said: StructuredOutputs, before: str) -> Iterator[AnswerFormat]:
+    if said.json_object:
+        yield AnswerFormat(JsonObjectFormat(type="json_object"), f"{before}json_object")
+    if said.json_ is not None:
+        key = f"{before}json"
+        schema = JsonSchema(name=key, schema=_object(said.json_, key))
+        yield AnswerFormat(JsonSchemaFormat(type="json_schema", json_schema=schema), key)
+    if said.regex is not None:
+        yield AnswerFormat(RegexFormat(type="regex", regex=said.regex), f"{before}regex")
+    if said.choice is not None:
+        yield AnswerFormat(ChoiceFormat(type="choice", choice=said.choice), f"{before}choice")
+    if said.grammar is not None:
+        yield AnswerFormat(GrammarFormat(type="grammar", grammar=said.grammar), f"{before}grammar")
+
+
+def _object(schema: str | dict[str, ANY_JSON], key: str) -> dict[str, ANY_JSON]:
+    if isinstance(schema, dict):
+        return schema
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ApiError(400, f"{key} is not a JSON object (got {schema[:80]!r}). Send the schema.", param=key)
+    return found
+
+
+_ANY_OBJECT = {"type": "object"}
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+
+
+def call_form(template: str) -> Form | None:
+    """Return the JSON format of tool calls that a chat template teaches the model; None: none."""
+    return next((form for form in JSON_FORMS if form.begin in template), None)
+
+
+def grammar_of_answer(
+    use: ToolUse, wanted: AnswerFormat, *, form: Form | None, added: Mapping[str, int], several: bool
+) -> str | None:
+    """Return the grammar of an answer with tools, a response format, or either; None: any text.
+
+    A call of a tool named by the request is its arguments alone; a call that the model chooses also has the
+    name. This is what `ChatWriter` and `ToolReader` expect.
+
+    Args:
+        form: markers of calls in this model's format.
+        added: ids of the tokenizer's added tokens, which may include the markers.
+        several: allow several calls.
+
+    Raises:
+        ApiError: the grammar is too long or impossible, or tools are combined with a format other than JSON.
+    """
+    may_have_form = wanted.form is not None and not use.must_call
+    if not use.must_call and not (may_have_form and use.allowed):
+        return grammar_of(wanted)
+    if may_have_form:
+        grammar_of(wanted)  # reports errors of the format under its own key
+    instead = _schema_of(wanted) if may_have_form else None
+    parameters = {tool.function.name: tool.function.parameters or _NO_ARGUMENTS for tool in use.allowed}
+    try:
+        if use.forced is not None:
+            return grammar_text.json_schema(parameters[use.forced])
+        if form is None:
+            return grammar_text.tool_calls(parameters, several=several, instead=instead)
+        begin, end = added.get(form.begin, form.begin), added.get(form.end, form.end)
+        return grammar_text.tool_calls(
+            parameters,
+            begin=(begin,) if form.is_list else (begin, "\n"),
+            end=() if form.is_list else ("\n", end),
+            in_list=form.is_list,
+            several=several,
+            instead=instead,
+        )
+    except UsageError as error:
+        raise api_error_of(error, param="tools") from None
+
+
+def grammar_of(wanted: AnswerFormat) -> str | None:
+    """Return the grammar of a response format; None: any text.
+
+    Raises:
+        ApiError: the grammar is too long or impossible.
+    """
+    try:
+        return None if wanted.form is None else _grammar_of(wanted.form)
+    except UsageError as error:
+        raise api_error_of(error, param=wanted.key) from None
+
+
+def _schema_of(wanted: AnswerFormat) -> dict[str, ANY_JSON]:
+    form = wanted.form
+    if isinstance(form, JsonObjectFormat):
+        return _ANY_OBJECT
+    if isinstance(form, JsonSchemaFormat):
+        return form.json_schema.schema_ or _ANY_OBJECT
+    raise ApiError(
+        400,
+        f"With tools, an answer other than a call must be JSON or any text (got {wanted.key}). "
+        "Use a JSON schema, or leave the tools out.",
+        param=wanted.key,
+    )
+
+
+def _grammar_of(form: ResponseFormat) -> str | None:
+    match form:
+        case JsonObjectFormat():
+            return grammar_text.json_object()
+        case JsonSchemaFormat():
+            return grammar_text.json_schema(form.json_schema.schema_ or _ANY_OBJECT)
+        case RegexFormat():
+            return grammar_text.regex(form.regex)
+        case GrammarFormat():
+            return grammar_text.lark(form.grammar)
+        case ChoiceFormat():
+            return grammar_text.choice(form.choice)
+    return None

@@ -1,0 +1,215 @@
+"""Tool call formats of model families, and parsers from complete text; pure.
+
+A model writes the format it was trained on, which its chat template repeats:
+
+    <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>       Hermes, Qwen, Granite 4
+    <tool_call><function=add>                                           Qwen3-Coder, Qwen 3.5; also without
+    <parameter=a>                                                       the outer markers
+    1
+    </parameter>
+    </function></tool_call>
+    <function=add>{"a": 1}</function>                                   Llama 3.1's own tools
+    [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]                Mistral
+    <|tool_call|>[{"name": "add", "arguments": {"a": 1}}]               Granite 3
+    <|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>add      DeepSeek V3 and R1; V3.1 has the name
+    ```json                                                             before the separator and no fence
+    {"a": 1}
+    ```<|tool_call_end|><|tool_calls_end|>
+
+DeepSeek's markers have a wide bar and a low block where these have `|` and `_`. Most tokenizers have a marker
+as one added token, special (Mistral, Granite) or not (Qwen, DeepSeek). Text that does not parse completely as
+calls of known tools stays text.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+Tools = Mapping[str, Mapping[str, Any]]
+"""Name of each offered tool -> JSON schema of its arguments; Any is JSON."""
+
+_FUNCTION, _FUNCTION_END = "<function=", "</function>"
+_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+
+
+def _deepseek(words: str) -> str:
+    return f"<\uff5c{words.replace(' ', chr(0x2581))}\uff5c>"
+
+
+_CALLS, _CALLS_END = _deepseek("tool calls begin"), _deepseek("tool calls end")
+_CALL, _CALL_END, _SEP = _deepseek("tool call begin"), _deepseek("tool call end"), _deepseek("tool sep")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A parsed tool call."""
+
+    name: str
+    arguments: str
+    """JSON object, as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One format of tool calls: its markers and its parser."""
+
+    begin: str
+    end: str
+    """End marker; empty: the end of the answer."""
+    read: Callable[[str, Tools], tuple[Call, ...]]
+    """Parses the text between the markers; returns () if it is not a call."""
+    inner: tuple[str, ...] = ()
+    """Markers between those two."""
+    needs_end: bool = False
+    """True: without its end marker an incomplete call may look complete."""
+    is_list: bool = False
+    """True: one list of all calls is between the markers."""
+
+
+def read_json(text: str, tools: Tools) -> tuple[Call, ...]:
+    """Parse JSON: one call or a list of calls.
+
+    >>> read_json('[{"name": "f", "parameters": {"x": 1}}]', {"f": {}})
+    (Call(name='f', arguments='{"x": 1}'),)
+    >>> read_json('{"name": "g", "arguments": {}}', {"f": {}})
+    ()
+    """
+    try:
+        found = _parsed(text)
+    except (ValueError, RecursionError):
+        return ()
+    return _all([_entry(one, tools) for one in (found if isinstance(found, list) else [found])])
+
+
+def read_marked(text: str, tools: Tools) -> tuple[Call, ...]:
+    """Parse the text between `<tool_call>` markers, as JSON or as functions.
+
+    >>> read_marked("<function=f><parameter=x>1</parameter></function>", {"f": {}})
+    (Call(name='f', arguments='{"x": 1}'),)
+    """
+    if not text.lstrip().startswith(_FUNCTION):
+        return read_json(text, tools)
+    parts = text.split(_FUNCTION_END)
+    if parts.pop().strip() or not all(part.lstrip().startswith(_FUNCTION) for part in parts):
+        return ()
+    return sum((read_function(part.lstrip().removeprefix(_FUNCTION), tools) for part in parts), ())
+
+
+def read_function(text: str, tools: Tools) -> tuple[Call, ...]:
+    """Parse `NAME>` and its arguments, as parameters or as JSON."""
+    name, mark, body = text.partition(">")
+    if not mark or name.strip() not in tools:
+        return ()
+    if body.lstrip().startswith("{"):
+        return _all([_call(name.strip(), body, tools)])
+    parts = body.split(_PARAMETER_END)
+    if parts.pop().strip():
+        return ()
+    schemas = tools[name.strip()].get("properties")
+    arguments: dict[str, object] = {}
+    for part in parts:
+        key, mark, value = part.lstrip().removeprefix(_PARAMETER).partition(">")
+        if not mark or not part.lstrip().startswith(_PARAMETER):
+            return ()
+        schema = schemas.get(key.strip()) if isinstance(schemas, dict) else None
+        text = value.removeprefix("\n").removesuffix("\n")
+        arguments[key.strip()] = _value(text, schema if isinstance(schema, dict) else {})
+    return _all([_call(name.strip(), arguments, tools)])
+
+
+def read_deepseek(text: str, tools: Tools) -> tuple[Call, ...]:
+    """Parse the calls between DeepSeek's markers."""
+    parts = text.split(_CALL_END)
+    if parts.pop().strip():
+        return ()
+    calls: list[Call | None] = []
+    for part in parts:
+        name, mark, rest = part.lstrip().removeprefix(_CALL).partition(_SEP)
+        if not rest.lstrip().startswith("{"):  # then the part before is the type, "function"
+            name, mark, rest = rest.partition("\n")
+            rest = rest.strip().removeprefix("```json").removesuffix("```")
+        calls.append(_call(name.strip(), rest, tools) if mark else None)
+    return _all(calls)
+
+
+JSON_FORMS = (
+    Form("<tool_call>", "</tool_call>", read_marked),
+    Form("[TOOL_CALLS]", "", read_json, is_list=True),
+    Form("<|tool_call|>", "", read_json, is_list=True),
+)
+"""Formats in which required calls can be generated."""
+FORMS = (
+    *JSON_FORMS,
+    Form(_FUNCTION, _FUNCTION_END, read_function, needs_end=True),
+    Form(_CALLS, _CALLS_END, read_deepseek, inner=(_CALL, _CALL_END, _SEP)),
+)
+MARKS = frozenset(mark for form in FORMS for mark in (form.begin, form.end, *form.inner))
+"""All markers. If they are special tokens, they must be kept in the text so that calls are found."""
+
+
+def is_object(text: str) -> bool:
+    """True if a text is a JSON object."""
+    try:
+        return isinstance(_parsed(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _all(calls: Sequence[Call | None]) -> tuple[Call, ...]:
+    found = tuple(call for call in calls if call is not None)
+    return found if len(found) == len(calls) else ()
+
+
+def _entry(entry: object, tools: Tools) -> Call | None:
+    if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
+        return None
+    return _call(entry["name"], entry.get("arguments", entry.get("parameters", {})), tools)
+
+
+def _call(name: str, arguments: object, tools: Tools) -> Call | None:
+    """Return a call of a known tool; the arguments are an object or its JSON."""
+    if isinstance(arguments, str):
+        try:
+            arguments = _parsed(arguments)
+        except (ValueError, RecursionError):
+            return None
+    if name not in tools or not isinstance(arguments, dict):
+        return None
+    text = json.dumps(arguments, ensure_ascii=False)
+    is_unicode = text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
+    return Call(name, text if is_unicode else json.dumps(arguments))  # escaped: lone surrogates stay JSON
+
+
+def _value(text: str, schema: Mapping[str, Any]) -> object:
+    """Return a parameter's value: templates write strings as they are, and everything else as JSON."""
+    kind = schema.get("type")
+    if kind == "string":
+        return text
+    try:
+        found = _parsed(text.lower() if kind == "boolean" else text)  # some models write True
+    except (ValueError, RecursionError):
+        return text
+    return text if found is not None and _takes_text(schema) else found
+
+
+def _takes_text(schema: Mapping[str, Any]) -> bool:
+    kinds = [
+        schema.get("type"),
+        *(one.get("type") for one in schema.get("anyOf", ()) if isinstance(one, dict)),
+    ]
+    return any("string" in kind if isinstance(kind, list) else kind == "string" for kind in kinds)
+
+
+def _parsed(text: str) -> object:
+    """Parse JSON; NaN and Infinity are invalid.
+
+    Raises:
+        ValueError, RecursionError: it is not JSON.
+    """
+    found: object = json.loads(text, parse_constant=_refuse)
+    return found
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)

@@ -1,0 +1,109 @@
+"""Application state: served model, text processor, limits, engine."""
+
+from dataclasses import dataclass, field, replace
+
+from penstock.core.errors import UsageError
+from penstock.engine.request import Request
+from penstock.engine.sampling_params import Sampling
+from penstock.engine.text_processor import TextProcessor
+from penstock.serve.errors import ApiError, ending
+from penstock.serve.limits import ServerLimits
+from penstock.serve.metrics import Metrics
+from penstock.serve.output_stream import Bridge
+from penstock.serve.request_body import Bodies
+from penstock.serve.token_strings import TokenNames
+from penstock.text.template_process import TemplateProcess
+
+API_SAMPLING = Sampling(temperature=1.0, top_p=1.0)
+"""Defaults of the OpenAI API."""
+
+
+def recommended_sampling(text_processor: TextProcessor) -> Sampling:
+    """Return the sampling defaults of a model's authors, else those of the API.
+
+    Raises:
+        UsageError: the values are out of range.
+    """
+    try:
+        return replace(API_SAMPLING, **text_processor.sampling)  # type: ignore[arg-type]
+    except UsageError as error:
+        fix = "Correct that file, or serve with --api-sampling."
+        raise UsageError(f"generation_config.json: {str(error).rstrip('.')}", fix=fix) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelInfo:
+    """The served model, as clients see it."""
+
+    name: str
+    """Model name in requests."""
+    text_processor: TextProcessor
+    """Tokenizer and chat template."""
+    context: int
+    """Maximum tokens of prompt and answer together."""
+    vocab_size: int
+    """Number of token ids."""
+    adapters: tuple[str, ...] = ()
+    """LoRA adapters that requests can name as their model."""
+    created: int = 0
+    """Unix time of the start, in seconds."""
+    sampling: Sampling = API_SAMPLING
+    """Defaults for values that requests leave out."""
+
+    splits_reasoning: bool = False
+    """True if chat answers have the reasoning in `reasoning_content`."""
+
+    def adapter_of(self, model: str | None) -> str | None:
+        """Return the adapter that a request's `model` names; None: the base model.
+
+        Raises:
+            ApiError: 404, with the known names.
+        """
+        if model is None or model == self.name:
+            return None
+        if model in self.adapters:
+            return model
+        known = ", ".join((self.name, *self.adapters))
+        raise ApiError(
+            404,
+            f"There is no model {model!r} here; there is {known}.",
+            param="model",
+            code="model_not_found",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class AppState:
+    """Shared state of the routes, in `request.app.state.service`."""
+
+    served: ModelInfo
+    bridge: Bridge
+    limits: ServerLimits
+    bodies: Bodies
+    metrics: Metrics
+    templates: TemplateProcess
+    names: TokenNames
+    draining: bool = field(default=False)
+    """True while the server shuts down: new requests are refused."""
+
+    def checked(self, request: Request) -> Request:
+        """Return a request that can be computed; may compile a grammar, so not for the event loop.
+
+        Raises:
+            UsageError: it can never be computed.
+        """
+        self.bridge.engine.check(request)
+        if request.sampling.num_logprobs is not None or request.num_prompt_logprobs is not None:
+            self.names.learn()
+        return request
+
+    def check_open(self) -> None:
+        """Refuse a request if the engine has failed or the server is draining.
+
+        Raises:
+            ApiError: 503.
+        """
+        if self.bridge.engine.failure is not None:
+            raise ApiError(503, f"The engine has failed: {self.bridge.engine.failure}", code="engine_failed")
+        if self.draining:
+            raise ending()

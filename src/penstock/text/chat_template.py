@@ -1,0 +1,220 @@
+"""Chat templates: messages to the text that a model was trained to continue, or a plain transcript.
+
+Templates are Jinja programs by the model's publisher, so they run in jinja2's sandbox, which prevents changes
+to their inputs. A model without a template gets this transcript, in which an empty line follows every message
+but the last:
+
+    System: Answer briefly.
+
+    User: What is a penstock?
+
+    Assistant:
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypedDict
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from penstock.core.clock import utc_now
+from penstock.core.config import load_json
+from penstock.core.errors import ConfigError, ModelError, UsageError
+
+_FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
+
+
+class Message(TypedDict):
+    """Message of a conversation."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatTemplate:
+    """Chat template of a model."""
+
+    source: str | None = None
+    """Jinja source; None: the plain transcript."""
+    tool_source: str | None = None
+    """Jinja source used if tools are given; None: `source`."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Special tokens by the variable name that the template may use, such as `bos_token`."""
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """Texts that end a plain transcript's answer; with a template the model ends with a token instead."""
+        return () if self.source is not None else ("\nUser:", "\nSystem:")
+
+
+def load_template(folder: Path) -> ChatTemplate:
+    """Read the templates in a folder's files or in `tokenizer_config.json`; a plain one if there are none.
+
+    Raises:
+        ModelError: one of them cannot be read.
+    """
+    path, config = folder / "tokenizer_config.json", {}
+    if path.is_file():
+        try:
+            config = load_json(path)
+        except ConfigError as error:
+            raise ModelError(str(error).removesuffix(".")) from None
+    named = _named(config.get("chat_template"))
+    for name, file in _FILES.items():
+        if (folder / file).is_file():
+            named[name] = _read(folder / file)
+    tokens = {name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return ChatTemplate(
+        source=named.get("default", named.get("tool_use")),
+        tool_source=named.get("tool_use"),
+        variables={n: text for n, text in tokens.items() if text is not None},
+    )
+
+
+def render(
+    messages: Sequence[Mapping[str, object]],
+    template: ChatTemplate,
+    *,
+    tools: Sequence[object] = (),
+    variables: Mapping[str, object] | None = None,
+    add_generation_prompt: bool = True,
+) -> str:
+    """Return the prompt text for the model's next answer.
+
+    Args:
+        messages: as `Message`; with a template also its own roles and keys, such as "tool" and `tool_calls`.
+        tools: functions the model may call, as JSON; they require a template.
+        variables: more template variables, such as `enable_thinking`.
+        add_generation_prompt: True to end with the beginning of an answer; False: the conversation alone.
+
+    Raises:
+        UsageError: the template rejects these messages, or there are none.
+        ModelError: the template is invalid.
+
+
+    >>> render([{"role": "user", "content": "Hi"}], ChatTemplate())
+    'User: Hi\\n\\nAssistant:'
+    """
+    if not messages:
+        raise UsageError("There is no message to answer", fix="Give at least one.")
+    for message in messages:
+        _check_message(message)
+    source = template.tool_source or template.source if tools else template.source
+    if source is None:
+        return _transcript(messages, has_tools=bool(tools), add_generation_prompt=add_generation_prompt)
+    known = {
+        "messages": messages,
+        "add_generation_prompt": add_generation_prompt,
+        "tools": list(tools) or None,
+    }
+    try:
+        compiled = _compiled(source)
+        return compiled.render({**(variables or {}), **template.variables, **known})
+    except _RefusedMessages as refusal:
+        raise UsageError(f"The model's chat template refuses these messages: {refusal}") from None
+    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ModelError(f"The model's chat template fails: {error}") from error
+
+
+def _check_message(message: object) -> None:
+    fix = 'Write each as {"role": "user", "content": "..."}.'
+    if not isinstance(message, Mapping):
+        raise UsageError("A conversation must be a list of messages", got=message, fix=fix)
+    if not isinstance(message.get("role"), str):
+        raise UsageError("A message has no role", got=message, fix=fix)
+    is_call = message.get("content") is None and bool(message.get("tool_calls"))
+    if not is_call and not isinstance(message.get("content"), str):
+        raise UsageError("The content of a message is not text", got=message, fix=fix)
+
+
+def _transcript(
+    messages: Sequence[Mapping[str, object]], *, has_tools: bool, add_generation_prompt: bool
+) -> str:
+    roles = {str(message["role"]) for message in messages}
+    if unknown := roles - {"system", "user", "assistant"}:
+        raise UsageError(
+            "The model has no chat template, so it has no roles but system, user and assistant",
+            got=min(unknown),
+            fix="Correct the role, or use a model whose template has it.",
+        )
+    if has_tools:
+        raise UsageError(
+            "The model has no chat template, so it cannot use tools",
+            fix="Use a model that was tuned to call tools.",
+        )
+    turns = [
+        f"{str(message['role']).capitalize()}: {str(message.get('content') or '').strip()}"
+        for message in messages
+    ]
+    return "\n\n".join([*turns, "Assistant:"] if add_generation_prompt else turns)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}", fix="Restore it.") from None
+
+
+def _named(stored: Any) -> dict[str, str]:  # Any: JSON; a text, or a list of named texts
+    if isinstance(stored, list):
+        named = {entry.get("name"): entry.get("template") for entry in stored if isinstance(entry, dict)}
+    else:
+        named = {"default": stored}
+    return {name: text for name, text in named.items() if isinstance(name, str) and isinstance(text, str)}
+
+
+def _token(stored: Any) -> str | None:  # Any: JSON; a text, or an object with the text
+    if isinstance(stored, dict):
+        stored = stored.get("content")
+    return stored if isinstance(stored, str) else None
+
+
+class _RefusedMessages(Exception):
+    """Raised inside a template that rejects the messages."""
+
+
+class _Generation(Extension):
+    """Jinja extension that accepts `{% generation %}` (a training mark of answers) and ignores it."""
+
+    tags = {"generation"}  # noqa: RUF012, as jinja2 declares it
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+@lru_cache(maxsize=4)
+def _compiled(source: str) -> jinja2.Template:
+    return _environment().from_string(source)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    # settings, names and filters that templates on the Hub expect
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _now
+    return environment
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:  # Any: what the template holds
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise _RefusedMessages(reason)
+
+
+def _now(form: str) -> str:
+    return datetime.fromisoformat(utc_now()).strftime(form)

@@ -1,0 +1,1 @@
+"""Control of a running job: requests, their delivery, and how they are applied."""

@@ -1,0 +1,156 @@
+"""Control requests to a running job: rank 0 notices them, all ranks apply them after the same step.
+
+Rank 0 checks the folder once a step, at the cost of one `stat`. The sum that every step begins with tells all
+ranks whether there are requests; only then is anything broadcast. Every rank applies the same requests in the
+same way (apply_request.py), so the ranks agree on everything, except whether each of them can read the new
+parts of a corpus.
+"""
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from penstock.core import clock, config
+from penstock.core.errors import PenstockError
+from penstock.data import Loader, open_corpus
+from penstock.parallel.mesh import World, broadcast
+from penstock.train.control import requests
+from penstock.train.control.apply_request import follow, known_parts, take_up
+from penstock.train.control.requests import ControlReply, ControlRequest
+from penstock.train.recipe.config import TrainConfig
+
+log = logging.getLogger(__name__)
+
+_MOST_AT_ONCE = 64
+_SETTLED_S = 2.0
+"""Age in seconds below which a changed folder is listed again: its time stamp may hide a further change."""
+
+
+class Control:
+    """One rank's endpoint for control requests.
+
+    Args:
+        loader: this rank's loader, at the step from which the job starts.
+    """
+
+    def __init__(self, recipe: TrainConfig, loader: Loader, world: World) -> None:
+        self._run = Path(recipe.run.dir)
+        self._recipe = recipe
+        self._loader = loader
+        self._world = world
+        self._seen = -1
+        self._answers: list[ControlReply] = []
+        self.islands: int | None = None
+        """Number of islands to restart with, if a request changed it."""
+
+    def start(self) -> None:
+        """Apply decisions made after the checkpoint again, then new corpus parts, then waiting requests."""
+        first = self._world.is_first
+        if first:
+            (self._run / requests.CONTROL_FOLDER).mkdir(parents=True, exist_ok=True)
+        told = broadcast(
+            self._world, [asdict(found) for found in requests.answers(self._run)] if first else None
+        )
+        self._answers = [config.build(ControlReply, found) for found in told]
+        for found in follow(self._loader, self._answers):
+            told = f"Request {found.number} is applied again: {found.said}."
+            log.info("applied again request=%d: %s", found.number, found.said, extra={"told": told})
+        self._extend()
+        self.take_up()
+
+    def has_news(self) -> bool:
+        """True if there is an unanswered request; always False on ranks other than 0."""
+        if not self._world.is_first:
+            return False
+        try:
+            changed = (self._run / requests.CONTROL_FOLDER).stat().st_mtime_ns
+        except OSError:
+            return False
+        if changed == self._seen and clock.unix_seconds() - changed / 1e9 > _SETTLED_S:
+            return False
+        self._seen = changed
+        return bool(self._waiting())
+
+    def take_up(self) -> list[ControlReply]:
+        """Apply all waiting requests; every rank must call it after the same step."""
+        told = broadcast(self._world, self._read() if self._world.is_first else None)
+        asked = self._seen_by_all([config.build(ControlRequest, request) for request in told])
+        found = []
+        for request in asked:
+            undo = partial(self._back_to, self._loader.state_dict())
+            found.append(take_up(self._loader, self._recipe, request, undo=undo))
+            self._answers.append(found[-1])
+            self.islands = found[-1].islands or self.islands
+        for each in found if self._world.is_first else ():
+            told = f"Request {each.number}: {each.said}."
+            log.info("request=%d: %s", each.number, each.said, extra={"told": told})
+            self._answer(each)
+        return found
+
+    def _waiting(self) -> list[int]:
+        try:
+            return requests.open_requests(self._run)[:_MOST_AT_ONCE]
+        except OSError as error:
+            log.warning("requests cannot be read: %s", error)
+            return []
+
+    def _answer(self, found: ControlReply) -> None:
+        """Write a reply; a full disk must not end the job."""
+        try:
+            requests.answer(self._run, found)
+        except OSError as error:
+            log.warning("request=%d: its answer cannot be written: %s", found.number, error)
+
+    def _read(self) -> list[dict[str, Any]]:  # Any: JSON values
+        """Return the waiting requests; unreadable ones are answered and moved aside."""
+        good = []
+        for number in self._waiting():
+            try:
+                request = requests.read_request(self._run, number)
+                if request.extend is not None:
+                    request = replace(request, parts=self._parts_on_disk(request.extend))
+                good.append(asdict(request))
+            except PenstockError as error:
+                said = f"refused: {error}"
+                log.warning("request=%d: %s", number, said)
+                with suppress(OSError):
+                    requests.set_aside(self._run, number)
+                self._answer(ControlReply(number=number, taken_up=False, said=said, step=self._loader.step))
+        return good
+
+    def _parts_on_disk(self, name: str) -> int:
+        path, corpus = self._recipe.data.paths.get(name), self._loader.corpora.get(name)
+        return 0 if path is None or corpus is None else open_corpus(path).manifest.adoptable_parts
+
+    def _seen_by_all(self, asked: Sequence[ControlRequest]) -> list[ControlRequest]:
+        """Replace extensions by parts that some rank cannot read by empty ones, which are refused."""
+        growing = [request for request in asked if request.extend is not None]
+        if not growing:
+            return list(asked)
+        blind = [self._parts_on_disk(str(each.extend)) < (each.parts or 0) for each in growing]
+        unseen = dict(zip((each.number for each in growing), self._world.sum(*blind), strict=True))
+        return [replace(each, parts=0) if unseen.get(each.number) else each for each in asked]
+
+    def _extend(self) -> None:
+        """Apply parts that were appended to corpora since the checkpoint."""
+        loader, again = self._loader, {found.extend for found in self._answers if found.extend}
+        names = [name for name in loader.corpora if name in self._recipe.data.corpora and name not in again]
+        ours = [loader.corpora[name].manifest.adoptable_parts for name in names]
+        agreed: list[int] = broadcast(self._world, ours if self._world.is_first else None)
+        blind = self._world.sum(*(mine < parts for mine, parts in zip(ours, agreed, strict=True)))
+        for name, parts, unseen in zip(names, agreed, blind, strict=True):
+            if unseen or parts <= known_parts(loader, name):
+                continue
+            loader.extend_corpus(name, parts=parts)
+            told = f"Corpus {name} has grown: {parts} parts from step {loader.step + 1:,} on."
+            log.info(
+                "corpus=%s grew: %d parts from step=%d on", name, parts, loader.step, extra={"told": told}
+            )
+
+    def _back_to(self, state: dict[str, Any]) -> None:  # Any: JSON values
+        self._loader.load_state_dict(state)
+        follow(self._loader, self._answers)

@@ -1,0 +1,222 @@
+"""Control requests and replies as files in RUN/control; imports no torch.
+
+        request-000007.json         a request: written atomically under a new number, never changed
+        answer-000007.json          the reply, written by rank 0 of the job
+        request-000007.json.bad     a request that could not be read, moved aside
+
+Replies are part of the run: a job that is killed after it applied a request, and resumes from an earlier
+checkpoint, applies it again at the same step. Anyone who may write to the folder can write a request, so it
+is parsed as data, with a size limit, and validated.
+"""
+
+import fcntl
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.core import config
+from penstock.core.errors import ConfigError, PenstockError, UsageError
+from penstock.core.files import sync_directory, write_json
+
+CONTROL_FOLDER = "control"
+_MOST_BYTES = 64 * 1024
+_MOST_REASON = 500
+_NAME = re.compile(r"(request|answer)-(\d{6,12})\.json(\.bad)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlRequest:
+    """Request to a running job: new weights, a skip, an extension, or another number of islands."""
+
+    number: int = 0
+    """Request number, shared by its reply."""
+    weights: dict[str, float] | None = None
+    """Shares of some corpora, of one; the others keep their proportions in the rest."""
+    at_step: int | None = None
+    """Steps taken before the weights apply; None: as soon as the job reads the request."""
+    skip_steps: tuple[int, int] | None = None
+    """First step, counted from 1, and the one after the last, whose samples are skipped."""
+    extend: str | None = None
+    """Corpus whose appended parts are to be used."""
+    parts: int | None = None
+    """Number of parts of that corpus; set by the job, so that all ranks use the same."""
+    islands: int | None = None
+    """Number of islands to restart with, after all islands have synced."""
+    reason: str = ""
+    """Note that is kept in the run's state."""
+
+    def __post_init__(self) -> None:
+        asked = [self.weights, self.skip_steps, self.extend, self.islands]
+        if len(asked) - asked.count(None) != 1:
+            raise UsageError("A request needs exactly one of weights, skip_steps, extend and islands")
+        if self.islands is not None and self.islands < 1:
+            raise UsageError("A run has at least one island", got=self.islands)
+        if self.at_step is not None and (self.weights is None or self.at_step < 0):
+            raise UsageError("at_step needs weights, and must be zero or more", got=self.at_step)
+        if self.weights is not None:
+            check_shares(self.weights)
+        if self.skip_steps is not None and not 1 <= self.skip_steps[0] < self.skip_steps[1]:
+            raise UsageError("skip_steps must be a step, 1 or more, and a later one", got=self.skip_steps)
+        if len(self.reason) > _MOST_REASON or not self.reason.isprintable():
+            raise UsageError(f"A reason must be one line of at most {_MOST_REASON} characters")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControlReply:
+    """Outcome of a request."""
+
+    number: int
+    taken_up: bool
+    said: str
+    """Outcome in words."""
+    step: int = 0
+    """Steps taken at the decision."""
+    holds_from: int = 0
+    """Steps taken before it applies."""
+    until: int | None = None
+    """Steps taken before the recipe sets other weights; None: never."""
+    weights: dict[str, float] | None = None
+    """New weights of all corpora."""
+    samples: tuple[int, int] | None = None
+    """Ids of skipped samples: the first, and the one after the last."""
+    extend: str | None = None
+    """Corpus that was extended."""
+    parts: int | None = None
+    """Its new number of parts."""
+    islands: int | None = None
+    """Number of islands to restart with, after all islands have synced."""
+    reason: str = ""
+
+
+def check_shares(weights: Mapping[str, float]) -> None:
+    """Raise for shares that are not a valid part of a mixture.
+
+    Raises:
+        UsageError: a share is outside [0, 1], or their sum is above 1.
+    """
+    for name, share in weights.items():
+        if not 0 <= share <= 1:
+            raise UsageError(f"The share of corpus {name!r} must be between 0 and 1", got=share)
+    if not weights or sum(weights.values()) > 1 + 1e-9:
+        raise UsageError("Shares must sum to at most 1", got=sum(weights.values()))
+
+
+def submit(run: Path, request: ControlRequest) -> int:
+    """Write a request under a new number; return the number."""
+    folder = run / CONTROL_FOLDER
+    folder.mkdir(exist_ok=True)
+    values = {key: value for key, value in asdict(request).items() if value not in (None, 0, "")}
+    number = max(_numbers(folder, "request") | _numbers(folder, "answer"), default=0)
+    draft = folder / f".request-{os.getpid()}.tmp"
+    draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    try:
+        while True:
+            number += 1
+            try:
+                os.link(draft, request_file(run, number))  # atomic, and never overwrites another request
+            except FileExistsError:
+                continue
+            sync_directory(folder)
+            return number
+    finally:
+        draft.unlink()
+
+
+def open_requests(run: Path) -> list[int]:
+    """Return the numbers of unanswered requests."""
+    folder = run / CONTROL_FOLDER
+    if not folder.is_dir():
+        return []
+    return sorted(_numbers(folder, "request", bad=False) - _numbers(folder, "answer"))
+
+
+def read_request(run: Path, number: int) -> ControlRequest:
+    """Read a request.
+
+    Raises:
+        PenstockError: the file is not a valid request.
+    """
+    raw = _read(request_file(run, number))
+    raw["number"] = number
+    raw.pop("parts", None)  # set by the job only
+    return config.build(ControlRequest, raw)
+
+
+def set_aside(run: Path, number: int) -> None:
+    """Move an unreadable request aside."""
+    path = request_file(run, number)
+    path.rename(path.with_name(f"{path.name}.bad"))
+
+
+def answer(run: Path, found: ControlReply) -> None:
+    """Write the reply to a request, which completes it."""
+    write_json(answer_file(run, found.number), asdict(found))
+
+
+def read_answer(run: Path, number: int) -> ControlReply | None:
+    """Return the reply to a request; None: not answered yet."""
+    path = answer_file(run, number)
+    return config.build(ControlReply, _read(path)) if path.is_file() else None
+
+
+def answers(run: Path) -> list[ControlReply]:
+    """Return all replies, in the order of their requests."""
+    folder = run / CONTROL_FOLDER
+    numbers = sorted(_numbers(folder, "answer")) if folder.is_dir() else []
+    return [found for number in numbers if (found := read_answer(run, number)) is not None]
+
+
+def request_file(run: Path, number: int) -> Path:
+    """Return the path of a request."""
+    return run / CONTROL_FOLDER / f"request-{number:06d}.json"
+
+
+def answer_file(run: Path, number: int) -> Path:
+    """Return the path of a reply."""
+    return run / CONTROL_FOLDER / f"answer-{number:06d}.json"
+
+
+def _numbers(folder: Path, kind: str, *, bad: bool = True) -> set[int]:
+    matches = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return {int(match[2]) for match in matches if match[1] == kind and (bad or not match[3])}
+
+
+def _read(path: Path) -> dict[str, Any]:  # Any: JSON values
+    """Read a JSON object from an untrusted file: follows no link, blocks on no pipe."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        raise PenstockError(f"{path.name} cannot be read: {error.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise PenstockError(f"{path.name} is not a file")
+        content = os.read(descriptor, _MOST_BYTES + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > _MOST_BYTES:
+        raise PenstockError(f"{path.name} has more than {_MOST_BYTES:,} bytes")
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path.name} is not valid JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path.name} must contain a JSON object", got=type(value).__name__)
+    return value
+
+
+def job_is_running(run: Path) -> bool:
+    """True if a job holds the run's lock, on any machine that shares the folder."""
+    path = run / ".lock"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,200 @@
+"""Data of a recipe: training rows, held-out rows, and checks that they suffice."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.find import SavedCheckpoint, saved_in
+from penstock.checkpoint.layout import Meta, check_model
+from penstock.checkpoint.storage import place_in
+from penstock.core.arrays import Int64
+from penstock.core.errors import CheckpointDamaged, ConfigError
+from penstock.data import Loader
+from penstock.data.schedule.change_log import Change
+from penstock.text.token_bytes import token_bytes
+from penstock.text.tokenizer import Tokenizer
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.planned_changes import changes, micro_batch_sizes
+
+FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
+"""Batch fields that a training step needs."""
+
+
+def train_loader(config: TrainConfig, *, rank: int, world_size: int, **options: Any) -> Loader:
+    """Open the training loader of a recipe for one rank.
+
+    Args:
+        options: arguments of `Loader` that override those of the recipe.
+    """
+    data = config.data
+    recipe: dict[str, Any] = {
+        "weights": data.weights,
+        "sequence_length": data.sequence_length,
+        "global_batch_size": data.global_batch_size,
+        "rank": rank,
+        "world_size": world_size,
+        "seed": config.run.seed,
+        "packing": data.packing,
+        "overlong": data.overlong,
+        "fields": FIELDS,
+        "epochs": data.epochs,
+        "holdout": data.holdout,
+        "num_workers": data.num_workers,
+        "prefetch": data.prefetch,
+    }
+    if options.get("split", "train") == "train":
+        recipe["schedule"] = _schedule(config)
+        recipe["micro_batch_size"] = micro_batch_sizes(data)
+    return Loader(data.paths, **{**recipe, **options})
+
+
+def _schedule(config: TrainConfig) -> list[Change]:
+    data = config.data
+    first = data.weights
+    if first is None and any(change.weights for change in data.schedule):  # a ramp starts from some shares
+        first = Loader(
+            data.paths,
+            sequence_length=data.sequence_length,
+            global_batch_size=data.global_batch_size,
+            holdout=data.holdout,
+            packing=data.packing,
+            overlong=data.overlong,
+            deliver="numpy",
+        ).weights
+    return changes(data, first or dict.fromkeys(data.corpora, 1.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heldout:
+    """Validation rows: samples [0, rows) of a loader."""
+
+    loader: Loader
+    rows: int
+    token_bytes: Int64 | None = None
+    """[vocabulary] bytes of text per token id; None: no corpus names its tokenizer."""
+
+
+def heldout_rows(config: TrainConfig, **options: Any) -> Heldout | None:
+    """Open the held-out rows of a recipe, a share of each corpus; None: the recipe does not validate."""
+    if not config.validate.every:
+        return None
+    once = dict.fromkeys(config.data.corpora, 1)
+    size = {"split": "heldout", "global_batch_size": 1, "epochs": once, "seed": 0}
+    loader = train_loader(config, rank=0, world_size=1, **size, **options)
+    quotas = shares_of(config.validate.samples, loader.weights, loader.first_rows)
+    loader.set_weights(quotas, reason="validation")  # the first rows then hold the quota of each corpus
+    rows, most = sum(quotas.values()), loader.num_samples  # None for a corpus that grows
+    rows = rows if most is None else min(rows, most)
+    return Heldout(loader=loader, rows=rows, token_bytes=bytes_of_tokens(loader))
+
+
+def bytes_of_tokens(loader: Loader) -> Int64 | None:
+    """Return the bytes of text per token id of the corpora; None: unknown.
+
+    Corpora that do not name their tokenizer are assumed to share that of the others.
+    """
+    known = [corpus.tokenizer_path for corpus in loader.corpora.values() if corpus.tokenizer_path is not None]
+    return token_bytes(Tokenizer.load(known[0])) if known else None
+
+
+def shares_of(samples: int, weights: Mapping[str, float], most: Mapping[str, int]) -> dict[str, int]:
+    """Divide rows over corpora by weight: at least one each, at most as many as exist.
+
+    >>> shares_of(10, {"a": 0.9, "b": 0.08, "c": 0.02}, {"a": 5, "b": 7, "c": 7})
+    {'a': 5, 'b': 1, 'c': 1}
+    """
+    return {
+        name: min(max(round(samples * weight), 1), most[name]) if weight else 0
+        for name, weight in weights.items()
+    }
+
+
+def checkpoints(config: TrainConfig) -> list[SavedCheckpoint]:
+    """Return the complete checkpoints of the run, oldest first."""
+    return saved_in(place_in(Path(config.run.dir), config.checkpoint.dir))
+
+
+def continue_from(config: TrainConfig, loader: Loader, saved: SavedCheckpoint) -> Meta:
+    """Move a loader to a checkpoint; return the checkpoint's metadata.
+
+    Raises:
+        CheckpointDamaged: its index is damaged.
+        CheckpointError: it is of another model.
+        StateMismatch: it is of other data settings.
+        CorpusChanged: a corpus was altered since.
+    """
+    meta = saved.index().meta
+    check_model(meta, config.model, checkpoint=str(saved))
+    loader.load_state_dict(meta.loader, on_change="apply")  # an edited recipe takes effect
+    return meta
+
+
+def continue_from_newest(config: TrainConfig, loader: Loader) -> None:
+    """Move a loader to the newest checkpoint with an intact index, if there is one; see `continue_from`."""
+    for saved in reversed(checkpoints(config)):
+        with suppress(CheckpointDamaged):
+            continue_from(config, loader, saved)
+            return
+
+
+def check_tokenizers(loader: Loader) -> None:
+    """Refuse corpora that were made with different tokenizers, as far as known.
+
+    Corpora of other tools do not name their tokenizer, and are accepted.
+
+    Raises:
+        ConfigError: they were made with different tokenizers.
+    """
+    corpora: dict[str, list[str]] = {}
+    for name, corpus in sorted(loader.corpora.items()):
+        if corpus.manifest.tokenizer:
+            corpora.setdefault(corpus.manifest.tokenizer, []).append(name)
+    if len(corpora) > 1:
+        raise ConfigError(
+            "The corpora were made with different tokenizers",
+            got="; ".join(f"{', '.join(names)}: {tokenizer[:16]}" for tokenizer, names in corpora.items()),
+            fix="Prepare them with the same --tokenizer.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Step at which a run reaches the end of a capped corpus."""
+
+    step: int
+    """Number of steps that can be taken."""
+    corpus: str
+    epochs: int
+    """Maximum number of epochs."""
+
+    def __str__(self) -> str:
+        epochs = "its one epoch" if self.epochs == 1 else f"its {self.epochs:,} epochs"
+        return f"corpus {self.corpus!r} reaches the end of {epochs} at step {self.step:,}"
+
+
+def shortage(config: TrainConfig, loader: Loader) -> Shortage | None:
+    """Return where the capped corpora end before the run does, from its present state; None: they suffice."""
+    steps, supply = range(config.run.steps), loader.num_samples
+    if supply is None or int(loader.samples_of(steps[-1])[-1]) < supply:
+        return None
+    last = bisect_right(steps, supply, key=lambda step: int(loader.samples_of(step)[-1]) + 1)
+    caps, passed = config.data.epochs, loader.epochs_by_corpus(last + 1)
+    name = max(caps, key=lambda name: passed[name] / caps[name])
+    return Shortage(step=last, corpus=name, epochs=caps[name])
+
+
+def check_supply(config: TrainConfig, loader: Loader) -> None:
+    """Refuse a run that needs more data than its capped corpora have.
+
+    Raises:
+        ConfigError: with the step at which the data runs out.
+    """
+    if short := shortage(config, loader):
+        needed = int(loader.samples_of(config.run.steps - 1)[-1]) + 1
+        raise ConfigError(
+            f"run.steps {config.run.steps} needs {needed:,} sequences, but {short}",
+            fix="Lower run.steps, raise the epochs, or lower that corpus's weight.",
+        )

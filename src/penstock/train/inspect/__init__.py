@@ -1,0 +1,1 @@
+"""Inspection of a run from its folder: audit, replay, offline evaluation."""

@@ -1,0 +1,1 @@
+"""Monitors of a running job: watchdog, stragglers, hang reports, traces."""

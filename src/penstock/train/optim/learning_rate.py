@@ -1,0 +1,24 @@
+"""Learning rate schedules: cosine, warmup-stable-decay, constant."""
+
+import math
+
+from penstock.train.recipe.config import ScheduleConfig
+
+
+def learning_rate(step: int, *, peak: float, steps: int, schedule: ScheduleConfig) -> float:
+    """Return the learning rate of a step in [0, steps); the first step of a warm-up is not 0.
+
+    >>> rule = ScheduleConfig(warmup_steps=2, final_share=0.0)
+    >>> [round(learning_rate(s, peak=1.0, steps=6, schedule=rule), 3) for s in range(6)]
+    [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
+    """
+    if step < schedule.warmup_steps:
+        return peak * (step + 1) / schedule.warmup_steps
+    floor = peak * schedule.final_share
+    if schedule.rule == "cosine":
+        done = (step - schedule.warmup_steps) / max(1, steps - schedule.warmup_steps)
+        return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * done))
+    if schedule.rule == "wsd" and step >= steps - schedule.decay_steps:
+        left = (steps - step) / schedule.decay_steps
+        return floor + (peak - floor) * left
+    return peak

@@ -1,0 +1,1 @@
+"""Planning of a recipe: its memory, and the layout for the available machines."""

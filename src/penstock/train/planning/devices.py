@@ -1,0 +1,118 @@
+"""Check a recipe for a number of devices without its corpora: parameters, layout, memory; no torch.
+
+`penstock train --dry-run` reports more for a recipe whose corpora exist. Here the values that follow from
+them are assumed, and reported: the vocabulary, unless the recipe or its preset has one.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core import config as configs
+from penstock.core.config import Raw
+from penstock.core.errors import ConfigError
+from penstock.models.presets import expanded
+from penstock.parallel.layout import layout_of
+from penstock.plan.memory import Memory
+from penstock.train.planning.memory import memory_plan
+from penstock.train.recipe.config import TrainConfig, on_machines
+from penstock.train.recipe.data_config import DataConfig
+from penstock.train.recipe.load import check_sections
+from penstock.train.recipe.planned_changes import check_rows
+from penstock.train.recipe.usual_names import usual_names_explained
+
+ASSUMED_VOCABULARY = 32_768
+_USUAL_PER_MACHINE = 8
+_USUAL_DEVICES = (1, 2, 8, 64, 512)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankShare:
+    """One device's share of a run."""
+
+    devices: int
+    layout: str
+    rows: int
+    """Rows of a step on this device and those that work on the same rows."""
+    micro_rows: int
+    """Rows of one forward pass."""
+    memory: Memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipePlan:
+    """Derived numbers of a recipe."""
+
+    config: TrainConfig
+    assumed: dict[str, Any]
+    """Model keys that would follow from the corpora, with the assumed values."""
+    shares: tuple[RankShare, ...]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of the first step."""
+        return self.config.data.global_batch_size * self.config.data.sequence_length
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the run, if every step were like the first."""
+        return self.tokens_per_step * self.config.run.steps
+
+
+def plan_recipe(raw: Raw, *, devices: Sequence[int] = ()) -> RecipePlan:
+    """Check a recipe and compute each device's share.
+
+    Args:
+        raw: values of its file.
+        devices: numbers of devices; empty: the usual numbers that layout and batch allow.
+
+    Raises:
+        ConfigError: the recipe is invalid, or does not fit one of `devices`.
+    """
+    config, assumed = config_of(raw)
+    wanted = devices or [number for number in _USUAL_DEVICES if _allows(config, number)]
+    return RecipePlan(config=config, assumed=assumed, shares=tuple(share_of(config, n) for n in wanted))
+
+
+@usual_names_explained()
+def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
+    """Build a recipe without its corpora.
+
+    Returns:
+        The recipe, and the assumed model keys that would follow from the corpora.
+
+    Raises:
+        ConfigError: the recipe is invalid.
+    """
+    check_sections(raw)
+    model = expanded(raw.get("model", {}))
+    data = configs.build(DataConfig, raw.get("data", {}), where="data")
+    follows = {"vocab_size": ASSUMED_VOCABULARY, "max_position_embeddings": data.longest}
+    assumed = {name: value for name, value in follows.items() if name not in model}
+    return configs.build(TrainConfig, {**raw, "model": {**assumed, **model}}), assumed
+
+
+def share_of(config: TrainConfig, devices: int) -> RankShare:
+    """Return one device's share of a run.
+
+    Raises:
+        ConfigError: layout or batch do not divide over the devices.
+    """
+    config = on_machines(config, world_size=devices, ranks_per_machine=min(devices, _USUAL_PER_MACHINE))
+    layout = layout_of(config.parallel, world_size=devices)
+    micro_rows = check_rows(config, world_size=layout.num_data)
+    return RankShare(
+        devices=devices,
+        layout=str(layout),
+        rows=config.data.global_batch_size // layout.num_data,
+        micro_rows=micro_rows,
+        memory=memory_plan(config, layout),
+    )
+
+
+def _allows(config: TrainConfig, devices: int) -> bool:
+    try:
+        share_of(config, devices)
+    except ConfigError:
+        return False
+    return True

@@ -1,0 +1,364 @@
+"""The recipe: every key of a training run with its meaning, unit and default; imports no torch."""
+
+import math
+import re
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from penstock.core.checks import at_least
+from penstock.core.errors import ConfigError
+from penstock.models.llama.config import LlamaConfig
+from penstock.parallel import layout
+from penstock.parallel.activation_checkpointing_plan import RecomputeConfig
+from penstock.parallel.config import CompileConfig, EthernetConfig
+from penstock.parallel.feasibility import check_fit
+from penstock.parallel.layout import ParallelConfig
+from penstock.train.recipe.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig
+from penstock.train.recipe.optim_config import BLOCK, OptimConfig, fits_blocks
+from penstock.train.recipe.outer_config import OuterConfig
+
+__all__ = [
+    "AdaptiveConfig",
+    "ChangeConfig",
+    "CorpusConfig",
+    "DataConfig",
+    "OptimConfig",
+    "OuterConfig",
+    "ParallelConfig",
+    "PrecisionConfig",
+    "TrainConfig",
+    "on_machines",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """Folder, length and seed of the run."""
+
+    dir: str
+    """Folder of the run: checkpoints, metrics, the resolved recipe. Start again on it to resume."""
+    steps: int
+    """Optimizer steps of the whole run."""
+    seed: int = 0
+    """Random seed of the initial weights and the data order."""
+    log_samples: bool = False
+    """Log the ids and checksums of all samples, for `penstock data audit`; about 20 bytes per sample."""
+
+    def __post_init__(self) -> None:
+        if not self.dir.strip():
+            raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
+        at_least(1, "run.steps", self.steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleConfig:
+    """Learning rate schedule."""
+
+    rule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """cosine; wsd: warm up, stay, decay linearly (Hu et al., "MiniCPM", 2024); constant."""
+    warmup_steps: int = 0
+    """Steps of linear warm-up."""
+    decay_steps: int = 0
+    """wsd only: steps of the final linear decay."""
+    final_share: float = 0.1
+    """Final learning rate, as a share of the peak."""
+
+    def __post_init__(self) -> None:
+        at_least(0, "schedule.warmup_steps", self.warmup_steps)
+        at_least(0, "schedule.decay_steps", self.decay_steps)
+        if not 0 <= self.final_share <= 1:
+            raise ConfigError("schedule.final_share must be between 0 and 1", got=self.final_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidateConfig:
+    """Validation loss on held-out documents; needs data.holdout."""
+
+    every: int = 0
+    """Steps between validations; the last step is also validated. 0: never."""
+    samples: int = 64
+    """Rows to validate on, the same ones each time, at the initial sequence length: from each corpus in
+    proportion to its initial weight, at least one; all rows of a corpus that has fewer."""
+
+    def __post_init__(self) -> None:
+        at_least(0, "validate.every", self.every)
+        at_least(1, "validate.samples", self.samples)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Checkpoint interval, location and retention."""
+
+    every: int = 1000
+    """Steps between checkpoints; also saved after the last step and before a requested stop."""
+    dir: str = ""
+    """Location of checkpoints: a folder that all machines share, or an s3://, gs:// or az:// address. Empty:
+    the run's folder."""
+    keep: int = 2
+    """Number of newest checkpoints to keep."""
+    keep_every: int = 0
+    """Keep the checkpoints of multiples of this step for good; 0: none."""
+    max_failures: int = 3
+    """Consecutive saves that may fail, for instance on a full disk, before the run stops."""
+
+    def __post_init__(self) -> None:
+        at_least(1, "checkpoint.every", self.every)
+        at_least(1, "checkpoint.keep", self.keep)
+        at_least(0, "checkpoint.keep_every", self.keep_every)
+        at_least(1, "checkpoint.max_failures", self.max_failures)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuardConfig:
+    """Detection of bad steps, hangs and stragglers, and the response to them."""
+
+    max_skips: int = 3
+    """Steps out of 100 that may be skipped because their loss or gradient is not finite, or jumps. At one
+    more, the run rewinds to the newest checkpoint before them, and leaves out the data in between."""
+    max_rewinds: int = 2
+    """Rewinds per process, each one checkpoint further back if there is one, before the run ends."""
+    loss_spike: float = 0.0
+    """A loss above this many times the median of the last 100 steps is a jump; 0: never. Off by default: a
+    healthy run is better left alone."""
+    gradient_spike: float = 0.0
+    """The same for the gradient norm before clipping."""
+    hang_s: float = 600.0
+    """Seconds without a finished step after which every rank writes a hang report and the run ends. Four
+    times as long for a process's first step, which may compile."""
+    stop_within_s: float = 0.0
+    """Seconds after a request to stop (SIGTERM, Ctrl-C) within which the checkpoint must be complete;
+    otherwise the run exits without it, and resumes from the one before. Set it a little below the scheduler's
+    grace period. 0: no limit."""
+    straggler_every: int = 50
+    """Steps between comparisons of the ranks' own times; 0: never. Costs one small sum over ranks."""
+    straggler_ratio: float = 1.5
+    """Warn of a rank whose own time is this many times the median rank's."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.hang_s < math.inf:
+            raise ConfigError("guard.hang_s must be a number of seconds above 0", got=self.hang_s)
+        if not 0 <= self.stop_within_s < math.inf:
+            raise ConfigError(
+                "guard.stop_within_s must be seconds, or 0 for no limit", got=self.stop_within_s
+            )
+        at_least(0, "guard.max_skips", self.max_skips)
+        at_least(0, "guard.max_rewinds", self.max_rewinds)
+        for name in ("loss_spike", "gradient_spike"):
+            ratio = getattr(self, name)
+            if ratio and not 1 < ratio < math.inf:
+                raise ConfigError(f"guard.{name} must be above 1, or 0 for never", got=ratio)
+        at_least(0, "guard.straggler_every", self.straggler_every)
+        if not 1 < self.straggler_ratio < math.inf:
+            raise ConfigError("guard.straggler_ratio must be above 1", got=self.straggler_ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasureConfig:
+    """Metric sinks besides metrics.jsonl, and steps to profile."""
+
+    tensorboard: bool = False
+    """Write event files into the run's folder `tensorboard`, for `tensorboard --logdir RUN`."""
+    wandb_project: str = ""
+    """Project of Weights & Biases to send metrics to, under the name of the run's folder; "": none."""
+    trace_steps: str = ""
+    """Steps to trace, counted from 1, FIRST:PAST: "20:23" traces steps 20, 21 and 22. Each rank writes a file
+    into the run's folder `traces`, for https://ui.perfetto.dev. Traced steps are slower."""
+    memory_steps: str = ""
+    """Steps whose memory allocations are recorded, likewise. On a GPU the file is a snapshot for
+    https://pytorch.org/memory_viz, on a CPU a trace with allocations, bytes in use and shapes."""
+
+    def __post_init__(self) -> None:
+        for name in ("trace_steps", "memory_steps"):
+            steps_of(getattr(self, name), name=f"measure.{name}")
+
+
+Weights = Literal["float32", "bfloat16_master", "bfloat16_stochastic"]
+Linear = Literal["compute", "float8_tensorwise", "float8_rowwise", "mxfp8"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrecisionConfig:
+    """Reduced precision of weights and products; docs/explanation/precision.md has costs and gains."""
+
+    weights: Weights = "float32"
+    """Storage of weights. float32: cast to `compute` when gathered. bfloat16_master: bfloat16, with a float32
+    copy in the optimizer state. bfloat16_stochastic: bfloat16 without a copy; updates are rounded
+    stochastically, so that small ones are not lost on average."""
+
+    linear: Linear = "compute"
+    """Precision of the blocks' linear layers, forward and backward: that of `compute`, or 8 bits with a scale
+    per tensor, per row, or per 32 numbers of a row (mxfp8). Scales are powers of two. Emulated, and slower,
+    except on GPUs with such instructions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """A complete recipe."""
+
+    run: RunConfig
+    model: LlamaConfig
+    data: DataConfig
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    precision: PrecisionConfig = field(default_factory=PrecisionConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    ethernet: EthernetConfig = field(default_factory=EthernetConfig)
+    outer: OuterConfig = field(default_factory=OuterConfig)
+    recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
+    compile: CompileConfig = field(default_factory=CompileConfig)
+    validate: ValidateConfig = field(default_factory=ValidateConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    measure: MeasureConfig = field(default_factory=MeasureConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
+    plan: str = ""
+    """auto: plan the keys that [parallel], [recompute], [ethernet] and data.micro_batch_size leave open, for
+    the machines of the run. A cluster.toml, or a cluster name of `penstock plan`: plan for those. again: as
+    auto, and plan again when resuming. Empty: the defaults of those keys. See docs/explanation/planner.md."""
+    compute: Literal["float32", "bfloat16"] = "bfloat16"
+    """Dtype of gathered weights and activations; reductions are float32, shards as in precision.weights."""
+
+    def __post_init__(self) -> None:
+        length, context = self.data.longest, self.model.max_position_embeddings
+        if length > context:
+            where = "" if length == self.data.sequence_length else " in data.schedule"
+            raise ConfigError(
+                f"data.sequence_length {length}{where} is above model.max_position_embeddings {context}",
+                fix="Lower the first or raise the second.",
+            )
+        if self.schedule.warmup_steps + self.schedule.decay_steps > self.run.steps:
+            raise ConfigError(
+                f"schedule.warmup_steps {self.schedule.warmup_steps} and decay_steps "
+                f"{self.schedule.decay_steps} exceed run.steps",
+                got=self.run.steps,
+                fix="Lower them, or train for more steps.",
+            )
+        if self.validate.every and not self.data.holdout:
+            raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
+        check_fit(self.parallel, self.model, lengths=self.data.lengths)
+        self._check_outer()
+        self._check_keep()
+        self._check_schedule()
+        if self.ethernet.gather != "compute":
+            self._check_gather()
+        if self.optim.rule == "adamw_8bit":
+            self._check_moments()
+
+    def _check_keep(self) -> None:
+        """Refuse ethernet.keep_mib with pipelines, which keep all blocks anyway."""
+        if self.ethernet.keep_mib and self.parallel.pipeline > 1:
+            raise ConfigError(
+                "ethernet.keep_mib does not apply to pipelines: ranks keep all blocks gathered and reduce "
+                "gradients once a step in any case",
+                got=self.ethernet.keep_mib,
+                fix="Leave ethernet.keep_mib out, or set parallel.pipeline to 1.",
+            )
+
+    def _check_schedule(self) -> None:
+        """Refuse ethernet.schedule with pipelines, which have their own."""
+        if self.ethernet.schedule != "depth_first" and self.parallel.pipeline > 1:
+            raise ConfigError(
+                "ethernet.schedule does not apply to pipelines, which order micro-batches themselves",
+                got=self.ethernet.schedule,
+                fix="Leave ethernet.schedule out, or set parallel.pipeline to 1.",
+            )
+
+    def _check_outer(self) -> None:
+        """Refuse islands without replicas, and empty fragments."""
+        outer, blocks = self.outer, self.model.num_hidden_layers
+        if outer.every and self.parallel.replicate == 1 and self.parallel.hierarchy != "hybrid":
+            raise ConfigError(
+                "outer.every needs replicas of the model, and parallel.replicate is 1",
+                got=outer.every,
+                fix="Set parallel.replicate to the number of islands; or to -1, and parallel.shard to the "
+                "ranks of one.",
+            )
+        if outer.min_islands and (not outer.every or self.parallel.replicate != -1):
+            raise ConfigError(
+                "outer.min_islands needs a variable number of islands, and it is fixed",
+                got=outer.min_islands,
+                fix="Set outer.every, parallel.replicate to -1 and parallel.shard to the ranks of an island.",
+            )
+        if outer.fragments > blocks:
+            raise ConfigError(
+                f"outer.fragments must be at most the model's {blocks} blocks", got=outer.fragments
+            )
+
+    def _check_moments(self) -> None:
+        """Refuse tensor-parallel slices that cut a block of 8-bit moments."""
+        model, ranks = self.model, self.parallel.tensor
+        for width in (model.num_attention_heads * model.size_of_head, model.intermediate_size):
+            if ranks > 1 and not fits_blocks(width // ranks, whole=width, rows=model.hidden_size):
+                raise ConfigError(
+                    f"optim.rule 'adamw_8bit' keeps a scale for each {BLOCK} columns, and parallel.tensor "
+                    f"cuts {width} columns into {width // ranks} a rank",
+                    fix="Use fewer tensor-parallel ranks, or optim.rule 'adamw'.",
+                )
+
+    def _check_gather(self) -> None:
+        """Refuse combinations with compressed gathers that do not work."""
+        gather, after = self.ethernet.gather, self.parallel.reshard_after_forward
+        if self.parallel.hierarchy == "hpz":
+            raise ConfigError(
+                f"ethernet.gather {gather!r} does not work with parallel.hierarchy 'hpz'",
+                fix="Leave one of them out.",
+            )
+        if self.parallel.offload:
+            raise ConfigError(
+                f"ethernet.gather {gather!r} does not work with parallel.offload",
+                got=True,
+                fix="Leave one of them out.",
+            )
+        if not isinstance(after, bool):
+            raise ConfigError(
+                f"ethernet.gather {gather!r} needs parallel.reshard_after_forward to be true or false",
+                got=after,
+                fix="Set it to true, or leave ethernet.gather out.",
+            )
+
+
+def on_machines(config: TrainConfig, *, world_size: int, ranks_per_machine: int) -> TrainConfig:
+    """Return a recipe with its layout resolved to numbers for the machines; see `parallel.layout`."""
+    numbers = layout.on_machines(config.parallel, world_size=world_size, ranks_per_machine=ranks_per_machine)
+    return replace(config, parallel=numbers)
+
+
+_MOST_STEPS = 100  # a step of a large model takes tens of megabytes of trace
+
+
+def steps_of(text: str, *, name: str) -> range:
+    """Parse FIRST:PAST to steps counted from 1; "" is empty.
+
+    Raises:
+        ConfigError: not of that form, or more than 100 steps.
+
+    >>> steps_of("20:23", name="measure.trace_steps"), len(steps_of("", name="measure.trace_steps"))
+    (range(20, 23), 0)
+    """
+    if not text:
+        return range(0)
+    match = re.fullmatch(r"(\d{1,15}):(\d{1,15})", text)
+    if match is None:
+        raise ConfigError(f"{name} must be FIRST:PAST", got=text, fix='Example: "20:23" for steps 20 to 22.')
+    first, past = int(match[1]), int(match[2])
+    at_least(1, f"The first step of {name}", first)
+    if not first < past <= first + _MOST_STEPS:
+        raise ConfigError(f"{name} must name 1 to {_MOST_STEPS} steps", got=text, fix='Example: "20:23".')
+    return range(first, past)
+
+
+def weight_bytes_per_parameter(weights: Weights) -> int:
+    """Return the bytes per weight of a rank's shard, a float32 copy included.
+
+    >>> [weight_bytes_per_parameter(w) for w in ("float32", "bfloat16_master", "bfloat16_stochastic")]
+    [4, 6, 2]
+    """
+    return {"float32": 4, "bfloat16_master": 6, "bfloat16_stochastic": 2}[weights]
+
+
+def gradient_bytes_per_parameter(weights: Weights) -> int:
+    """Return the bytes per gradient of a rank's shard.
+
+    >>> gradient_bytes_per_parameter("bfloat16_stochastic")
+    2
+    """
+    return 4 if weights == "float32" else 2

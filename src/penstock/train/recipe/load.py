@@ -1,0 +1,106 @@
+"""Load a recipe, your own or one that comes with Penstock; apply `--set`; no torch.
+
+Penstock's recipes are inside the package, so that an installed Penstock has them; `recipes/` at the root of
+the repository is a link to them.
+"""
+
+from importlib.resources import files
+from pathlib import Path
+
+from penstock.core import config
+from penstock.core.config import Raw
+from penstock.core.errors import ConfigError, UsageError, nearest
+from penstock.data.corpus.open import vocab_size_of
+from penstock.models.presets import expanded
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.data_config import DataConfig
+from penstock.train.recipe.usual_names import usual_names_explained
+
+
+def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:
+    """Read a recipe, apply `--set` values, and derive values from the data.
+
+    `model.preset` names a published shape, whose values the section's own keys override. `model.vocab_size`
+    follows from the corpora and `model.max_position_embeddings` from the sequence length, unless the recipe
+    or the preset sets them.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or a value out of range.
+        CorpusError: a corpus is missing or damaged.
+    """
+    return build_recipe(read_recipe(path, overrides))
+
+
+def read_recipe(path: Path, overrides: list[str]) -> Raw:
+    """Read a recipe's values and apply `--set` values, without validation."""
+    return config.override(config.load_toml(path), overrides)
+
+
+def check_sections(raw: Raw) -> None:
+    """Refuse a [data] or [model] that is not a section, before other values are derived from it.
+
+    Raises:
+        ConfigError: one is a plain value.
+    """
+    for name in ("data", "model"):
+        if name in raw and not isinstance(raw[name], dict):
+            raise ConfigError(
+                f"{name} must be a section", got=raw[name], fix=f"Write its keys under [{name}]."
+            )
+
+
+@usual_names_explained()
+def build_recipe(raw: Raw) -> TrainConfig:
+    """Build a recipe from plain values; see `load_recipe`."""
+    check_sections(raw)
+    data, model = raw.get("data"), raw.get("model")
+    if isinstance(model, dict):
+        model = expanded(model)
+        raw = {**raw, "model": model}
+    if isinstance(data, dict) and isinstance(model, dict):
+        built = config.build(DataConfig, data, where="data")
+        vocab_sizes = {name: vocab_size_of(path) for name, path in built.paths.items()}
+        derived = {"vocab_size": max(vocab_sizes.values()), "max_position_embeddings": built.longest}
+        raw = {**raw, "model": {**derived, **model}}
+        _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"])
+    return config.build(TrainConfig, raw)
+
+
+def _check_vocabulary(corpora: dict[str, int], vocab_size: object) -> None:
+    for name, needed in corpora.items():
+        if isinstance(vocab_size, int) and needed > vocab_size:
+            raise ConfigError(
+                f"Corpus {name!r} has token ids up to {needed - 1}, model.vocab_size is {vocab_size}",
+                fix=f"Set model.vocab_size to at least {needed}, or leave it out.",
+            )
+
+
+_SUFFIX = ".toml"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of Penstock's recipes, sorted."""
+    found = (entry.name for entry in files("penstock").joinpath("recipes").iterdir())
+    return sorted(name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX))
+
+
+def recipe_text(name: str) -> str:
+    """Return the text of a recipe, comments included.
+
+    Raises:
+        UsageError: unknown name.
+    """
+    known = recipe_names()
+    if name not in known:
+        raise UsageError("No recipe of this name comes with Penstock", got=name, fix=nearest(name, known))
+    return files("penstock").joinpath("recipes", f"{name}{_SUFFIX}").read_text(encoding="utf-8")
+
+
+def about(text: str) -> str:
+    """Return the description of a recipe: the first sentence of its first comment.
+
+    >>> about("# A small Llama. Prepare a corpus first:\\n[run]")
+    'A small Llama'
+    """
+    first = text.partition("\n")[0]
+    return first.removeprefix("#").strip().partition(". ")[0].rstrip(".")

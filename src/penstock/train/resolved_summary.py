@@ -1,0 +1,148 @@
+"""Resolved summary of a recipe: sizes, FLOPs and memory before the run; imports no torch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.core import config as configs
+from penstock.core.toml import toml_text
+from penstock.core.units import mib, plural, si
+from penstock.data import Loader
+from penstock.data.schedule.adaptive import thousandths
+from penstock.parallel.layout import layout_of
+from penstock.train.data_setup import (
+    check_supply,
+    check_tokenizers,
+    continue_from_newest,
+    heldout_rows,
+    train_loader,
+)
+from penstock.train.islands.schedule import bytes_per_step
+from penstock.train.planning.memory import memory_plan
+from penstock.train.recipe.config import TrainConfig, on_machines, weight_bytes_per_parameter
+from penstock.train.recipe.optim_config import optimizer_bytes_per_parameter
+from penstock.train.recipe.outer_config import outer_bytes_per_parameter
+from penstock.train.recipe.planned_changes import check_rows, plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """A resolved recipe with its derived numbers."""
+
+    recipe: dict[str, Any]
+    numbers: dict[str, int | float | str]
+    changes: list[str]
+    """Planned changes in words."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return everything as JSON values."""
+        return {"recipe": self.recipe, "derived": self.numbers, "changes": self.changes}
+
+    def as_text(self) -> str:
+        """Return everything as text, the recipe in the form of `--set`."""
+        lines = [f"{path} = {_toml(value)}" for path, value in _flat(self.recipe)]
+        lines += ["", "derived:", *(f"  {name}: {_shown(v)}" for name, v in self.numbers.items())]
+        return "\n".join(
+            [*lines, *(["", "changes:"] if self.changes else []), *map("  {}".format, self.changes)]
+        )
+
+
+def derive(config: TrainConfig, *, world_size: int) -> Derived:
+    """Compute the numbers of a run on one machine, opening its corpora.
+
+    Raises:
+        ConfigError: the recipe cannot run on that many ranks, or its corpora are too small.
+    """
+    config = on_machines(config, world_size=world_size, ranks_per_machine=world_size)
+    data, model = config.data, config.model
+    layout = layout_of(config.parallel, world_size=world_size)
+    loader = train_loader(config, rank=0, world_size=layout.num_data, deliver="numpy")
+    continue_from_newest(config, loader)
+    check_supply(config, loader)
+    check_tokenizers(loader)
+    heldout = heldout_rows(config)
+    local = data.global_batch_size // layout.num_data
+    rows = check_rows(config, world_size=layout.num_data)
+    tokens = data.global_batch_size * data.sequence_length
+    parameters, in_all = model.num_parameters, loader.tokens_before(config.run.steps)
+    flops = flops_of(config, loader)
+    weights = config.precision.weights
+    kept = weight_bytes_per_parameter(weights) + optimizer_bytes_per_parameter(config.optim)
+    if config.outer.every:  # each island saves its own state
+        kept = layout.replicate * kept + outer_bytes_per_parameter(config.outer)
+    numbers: dict[str, int | float | str] = {
+        "parameters": parameters,
+        "ranks": world_size,
+        "layout": str(layout),
+        "rows per rank and step": local,
+        "micro-batches per step": -(-local // rows),
+        "tokens per step": tokens,
+        "tokens in the run": in_all,
+        "FLOP per token": model.flops_per_token(data.sequence_length),
+        "FLOP in the run": flops,
+        "checkpoint": mib(parameters * kept),
+        **memory_plan(config, layout).lines(),
+    }
+    for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
+        numbers[f"epochs of {name}"] = round(epochs, 3)
+    if data.overlong is not None:
+        for name, waste in loader.left_out_by_corpus(config.run.steps).items():
+            numbers[f"left out of {name}"] = (
+                f"{waste.left_out:,} tokens of {plural(waste.documents, 'document')}"
+            )
+        for name, padding in loader.padding_by_corpus(config.run.steps).items():
+            numbers[f"padding of {name}"] = padding
+    if config.outer.every:
+        sent = bytes_per_step(config.outer, parameters=parameters, islands=layout.replicate)
+        numbers["islands"], numbers["sent by an island per step"] = layout.replicate, mib(round(sent))
+    if heldout is not None:
+        numbers["validation rows"] = heldout.rows
+    return Derived(recipe=configs.dump(config), numbers=numbers, changes=shown_changes(config))
+
+
+def flops_of(config: TrainConfig, loader: Loader) -> int:
+    """Return the FLOP of a run, each token at its sequence length."""
+    steps, lengths = config.run.steps, [(0, config.data.sequence_length)]
+    lengths += [(p.step, p.entry.sequence_length) for p in plan(config.data) if p.entry.sequence_length]
+    ends = [min(step, steps) for step, _ in lengths[1:]] + [steps]
+    total = 0
+    for (start, length), end in zip(lengths, ends, strict=True):
+        tokens = loader.tokens_before(end) - loader.tokens_before(min(start, steps))
+        total += tokens * int(config.model.flops_per_token(length))
+    return total
+
+
+def shown_changes(config: TrainConfig) -> list[str]:
+    """Return the planned changes in words, with steps and tokens."""
+    lines = []
+    for planned in plan(config.data):
+        entry, said = planned.entry, []
+        if entry.weights is not None:
+            shares = ", ".join(f"{n} {w:.4g}" for n, w in thousandths(entry.weights).items())
+            late = planned.ramp_ends > planned.step
+            said.append(f"weights {shares}{f', in full from step {planned.ramp_ends:,}' if late else ''}")
+        sizes = ("global_batch_size", "sequence_length", "micro_batch_size")
+        said += [f"{name} {value:,}" for name in sizes if (value := getattr(entry, name)) is not None]
+        beyond = " (beyond run.steps)" if planned.step >= config.run.steps else ""
+        at = f"after step {planned.step:,} and {planned.tokens:,} tokens ({si(planned.tokens)}){beyond}"
+        lines.append(f"{at}: {'; '.join(said)}")
+    return lines
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in values.items():
+        if isinstance(value, dict):
+            found += _flat(value, f"{prefix}{name}.")
+        elif value is not None:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def _toml(value: Any) -> str:
+    return toml_text({"value": value}).removeprefix("value = ")
+
+
+def _shown(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return f"{value:,} ({si(value)})" if isinstance(value, int) and value >= 10_000 else f"{value:.4g}"

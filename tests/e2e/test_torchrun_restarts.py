@@ -1,0 +1,146 @@
+"""Ranks that torchrun starts anew after kills: they meet, and the run is the one nobody killed."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import penstock
+
+STEPS = 100
+
+
+def losses_of(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    return {r["step"]: (r["loss"], r["grad_norm"]) for r in records if "loss" in r}
+
+
+def ranks_of(agents):
+    """Return the processes that torchrun's agents have started, by rank."""
+    found = {}
+    for agent in agents:
+        for pid in map(int, Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()):
+            try:
+                variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+            except OSError:  # it has ended
+                continue
+            found |= {int(v.removeprefix("RANK=")): pid for v in variables if v.startswith("RANK=")}
+    return found
+
+
+def start(recipe, *options):
+    command = [sys.executable, "-m", "torch.distributed.run", *options, "--max-restarts", "3"]
+    words = ["-m", "penstock", "train", str(recipe), "--set", f"run.steps={STEPS}"]
+    return subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True)
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def await_step(run, step, agents):
+    deadline = time.monotonic() + 300
+    while not ((run / "metrics.jsonl").is_file() and step in losses_of(run)):
+        assert all(agent.poll() is None for agent in agents), [a.communicate()[1] for a in agents]
+        assert time.monotonic() < deadline, f"step {step} was not reached"
+        time.sleep(0.01)
+
+
+def kill_in_turn(first, second, *, skew_s):
+    """Kill two ranks, the second so much later; it is frozen until then, so that it does not leave before."""
+    os.kill(second, signal.SIGSTOP)
+    os.kill(first, signal.SIGKILL)
+    time.sleep(skew_s)
+    os.kill(second, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def unharmed(tmp_path_factory):
+    """Return the losses of the run of a recipe that nobody kills."""
+    found = {}
+
+    def losses(recipe):
+        if not found:
+            run = tmp_path_factory.mktemp("unharmed") / "run"
+            words = ("--set", f"run.dir={run}", "--set", f"run.steps={STEPS}", "--processes", 2)
+            done = penstock("train", recipe, *words)
+            assert done.returncode == 0, done.stderr
+            found.update(losses_of(run))
+        return found
+
+    return losses
+
+
+@pytest.mark.parametrize(
+    "agents",
+    [
+        [["--nproc-per-node", "2"]],  # torchrun's static store
+        [["--nproc-per-node", "2", "--rdzv-backend", "c10d"]],
+        # the two agents' counts of restarts differ: only where a worker fails first is one counted
+        [["--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--local-addr", "127.0.0.1"]]
+        * 2,
+    ],
+    ids=["static", "c10d", "two nodes"],
+)
+def test_a_run_whose_ranks_are_killed_under_torchrun_goes_on_exactly(recipe, tmp_path, agents, unharmed):
+    run, port = tmp_path / "run", free_port()
+    where = ["--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", f"test-{port}"]
+    where = ["--master-port", str(port)] if "--rdzv-backend" not in agents[0] else where
+    running = [start(recipe, *where, *options) for options in agents]
+    try:
+        for step, first, skew_s in ((14, 0, 3.0), (37, 1, 1.5), (65, 0, 2.0)):
+            await_step(run, step, running)
+            ranks = ranks_of(running)
+            kill_in_turn(ranks[first], ranks[1 - first], skew_s=skew_s)
+        said = [agent.communicate(timeout=300)[1] for agent in running]
+    finally:
+        for agent in running:
+            if agent.poll() is None:
+                agent.terminate()
+                agent.wait(60)
+    assert [agent.returncode for agent in running] == [0] * len(running), said
+    assert losses_of(run) == unharmed(recipe), "every digit of every step"
+    audit = json.loads(penstock("data", "audit", run, "--json").stdout)
+    assert (audit["steps"], audit["samples"], audit["faults"]) == (STEPS, STEPS * 12, [])
+    assert audit["ranks"] == [2, 2, 2, 2]
+
+
+def train_as_rank(recipe, rank, **variables):
+    where = {name: value for name, value in os.environ.items() if name not in ("MASTER_ADDR", "MASTER_PORT")}
+    return penstock("train", recipe, env=where | {"RANK": str(rank), "WORLD_SIZE": "2"} | variables)
+
+
+def test_ranks_that_nobody_says_where_to_meet_are_told_so(recipe):
+    done = train_as_rank(recipe, 1)
+    assert done.returncode == 2
+    assert "2 ranks, and no MASTER_ADDR and MASTER_PORT for their rendezvous" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_that_cannot_be_opened_is_a_paragraph(recipe):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = train_as_rank(recipe, 0, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert done.returncode == 1
+    assert f"Rank 0 cannot open the store of the run at 127.0.0.1:{port}" in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_a_group_that_does_not_start_is_a_paragraph(recipe):
+    unknown = os.environ | {"GLOO_SOCKET_IFNAME": "nosuch0"}
+    done = penstock("train", recipe, "--processes", 2, env=unknown)
+    assert done.returncode == 1
+    assert "could not connect to the others" in " ".join(done.stderr.split())
+    assert "nosuch0" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,246 @@
+"""The frame of the GPU kit with real processes: budgets, parts that hang or die, what counts as held."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+DRIVER = """
+import sys
+from pathlib import Path
+sys.path[:0] = [{src!r}, {benchmarks!r}]
+from gpu_parts.kit import Kit
+from gpu_parts.parts import PartScript
+from gpu_parts.stopping import raise_on_signals
+from gpu_parts.unfit import Unfit
+
+raise_on_signals()
+here = Path(__file__).parent
+machine = dict(name={gpu!r}, host=dict(cpu="x", cores=2, system="y"), cuda=None, versions=dict(torch="9"))
+try:
+    sys.exit(Kit(
+        parts=tuple(PartScript(name, 1, here / f"{{name}}.py") for name in {names!r}), machine=machine,
+        out=here / "out", device={device!r}, size="full", total_s={total_s}, grace_s=0.5, is_added={is_added},
+    ).run())
+except Unfit as error:
+    sys.exit(f"unfit: {{error}}")
+"""
+PART = """
+import json, os, subprocess, sys, time
+out = sys.argv[sys.argv.index("--out") + 1]
+budget = float(sys.argv[sys.argv.index("--budget-s") + 1])
+rows = []
+def file(name, status="held", expected=(), is_done=False, why="", value=None, target=None, is_met=None):
+    if name:
+        figure = dict(value=value, unit="t/s", target=target, is_met=is_met)
+        rows.append(dict(name=name, status=status, why=why, **figure))
+    with open(out + ".new", "w") as written:
+        json.dump(dict(rows=rows, expected=list(expected), is_done=is_done), written)
+    os.replace(out + ".new", out)
+"""
+HELD = "file('a', expected=['a', 'b']); file('b', expected=['a', 'b'], is_done=True)"
+
+
+def start(folder, parts, *, total_s=30.0, device="cpu", gpu="none", is_added=False):
+    for name, body in parts.items():
+        (folder / f"{name}.py").write_text(PART + body)
+    driver = folder / "driver.py"
+    driver.write_text(
+        DRIVER.format(
+            src=str(BENCHMARKS.parent / "src"),
+            benchmarks=str(BENCHMARKS),
+            names=list(parts),
+            total_s=total_s + 8,  # what the kit keeps for its page
+            device=device,
+            gpu=gpu,
+            is_added=is_added,
+        )
+    )
+    return subprocess.Popen(
+        [sys.executable, driver], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def ran(folder, parts, **options):
+    """Run parts to their end; return the exit code, the result and the page."""
+    process = start(folder, parts, **options)
+    out, errors = process.communicate(timeout=60)
+    assert "Traceback" not in errors, errors
+    (path,) = (folder / "out").glob("*.json")
+    return process.returncode, json.loads(path.read_text()), path.with_suffix(".md").read_text(), out
+
+
+def test_all_is_well_where_every_equality_held_whatever_figures_miss(tmp_path):
+    missed = "file('speed', 'measured', value=3.0, target=4.0, is_met=False, is_done=True)"
+    code, result, page, _ = ran(tmp_path, {"equalities": HELD, "training": missed})
+    assert code == 0
+    assert result["is_finished"]
+    assert not result["is_gpu"]
+    assert "every equality held (2 held)" in page
+    assert "Targets missed: 1 (speed)" in page
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert len(names) == 4
+    assert all(name.startswith("not-a-gpu-") for name in names)
+    svg = next(path for path in (tmp_path / "out").iterdir() if path.suffix == ".svg")
+    assert "NOTHING WAS MEASURED ON A GPU" in svg.read_text()
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ("file('a', expected=['a', 'b']); file('b', 'failed', ['a', 'b'], True, 'off by 3')", "b: off by 3"),
+        ("file('a', expected=['a', 'b'])", "- b"),
+        ("file('a', expected=['a', 'b']); os.abort()", "was ended by SIGABRT"),
+        ("raise SystemError('driver fell over')", "driver fell over"),
+        ("file('', expected=[], is_done=True)", "none was run"),
+        ("file('a', 'skipped', ['a'], True, 'needs another card')", "a: needs another card"),
+    ],
+)
+def test_what_failed_or_was_not_reached_is_named_and_is_not_held(body, named, tmp_path):
+    code, result, page, _ = ran(tmp_path, {"equalities": body, "later": HELD})
+    assert code == 1
+    assert named in page
+    assert "NOT proven" in page
+    assert result["parts"]["later"]["ended"] == "done"
+
+
+def test_a_part_that_hangs_is_killed_with_its_children_and_the_next_gets_what_is_left(tmp_path):
+    hangs = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+file(str(child.pid), expected=['x'])
+time.sleep(600)
+"""
+    tells = "file('budget', 'measured', value=budget, is_done=True)"
+    code, result, page, _ = ran(tmp_path, {"equalities": hangs, "later": tells, "last": tells}, total_s=9.0)
+    parts = result["parts"]
+    assert code == 1
+    assert "was killed after" in page
+    assert "- x" in page
+    (row,) = parts["equalities"]["rows"]
+    deadline = time.monotonic() + 5
+    while is_running(int(row["name"])) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(int(row["name"]))
+    later, last = (parts[name]["rows"][0]["value"] for name in ("later", "last"))
+    assert later < 3.5  # half of what is left
+    assert last > later + 0.5  # and what that did not use
+
+
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_what_was_filed(number, tmp_path):
+    body = "file('a', expected=['a', 'b']); print('waiting', os.getpid(), flush=True); time.sleep(600)"
+    process = start(tmp_path, {"equalities": body, "later": HELD})
+    line = next(line for line in process.stdout if line.startswith("waiting"))
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in errors
+    (path,) = (tmp_path / "out").glob("*.json")
+    result = json.loads(path.read_text())
+    assert [row["name"] for row in result["parts"]["equalities"]["rows"]] == ["a"]
+    assert not result["is_finished"]
+    assert "Stopped before the end" in path.with_suffix(".md").read_text()
+    assert not is_running(int(line.split()[1]))
+
+
+def test_a_part_that_the_time_does_not_reach_is_named(tmp_path):
+    code, result, page, out = ran(tmp_path, {"training": HELD, "equalities": HELD}, total_s=0.4)
+    assert code == 1
+    assert result["parts"]["training"]["ended"] == "was not reached: the time was over"
+    assert "equalities: not reached, the time is over" in out
+    assert "all of them" in page
+
+
+def test_parts_are_added_to_the_result_of_the_same_gpu_and_of_no_other(tmp_path):
+    gpu = {"device": "cuda", "gpu": "H0"}
+    code, *_ = ran(tmp_path, {"equalities": HELD}, **gpu)
+    assert code == 0
+    reads = """
+before = json.load(open(os.path.join(os.path.dirname(out), "equalities.json")))
+file(before["rows"][1]["name"], 'measured', value=1.0, is_done=True)
+"""
+    code, result, _, _ = ran(tmp_path, {"planner": reads}, is_added=True, **gpu)
+    assert code == 0
+    assert result["is_gpu"]
+    assert list(result["parts"]) == ["equalities", "planner"]
+    assert result["parts"]["planner"]["rows"][0]["name"] == "b"
+    other = start(tmp_path, {"planner": HELD}, is_added=True, device="cuda", gpu="H1")
+    _, errors = other.communicate(timeout=60)
+    assert "is of another GPU (H0, now H1). Name another --out." in errors
+
+
+TESTS = {
+    "test_attention.py": "def test_holds(): pass\ndef test_fails(): assert 2 + 2 == 5\n",
+    "test_crashing.py": "import os\ndef test_first(): os.abort()\ndef test_then(): pass\n",
+    "test_hanging.py": "import time\ndef test_hangs(): time.sleep(600)\ndef test_then(): pass\n",
+    "test_wrong.py": "import no_such_package\ndef test_never(): pass\n",
+    "test_without.py": "import pytest\npytest.importorskip('no_such')\ndef test_never(): pass\n",
+    "test_zero.py": "import pytest\n@pytest.mark.parametrize('n', [3])\ndef test_skips_it(n):"
+    " pytest.skip('needs a Blackwell')\n",
+}
+RUNNER = """
+import sys, torch
+from pathlib import Path
+from gpu_parts import equalities
+from gpu_parts.part import Part
+
+equalities.TEST_S["cpu"] = 3.0
+folder = Path(sys.argv[1])
+part = Part("equalities", torch.device("cpu"), True, 90.0, folder / "rows.json")
+run = equalities.Run(part, sys.argv[2:], folder, folder / "record", lambda: part.expect(run.names()))
+assert run.to_the_end()
+part.done()
+"""
+
+
+def test_a_test_that_ends_hangs_or_cannot_begin_costs_itself_alone(tmp_path):
+    for name, text in TESTS.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    (tmp_path / "conftest.py").write_text(
+        "def pytest_addoption(parser):\n    parser.addoption('--device')\n    parser.addoption('--size')\n"
+    )
+    names = [name.removeprefix("test_").removesuffix(".py") for name in TESTS]
+    paths = [BENCHMARKS, BENCHMARKS.parent / "src"]
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER, tmp_path, *names],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths))},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "rows.json").read_text())
+    rows = {row["name"]: (row["status"], row["why"]) for row in found["rows"]}
+    assert sorted(rows) == sorted(found["expected"])
+    assert {name: status for name, (status, _) in rows.items()} == {
+        "wrong: all of it": "failed",
+        "without: all of it": "skipped",
+        "attention: holds": "held",
+        "attention: fails": "failed",
+        "crashing: first": "failed",
+        "crashing: then": "held",
+        "hanging: hangs": "failed",
+        "hanging: then": "held",
+        "zero: skips it [3]": "skipped",
+    }
+    assert "no_such_package" in rows["wrong: all of it"][1]
+    assert "assert (2 + 2) == 5" in rows["attention: fails"][1]
+    assert "was ended by SIGABRT" in rows["crashing: first"][1]
+    assert "was killed after 3 s" in rows["hanging: hangs"][1]
+    assert rows["zero: skips it [3]"][1] == "needs a Blackwell"

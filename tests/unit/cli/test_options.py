@@ -1,0 +1,77 @@
+"""Options that are generated from the fields of a dataclass, and back."""
+
+import argparse
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from penstock.cli.options import add_fields, fields_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One field of each kind."""
+
+    num_steps: int
+    """Steps in all."""
+    rate: float = 1e-3
+    """Learning rate, of which 10% are left in the end.
+
+    This paragraph is for readers of the class."""
+    cache: Literal["auto", "int8"] = "auto"
+    """What keys and values are kept in."""
+    context: int | None = None
+    """Tokens at most; None: those of the model."""
+    device: str | None = None
+    """Where to compute; None: the first GPU."""
+    reuse: bool = True
+    """Keep blocks; False: forget them."""
+    trust: bool = False
+    """Names become tokens. False: they are text."""
+    stops: tuple[str, ...] = ()
+    """Texts that end an answer."""
+
+
+def a_parser():
+    parser = argparse.ArgumentParser(prog="test", add_help=False)
+    add_fields(parser, Config, "rate", "cache", "context", "device", "reuse", "trust", stops="--stop")
+    add_fields(parser, Config, num_steps="--steps")
+    return parser
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("", {}),
+        ("--rate 0.5 --cache int8 --context 7", {"rate": 0.5, "cache": "int8", "context": 7}),
+        ("--no-reuse --trust --device cpu", {"reuse": False, "trust": True, "device": "cpu"}),
+        ("--stop a --stop b", {"stops": ("a", "b")}),
+    ],
+)
+def test_what_is_typed_are_the_fields(words, expected):
+    arguments = a_parser().parse_args(["--steps", "3", *words.split()])
+    assert Config(**fields_of(arguments, Config)) == Config(num_steps=3, **expected)
+
+
+@pytest.mark.parametrize(
+    "words", ["", "--steps x", "--steps 3 --cache int9", "--steps 3 --num-steps 4", "--steps 3 --reuse"]
+)
+def test_what_is_no_field_is_refused(words):
+    with pytest.raises(SystemExit) as ended:
+        a_parser().parse_args(words.split())
+    assert ended.value.code == 2
+
+
+def test_help_is_the_text_below_the_field(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "110")
+    assert a_parser().format_help().partition("options:\n")[2] == (
+        "  --rate X             learning rate, of which 10% are left in the end; default: 0.001\n"
+        "  --cache {auto,int8}  what keys and values are kept in; default: auto\n"
+        "  --context N          tokens at most; default: those of the model\n"
+        "  --device TEXT        where to compute; default: the first GPU\n"
+        "  --no-reuse           forget them\n"
+        "  --trust              names become tokens\n"
+        "  --stop TEXT          texts that end an answer; may be repeated\n"
+        "  --steps N            steps in all\n"
+    )

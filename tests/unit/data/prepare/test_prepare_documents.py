@@ -1,0 +1,175 @@
+"""Reading one input file: documents in order, everything else rejected in its place."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.core.errors import InputError
+from penstock.data.prepare.documents import Document, ReadOptions, Rejection, read_records
+from penstock.data.prepare.inputs import Selection, find_inputs
+from penstock.data.prepare.plan import InputFile
+
+OPTIONS = ReadOptions(text_column="text", max_document_bytes=1000)
+
+
+def described(path: Path) -> InputFile:
+    (file,), _ = find_inputs([str(path)], Selection())
+    return file
+
+
+def read(path: Path, *, start: int = 0) -> list[tuple[int, str]]:
+    """Return (index, text or kind of rejection) of every record."""
+    records = read_records(described(path), OPTIONS, start=start)
+    return [(r.index, r.content.text if isinstance(r.content, Document) else r.content.kind) for r in records]
+
+
+def reason(path: Path) -> str:
+    (record,) = read_records(described(path), OPTIONS)
+    assert isinstance(record.content, Rejection)
+    return record.content.reason
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_a_text_file_is_one_document_and_its_byte_order_mark_is_honoured(
+    tmp_path: Path, encoding: str
+) -> None:
+    (tmp_path / "a.txt").write_bytes("naïve\r\n日本\n".encode(encoding))
+    assert read(tmp_path / "a.txt") == [(0, "naïve\r\n日本\n")]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [(b"", "empty"), (b"\xef\xbb\xbf", "empty"), (b"ok \xff", "undecodable"), (b"x" * 1001, "too_large")],
+)
+def test_a_text_file_that_is_no_document_is_rejected(tmp_path: Path, content: bytes, kind: str) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    assert read(tmp_path / "a.txt") == [(0, kind)]
+
+
+def test_a_text_file_at_the_limit_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x" * 1000)
+    assert read(tmp_path / "a.txt") == [(0, "x" * 1000)]
+
+
+LINES = (
+    b'\xef\xbb\xbf{"text": "first"}\n',
+    b"\n",
+    b'{"text": "sec\\u006fnd", "id": 2}\r\n',
+    b'{"text": 3}\n',
+    b'{"body": "x"}\n',
+    b'["text"]\n',
+    b'{"text": "x"\n',
+    b'{"text": "\xff"}\n',
+    b'{"text": "\\ud800"}\n',
+    b'{"text": ""}\n',
+    b"[" * 900 + b"\n",
+    b'{"text": "' + b"y" * 2000 + b'"}\n',
+    b'{"text": "last"}',
+)
+OUTCOMES = [
+    (0, "first"),
+    (2, "second"),
+    (3, "not_text"),
+    (4, "missing_field"),
+    (5, "missing_field"),
+    (6, "broken_json"),
+    (7, "undecodable"),
+    (8, "undecodable"),
+    (9, "empty"),
+    (10, "broken_json"),
+    (11, "too_large"),
+    (12, "last"),
+]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_each_line_becomes_a_document_or_a_rejection_in_its_place(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a.jsonl{suffix}"
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": lambda b: pa.compress(b, "zstd", asbytes=True)}[suffix]
+    path.write_bytes(pack(b"".join(LINES)))
+    assert read(path) == OUTCOMES
+    assert read(path, start=5) == OUTCOMES[4:], "reading from a position gives the same records"
+
+
+def test_files_of_several_compressed_members_are_read_to_the_end(tmp_path: Path) -> None:
+    line = b'{"text": "x"}\n'
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line) * 3)
+    (tmp_path / "b.jsonl.zst").write_bytes(pa.compress(line, "zstd", asbytes=True) * 3)
+    assert len(read(tmp_path / "a.jsonl.gz")) == len(read(tmp_path / "b.jsonl.zst")) == 3
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_truncated_compressed_file_is_rejected_where_it_breaks_off(tmp_path: Path, suffix: str) -> None:
+    lines = b"".join(json.dumps({"text": os.urandom(8).hex()}).encode() + b"\n" for _ in range(90_000))
+    packed = gzip.compress(lines, 1) if suffix == ".gz" else pa.compress(lines, "zstd", asbytes=True)
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(packed[: len(packed) // 2])
+    records = read(tmp_path / f"a.jsonl{suffix}")
+    assert len(records) > 1000
+    assert [index for index, _ in records] == list(range(len(records)))
+    assert records[-1][1] == "unreadable"
+
+
+def test_a_line_of_any_length_is_read_in_bounded_memory(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.zst").write_bytes(
+        pa.compress(b'{"text": "' + b"z" * 2**26 + b'"}\n{"text": "after"}\n', "zstd", asbytes=True)
+    )
+    assert read(tmp_path / "a.jsonl.zst") == [(0, "too_large"), (1, "after")]
+
+
+def test_rows_of_every_row_group_are_read_in_order_from_any_position(tmp_path: Path) -> None:
+    texts = [f"row {i}" for i in range(10)]
+    texts[3] = ""
+    pq.write_table(pa.table({"id": range(10), "text": texts}), tmp_path / "a.parquet", row_group_size=4)
+    expected = [(i, text or "empty") for i, text in enumerate(texts)]
+    for start in range(11):
+        assert read(tmp_path / "a.parquet", start=start) == expected[start:]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+def test_every_kind_of_string_column_is_read_and_nulls_are_empty(tmp_path: Path, kind: pa.DataType) -> None:
+    pq.write_table(pa.table({"text": pa.array(["a", None, "b"]).cast(kind)}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [(0, "a"), (1, "empty"), (2, "b")]
+
+
+def test_a_parquet_value_that_is_not_utf8_or_too_large_is_rejected(tmp_path: Path) -> None:
+    raw = pa.array([b"ok", b"\xff", b"x" * 1001], pa.binary())
+    pq.write_table(pa.table({"text": raw.view(pa.string())}), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet") == [(0, "ok"), (1, "undecodable"), (2, "too_large")]
+
+
+def test_a_parquet_file_without_the_column_says_what_it_has(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1], "body": ["x"]}), tmp_path / "a.parquet")
+    assert reason(tmp_path / "a.parquet") == "no column 'text'; the file has: id, body"
+
+
+def test_a_parquet_column_of_numbers_is_rejected(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": [1, 2]}), tmp_path / "a.parquet")
+    assert reason(tmp_path / "a.parquet") == "column 'text' holds int64, not strings"
+
+
+def test_a_file_that_is_no_parquet_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"hello")
+    assert read(tmp_path / "a.parquet") == [(0, "unreadable")]
+
+
+def test_a_link_to_nowhere_is_unreadable(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to(tmp_path / "absent")
+    (file,), _ = find_inputs([str(tmp_path)], Selection())
+    (record,) = read_records(file, OPTIONS)
+    assert record.content == Rejection("unreadable", "No such file or directory", whole_file=True)
+
+
+def test_a_file_that_changed_or_went_since_the_plan_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one")
+    file = described(tmp_path / "a.txt")
+    (tmp_path / "a.txt").write_text("three")
+    with pytest.raises(InputError, match=r"a\.txt changed while"):
+        list(read_records(file, OPTIONS))
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(InputError, match=r"a\.txt changed while"):
+        list(read_records(file, OPTIONS))

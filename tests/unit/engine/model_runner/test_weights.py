@@ -1,0 +1,119 @@
+"""Models whose matrices were made ready for serving."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from penstock.core.errors import ConfigError
+from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
+from penstock.models.llama.model import Llama
+from penstock.nn.linear import packed as packed_layers
+from penstock.nn.linear import quantized
+from penstock.nn.linear.packed import MergedLinear
+from penstock.nn.linear.quantized import Int4Linear, Int8Linear
+from tests.families import small_llama
+
+
+def model(*, tied=False, dtype=torch.float32):
+    torch.manual_seed(3)
+    config = small_llama(vocab_size=90, hidden_size=64, intermediate_size=96, tie_word_embeddings=tied)
+    made = Llama(config).to(dtype).eval()
+    for parameter in made.parameters():  # a spread that shows in the logits
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=0.15)
+    return made
+
+
+@pytest.fixture(params=["native", "plain"])
+def way(request, monkeypatch):
+    if request.param == "plain":
+        for module in (packed_layers, quantized):
+            monkeypatch.setattr(module, "can_multiply", lambda *_: False)
+
+
+@torch.inference_mode()
+def logits(net, ids):
+    return net.logits(net.hidden(ids))
+
+
+IDS = torch.arange(40).view(2, 20)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_packed_model_computes_what_the_model_does(tied, fused):
+    net = model(tied=tied)
+    with torch.inference_mode():
+        exact = net(IDS)
+    if fused:
+        fuse(net)
+    prepare(net, "stored")
+    torch.testing.assert_close(logits(net, IDS), exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize(("weights", "most"), [("int8", 0.05), ("int4", 0.5)])
+def test_fewer_bits_change_the_logits_a_little(weights, most):
+    net = model()
+    with torch.inference_mode():
+        exact = net(IDS)
+    fuse(net)
+    prepare(net, weights)
+    error = (logits(net, IDS) - exact).square().mean().sqrt() / exact.std()
+    assert 0 < error < most
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(("weights", "inner"), [("int8", Int8Linear), ("int4", Int4Linear)])
+def test_table_decides_what_each_layer_becomes(weights, inner, tied):
+    net = model(tied=tied)
+    fuse(net)
+    prepare(net, weights)
+    merged = net.layers[0].get_submodule("attention.query_key_value")
+    assert isinstance(merged, MergedLinear)
+    assert [name for name, _ in merged.parts] == ["query", "key", "value"]
+    assert isinstance(merged.linear, inner)
+    assert isinstance(net.unembed, Int8Linear)
+    assert isinstance(net.embed, nn.Embedding)
+    assert not [name for name, layer in net.named_modules() if type(layer) is nn.Linear]
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_a_model_is_converted_whole(weights, dtype):
+    net = model(dtype=torch.float32 if dtype == torch.bfloat16 else torch.bfloat16, tied=True)
+    convert(net, weights)
+    fuse(net)
+    prepare(net, weights)
+    assert {t.dtype for t in [*net.parameters(), *net.buffers()] if t.is_floating_point()} == {dtype}
+    assert logits(net, IDS).dtype == dtype
+
+
+def test_other_weights_keep_the_stored_type():
+    net = model(dtype=torch.bfloat16)
+    convert(net, "int8")
+    prepare(net, "int8")
+    assert logits(net, IDS).dtype == torch.bfloat16
+
+
+def test_each_matrix_is_freed_before_the_next_is_made(monkeypatch):
+    net, alive = model(), []
+    matrices = [weakref.ref(layer.weight) for layer in net.modules() if isinstance(layer, nn.Linear)]
+    init = Int8Linear.__init__
+
+    def counting(self, linear):
+        alive.append(sum(ref() is not None for ref in matrices))
+        init(self, linear)
+
+    monkeypatch.setattr(Int8Linear, "__init__", counting)
+    prepare(net, "int8")
+    assert alive == list(range(len(matrices), 0, -1))
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ConfigError, match=r"no float8 instructions \(got 'cpu'\). Choose int8."):
+        prepare(model(), "float8")
+    with pytest.raises(ConfigError, match=r"Unknown format of weights \(got 'int7'\)"):
+        prepare(model(), "int7")

@@ -1,0 +1,72 @@
+"""Pieces of an answer as deltas of a message."""
+
+import pytest
+
+from penstock.engine.request import OutputDelta
+from penstock.serve.chat.reasoning import ReasoningReader
+from penstock.serve.chat.tools import ToolUse, tool_use
+from penstock.serve.chat.writer import ChatWriter, joined
+from penstock.serve.schema.chat import NamedTool, Tool
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+ADD = [Tool.model_validate({"type": "function", "function": {"name": "add"}})]
+MAY_ADD = tool_use(ADD, "auto")
+MUST_ADD = tool_use(
+    ADD, NamedTool.model_validate(ADD[0].model_dump(include={"type", "function"}, exclude_none=True))
+)
+
+
+def written(*texts, use=MAY_ADD, finish="stop", streams=True):
+    writer = ChatWriter(0, names=None, use=use, streams=streams)
+    pieces = [OutputDelta(request_id=0, text=text) for text in texts[:-1]]
+    return [
+        writer.take(piece) for piece in (*pieces, OutputDelta(request_id=0, text=texts[-1], finish=finish))
+    ]
+
+
+def test_text_is_text_where_there_are_no_tools():
+    message = joined(0, written("a ", CALL, use=ToolUse())).message
+    assert (message.content, message.tool_calls) == (f"a {CALL}", None)
+
+
+def test_thoughts_stand_apart_and_calls_in_them_are_none():
+    writer = ChatWriter(0, names=None, use=MAY_ADD, reasoning=ReasoningReader(is_open=False), streams=False)
+    texts = (f"<think>{CALL}</th", "ink>\n\n", f"Sure. {CALL}")
+    pieces = [
+        OutputDelta(request_id=0, text=text, finish="stop" if text == texts[-1] else None) for text in texts
+    ]
+    chunks = [writer.take(piece) for piece in pieces]
+    assert "".join(chunk.delta.reasoning_content or "" for chunk in chunks) == CALL
+    message = joined(0, chunks).message
+    assert (message.reasoning_content, message.content, len(message.tool_calls)) == (CALL, "Sure. ", 1)
+
+
+def test_a_call_is_a_tool_call_with_arguments_in_a_text():
+    choice = joined(0, written("Sure. ", CALL))
+    assert (choice.message.content, choice.finish_reason) == ("Sure. ", "tool_calls")
+    [call] = choice.message.tool_calls
+    assert (call.type, call.function.name, call.function.arguments) == ("function", "add", '{"a": 1}')
+    assert call.id.startswith("call_")
+
+
+def test_a_call_alone_leaves_no_content():
+    assert joined(0, written(CALL)).message.content is None
+
+
+def test_a_named_function_streams_its_arguments():
+    chunks = written('{"a"', ": 1", "}", use=MUST_ADD)
+    deltas = [chunk.delta.tool_calls[0] for chunk in chunks]
+    assert [delta.function.name for delta in deltas] == ["add", None, None]
+    assert [delta.id is not None for delta in deltas] == [True, False, False]
+    assert joined(0, chunks).message.tool_calls[0].function.arguments == '{"a": 1}'
+
+
+def test_an_answer_that_was_cut_says_so_even_with_a_call():
+    assert joined(0, written(CALL, finish="length")).finish_reason == "length"
+
+
+@pytest.mark.parametrize(("use", "text"), [(MAY_ADD, CALL[:45]), (MUST_ADD, '{"a": 1')])
+def test_a_call_that_was_cut_is_no_call(use, text):
+    choice = joined(0, written(text[:5], text[5:], use=use, finish="length", streams=False))
+    assert (choice.message.content, choice.message.tool_calls) == (text, None)
+    assert choice.finish_reason == "length"

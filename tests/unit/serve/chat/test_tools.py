@@ -1,0 +1,197 @@
+"""Calls of tools in text, however it is cut into pieces."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.serve.chat.tool_parsers import Call, read_json
+from penstock.serve.chat.tools import ToolReader
+
+ADD = {
+    "type": "object",
+    "properties": {
+        "a": {"type": "integer"},
+        "b": {"type": "string"},
+        "c": {"type": "boolean"},
+        "d": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "e": {"type": ["array", "null"]},
+    },
+}
+TOOLS = {"add": ADD, "sub": {}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": "</x>"}}\n</tool_call>'
+XML = "<function=add>\n<parameter=a>\n1\n</parameter>\n<parameter=b>\n2\n<x>\n</parameter>\n</function>"
+CODER = f"<tool_call>\n{XML}\n</tool_call>"
+DEEPSEEK = """<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>add
+```json
+{"a": 1}
+```<|tool_call_end|>
+<|tool_call_begin|>function<|tool_sep|>sub
+```json
+{}
+```<|tool_call_end|><|tool_calls_end|>""".replace("|", "\uff5c").replace("_", "\u2581")
+DEEPSEEK_31 = """<|tool_calls_begin|><|tool_call_begin|>add<|tool_sep|>{"a": 1}<|tool_call_end|>\
+<|tool_calls_end|>""".replace("|", "\uff5c").replace("_", "\u2581")
+
+
+def read(text, cuts=(), *, streams=False, is_cut=False):
+    """Return words and calls, each joined of its pieces."""
+    reader, content, calls = ToolReader(TOOLS, streams=streams), "", []
+    said = [reader.push(text[a:b]) for a, b in pairwise([0, *sorted(cuts), len(text)])]
+    for one in [*said, reader.close(is_cut=is_cut)]:
+        content += one.content
+        for delta in one.calls:
+            if delta.name is not None:
+                calls.append(Call(delta.name, delta.arguments))
+            else:
+                calls[-1] = Call(calls[-1].name, calls[-1].arguments + delta.arguments)
+    return content, calls
+
+
+TEXTS = {
+    "words": ("No call here, but a < and <tool.", "No call here, but a < and <tool.", 0),
+    "hermes": (f"I add.\n{CALL}", "I add.\n", 1),
+    "two": (f"{CALL}\n{CALL.replace('add', 'sub')}", "", 2),
+    "words after": (f"{CALL} Done.", " Done.", 1),
+    "mistral, marked": ('Sure. [TOOL_CALLS][{"name": "add", "arguments": {}}]', "Sure. ", 1),
+    "mistral, marked at once": ('[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "x"}]', "", 1),
+    "granite 3": ('<|tool_call|>[{"name": "sub", "arguments": {}}, {"name": "add", "arguments": {}}]', "", 2),
+    "words in brackets": ("[TOOLS] are", "[TOOLS] are", 0),
+    "spaces": ('{ "name" : "add" ,\n "arguments" : {"a" : 1} }', "", 1),
+    "llama": (' {"name": "add", "parameters": {"a": 1}}', "", 1),
+    "mistral": ('[{"name": "add", "arguments": {}}, {"name": "sub", "arguments": {}}]', "", 2),
+    "json that is no call": ('{"sum": 3}', '{"sum": 3}', 0),
+    "unknown tool": (CALL.replace("add", "mul"), CALL.replace("add", "mul"), 0),
+    "broken JSON": ("<tool_call>{oops</tool_call>!", "<tool_call>{oops</tool_call>!", 0),
+    "cut short": ('a <tool_call>{"name": "add"', 'a <tool_call>{"name": "add"', 0),
+    "no end mark": (CALL.removesuffix("</tool_call>"), "", 1),
+    "coder": (f"I add.\n{CODER}", "I add.\n", 1),
+    "coder, two": (f"{CODER}\n{CODER}", "", 2),
+    "coder, two between marks": (f"<tool_call>{XML}\n{XML}</tool_call>", "", 2),
+    "coder, no outer marks": (f"I add. {XML}", "I add. ", 1),
+    "coder, cut after a parameter": (XML.removesuffix("</function>"), "", 1),
+    "coder, cut in a parameter": (XML[:50], XML[:50], 0),
+    "coder, words between": (CODER.replace("</function>", "oops</function>"),) * 2 + (0,),
+    "coder, unknown tool": (CODER.replace("add", "mul"), CODER.replace("add", "mul"), 0),
+    "coder, half of it": ("<tool_call>" + XML + "oops</tool_call>",) * 2 + (0,),
+    "llama 3.1": ('<function=add>{"a": 1}</function>', "", 1),
+    "llama 3.1, no JSON": ("<function=add>{a}</function>",) * 2 + (0,),
+    "deepseek": (f"I add. {DEEPSEEK}", "I add. ", 2),
+    "deepseek 3.1": (DEEPSEEK_31, "", 1),
+    "deepseek, unknown tool": (DEEPSEEK.replace("sub", "mul"),) * 2 + (0,),
+    "deepseek, broken JSON": (DEEPSEEK.replace("{}", "{"),) * 2 + (0,),
+    "arguments that are no object": (CALL.replace('{"a": 1, "b": "</x>"}', "[1]"),) * 2 + (0,),
+    "not a number": (CALL.replace("1", "NaN"),) * 2 + (0,),
+    "arguments in a text that are no JSON": ('{"name": "add", "arguments": "a = 1"}',) * 2 + (0,),
+    "arguments in a text": ('{"name": "add", "arguments": "{\\"a\\": 1}"}', "", 1),
+}
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("name", TEXTS)
+@given(data=st.data())
+def test_every_form_is_read_wherever_the_text_is_cut(name, streams, data):
+    text, expected, num_calls = TEXTS[name]
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
+    content, calls = read(text, cuts, streams=streams)
+    if streams and name == "not a number":
+        assert (content, calls) == ("}\n</tool_call>", [Call("add", '{"a": NaN, "b": "</x>"}')])
+        return
+    assert (content, len(calls)) == (expected, num_calls)
+    assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+    if streams:
+        assert calls == read(text)[1]
+
+
+@given(cut=st.integers(len('<tool_call>\n{"name": "add", "arguments": '), CALL.rindex("}")))
+def test_arguments_stream_as_they_are_written(cut):
+    reader = ToolReader(TOOLS, streams=True)
+    said = [reader.push(letter) for letter in CALL[:cut]]
+    told = "".join(delta.arguments for one in said for delta in one.calls)
+    assert CALL[:cut].endswith(told)
+    assert told == CALL[len('<tool_call>\n{"name": "add", "arguments": ') : cut]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_of_calls_that_were_cut_those_before_are_made_and_the_last_is_text_unless_it_was_streamed(streams):
+    begun = '[{"name": "sub", "arguments": {}}, {"name": "add", "arguments": {"a": '
+    content, calls = read(begun, range(len(begun)), streams=streams, is_cut=True)
+    if streams:
+        assert (content, calls) == ("", [Call("sub", "{}"), Call("add", '{"a": ')])
+    else:
+        assert (content, calls) == ('}, {"name": "add", "arguments": {"a": ', [Call("sub", "{}")])
+
+
+@pytest.mark.parametrize(
+    ("text", "num_calls"),
+    [
+        (CALL[:-20], 0),
+        (CALL.removesuffix("</tool_call>"), 1),
+        (XML.removesuffix("</function>"), 0),
+        (XML, 1),
+        (DEEPSEEK[:-90], 0),
+        ('{"name": "add", "arguments": {"a": 1', 0),
+        ('{"name": "add", "arguments": {"a": 1}', 1),
+    ],
+)
+def test_a_call_that_was_cut_is_text(text, num_calls):
+    content, calls = read(text, is_cut=True)
+    assert (content, len(calls)) == ("" if num_calls else text, num_calls)
+
+
+def test_arguments_are_those_that_were_written():
+    assert read(CALL)[1] == [Call("add", '{"a": 1, "b": "</x>"}')]
+    assert read(DEEPSEEK)[1] == [Call("add", '{"a": 1}'), Call("sub", "{}")]
+    assert read(DEEPSEEK_31)[1] == [Call("add", '{"a": 1}')]
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("a", "1", 1),
+        ("a", "one", "one"),
+        ("b", "1", "1"),
+        ("b", "\n x \n", "\n x \n"),
+        ("c", "True", True),
+        ("d", "1", "1"),
+        ("d", "null", None),
+        ("e", "[1, {}]", [1, {}]),
+        ("unknown", '{"x": 1}', {"x": 1}),
+        ("unknown", "a word", "a word"),
+    ],
+)
+def test_parameters_are_of_the_type_that_their_schema_says(key, text, value):
+    [call] = read(f"<function=add><parameter={key}>\n{text}\n</parameter></function>")[1]
+    assert json.loads(call.arguments) == {key: value}
+
+
+def test_half_of_a_surrogate_pair_stays_json():
+    [call] = read(CALL.replace("</x>", "\\ud83d"))[1]
+    assert json.loads(call.arguments)["b"] == "\ud83d"
+    assert call.arguments.isascii()
+
+
+@pytest.mark.parametrize("text", ["<parameter=a>", "<function=add>", "</parameter>", "<tool_call>"])
+def test_marks_without_end_take_no_longer_than_their_length(text):
+    text = "<function=add>" + text * 100_000
+    assert read(text) == (text, [])
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("marks", [("<tool_call>", "</tool_call>"), ("", "")])
+def test_a_long_call_in_small_pieces_is_read_once(streams, marks):
+    arguments = json.dumps({"b": "x = 1;\n" * 50_000})
+    text = f'{marks[0]}{{"name": "add", "arguments": {arguments}}}{marks[1]}'
+    assert read(text, range(0, len(text), 4), streams=streams) == ("", [Call("add", arguments)])
+
+
+def test_words_stream_as_they_come():
+    reader = ToolReader({"add": {}})
+    assert reader.push("Hello ").content == "Hello "
+    assert reader.push("world <").content == "world "
+
+
+def test_deep_json_is_text_and_no_error():
+    assert read_json("[" * 100_000, {"add": {}}) == ()

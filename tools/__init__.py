@@ -1,0 +1,1 @@
+"""Programs that write and check this repository's own pages and figures."""

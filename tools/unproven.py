@@ -1,0 +1,187 @@
+"""Write what never ran on the hardware it is for into docs/limits.md; `--check` only compares.
+
+The features are in benchmarks/data/unproven.toml; what the newest result of the GPU kit says of each
+(benchmarks/results/gpu-DATE.json) decides between "never" and a date. Run as `python -m tools.unproven`.
+"""
+
+import ast
+import json
+import re
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.size import C_SUFFIXES, code_lines
+
+ROOT = Path(__file__).parent.parent
+BEGIN = "<!-- begin: written by tools/unproven.py -->"
+END = "<!-- end: written by tools/unproven.py -->"
+NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """A row of unproven.toml."""
+
+    what: str
+    hardware: str
+    files: tuple[str, ...]
+    proof: tuple[str, ...]
+    figure: str = ""
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The rows of one run of the kit by `part: name`, and where it ran."""
+
+    rows: Mapping[str, Mapping[str, Any]]  # Any: JSON
+    about: str
+
+
+def features_of(text: str) -> list[Feature]:
+    """Read the table.
+
+    Raises:
+        TypeError: a key is unknown or missing.
+    """
+    rows: list[dict[str, Any]] = tomllib.loads(text)["feature"]  # Any: a text or a list of texts
+    return [Feature(**{**row, "files": tuple(row["files"]), "proof": tuple(row["proof"])}) for row in rows]
+
+
+def newest_result(folder: Path) -> Result | None:
+    """Return the newest result of the kit in full size on a GPU; None where there is none."""
+    for path in sorted(folder.glob("gpu-????-??-??.json"), reverse=True):
+        found = json.loads(path.read_text())
+        if found["is_gpu"] and found["size"] == "full":
+            about = f"{found['date']}, {found['machine']['name']}"
+            return Result(rows_of(found["parts"]), about)
+    return None
+
+
+def rows_of(parts: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the rows of all parts by `part: name`."""
+    return {f"{part}: {row['name']}": row for part, found in parts.items() for row in found["rows"]}
+
+
+def matching(pattern: str, rows: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows whose name a pattern matches; * stands for anything.
+
+    >>> [row["status"] for row in matching("a: *[1]", {"a: x [1]": {"status": "held"}, "b: x [1]": {}})]
+    ['held']
+    """
+    wanted = re.compile(".*".join(map(re.escape, pattern.split("*"))))
+    return [row for name, row in rows.items() if wanted.fullmatch(name)]
+
+
+def last_run(feature: Feature, result: Result | None) -> str:
+    """Say when a feature ran and what came of it: that all held, how many did not, or never.
+
+    Rows that were skipped did not run; if those of the first proof did not, the feature did not.
+    """
+    if result is None or not feature.proof:
+        return NEVER
+    found = [matching(pattern, result.rows) for pattern in feature.proof]
+    ran = [[row for row in rows if row["status"] != "skipped"] for rows in found]
+    if not ran[0]:
+        return NEVER
+    num_ran, num_missing = sum(map(len, ran)), sum(not rows for rows in ran)
+    num_failed = sum(row["status"] == "failed" for rows in ran for row in rows)
+    said = f"{num_failed} of {num_ran} failed" if num_failed else f"{num_ran} held"
+    return f"{result.about}: {said}" + (f", {num_missing} not run" if num_missing else "")
+
+
+def figure_of(feature: Feature, result: Result | None) -> str:
+    """Return the first measured value of the row that shows a feature; empty where there is none."""
+    if result is None or not feature.figure:
+        return ""
+    rows = [row for row in matching(feature.figure, result.rows) if row["status"] == "measured"]
+    return f"{rows[0]['value']:.3g} {rows[0]['unit']} ({rows[0]['name']})" if rows else ""
+
+
+def lines_of(where: str, sources: Path) -> int:
+    """Return the lines of code of a file, of a folder, or of one name in a file (`path::name`).
+
+    Raises:
+        SystemExit: there is no such file or name.
+    """
+    name, _, inner = where.partition("::")
+    path = sources / name
+    if path.is_dir():
+        files = [file for file in path.rglob("*") if file.suffix in {".py", *C_SUFFIXES}]
+        return sum(code_lines(file, file.read_text()) for file in files)
+    text = path.read_text() if path.is_file() else ""
+    if text and not inner:
+        return code_lines(path, text)
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name == inner:
+            own = text.splitlines()[node.lineno - 1 : node.end_lineno]
+            return code_lines(path, "\n".join(own) + "\n")
+    raise SystemExit(f"benchmarks/data/unproven.toml names {where}, which is not there: correct it")
+
+
+def rounded(count: int) -> int:
+    """Return two digits of a count: the page should not change with every line of code.
+
+    >>> rounded(7), rounded(239), rounded(2356)
+    (7, 240, 2400)
+    """
+    return round(count, 2 - len(str(count)))
+
+
+def section(features: Sequence[Feature], result: Result | None, sources: Path) -> str:
+    """Return the part of the page between the marks."""
+    never = [feature for feature in features if last_run(feature, result) == NEVER]
+    lines = [
+        "## Never run on the hardware it is for",
+        "",
+        f"{len(never)} of these {len(features)} features never ran on the hardware they are for: they are",
+        "written, type-checked, and tested as far as a CPU can. `make gpu` proves on one GPU what it can",
+        "(benchmarks/README.md); its newest result is what this table says. Lines of code are rounded.",
+        "",
+        "| feature | for | lines | last run | figure |",
+        "|---|---|---|---|---|",
+    ]
+    order = [*never, *(feature for feature in features if feature not in never)]
+    for feature in order:
+        lines_there = rounded(sum(lines_of(where, sources) for where in feature.files))
+        what = f"{feature.what}. {feature.why}" if feature.why else feature.what
+        ran, figure = last_run(feature, result), figure_of(feature, result)
+        kit = "" if feature.proof else ", not by the kit"
+        lines.append(f"| {what} | {feature.hardware} | {lines_there:,} | {ran}{kit} | {figure} |")
+    return "\n".join(lines) + "\n"
+
+
+def replaced(page: str, new: str) -> str:
+    """Return a page with the text between the marks replaced.
+
+    >>> replaced(f"a\\n{BEGIN}\\nold\\n{END}\\nb\\n", "new\\n") == f"a\\n{BEGIN}\\n\\nnew\\n\\n{END}\\nb\\n"
+    True
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"docs/limits.md lacks the lines {BEGIN!r} and {END!r}: put them back")
+    return f"{before}{BEGIN}\n\n{new}\n{END}{after}"
+
+
+def main() -> int:
+    """Write or check the page."""
+    target = ROOT / "docs" / "limits.md"
+    features = features_of((ROOT / "benchmarks" / "data" / "unproven.toml").read_text())
+    result = newest_result(ROOT / "benchmarks" / "results")
+    text = replaced(target.read_text(), section(features, result, ROOT / "src" / "penstock"))
+    if "--check" in sys.argv:
+        if target.read_text() == text:
+            return 0
+        print("docs/limits.md is out of date: run `make format`")
+        return 1
+    target.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
