@@ -1,0 +1,138 @@
+"""One part of the GPU kit: its options, its time, and its rows, which are on disk from the first on.
+
+Each part runs as a process of its own, so that a kernel which hangs or takes the driver down costs that part
+and not the others. The file of a part is a JSON object: `part`, `rows`, `expected`, `is_done`.
+"""
+
+import argparse
+import faulthandler
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from penstock.core import clock
+from penstock.core.files import write_atomic
+
+_HANGS_AFTER_S = 2.0
+Status = Literal["held", "failed", "skipped", "measured"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One equality or one figure."""
+
+    name: str
+    """Such as `train 1b bfloat16 compiled: tokens/s`; unique within its part."""
+    status: Status
+    """Of an equality: held or failed. Of a figure: measured or failed. Of both: skipped."""
+    value: float | None = None
+    unit: str = ""
+    target: float | None = None
+    """What the value should reach, if anything."""
+    is_met: bool | None = None
+    """True if the value reached its target; None without one."""
+    why: str = ""
+    """Of a failed or skipped row: the reason, one paragraph."""
+    more: dict[str, Any] = field(default_factory=dict)
+    """JSON values that belong to the row: shapes, baselines, predictions, percentiles."""
+
+
+class Part:
+    """Files rows, and knows how much time is left.
+
+    Args:
+        name: of the part.
+        device: what is measured.
+        is_tiny: True if shapes only prove that the code runs (CI on a CPU).
+        budget_s: seconds that the part may take.
+        path: its JSON file.
+    """
+
+    def __init__(self, name: str, device: torch.device, is_tiny: bool, budget_s: float, path: Path) -> None:
+        self.name, self.device, self.is_tiny, self.budget_s = name, device, is_tiny, budget_s
+        self.rows: list[Row] = []
+        self._expected: list[str] = []
+        self._path, self._began = path, clock.monotonic()
+        self._file(is_done=False)
+
+    def left_s(self) -> float:
+        """Return the seconds left of the budget; below zero when it is spent."""
+        return self.budget_s - (clock.monotonic() - self._began)
+
+    def expect(self, names: list[str]) -> None:
+        """Say which rows are to come, so that those that time does not reach are named."""
+        self._expected = names
+        self._file(is_done=False)
+
+    def rows_of(self, name: str) -> list[Row]:
+        """Return the rows of a part that ran before this one, in this run or in the one it is added to."""
+        path = self._path.with_name(f"{name}.json")
+        found = json.loads(path.read_text())["rows"] if path.exists() else []
+        return [Row(**row) for row in found]
+
+    def measured(
+        self,
+        name: str,
+        value: float,
+        unit: str,
+        *,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        **more: Any,
+    ) -> None:
+        """File a figure, with the target it is held against if there is one."""
+        target = at_least if at_most is None else at_most
+        is_met = None
+        if target is not None and not self.is_tiny:
+            is_met = value >= target if at_most is None else value <= target
+        self._add(
+            Row(name=name, status="measured", value=value, unit=unit, target=target, is_met=is_met, more=more)
+        )
+
+    def held(self, name: str, **more: Any) -> None:
+        """File an equality that held."""
+        self._add(Row(name=name, status="held", more=more))
+
+    def failed(self, name: str, why: str, **more: Any) -> None:
+        """File an equality that did not hold, or a figure that could not be measured because of an error."""
+        self._add(Row(name=name, status="failed", why=why, more=more))
+
+    def skipped(self, name: str, why: str) -> None:
+        """File what this machine, its memory or the time left does not allow."""
+        self._add(Row(name=name, status="skipped", why=why))
+
+    def done(self) -> None:
+        """Say that nothing else was to come."""
+        self._file(is_done=True)
+
+    def _add(self, row: Row) -> None:
+        self.rows.append(row)
+        value = "" if row.value is None else f" {row.value:.4g} {row.unit}"
+        print(f"{self.name}: {row.name}: {row.status}{value}{' ' + row.why if row.why else ''}", flush=True)
+        self._file(is_done=False)
+
+    def _file(self, *, is_done: bool) -> None:
+        found = {
+            "part": self.name,
+            "is_done": is_done,
+            "expected": self._expected,
+            "rows": [asdict(row) for row in self.rows],
+        }
+        write_atomic(self._path, json.dumps(found, indent=1) + "\n")
+
+
+def open_part(name: str, description: str) -> Part:
+    """Read the options that every part has; return the part."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--size", choices=["full", "tiny"], default="full")
+    parser.add_argument("--budget-s", type=float, default=120.0)
+    parser.add_argument("--out", type=Path, required=True, help="the JSON file to write")
+    options = parser.parse_args()
+    # where a part hangs that is killed a few seconds after its budget
+    faulthandler.dump_traceback_later(options.budget_s + _HANGS_AFTER_S)
+    device = torch.device(options.device)
+    return Part(name, device, options.size == "tiny", options.budget_s, options.out)

@@ -1,0 +1,428 @@
+"""Serving figures of one GPU: a stream alone beside the memory's roofline, prompts, many requests, host time.
+
+Models of random numbers are made on the device, and served by the engine that `penstock serve` runs. In
+bfloat16 each is measured as it comes (eager), with steps of decoding replayed as CUDA graphs, and, for a
+stream alone, compiled and replayed: a program for each number of tokens would take minutes. Matrices of 8
+bits are measured with graphs. On a CPU nothing is compiled. The roofline of a stream alone is the bytes of
+matrices that a token reads over the bytes a second that a sum of 2 GiB reads in the same run. Beside it:
+transformers' continuous batching on the same shapes and requests, and vLLM where it is installed.
+"""
+
+import gc
+import importlib.util
+import json
+import logging
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__file__).resolve().parents[1])]
+
+import torch  # noqa: E402
+from serve_figures import figures  # noqa: E402
+from serve_load import many, one  # noqa: E402
+from serve_penstock import Penstock  # noqa: E402
+from serve_worker import drive  # noqa: E402
+
+from gpu_parts.instruments import (  # noqa: E402
+    attempt,
+    free,
+    matrix_flops,
+    memory_bytes_s,
+    profiled,
+    set_up,
+)
+from gpu_parts.part import open_part  # noqa: E402
+from penstock.core import clock  # noqa: E402
+from penstock.engine.assemble import engine_of  # noqa: E402
+from penstock.engine.config import EngineConfig  # noqa: E402
+from penstock.models import FAMILIES  # noqa: E402
+from penstock.models.llama.config import LlamaConfig  # noqa: E402
+from penstock.models.llama.hugging_face import config_json  # noqa: E402
+from penstock.models.presets import expanded  # noqa: E402
+from penstock.nn.linear.float8 import RECIPES, has_native  # noqa: E402
+from penstock.nn.unfilled import unfilled  # noqa: E402
+
+PRESETS = {"1b": "llama3.2-1b", "8b": "llama3.1-8b"}
+TINY = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512,
+}  # fmt: skip
+CONTEXT, TINY_CONTEXT = 4096, 256
+CACHE_GIB, TINY_CACHE_GIB = 24.0, 0.05
+ROOFLINE_TARGETS = {"1b": 55.0, "8b": 80.0}
+HOST_TARGET_MS, PEER_TARGET = 0.4, 3.0
+WEIGHTS = {"bfloat16": "stored", "int8": "int8", "float8": "float8"}
+EAGER, GRAPHS, COMPILED = "eager", "graphs", "compiled and graphs"
+NUM_PROFILED = 16  # steps
+
+
+class Driven(Penstock):
+    """An engine that is there already, as `serve_worker.drive` steps it."""
+
+    def __init__(self, engine):
+        self._engine = engine
+        self._index = {}
+
+    def step(self):
+        """Return the indices that got a token.
+
+        Raises:
+            RuntimeError: the step failed; the engine says why.
+        """
+        pieces = self._engine.step()
+        if failed := [piece.error for piece in pieces if piece.error is not None]:
+            raise RuntimeError(failed[0])
+        return [self._index[piece.request_id] for piece in pieces for _ in piece.token_ids]
+
+    def clear(self):
+        """End all requests."""
+        for request_id in self._index:
+            self._engine.cancel(request_id)
+        self._engine.step()
+
+
+def shape_of(name, *, is_tiny):
+    """Return the config of a shape."""
+    values = TINY if is_tiny else expanded({"preset": PRESETS[name]})
+    values = {**values, "max_position_embeddings": TINY_CONTEXT if is_tiny else CONTEXT}
+    return LlamaConfig(**{key: value for key, value in values.items() if key != "rope_scaling"})
+
+
+def random_model(shape, device):
+    """Return a model of random bfloat16 numbers on a device."""
+    with unfilled():
+        model = FAMILIES[shape.model_type](shape)
+    model = model.to(torch.bfloat16).to_empty(device=device)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.02) if parameter.ndim > 1 else parameter.fill_(1.0)
+    return model.eval()
+
+
+def bytes_per_token(model):
+    """Return the bytes of all that a token's step reads of a prepared model: not the embedding's table."""
+    parts = (model.layers, model.norm, model.unembed)
+    tensors = [tensor for part in parts for tensor in (*part.parameters(), *part.buffers())]
+    return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+
+def prompt_flops(shape, length):
+    """Return the multiplications and additions of a prompt: matrices, causal attention, the last logits."""
+    outside = shape.vocab_size * shape.hidden_size
+    in_blocks = shape.num_parameters - outside * (1 if shape.tie_word_embeddings else 2)
+    pairs = length * length / 2 * shape.num_hidden_layers * shape.num_attention_heads * shape.size_of_head
+    return 2 * length * in_blocks + 4 * pairs + 2 * outside
+
+
+class Warnings(logging.Handler):
+    """Keeps what is warned of."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.said = []
+
+    def emit(self, record):
+        """Keep a message."""
+        self.said.append(record.getMessage())
+
+
+class Serving:
+    """The rows of this part."""
+
+    def __init__(self, part, folder):
+        self.part, self.folder = part, folder
+        self.device, self.is_tiny = part.device, part.is_tiny
+        self.read_bytes_s = self.flops = None
+        self.at_once = (4, 8) if self.is_tiny else (64, 256)
+        self._warnings = Warnings()
+        logging.getLogger("penstock.engine.model_runner.compiled_steps").addHandler(self._warnings)
+        self._best = {}  # by shape: tokens/s of the first number of requests, bfloat16
+
+    def measure_roofline(self):
+        """File what the memory and products of matrices reach."""
+        found = memory_bytes_s(self.device, is_tiny=self.is_tiny)
+        self.read_bytes_s = found["read"]
+        for name, speed in found.items():
+            self.part.measured(f"memory, {name}", speed / 1e12, "TB/s")
+        self.flops = matrix_flops(self.device, torch.bfloat16, is_tiny=self.is_tiny)
+        self.part.measured("matrix products, bfloat16", self.flops / 1e12, "TFLOP/s")
+
+    def serve(self, shape_name, weights, modes):
+        """Measure one shape with one kind of weights, in some modes."""
+        name = f"serve {shape_name} {weights}"
+        if weights == "float8" and not has_native(RECIPES["float8_rowwise"], self.device.type):
+            self.part.skipped(name, "the device has no float8 instructions")
+            return
+        engine = attempt(self.part, name, partial(self._open, shape_name, weights), needs_s=10.0)
+        if engine is None:
+            return
+        for mode in modes:
+            self._measure(f"{name}, {mode}", shape_name, weights, mode, engine)
+        engine.close()
+        del engine
+        torch.compiler.reset()  # programs may hold what they were made for
+        free(self.device)
+
+    def _open(self, shape_name, weights):
+        shape = shape_of(shape_name, is_tiny=self.is_tiny)
+        config = EngineConfig(
+            prefix_caching=False,
+            weights=WEIGHTS[weights],
+            compile="off",
+            max_sequences=max(self.at_once),
+            max_context=TINY_CONTEXT if self.is_tiny else CONTEXT,
+            cache_gib=TINY_CACHE_GIB if self.is_tiny else CACHE_GIB,
+        )
+        return engine_of(random_model(shape, self.device), config)
+
+    def _measure(self, label, shape_name, weights, mode, engine):
+        """File the rows of one mode; an engine's modes come in the order eager, graphs, compiled."""
+        is_alone = mode == COMPILED  # the programs of one stream, which take seconds and not minutes
+        if mode != EAGER:
+            began = clock.monotonic()
+            ready = attempt(
+                self.part,
+                f"{label}: opened",
+                partial(self._compile, engine, mode, 1 if is_alone else max(self._counts(weights, mode))),
+                needs_s=25.0 if mode == COMPILED else 10.0,
+            )
+            if ready is None:
+                return
+            self.part.measured(f"{label}: opened", clock.monotonic() - began, "s", programs=ready)
+        driven = Driven(engine)
+        attempt(
+            self.part,
+            f"{label}, alone: ms/token",
+            partial(self._alone, label, shape_name, weights, mode, engine, driven),
+            needs_s=3.0,
+        )
+        if is_alone:
+            return
+        if mode == EAGER and weights == "bfloat16":
+            attempt(
+                self.part,
+                f"{label}, prompts: tokens/s",
+                partial(self._prompts, label, shape_name, driven),
+                needs_s=3.0,
+            )
+        for count in self._counts(weights, mode):
+            attempt(
+                self.part,
+                f"{label}, {count} requests: tokens/s",
+                partial(self._many, label, shape_name, weights, mode, driven, count),
+                needs_s=6.0,
+            )
+
+    def _counts(self, weights, mode):
+        """Return the numbers of requests at once that are measured."""
+        return self.at_once if weights == "bfloat16" and mode == GRAPHS else self.at_once[:1]
+
+    def _compile(self, engine, mode, most):
+        """Have steps of decoding replayed, compiled before or not; return the sizes that are."""
+        capacity = engine.capacity
+        self._warnings.said.clear()
+        engine.runner.compile(
+            max_sequences=most,
+            max_tokens=most,
+            max_blocks=-(-capacity.context // capacity.block_size),
+            backend="inductor" if mode == COMPILED and self.device.type == "cuda" else "eager",
+        )
+        engine.runner.forward.wait()
+        ready = sorted(engine.runner.forward.ready)
+        if not ready or self._warnings.said:
+            raise RuntimeError(f"compiled {ready}; {'; '.join(self._warnings.said)}")
+        return ready
+
+    def _round(self, driven, requests):
+        """Return what `serve_figures.figures` makes of one round."""
+        began, cpu = clock.monotonic(), clock.cpu_seconds()
+        try:
+            stamps, tokens = drive(driven, requests)
+        except Exception:
+            if isinstance(driven, Driven):
+                driven.clear()
+            raise
+        return {
+            "stamps": stamps, "tokens": tokens, "wall_s": clock.monotonic() - began,
+            "cpu_s": clock.cpu_seconds() - cpu,
+        }  # fmt: skip
+
+    def _requests(self, shape_name, count):
+        vocabulary = shape_of(shape_name, is_tiny=self.is_tiny).vocab_size
+        return many(count, vocabulary=vocabulary, seed=count, scale=0.05 if self.is_tiny else 1.0)
+
+    def _job(self, shape_name, weights, mode, requests):
+        """Return what a prediction of a row needs to know."""
+        return {
+            "shape": shape_name, "weights": weights, "mode": mode, "is_tiny": self.is_tiny,
+            "prompts": [len(wanted["prompt"]) for wanted in requests],
+            "answers": [wanted["max_tokens"] for wanted in requests],
+        }  # fmt: skip
+
+    def _alone(self, label, shape_name, weights, mode, engine, driven):
+        part, shape = self.part, shape_of(shape_name, is_tiny=self.is_tiny)
+        prompt, answer = (4, 4) if self.is_tiny else (32, 128)
+        requests = one(prompt, answer, vocabulary=shape.vocab_size, seed=1)
+        self._round(driven, requests)  # kernels that are compiled when they are first called; graphs
+        rounds = [figures("single", requests, self._round(driven, requests)) for _ in range(2)]
+        ms = min(found["ms_per_token"] for found in rounds)
+        read = bytes_per_token(engine.runner.model)
+        roofline_ms = 1e3 * read / self.read_bytes_s
+        job = self._job(shape_name, weights, mode, requests)
+        part.measured(f"{label}, alone: ms/token", ms, "ms", job=job, roofline_ms=roofline_ms, bytes=read)
+        is_held = weights == "bfloat16" and mode != EAGER
+        part.measured(
+            f"{label}, alone: share of the memory's roofline",
+            100 * roofline_ms / ms,
+            "%",
+            at_least=ROOFLINE_TARGETS[shape_name] if is_held else None,
+        )
+        busy_ms, kernels_ms = self._profiled(driven, requests)
+        part.measured(
+            f"{label}, alone: host time between steps",
+            ms - busy_ms,
+            "ms",
+            at_most=HOST_TARGET_MS if is_held else None,
+            busy_ms=busy_ms,
+            kernels_ms=kernels_ms,
+        )
+
+    def _profiled(self, driven, requests):
+        """Return (ms a step that the device computes, its longest kernels in ms a step)."""
+        driven.add(0, requests[0]["prompt"], 4 if self.is_tiny else NUM_PROFILED)
+        for _ in range(2):
+            driven.step()
+        steps = 0
+
+        def rest():
+            nonlocal steps
+            while driven.has_work:
+                driven.step()
+                steps += 1
+
+        busy_s, kernels_s = profiled(self.device, rest)
+        return 1e3 * busy_s / steps, {name: 1e3 * seconds / steps for name, seconds in kernels_s.items()}
+
+    def _prompts(self, label, shape_name, driven):
+        shape = shape_of(shape_name, is_tiny=self.is_tiny)
+        length = 64 if self.is_tiny else 2048
+        requests = one(length, 1, vocabulary=shape.vocab_size, seed=2)
+        self._round(driven, requests)
+        rounds = [figures("prefill", requests, self._round(driven, requests)) for _ in range(3)]
+        speed = max(found["prompt_tokens_per_s"] for found in rounds)
+        job = self._job(shape_name, "bfloat16", EAGER, requests)
+        self.part.measured(f"{label}, prompts: tokens/s", speed, "tokens/s", job=job)
+        share = prompt_flops(shape, length) * speed / length / self.flops
+        self.part.measured(f"{label}, prompts: share of the measured peak", 100 * share, "%")
+
+    def _many(self, label, shape_name, weights, mode, driven, count):
+        requests = self._requests(shape_name, count)
+        self._round(driven, requests)  # graphs are recorded when a size first comes
+        found = figures("at once", requests, self._round(driven, requests))
+        job = self._job(shape_name, weights, mode, requests)
+        self.part.measured(f"{label}, {count} requests: tokens/s", found["tokens_per_s"], "tokens/s", job=job)
+        waits = {"ttft": "first token", "between": "between tokens"}
+        for key, words in waits.items():
+            self.part.measured(
+                f"{label}, {count} requests: {words}, p99",
+                found[f"{key}_p99_ms"],
+                "ms",
+                p50=found[f"{key}_p50_ms"],
+            )
+        if weights == "bfloat16" and count == self.at_once[0]:
+            self._best[shape_name] = max(self._best.get(shape_name, 0.0), found["tokens_per_s"])
+
+    def transformers(self, shape_name):
+        """Transformers' continuous batching, by its own defaults for this device."""
+        count = self.at_once[0]
+        name = f"serve {shape_name} bfloat16, transformers' continuous batching, {count} requests: tokens/s"
+        found = attempt(self.part, name, partial(self._transformers, shape_name, count), needs_s=25.0)
+        free(self.device)
+        if found is None:
+            return
+        self.part.measured(name, found["tokens_per_s"], "tokens/s", **found)
+        if shape_name in self._best:
+            self.part.measured(
+                f"serve {shape_name} bfloat16: {count} requests, ours / transformers'",
+                self._best[shape_name] / found["tokens_per_s"],
+                "times",
+                at_least=PEER_TARGET,
+            )
+
+    def _transformers(self, shape_name, count):
+        from serve_transformers import Continuous
+        from transformers import LlamaConfig as TheirConfig
+        from transformers import LlamaForCausalLM
+
+        shape = shape_of(shape_name, is_tiny=self.is_tiny)
+        theirs = TheirConfig(**{**config_json(shape), "bos_token_id": None, "eos_token_id": None})
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            with self.device:
+                model = LlamaForCausalLM(theirs).eval()
+        finally:
+            torch.set_default_dtype(before)
+        pages = {"max_memory_percent": 0.4}
+        if self.is_tiny:
+            pages = {"page_size": 32, "num_blocks": 256, "max_batch_tokens": 128}
+        engine = Continuous.of(model, allow_block_sharing=False, **pages)
+        try:
+            requests = self._requests(shape_name, count)
+            self._round(engine, requests)
+            return figures("at once", requests, self._round(engine, requests))
+        finally:
+            engine.close()
+            torch.set_grad_enabled(True)
+            del engine, model
+            gc.collect()
+
+    def vllm(self, shape_name):
+        """VLLM with random weights of its own, where it is installed."""
+        count = self.at_once[0]
+        name = f"serve {shape_name} bfloat16, vLLM, {count} requests: tokens/s"
+        if importlib.util.find_spec("vllm") is None:
+            self.part.skipped(name, "vLLM is not installed")
+            return
+        found = attempt(self.part, name, partial(self._vllm, shape_name, count), needs_s=60.0)
+        free(self.device)
+        if found is not None:
+            self.part.measured(name, found["tokens_per_s"], "tokens/s", **found)
+
+    def _vllm(self, shape_name, count):
+        from serve_vllm import Vllm
+
+        shape = shape_of(shape_name, is_tiny=self.is_tiny)
+        folder = self.folder / f"vllm-{shape_name}"
+        folder.mkdir()
+        said = {**config_json(shape), "dtype": "bfloat16", "bos_token_id": None, "eos_token_id": None}
+        (folder / "config.json").write_text(json.dumps(said))
+        engine = Vllm(folder, "bfloat16", load_format="dummy", gpu_memory_utilization=0.4)
+        requests = self._requests(shape_name, count)
+        self._round(engine, requests)
+        return figures("at once", requests, self._round(engine, requests))
+
+
+def main():
+    part = open_part("serving", __doc__.partition("\n")[0])
+    set_up(part.device)
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Serving(part, Path(folder))
+        rows.measure_roofline()
+        rows.serve("8b", "bfloat16", (EAGER, GRAPHS, COMPILED))
+        rows.transformers("8b")
+        rows.serve("1b", "bfloat16", (EAGER, GRAPHS, COMPILED))
+        rows.serve("8b", "int8", (GRAPHS,))
+        rows.serve("8b", "float8", (GRAPHS,))
+        rows.transformers("1b")
+        rows.serve("1b", "int8", (GRAPHS,))
+        rows.serve("1b", "float8", (GRAPHS,))
+        rows.vllm("8b")
+    part.done()
+
+
+if __name__ == "__main__":
+    main()

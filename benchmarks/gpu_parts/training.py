@@ -1,0 +1,467 @@
+"""Training figures of one GPU: tokens/s, MFU, memory beside its prediction, checkpoints, the loader.
+
+What runs is `penstock.train.loop.train` with the state that `penstock train` opens, and beside it a plain
+loop of torch's own parts (plain_loop.py). Settings that fit into memory together take turns; step times are
+medians over turns, the first step of a turn left out. MFU counts as PaLM does (`LlamaConfig.flops_per_token`:
+attention without its causal half), over rows that are one document each, so that attention sees whole rows.
+"""
+
+import statistics
+import struct
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / "src"), str(Path(__file__).resolve().parents[1])]
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from gpu_parts.instruments import (  # noqa: E402
+    GIB,
+    allocated_bytes,
+    attempt,
+    free,
+    free_bytes,
+    in_turns,
+    matrix_flops,
+    peak_bytes,
+    profiled,
+    reset_peak,
+    set_up,
+)
+from gpu_parts.part import open_part  # noqa: E402
+from gpu_parts.plain_loop import PlainLoop  # noqa: E402
+from penstock.core import clock  # noqa: E402
+from penstock.data.formats.flat_layouts import HEADER, MAGIC  # noqa: E402
+from penstock.devices import accelerator  # noqa: E402
+from penstock.obs.meter import (  # noqa: E402
+    Phases,
+    StepMeter,
+    stamps_for,
+)
+from penstock.obs.peak import known_peak_flops  # noqa: E402
+from penstock.parallel.layout import RankLayout  # noqa: E402
+from penstock.parallel.mesh import join  # noqa: E402
+from penstock.testing.step_memory import LiveBytes  # noqa: E402
+from penstock.train.loop import meta_of, open_saver, train  # noqa: E402
+from penstock.train.planning.memory import memory_plan  # noqa: E402
+from penstock.train.recipe.load import build_recipe  # noqa: E402
+from penstock.train.setup import open_state  # noqa: E402
+
+SHAPES = {"1b": {"preset": "llama3.2-1b"}, "8b": {"preset": "llama3.1-8b"}}
+TINY = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512,
+}  # fmt: skip
+LENGTH, TINY_LENGTH = 4096, 32
+MFU_TARGET, FLOAT8_TARGET, WAIT_TARGET = 50.0, 1.25, 0.5
+COMPILED_S, EAGER_S = 18.0, 8.0  # to open one setting and take its first steps
+PROFILE_S, SAVE_S, WRITTEN_S, TURN_S = 6.0, 20.0, 25.0, 1.0
+RESERVED_GIB = 18.0  # of the context, workspaces, copies in float8 and the gaps of the allocator
+_UINT8 = 1  # Megatron's code of the type
+LOSS_BYTES = 10  # of the plain loop for a logit: bfloat16 and float32, and their gradients
+
+
+class TurnOverError(Exception):
+    """Ends a turn of the training loop, which would save a checkpoint if it were asked to stop."""
+
+
+class Ours:
+    """Penstock's training, a few steps at a time."""
+
+    def __init__(self, recipe, world):
+        self.recipe, self.world = recipe, world
+        self.state = open_state(recipe, world)
+        self._meter = StepMeter(
+            flops_per_token=recipe.model.flops_per_token,
+            peak_flops=None,
+            phases=Phases(stamps_for(world.device.type)),
+        )
+
+    @property
+    def kept_bytes(self):
+        """Bytes of weights and optimizer state."""
+        return sum(tensor.nbytes for tensor in self.state.tensors().values())
+
+    def turn(self, steps):
+        """Train; return the records of the steps, the first left out."""
+        records = []
+
+        def note(record):
+            if "step_s" in record:
+                records.append(record)
+            if len(records) > steps:
+                raise TurnOverError
+
+        try:
+            train(
+                self.state, self.recipe, self.world,
+                meter=self._meter, stop_requested=lambda: False, sinks=[note], on_batch=lambda *_: None,
+            )  # fmt: skip
+        except TurnOverError:
+            return records[1:]
+        raise AssertionError("the loop ended by itself")
+
+
+def recipe_of(folder, model, *, rows, length, compiled=False, linear="compute", corpus=None):
+    """Return a recipe; its corpus has documents longer than rows, unless one is given."""
+    return build_recipe(
+        {
+            "run": {"dir": str(folder), "steps": 10**6},
+            "model": {**model, "max_position_embeddings": length},
+            "data": {
+                "corpora": {
+                    "c": {"path": str(corpus or "synthetic:tokens=1e11,mean_document=1000000,vocab_size=500")}
+                },
+                "sequence_length": length,
+                "global_batch_size": rows,
+            },
+            "precision": {"linear": linear},
+            "compile": {"enabled": compiled},
+            "schedule": {"rule": "constant"},
+            "checkpoint": {"every": 10**6},
+        }
+    )
+
+
+def write_megatron(folder, *, tokens, mean_document):
+    """Write a corpus as Megatron-LM stores it, with log-normal lengths of documents; return its name."""
+    rng = np.random.default_rng(0)
+    lengths = rng.lognormal(np.log(mean_document) - 0.5, 1.0, tokens // mean_document).astype(np.int32) + 1
+    offsets = np.concatenate(([0], np.cumsum(lengths[:-1], dtype=np.int64)))  # a token is a byte
+    rng.integers(1, 250, int(lengths.sum()), dtype=np.uint8).tofile(folder / "documents.bin")
+    marks = np.arange(len(lengths) + 1, dtype=np.int64)
+    head = struct.pack(HEADER.format, MAGIC, 1, _UINT8, len(lengths), len(marks))
+    stored = (lengths.astype("<i4"), offsets.astype("<i8"), marks.astype("<i8"))
+    (folder / "documents.idx").write_bytes(head + b"".join(array.tobytes() for array in stored))
+    return f"megatron:{folder / 'documents'}"
+
+
+def layers_that_fit(most, needed, free):
+    """Return the largest number of layers, at most `most`, whose bytes fit; 0 if one does not.
+
+    Args:
+        needed: bytes by layers, which grow with them.
+        free: bytes; None: no limit is known.
+    """
+    return next((n for n in range(most, 0, -1) if free is None or needed(n) <= free), 0)
+
+
+def needed_bytes(recipe):
+    """Return the bytes that the hungrier of Penstock's step and the plain loop's takes."""
+    plan, data = memory_plan(recipe, RankLayout(), on_cpu=False), recipe.data
+    logits = LOSS_BYTES * data.global_batch_size * data.sequence_length * recipe.model.vocab_size
+    return max(plan.total, plan.total - plan.loss + logits)
+
+
+def step_tokens(recipe):
+    """Return the tokens of a step."""
+    return recipe.data.global_batch_size * recipe.data.sequence_length
+
+
+def median_of(steps):
+    """Return the median of some step times over all turns."""
+    return statistics.median(seconds for turn in steps for seconds in turn)
+
+
+BF16, FLOAT8, FLOAT8_ROWS = "bfloat16 compiled", "float8 compiled", "float8 by rows compiled"
+PLAIN, EAGER, PLAIN_EAGER = "plain loop compiled", "bfloat16 eager", "plain loop eager"
+PROFILED = (BF16, FLOAT8, EAGER)
+DOCUMENTS = "bfloat16 compiled, documents"
+SETTINGS = {
+    BF16: (Ours, {"compiled": True}),
+    FLOAT8: (Ours, {"compiled": True, "linear": "float8_tensorwise"}),
+    FLOAT8_ROWS: (Ours, {"compiled": True, "linear": "float8_rowwise"}),
+    PLAIN: (PlainLoop, {"compiled": True}),
+    EAGER: (Ours, {}),
+    PLAIN_EAGER: (PlainLoop, {}),
+}
+
+
+class Training:
+    """The rows of this part.
+
+    Args:
+        folder: for runs and corpora.
+    """
+
+    def __init__(self, part, world, folder):
+        self.part, self.world, self.folder = part, world, folder
+        self.device, self.is_tiny = part.device, part.is_tiny
+        self.length = TINY_LENGTH if self.is_tiny else LENGTH
+        self.sheet_flops = known_peak_flops(accelerator.name_of(self.device))
+        self.peaks = {}
+        self._runs = 0
+        self._layers_8b = None
+        self._step_s = {}  # by shape and name of a setting
+
+    def measure_peaks(self):
+        """File what matrix products reach."""
+        for name, dtype in (("bfloat16", torch.bfloat16), ("float8", torch.float8_e4m3fn)):
+            found = attempt(
+                self.part,
+                f"matrix products, {name}",
+                partial(matrix_flops, self.device, dtype, is_tiny=self.is_tiny),
+            )
+            if found is not None:
+                self.peaks[name] = found
+                self.part.measured(
+                    f"matrix products, {name}", found / 1e12, "TFLOP/s", data_sheet=self._sheet(name)
+                )
+
+    def _sheet(self, name):
+        factor = 2 if name == "float8" else 1
+        return None if self.sheet_flops is None else factor * self.sheet_flops / 1e12
+
+    def recipe(self, shape, *, rows=2, layers=None, **options):
+        """Return a recipe of a shape, in a run of its own."""
+        self._runs += 1
+        model = TINY if self.is_tiny else SHAPES[shape]
+        if layers is not None:
+            model = {**model, "num_hidden_layers": layers}
+        return recipe_of(self.folder / f"run-{self._runs}", model, rows=rows, length=self.length, **options)
+
+    def compare(self, shape, settings, *, layers=None, rows=2, together=True):
+        """Measure some settings of one shape.
+
+        Args:
+            settings: name -> (class of its trainer, options of its recipe).
+            together: all are held at a time and take turns; False: one after another, for want of memory.
+        """
+        groups = [settings] if together else [{name: setting} for name, setting in settings.items()]
+        for group in groups:
+            self._measure_group(shape, group, layers, rows)
+            torch.compiler.reset()  # programs may hold what they were made for
+            free(self.device)
+
+    def _measure_group(self, shape, settings, layers, rows):
+        trainers, turns = {}, {}
+        for name, (trainer_class, options) in settings.items():
+            recipe = self.recipe(shape, rows=rows, layers=layers, **options)
+            label = self.label(shape, recipe, name)
+            opened = attempt(
+                self.part,
+                f"{label}: tokens/s",
+                partial(self._open, trainer_class, recipe),
+                needs_s=COMPILED_S if recipe.compile.enabled else EAGER_S,
+            )
+            if opened is not None:
+                trainer, first_s, step_s = opened
+                trainers[name] = (label, recipe, trainer, first_s)
+                steps = 2 if self.is_tiny else min(30, max(4, round(TURN_S / step_s)))
+                turns[name] = partial(self._turn, trainer, steps)
+        if not turns:
+            return
+        rounds = 1 if self.is_tiny or len(turns) == 1 else 3
+        found = attempt(
+            self.part,
+            f"{', '.join(label for label, *_ in trainers.values())}: tokens/s",
+            lambda: in_turns(turns, rounds=rounds, left_s=self.part.left_s),
+        )
+        for name, measured in (found or {}).items():
+            self._step_s[shape, name] = median_of([steps for steps, *_ in measured])
+            self.report(shape, name, *trainers[name], measured)
+            label, _, trainer, _ = trainers[name]
+            if name not in PROFILED or (self.is_tiny and name != EAGER):
+                continue
+            attempt(
+                self.part,
+                f"{label}: device busy",
+                partial(self._profile, label, trainer, self._step_s[shape, name]),
+                needs_s=PROFILE_S,
+            )
+
+    def _open(self, trainer_class, recipe):
+        """Return (trainer, seconds until its second step was done, seconds of a step); compiles."""
+        began = clock.monotonic()
+        trainer = trainer_class(recipe, self.world)
+        trainer.turn(1)
+        first_s = clock.monotonic() - began
+        (step_s,), *_ = self._turn(trainer, 1)
+        return trainer, first_s, step_s
+
+    def _turn(self, trainer, steps):
+        """Return (step seconds, data-wait shares, peak bytes) of a turn."""
+        others = allocated_bytes(self.device) - trainer.kept_bytes
+        reset_peak(self.device)
+        found = trainer.turn(steps)
+        peak = peak_bytes(self.device) - others
+        if isinstance(trainer, PlainLoop):
+            return found, [], peak
+        waits = [record["data_wait_share"] for record in found if "data_wait_share" in record]
+        return [record["step_s"] for record in found], waits, peak
+
+    def label(self, shape, recipe, name):
+        """Return what rows of a setting begin with."""
+        return f"train {shape} {name}, {step_tokens(recipe)} tokens a step"
+
+    def report(self, shape, name, label, recipe, trainer, opened_s, turns):
+        """File the rows of one setting."""
+        seconds = [steps for steps, *_ in turns]
+        step_s, tokens, part = median_of(seconds), step_tokens(recipe), self.part
+        is_modelled = isinstance(trainer, Ours) and name != DOCUMENTS  # rows that attention sees whole
+        job = {
+            "shape": shape, "layers": recipe.model.num_hidden_layers, "rows": recipe.data.global_batch_size,
+            "length": recipe.data.sequence_length, "linear": recipe.precision.linear,
+            "compiled": recipe.compile.enabled, "is_tiny": self.is_tiny,
+        }  # fmt: skip
+        part.measured(
+            f"{label}: tokens/s", tokens / step_s, "tokens/s",
+            job=job if is_modelled else None, step_ms=[1e3 * s for steps in seconds for s in steps],
+            opened_s=opened_s,
+        )  # fmt: skip
+        if is_modelled:
+            flops = tokens * recipe.model.flops_per_token(recipe.data.sequence_length) / step_s
+            self._report_mfu(label, flops, is_held=(shape, name) == ("1b", BF16))
+        if waits := [100 * share for _, turn, _ in turns for share in turn]:
+            part.measured(
+                f"{label}: waiting for data", statistics.mean(waits), "% of a step",
+                at_most=WAIT_TARGET, percent=waits,
+            )  # fmt: skip
+        self._report_memory(label, recipe, trainer, max(peak for *_, peak in turns))
+
+    def _profile(self, label, trainer, step_s):
+        """File the share of a step in which the device computes, and what it computes longest."""
+        busy_s, kernels_s = profiled(self.device, lambda: trainer.turn(1))  # two steps
+        self.part.measured(
+            f"{label}: device busy", 100 * busy_s / 2 / step_s, "% of a step",
+            kernels_ms={name: 1e3 * seconds / 2 for name, seconds in kernels_s.items()},
+        )  # fmt: skip
+
+    def _report_mfu(self, label, flops, *, is_held):
+        """File FLOP/s as shares of peaks."""
+        if "bfloat16" in self.peaks:
+            share = flops / self.peaks["bfloat16"]
+            self.part.measured(f"{label}: MFU of the measured peak", 100 * share, "%")
+        if self.sheet_flops is not None:
+            target, share = MFU_TARGET if is_held else None, flops / self.sheet_flops
+            self.part.measured(f"{label}: MFU of the data sheet", 100 * share, "%", at_least=target)
+
+    def _report_memory(self, label, recipe, trainer, peak):
+        is_ours = isinstance(trainer, Ours)
+        if self.device.type == "cpu":  # torch counts no bytes there, and what is compiled cannot be watched
+            if recipe.compile.enabled:
+                return
+            with LiveBytes() as seen:
+                trainer.turn(1)
+            peak = trainer.kept_bytes + seen.peak
+        if not is_ours:
+            self.part.measured(f"{label}: peak memory", peak / GIB, "GiB")
+            return
+        plan = memory_plan(recipe, RankLayout(), on_cpu=self.device.type == "cpu")
+        self.part.measured(
+            f"{label}: peak memory", peak / GIB, "GiB",
+            predicted_gib=plan.total / GIB, error_percent=100 * (plan.total / peak - 1),
+            predicted={name: size / GIB for name, size in plan.parts.items()}, moment=plan.moment,
+        )  # fmt: skip
+
+    def ratio(self, shape, ours, other, *, at_least=None):
+        """File how many times faster one setting is than another, if both were measured."""
+        first, second = (self._step_s.get((shape, name)) for name in (ours, other))
+        if first and second:
+            self.part.measured(f"train {shape}: {ours} / {other}", second / first, "times", at_least=at_least)
+
+    def one_b(self):
+        """The 1B shape, 8,192 tokens a step, compiled: beside a plain loop, and in float8."""
+        self.compare("1b", {name: SETTINGS[name] for name in (BF16, PLAIN, FLOAT8)})
+        self.ratio("1b", BF16, PLAIN)
+        self.ratio("1b", FLOAT8, BF16)
+
+    def one_b_eager(self):
+        """The 1B shape as it comes, beside a plain loop."""
+        self.compare("1b", {name: SETTINGS[name] for name in (EAGER, PLAIN_EAGER)})
+        self.ratio("1b", EAGER, PLAIN_EAGER)
+        self.ratio("1b", BF16, EAGER)
+
+    def eight_b(self):
+        """The 8B shape with as many layers as fit, one setting after another."""
+        whole = self.recipe("8b").model.num_hidden_layers
+        room = free_bytes(self.device)
+        layers = layers_that_fit(
+            whole,
+            lambda n: needed_bytes(self.recipe("8b", layers=n)),
+            None if room is None else room - RESERVED_GIB * GIB,
+        )
+        if layers == 0:
+            self.part.skipped("train 8b", f"not one layer fits into {room / GIB:.0f} GiB")
+            return
+        self.part.measured("train 8b: layers that fit", layers, "layers", cut=whole - layers, of=whole)
+        self._layers_8b = layers
+        self.compare("8b", {name: SETTINGS[name] for name in (BF16, FLOAT8)}, layers=layers, together=False)
+        self.ratio("8b", FLOAT8, BF16, at_least=FLOAT8_TARGET)
+
+    def eight_b_more(self):
+        """The same layers by a plain loop, and in float8 with a scale for each row."""
+        if self._layers_8b is None:
+            self.part.skipped("train 8b, others", "the 8B shape was not measured")
+            return
+        settings = {name: SETTINGS[name] for name in (PLAIN, FLOAT8_ROWS)}
+        self.compare("8b", settings, layers=self._layers_8b, together=False)
+        self.ratio("8b", FLOAT8_ROWS, BF16)
+        self.ratio("8b", BF16, PLAIN)
+
+    def long_steps(self):
+        """The 1B shape, 32,768 tokens a step."""
+        self.compare("1b", {BF16: SETTINGS[BF16]}, rows=8)
+
+    def documents(self):
+        """The 1B shape over short documents in a Megatron file: what packing and reading them costs."""
+        corpus = "synthetic:tokens=1e9,mean_document=20,vocab_size=500"
+        if not self.is_tiny:
+            corpus = write_megatron(self.folder, tokens=2 * 10**7, mean_document=900)
+        self.compare("1b", {DOCUMENTS: (Ours, {"compiled": True, "corpus": corpus})})
+
+    def checkpoint(self):
+        """What saving the 1B shape holds up."""
+
+        def work():
+            trainer = Ours(self.recipe("1b"), self.world)
+            trainer.turn(1)
+            self._save(trainer)
+
+        attempt(self.part, "checkpoint 1b: all saves", work, needs_s=SAVE_S)
+        free(self.device)
+
+    def _save(self, trainer):
+        state, part = trainer.state, self.part
+        gib = trainer.kept_bytes / GIB
+        with open_saver(state, trainer.recipe) as saver:
+            for which in ("the first save", "a later save"):
+                began = clock.monotonic()
+                saver.save(state.tensors(), meta_of(state, trainer.recipe, self.world))
+                still_s = clock.monotonic() - began
+                part.measured(f"checkpoint 1b: training stands still, {which}", still_s, "s", gib=gib)
+                while not saver.is_idle():
+                    if clock.monotonic() - began > WRITTEN_S:
+                        raise TimeoutError(f"{gib:.1f} GiB were not written within {WRITTEN_S:.0f} s")
+                    clock.sleep(0.02)
+                written_s = clock.monotonic() - began
+                part.measured(f"checkpoint 1b: written, {which}", written_s, "s", gib=gib)
+                if part.left_s() < 2 * written_s:
+                    break
+                trainer.turn(1)
+
+
+def main():
+    part = open_part("training", __doc__.partition("\n")[0])
+    set_up(part.device, compiles=False)
+    with tempfile.TemporaryDirectory() as folder, join() as world:
+        rows = Training(part, world, Path(folder))
+        rows.measure_peaks()
+        for name, work in (
+            ("train 1b", rows.one_b),
+            ("train 8b", rows.eight_b),
+            ("train 1b eager", rows.one_b_eager),
+            ("checkpoint 1b", rows.checkpoint),
+            ("train 1b, 32768 tokens a step", rows.long_steps),
+            ("train 8b, others", rows.eight_b_more),
+            ("train 1b, documents", rows.documents),
+        ):
+            attempt(part, name, work)
+    part.done()
+
+
+if __name__ == "__main__":
+    main()

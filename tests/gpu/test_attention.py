@@ -1,0 +1,104 @@
+"""Attention in training, forward and backward, against a softmax with a mask in float64."""
+
+import pytest
+import torch
+
+from penstock.nn.kernels.choose import choose_kernel
+from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
+from penstock.nn.kernels.sdpa import Masked, by_document
+from penstock.nn.kernels.varlen_flash import VarLen
+
+# query heads, heads of keys and values, head dim
+HEADS = [(5, 5, 64), (9, 3, 96), (7, 1, 128)]
+NEAR = {torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Of the largest value: roundings of weights, sums and results to 8 and 11 bits."""
+
+
+def ends_of(kind, seq_len, batch):
+    """Documents' ends: no multiple of a block, one of a single token, one that fills a row."""
+    if kind != "documents":
+        return None
+    whole = batch * seq_len
+    cuts = sorted({0, 1, seq_len // 3 + 1, seq_len, whole - seq_len // 7 - 1, whole})
+    return torch.tensor(cuts, dtype=torch.int32)
+
+
+def exact(q, k, v, *, layout, scale):
+    groups = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
+    mask = visibility_mask(layout, device=q.device)
+    return scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v.repeat_interleave(groups, 1)
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=str)
+@pytest.mark.parametrize("window", [None, 37], ids=["all", "window of 37"])
+@pytest.mark.parametrize("kind", ["rows", "documents"])
+def test_the_chosen_kernel_and_its_gradients_are_those_of_float64(kind, window, dtype, device, is_tiny):
+    for heads in HEADS:
+        check(choose_kernel, heads, kind, window, dtype, device, is_tiny)
+
+
+@pytest.mark.parametrize("kind", ["rows", "documents"])
+def test_a_dense_mask_gives_the_same(kind, device, is_tiny):
+    def masked(layout, *, device, **_):
+        return Masked(visibility_mask(layout, device=device))
+
+    check(masked, (9, 3, 96), kind, 37, torch.bfloat16, device, is_tiny)
+
+
+@pytest.mark.parametrize("window", [None, 37], ids=["all", "window of 37"])
+def test_documents_in_pieces_give_the_same(window, device, is_tiny):
+    """What a GPU takes whose torch has no kernel for rows of several documents."""
+
+    def in_pieces(layout, *, device, dtype, **_):
+        like = torch.empty(0, dtype=dtype, device=device)
+        chosen = by_document(
+            layout, like=like, compiled=lambda: Masked(visibility_mask(layout, device=device))
+        )
+        return chosen or Masked(visibility_mask(layout, device=device))
+
+    check(in_pieces, (9, 3, 96), "documents", window, torch.bfloat16, device, is_tiny)
+
+
+def test_the_kernel_for_rows_of_several_documents_is_torch_s_own(device):
+    if device.type != "cuda":
+        pytest.skip("the kernel is for NVIDIA GPUs")
+    layout = AttentionLayout(
+        batch=1, seq_len=9, cu_seqlens=torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
+    )
+    chosen = choose_kernel(layout, device=device, dtype=torch.bfloat16, head_dim=64)
+    if not isinstance(chosen, VarLen):
+        pytest.skip(
+            f"varlen_attn of torch {torch.__version__} lacks what it takes; {type(chosen).__name__} is used"
+        )
+
+
+def check(make, heads, kind, window, dtype, device, is_tiny):
+    """Hold a kernel and its gradients against float64.
+
+    Args:
+        make: (layout, device, dtype, head_dim) -> the kernel.
+    """
+    batch, seq_len = (2, 61) if is_tiny else (3, 1003)
+    num_heads, num_kv, dim = heads
+    ends = ends_of(kind, seq_len, batch)
+    ends = None if ends is None else ends.to(device)
+    layout = AttentionLayout(batch=batch, seq_len=seq_len, cu_seqlens=ends, window=window)
+    inputs = [
+        torch.randn(batch, n, seq_len, dim, device=device).to(dtype).requires_grad_()
+        for n in (num_heads, num_kv, num_kv)
+    ]
+    doubles = [tensor.detach().double().requires_grad_() for tensor in inputs]
+    found = make(layout, device=device, dtype=dtype, head_dim=dim)(*inputs, scale=dim**-0.5)
+    expected = exact(*doubles, layout=layout, scale=dim**-0.5)
+    upstream = torch.randn(expected.shape, device=device).to(dtype)
+    gradients = torch.autograd.grad(found, inputs, upstream)
+    exact_gradients = torch.autograd.grad(expected, doubles, upstream.double())
+    for what, ours, theirs in zip(
+        ("result", "query", "key", "value"),
+        (found, *gradients),
+        (expected, *exact_gradients),
+        strict=True,
+    ):
+        error = (ours.double() - theirs).abs().max() / theirs.abs().max()
+        assert error < NEAR[dtype], f"{num_heads} heads of {num_kv}, {what}: {error:.2g} of the largest"
