@@ -19,10 +19,9 @@ import torch
 from results_file import file_result
 from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.nn.kernels.dense import Masked
-from penstock.nn.kernels.documents import per_document
-from penstock.nn.kernels.layout import Layout, visibility_mask
-from penstock.nn.kernels.pieces import pieces
+from penstock.nn.kernels.layout import AttentionLayout, pieces, visibility_mask
+from penstock.nn.kernels.sdpa import Masked
+from penstock.nn.kernels.varlen_cpu import per_document
 
 HEADS, KEY_VALUE_HEADS, DIM = 8, 2, 64
 CASES = (  # rows, row length, mean document (0: the row), window
@@ -83,7 +82,7 @@ def measure(case, *, rounds):
     """Return the CPU time of each way, as a share of the dense mask's."""
     rows, length, mean, window = case
     ends = document_ends(rows, length, mean)
-    layout = Layout(batch=rows, seq_len=length, cu_seqlens=ends, window=window)
+    layout = AttentionLayout(batch=rows, seq_len=length, cu_seqlens=ends, window=window)
     ways = {
         "dense": Masked(visibility_mask(layout, device=torch.device("cpu"))),
         "documents": per_document(layout),

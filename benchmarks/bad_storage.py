@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for the faulty server of t
 
 from tests.integration.remote.faulty import Reply, serving
 
-from penstock.data.remote.digests import write_block_checksums
+from penstock.storage.block_checksums import write_block_checksums
 
 REPLIES = {"500": Reply(500), "429": Reply(429, headers={"Retry-After": "0"})}
 KINDS = ("reset", "truncate", "short", "flip", *REPLIES)

@@ -27,8 +27,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from penstock.checkpoint.layout import Meta
-from penstock.checkpoint.place import place_in
-from penstock.checkpoint.saver import Keeping, Saver
+from penstock.checkpoint.saver import RetentionPolicy, Saver
+from penstock.checkpoint.storage import place_in
 from penstock.core import clock
 from penstock.models.llama.config import LlamaConfig
 from penstock.testing.ranks import on_ranks
@@ -100,7 +100,7 @@ def rounds_of(world, folder, layout, num_bytes, rounds):
     GROUP[:] = [dist.new_group(backend="gloo")]
     state = state_of(world, layout, num_bytes)
     found = []
-    with Saver(place_in(folder / "penstock", ""), Keeping()) as saver:
+    with Saver(place_in(folder / "penstock", ""), RetentionPolicy()) as saver:
         SAVER[:] = [saver]
         for number in range(-1, rounds):
             one = {}

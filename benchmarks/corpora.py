@@ -3,13 +3,14 @@
 Written shard by shard as Penstock's Arrow, so that a corpus may be larger than memory.
 """
 
+import os
 from pathlib import Path
 
 import numpy as np
 
 from penstock.data import open_corpus
+from penstock.data.corpus.manifest import Manifest, ShardEntry, save_manifest
 from penstock.data.formats.arrow import write_shard
-from penstock.data.manifest import Manifest, ShardEntry, save_manifest
 
 VOCABULARY = 50_000
 SHARD_TOKENS = 50_000_000
@@ -72,8 +73,23 @@ def write(folder, lengths, tokens, *, dtype="uint16", vocab_size=VOCABULARY, sha
     return folder
 
 
+def read_again(path):
+    """Put a file into the page cache by reading it from the disk.
+
+    The system keeps a file that was just written in pages of other sizes than one that was read, which
+    decides how often a reader of its memory map faults. Files to be compared must get there in one way.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        while file.read(2**24):
+            pass
+
+
 def warm(folder):
-    """Read a corpus once, so that its bytes are in the page cache; return it."""
+    """Read a corpus from the disk once, so that its bytes are in the page cache; return it."""
+    for path in Path(folder).glob("*.arrow"):
+        read_again(path)
     corpus = open_corpus(folder)
     for index, entry in enumerate(corpus.manifest.shards):
         np.add.reduce(corpus.shard(index).tokens[0 : entry.tokens])

@@ -43,7 +43,7 @@ def measure_once(tokens, packing):
     before = memory_kib("VmRSS")
     (first_ms, first_cpu_ms), loader = _timed(lambda: _loader(Loader, corpora, options, step=0))
     half = loader.samples_per_epoch["web"] // 2 // ROWS
-    state = {**loader.state_dict(), "step": half, "samples": half * ROWS}
+    state = loader.state_at(half)
     (resume_ms, resume_cpu_ms), _ = _timed(lambda: _loader(Loader, corpora, options, step=half, state=state))
     (far_ms, far_cpu_ms), _ = _timed(lambda: loader.batch_at(FAR))
     return {
@@ -53,7 +53,7 @@ def measure_once(tokens, packing):
         "first_cpu_ms": first_cpu_ms,
         "resume_cpu_ms": resume_cpu_ms,
         "far_cpu_ms": far_cpu_ms,
-        "state_bytes": len(json.dumps({**state, "step": FAR, "samples": FAR * ROWS}, separators=(",", ":"))),
+        "state_bytes": len(json.dumps(loader.state_at(FAR), separators=(",", ":"))),
         "memory_mib": (memory_kib("VmHWM") - before) / 1024,
         "epoch_samples": loader.samples_per_epoch["web"],
     }

@@ -51,18 +51,19 @@ def floor(flat, num_tokens, *, length):
     return batches * BATCH_TOKENS
 
 
-def load(folder, num_tokens, *, length=BASE, packing="best_fit", **options):
-    """Iterate over a new loader; returns the tokens this rank was given."""
+def load(folder, num_tokens, *, length=BASE, packing="best_fit", rows=None, **options):
+    """Iterate over a new loader, `rows` a batch of this rank; returns the tokens this rank was given."""
     options = {"fields": ("input_ids",), "num_workers": 0, **options}
-    rows = BATCH_TOKENS // length * options.get("world_size", 1)
+    rows = rows or BATCH_TOKENS // length
+    size = rows * options.get("world_size", 1)
     loader = Loader(
-        {"web": folder}, sequence_length=length, global_batch_size=rows, packing=packing, **options
+        {"web": folder}, sequence_length=length, global_batch_size=size, packing=packing, **options
     )
-    batches = num_tokens // BATCH_TOKENS
+    batches = num_tokens // (rows * length)
     with closing(iter(loader)) as given:
         for _ in range(batches):
             next(given)
-    return batches * BATCH_TOKENS
+    return batches * rows * length
 
 
 def _child(pipe, folder, num_tokens, options):

@@ -21,17 +21,29 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from penstock.core.clock import monotonic
-from penstock.engine.fuse import fuse
-from penstock.engine.weights import convert, prepare
+from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
-from penstock.nn.packed import TiledLinear, can_multiply, packed
-from penstock.nn.quantized import Int4Linear, Int8Linear
+from penstock.nn.linear.packed import can_multiply, packed
+from penstock.nn.linear.quantized import Int4Linear, Int8Linear
 
 LAYER = ((2304, 768), (768, 768), (4096, 768), (768, 2048))
 NUM_LAYERS, VOCAB = 12, 32000
 KINDS = ("stored", "bfloat16", "int8", "int4")
 LENGTH = 128
+
+
+class OneDnnLinear(nn.Module):
+    """A bfloat16 linear layer that oneDNN has packed: the peer."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.in_features = linear.in_features
+        self.matrix = torch.ops.mkldnn._reorder_linear_weight(linear.weight, 1)
+
+    def forward(self, x):
+        """Apply the layer."""
+        return torch.ops.mkldnn._linear_pointwise(x, self.matrix, None, "none", [], "")
 
 
 def speed(rounds, tokens):
@@ -44,7 +56,7 @@ def speed(rounds, tokens):
         "packed": packed,
         "int8": Int8Linear,
         "int4": Int4Linear,
-        "onednn": TiledLinear,
+        "onednn": OneDnnLinear,
     }.items():
         if name != "onednn" or torch.cpu._is_avx512_bf16_supported():
             ways[name] = [make(layer) for layer in plain]

@@ -18,9 +18,9 @@ from results_file import file_result
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
-from penstock.train.config import OptimConfig
 from penstock.train.optim.optimizer import build_optimizer
-from penstock.train.optim.storage import STORAGES
+from penstock.train.optim.weight_storage import STORAGES
+from penstock.train.recipe.optim_config import OptimConfig
 
 SETTINGS = {
     "adamw, float32": ("adamw", "float32"),

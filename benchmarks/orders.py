@@ -8,10 +8,10 @@ import numpy as np
 
 from penstock.core.rng import key_of, shuffled
 from penstock.data import open_corpus
-from penstock.data.geometry import Geometry, choose_geometry
-from penstock.data.holdout import part_of
-from penstock.data.order import Order
-from penstock.data.pool import pack_pool
+from penstock.data.order.holdout import part_of
+from penstock.data.order.permutation import Geometry, choose_geometry
+from penstock.data.order.pool import pack_pool
+from penstock.data.order.row_order import Order
 
 
 def ours(folder, *, length, seed, packing="best_fit", geometry=None, epoch=0):

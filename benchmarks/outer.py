@@ -21,8 +21,8 @@ from shuffle_training import DOMAINS, LENGTH, VOCABULARY, make_chains, sample
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.outer_schedule import bytes_per_step
-from penstock.train.recipe import build_recipe
+from penstock.train.islands.schedule import bytes_per_step
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
 PLAIN = "plain data parallel"

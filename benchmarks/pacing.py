@@ -11,6 +11,7 @@ import torch
 
 from penstock.core import clock
 from penstock.models.llama.model import Block
+from penstock.parallel.ethernet.breadth_first import EachMicroBatch
 
 
 def pace(model, *, seconds, num_blocks):
@@ -20,8 +21,12 @@ def pace(model, *, seconds, num_blocks):
         num_blocks: of the whole model, of which this may be a stage.
     """
     each = seconds / num_blocks
+    times = {"forward_s": each / 3, "backward_s": each * 2 / 3}
     for block in [module for module in model.modules() if isinstance(module, Block)]:
-        block.forward = _paced(block.forward, forward_s=each / 3, backward_s=each * 2 / 3)
+        if isinstance(block.forward, EachMicroBatch):
+            block.forward.one = _paced(block.forward.one, **times)
+        else:
+            block.forward = _paced(block.forward, **times)
 
 
 def _paced(forward, *, forward_s, backward_s):

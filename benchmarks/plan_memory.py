@@ -17,8 +17,8 @@ from penstock.parallel.layout import layout_of
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.step_memory import peak_of_step
-from penstock.train.memory_plan import memory_plan
-from penstock.train.recipe import build_recipe
+from penstock.train.planning.memory import memory_plan
+from penstock.train.recipe.load import build_recipe
 
 MIB = 2**20
 MODEL = {
@@ -75,6 +75,15 @@ CASES = {
     "shard 2, 8-bit moments": case(2, optim={"rule": "adamw_8bit"}),
     "shard 2, stock": case(2, ethernet={"overlap": False}),
     "shard 2, everything kept": case(2, ethernet={"keep_mib": float("inf")}),
+    "alone, breadth first": case(ethernet={"schedule": "breadth_first"}),
+    "shard 2, breadth first": case(2, ethernet={"schedule": "breadth_first"}),
+    "shard 2, breadth first, everything kept": case(
+        2, data=LONG, ethernet={"schedule": "breadth_first", "keep_mib": float("inf")}
+    ),
+    "shard 2, breadth first, long rows, recompute full": case(
+        2, data=LONG, recompute={"policy": "full"}, ethernet={"schedule": "breadth_first"}
+    ),
+    "shard 2, breadth first, bfloat16": case(2, compute="bfloat16", ethernet={"schedule": "breadth_first"}),
     "shard 2 x replicate 2": case(4, parallel={"shard": 2, "replicate": 2}),
     "replicate 2": case(2, parallel={"shard": 1, "replicate": 2}),
     "tensor 2": case(2, parallel={"tensor": 2}),

@@ -32,7 +32,7 @@ def predicted(case, row, *, mbit_s, hidden):
 def compared(result):
     """Yield title, row and prediction of each row that counts."""
     for values in result["cases"]:
-        case = Case(**{name: values[name] for name in Case.__dataclass_fields__})
+        case = Case(**{name: values[name] for name in Case.__dataclass_fields__ if name in values})
         for row in values["rows"]:
             if row["setting"] in SETTINGS and row["counts"]:
                 found = predicted(case, row, mbit_s=values["mbit_s"], hidden=result["arguments"]["hidden"])

@@ -5,8 +5,11 @@ every assumption is said:
 
 - FSDP1's selective recomputation ("every n blocks"): as many as the printed HFU / MFU implies, else 40%
 - torchtitan's selective recomputation keeps every second matrix product: a block in three computed again
+- torchtitan cuts a pipeline's batch into as many micro-batches as there are ranks (its default)
 - FSDP reduces in bfloat16 where its authors' code does (fms-fsdp, llm-foundry), in float32 in torchtitan's
-- MPT and GPT have no gate: a gate layer of 2/3 the width has the same parameters and products
+- MPT, GPT and Nemotron have no gate: a gate layer of 2/3 the width has the same parameters and products
+- `asyncTP` is torchtitan's, and Transformer Engine's or MegaScale's overlap of tensor-parallel collectives;
+  `VPn` n stages of a pipeline's rank (interleaved); `ZeRO-1` gathers and reduces once a step
 """
 
 import csv
@@ -15,10 +18,11 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.devices.figures import DEVICES
 from penstock.models.llama.config import LlamaConfig
-from penstock.parallel.layout import Layout
-from penstock.plan.hardware import DEVICES, Cluster
-from penstock.plan.job import Job
+from penstock.parallel.layout import RankLayout
+from penstock.plan.hardware import Cluster
+from penstock.plan.job import TrainingStep
 
 ROWS = Path(__file__).parent / "data" / "perf_reference_points.csv"
 
@@ -26,9 +30,12 @@ _DEVICES = (
     ("Grand Teton", "H100-96GB-500W"),
     ("H100", "H100-80GB"),
     ("H200", "H200"),
+    ("B200", "B200"),
     ("A100-40GB", "A100-40GB"),
     ("A100", "A100-80GB"),
 )
+_OVERLAPS_MESSAGES = ("MegaScale", "NeMo", "Megatron-Bridge")
+_UNGATED = ("GPT", "MPT", "Nemotron")
 _SHAPES = {
     "GPT-175B": (12288, 32768, 96, 96, 96, 51200, True),
     "minGPT-175B": (12288, 32768, 96, 96, 96, 50000, True),
@@ -47,9 +54,11 @@ class Case:
     id: str
     family: str
     label: str
-    job: Job
+    job: TrainingStep
     cluster: Cluster
     measured: float
+    source: str
+    """Where it was published: one paper, or one page of results."""
     metric: str
     """tokens (a device and second), mfu or hfu (shares)."""
     assumed: list[str] = field(default_factory=list)
@@ -75,20 +84,23 @@ def case_of(row: dict[str, str]) -> Case:
     length = _number(row["seq_len"]) or _assume(assumed, "8192 tokens a row", 8192)
     micro, parts = _batches(row, layout, length, assumed)
     linear, gather = _precision(row)
-    job = Job(
+    job = TrainingStep(
         model=model,
         layout=layout,
         sequence_length=length,
         micro_batch_size=micro,
         num_micro_batches=parts,
         modes=_modes(row, model, assumed),
-        stages_per_rank=6 if row["system"].startswith("Mega") else 1,
+        stages_per_rank=int((re.search(r"\bVP ?(\d+)", row["parallelism"]) or [0, 1])[1]),
+        keep_mib=math.inf if "ZeRO-1" in row["parallelism"] else 0.0,
+        attention=row["attention"] or "flash",
         gather=gather,
         reduce="float32" if "titan" in row["system"] or "nanochat" in row["system"] else "bfloat16",
         linear=linear,
         context_balanced=True,
         stages_balanced=True,
         kernels=_kernels(row),
+        messages_overlapped=row["system"].startswith(_OVERLAPS_MESSAGES),
         tensor_overlapped=overlapped,
     )
     return Case(
@@ -99,6 +111,7 @@ def case_of(row: dict[str, str]) -> Case:
         cluster=cluster,
         measured=measured,
         metric=metric,
+        source=row["source"].split(" ")[0],
         assumed=assumed,
     )
 
@@ -154,7 +167,10 @@ def _model(row: dict[str, str]) -> LlamaConfig:
     columns = ("hidden", "ffn", "layers", "heads", "kv_heads", "vocab")
     if not all(row[column] for column in columns):
         raise Refused("its model's shape is not known")
-    return _shape(*(int(row[column]) for column in columns), tied=False)
+    hidden, wide, *others = (int(row[column]) for column in columns)
+    if row["model"].startswith(_UNGATED):
+        wide = round(wide * 2 / 3)
+    return _shape(hidden, wide, *others, tied=row["model"].startswith("GPT"))
 
 
 def _shape(
@@ -171,7 +187,7 @@ def _shape(
     )
 
 
-def _layout(row: dict[str, str], cluster: Cluster) -> tuple[Layout, bool]:
+def _layout(row: dict[str, str], cluster: Cluster) -> tuple[RankLayout, bool]:
     said, ranks = row["parallelism"], cluster.num_devices
     if "LoRA" in said or "offload" in said:
         raise Refused("LoRA and offloading are not modelled")
@@ -181,12 +197,12 @@ def _layout(row: dict[str, str], cluster: Cluster) -> tuple[Layout, bool]:
     async_tensor = bool(re.search(r"async ?TP", said, re.I))
     if said.startswith("HSDP"):
         shard = cluster.devices_per_node
-        return Layout(replicate=ranks // shard, shard=shard), False
-    layout = Layout(pipeline=pipeline, shard=rest, context=context, tensor=tensor)
+        return RankLayout(replicate=ranks // shard, shard=shard), False
+    layout = RankLayout(pipeline=pipeline, shard=rest, context=context, tensor=tensor)
     return layout, async_tensor
 
 
-def _batches(row: dict[str, str], layout: Layout, length: int, assumed: list[str]) -> tuple[int, int]:
+def _batches(row: dict[str, str], layout: RankLayout, length: int, assumed: list[str]) -> tuple[int, int]:
     """Return rows of a micro-batch and micro-batches of a step."""
     total = _number(row["global_batch_tokens"])
     rows = total // length // layout.num_data if total else 0
@@ -194,7 +210,10 @@ def _batches(row: dict[str, str], layout: Layout, length: int, assumed: list[str
         rows = rows or _number(row["micro_batch_per_gpu"])
         if not rows:
             raise Refused("its batch is not known, and its pipeline's bubble follows from it")
-        return 1, rows
+        if "titan" in row["system"]:
+            return rows // layout.pipeline, layout.pipeline
+        micro = _number(row["micro_batch_per_gpu"]) or _assume(assumed, "1 row a micro-batch", 1)
+        return micro, rows // micro
     micro = _number(row["micro_batch_per_gpu"])
     if not micro:
         large = layout.tensor > 1 or int(row["hidden"] or 0) > 8000
@@ -221,8 +240,10 @@ def _kernels(row: dict[str, str]):
 def _modes(row: dict[str, str], model: LlamaConfig, assumed: list[str]):
     said, blocks = row["activation_ckpt"].lower(), model.num_hidden_layers
     share = 0.0
-    if said.startswith(("full",)):
+    if said.startswith("full"):
         return "full"
+    if re.match(r"none(?!/)", said):  # but not "none/selective/full per size"
+        return "keep"
     if "titan" in row["system"]:
         if not said.startswith(("selective", "per-op", "config default")):
             small = int(row["hidden"]) < 8000
@@ -232,7 +253,7 @@ def _modes(row: dict[str, str], model: LlamaConfig, assumed: list[str]):
         share = 1 / 3
         full = round(share * blocks)
         return ("full",) * full + ("operators",) * (blocks - full)
-    if row["system"].startswith(("Mega", "nano")) or said in ("none", ""):
+    if row["system"].startswith(("Mega", "nano")) or not said:
         return "keep"
     if row["hfu_pct"] and row["mfu_pct"]:
         share = min(1.0, 3 * (float(row["hfu_pct"]) / float(row["mfu_pct"]) - 1))
@@ -244,7 +265,7 @@ def _modes(row: dict[str, str], model: LlamaConfig, assumed: list[str]):
     return ("full",) * full + ("keep",) * (blocks - full)
 
 
-def _family(job: Job) -> str:
+def _family(job: TrainingStep) -> str:
     if job.layout.pipeline > 1:
         return "pipeline"
     if job.layout.tensor > 1:

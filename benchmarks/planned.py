@@ -4,13 +4,14 @@ from dataclasses import replace
 
 from ethernet_cases import HOSTS
 
+from penstock.devices.figures import DEVICES
 from penstock.parallel.layout import layout_of, on_machines
 from penstock.plan.candidates import Question
-from penstock.plan.hardware import DEVICES, Cluster
-from penstock.plan.job import Job
+from penstock.plan.hardware import Cluster
+from penstock.plan.job import TrainingStep
 from penstock.plan.predict import predict
+from penstock.plan.recipe_sections import sections_of
 from penstock.plan.search import search
-from penstock.plan.sections import sections_of
 
 _ENDLESS_GB_S = 1e6
 _ROUNDS = 2
@@ -40,7 +41,7 @@ def job_of(recipe, *, world_size):
     ethernet, data = recipe.ethernet, recipe.data
     parallel = on_machines(recipe.parallel, world_size=world_size, ranks_per_machine=world_size // HOSTS)
     layout = layout_of(parallel, world_size=world_size)
-    return Job(
+    return TrainingStep(
         model=recipe.model,
         layout=layout,
         sequence_length=data.sequence_length,
@@ -51,6 +52,7 @@ def job_of(recipe, *, world_size):
         overlapped=ethernet.overlap,
         window_mib=ethernet.window_mib,
         keep_mib=ethernet.keep_mib,
+        schedule=ethernet.schedule,
         turning=ethernet.overlap,
         on_cpu=True,
         gather=ethernet.gather,

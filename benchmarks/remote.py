@@ -37,8 +37,8 @@ from tests.integration.remote.setting import upload
 from penstock.core import clock
 from penstock.core.files import checksum
 from penstock.data import Loader
+from penstock.data.corpus.manifest import Manifest, ShardEntry, save_manifest
 from penstock.data.formats.arrow import write_shard
-from penstock.data.manifest import Manifest, ShardEntry, save_manifest
 
 LENGTH, BATCH, NUM_TOKENS, SHARDS = 2048, 64, 64 * 16 * 16 * 2048, 4
 STEPS = NUM_TOKENS // LENGTH // BATCH

@@ -9,30 +9,30 @@ def figures(case, requests, reply):
     """Return the figures of one case.
 
     Args:
-        reply: "stamps": per request, when each token came, in seconds from the start of the case;
-            "wall_s" and "cpu_s" of all of it.
+        reply: "stamps": per request, when each token came, in seconds from the start of the case, or each
+            event of a server, which may bring several; "tokens": how many came; "wall_s" and "cpu_s".
     """
     stamps = [np.array(times) for times in reply["stamps"]]
-    for times, wanted in zip(stamps, requests, strict=True):
-        assert len(times) == wanted["max_tokens"], (case, len(times), wanted["max_tokens"])
+    for tokens, wanted in zip(reply["tokens"], requests, strict=True):
+        assert tokens == wanted["max_tokens"], (case, tokens, wanted["max_tokens"])
     wall, cpu = reply["wall_s"], max(reply["cpu_s"], _TICK_S)
     if case == "single":
         times = stamps[0]
         share = (times[-1] - times[0]) / wall
-        per_token = (times[-1] - times[0]) / (len(times) - 1)
-        return {"ms_per_token": 1e3 * per_token, "cpu_ms_per_token": 1e3 * cpu * share / (len(times) - 1)}
+        after_first = reply["tokens"][0] - 1
+        per_token = (times[-1] - times[0]) / after_first
+        return {"ms_per_token": 1e3 * per_token, "cpu_ms_per_token": 1e3 * cpu * share / after_first}
     if case == "prefill":
         length = len(requests[0]["prompt"])
         return {
             "prompt_tokens_per_s": length / stamps[0][0],
             "prompt_tokens_per_cpu_s": length / max(cpu, _TICK_S),
         }
-    return {**throughput(stamps, wall, cpu), **latency(requests, stamps)}
+    return {**throughput(sum(reply["tokens"]), wall, cpu), **latency(requests, stamps)}
 
 
-def throughput(stamps, wall, cpu):
+def throughput(tokens, wall, cpu):
     """Generated tokens, prompts' time included."""
-    tokens = sum(len(times) for times in stamps)
     return {"tokens_per_s": tokens / wall, "tokens_per_cpu_s": tokens / cpu}
 
 
@@ -59,6 +59,7 @@ def tables(results):
         ("single", "ms_per_token", "ms/token"),
         ("single", "percent_of_roofline", "% of roofline"),
         ("prefill", "prompt_tokens_per_s", "prompt/s"),
+        ("prefill", "percent_of_peak", "% of peak"),
     ]
     by_wall += [(case, "tokens_per_s", f"{case.split()[0]}: tok/s") for case in together]
     by_cpu = [

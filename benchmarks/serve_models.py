@@ -14,6 +14,14 @@ from safetensors.torch import load_file, save_file
 from serve_load import SHAPES
 
 
+def prompt_flop(model, tokens):
+    """Return the multiplications and additions of a prompt, with the logits of its last token."""
+    hidden, intermediate, layers, heads, kv_heads, vocabulary = map(int, SHAPES[model].split("/"))
+    of_block = hidden * (2 * hidden + 2 * hidden // heads * kv_heads) + 3 * hidden * intermediate
+    attention = hidden * tokens  # half of what lies before each token, times keys and times values
+    return 2 * (tokens * layers * (of_block + attention) + hidden * vocabulary)
+
+
 def write_folder(folder, model, dtype):
     """Write config.json and model.safetensors, unless they are there; return the bytes a token reads."""
     hidden, intermediate, layers, heads, kv_heads, vocabulary = map(int, SHAPES[model].split("/"))
@@ -45,8 +53,23 @@ def write_folder(folder, model, dtype):
             "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "hidden_act": "silu",
             "bos_token_id": 1, "eos_token_id": 2,
         }  # fmt: skip
+        write_tokenizer(folder, vocabulary)
         (folder / "config.json").write_text(json.dumps(config, indent=1))
     return read * torch.empty(0, dtype=getattr(torch, dtype)).element_size()
+
+
+def write_tokenizer(folder, vocabulary):
+    """Write a tokenizer of made-up words: what servers turn tokens into while they stream."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    names = ["<unk>", "<s>", "</s>", *(f"\u0120w{i}" for i in range(3, vocabulary))]  # a space and a word
+    made = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel()
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(names[:3])
+    made.save(str(folder / "tokenizer.json"))
+    words = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": "</s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(words))
 
 
 def _random(shape, generator, dtype):

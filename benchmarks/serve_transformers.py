@@ -19,7 +19,7 @@ class Static:
         self._model = _model(folder, dtype)
 
     def serve(self, requests):
-        """Return the stamps; tokens beyond an answer's length count for nothing."""
+        """Return stamps and numbers of tokens; those beyond an answer's length count for nothing."""
         width = max(len(wanted["prompt"]) for wanted in requests)
         ids = torch.zeros(len(requests), width, dtype=torch.int64)
         mask = torch.zeros_like(ids)
@@ -37,23 +37,38 @@ class Static:
             ids, attention_mask=mask, do_sample=False, max_new_tokens=longest, min_new_tokens=longest,
             eos_token_id=None, pad_token_id=0, stopping_criteria=[note],
         )  # fmt: skip
-        return [steps[: wanted["max_tokens"]] for wanted in requests]
+        lengths = [wanted["max_tokens"] for wanted in requests]
+        return [steps[:length] for length in lengths], lengths
 
 
 class Continuous:
     """Its continuous batching, with pages for the load of these cases."""
 
     def __init__(self, folder, dtype):
+        pages = {"page_size": 32, "num_blocks": 2048, "max_batch_tokens": 512}
+        self._start(_model(folder, dtype), allow_block_sharing=False, **pages)
+
+    @classmethod
+    def of(cls, model, **batching):
+        """Serve a model that is on its device already.
+
+        Args:
+            batching: of its ContinuousBatchingConfig.
+        """
+        torch.set_grad_enabled(False)
+        made = cls.__new__(cls)
+        made._start(model, **batching)
+        return made
+
+    def _start(self, model, **batching):
         from transformers import GenerationConfig
         from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-        self._model = _model(folder, dtype)
+        self._model = model
         self._model.set_attn_implementation("paged|sdpa")
         self._manager = self._model.init_continuous_batching(
             generation_config=GenerationConfig(do_sample=False, eos_token_id=-1, max_new_tokens=2048),
-            continuous_batching_config=ContinuousBatchingConfig(
-                page_size=32, num_blocks=2048, max_batch_tokens=512, allow_block_sharing=False
-            ),
+            continuous_batching_config=ContinuousBatchingConfig(**batching),
         )
         self._manager.start()
         self._seen = {}

@@ -8,7 +8,8 @@ by Penstock's own engine, so that a peer's environment needs none.
 
 An engine has `add(index, prompt, max_tokens)`, `step()`, which returns the indices that got a token, one
 entry for each, and `has_work`; or, if it takes all requests at once, `serve(requests)`, which returns the
-stamps.
+stamps and the numbers of tokens. CPU time is that of the process and its children, of a server that of the
+children only.
 """
 
 import contextlib
@@ -27,14 +28,18 @@ ENGINES = {
     "transformers": ("serve_transformers", "Static"),
     "transformers, continuous": ("serve_transformers", "Continuous"),
     "vllm": ("serve_vllm", "Vllm"),
+    "penstock, http": ("serve_http", "Penstock"),
+    "penstock int8, http": ("serve_http", "Int8"),
+    "vllm, http": ("serve_http", "Vllm"),
     "llama.cpp": ("serve_llama_cpp", "LlamaCpp"),
     "llama.cpp q8_0": ("serve_llama_cpp", "Q8"),
 }
 
 
-def cpu_s():
-    """CPU seconds of this process, its children and theirs, living or waited for."""
-    return sum(_used(pid) for pid in _family(os.getpid())) / os.sysconf("SC_CLK_TCK")
+def cpu_s(*, of_children=False):
+    """CPU seconds of this process, its children and theirs, living or waited for; or of the children only."""
+    family = _family(os.getpid())[1 if of_children else 0 :]
+    return sum(_used(pid) for pid in family) / os.sysconf("SC_CLK_TCK")
 
 
 def _used(pid):
@@ -54,7 +59,7 @@ def _family(pid):
 
 
 def drive(engine, requests):
-    """Add requests as they come and step until all have ended; return the stamps."""
+    """Add requests as they come and step until all have ended; return stamps and numbers of tokens."""
     start = time.perf_counter()
     stamps = [[] for _ in requests]
     coming = sorted(range(len(requests)), key=lambda i: -requests[i]["arrival_s"])
@@ -70,7 +75,7 @@ def drive(engine, requests):
         now = time.perf_counter() - start
         for index in got:
             stamps[index].append(now)
-    return stamps
+    return stamps, [len(times) for times in stamps]
 
 
 def versions():
@@ -92,11 +97,13 @@ def work():
     print(json.dumps(opened), file=replies, flush=True)
     for line in sys.stdin:
         requests = json.loads(line)
-        cpu, wall = cpu_s(), time.perf_counter()
+        of_children = getattr(engine, "is_server", False)
+        cpu, wall = cpu_s(of_children=of_children), time.perf_counter()
         serve = getattr(engine, "serve", None)
-        stamps = serve(requests) if serve else drive(engine, requests)
+        stamps, tokens = serve(requests) if serve else drive(engine, requests)
         wall = time.perf_counter() - wall
-        reply = {"stamps": stamps, "wall_s": wall, "cpu_s": cpu_s() - cpu}
+        reply = {"stamps": stamps, "tokens": tokens, "wall_s": wall}
+        reply["cpu_s"] = cpu_s(of_children=of_children) - cpu
         reply["scheduler_share"] = getattr(engine, "scheduler_share", None)
         print(json.dumps(reply), file=replies, flush=True)
     if hasattr(engine, "close"):

@@ -27,7 +27,7 @@ import orders
 from results_file import file_result
 
 from penstock.core.units import parse_count
-from penstock.data.geometry import choose_geometry
+from penstock.data.order.permutation import choose_geometry
 
 LENGTH, ROWS, SHARDS, BUFFER = 64, 64, 256, 1000
 LAGS = 256

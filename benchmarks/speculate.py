@@ -31,7 +31,7 @@ from penstock.data import Loader
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.request import Request
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling_params import Sampling
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.train.loss import next_token_loss
@@ -95,7 +95,7 @@ def train_heads(folder, model, corpus, *, steps):
     training = SpeculatorTraining(
         steps=steps, sequence_length=LENGTH, batch_size=ROWS, own_tokens=64, holdout=HOLDOUT
     )
-    from penstock.engine.open import open_model
+    from penstock.engine.model_runner.open import open_model
 
     base, _ = open_model(model)
     engine = build_engine(model, EngineConfig(max_context=128, max_sequences=ROWS))
@@ -154,7 +154,7 @@ def measure(engines, asked, *, rounds):
 def counted(engine):
     """Return steps, tokens drawn, drafts, and drafts that stood."""
     counts = engine.stats().counts
-    return counts.steps, counts.drawn, counts.drafts, counts.drafts_accepted
+    return counts.steps, counts.sampled, counts.drafts, counts.drafts_accepted
 
 
 def train_models(folder, corpus, options):

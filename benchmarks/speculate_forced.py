@@ -15,12 +15,11 @@ from serve_models import write_folder
 
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
-from penstock.engine.drafting import Drafting
-from penstock.engine.drafts.ngram import NgramDrafter
-from penstock.engine.drafts.pace import Pace
-from penstock.engine.drawing.verify import kept
 from penstock.engine.request import Request
-from penstock.engine.sampling import Sampling
+from penstock.engine.sampling_params import Sampling
+from penstock.engine.speculation.draft_length import DraftLength
+from penstock.engine.speculation.ngram import NgramDrafter
+from penstock.engine.speculation.speculation import Speculation, accepted_tokens
 
 CHANCES = (0.0, 0.5, 0.7, 0.9, 1.0)
 PACES = {"2 drafts": (2, False), "4 drafts": (4, False), "up to 4": (4, True)}
@@ -28,29 +27,31 @@ PROMPT = 64
 
 
 class Told:
-    """Draws like the drawer it wraps, and gives the answers that it was told."""
+    """Draws like the token sampler it wraps, and gives the answers that it was told."""
 
-    def __init__(self, drawer):
-        self._drawer = drawer
+    def __init__(self, token_sampler):
+        self._token_sampler = token_sampler
         self.answers = []  # by seed of the request
 
     def draw(self, plan, output):
         """Draw, and replace what was drawn."""
-        found = self._drawer.draw(plan, output)
+        found = self._token_sampler.draw(plan, output)
         for share, drawn in zip(plan.shares, found, strict=True):
             if share.samples:
-                drawn.tokens = tuple(kept(share.drafts, self.of(share.sequence, 1 + len(share.drafts))))
+                drawn.tokens = tuple(
+                    accepted_tokens(share.drafts, self.of(share.sequence, 1 + len(share.drafts)))
+                )
         return found
 
     def of(self, sequence, number):
         """Return the next tokens of a sequence's answer; 0 beyond its end."""
-        start = sequence.num_drawn
+        start = sequence.num_sampled
         found = self.answers[sequence.request.sampling.seed][start : start + number]
         return found + [0] * (number - len(found))
 
     def forget(self, sequence):
-        """Drop what the drawer keeps."""
-        self._drawer.forget(sequence)
+        """Drop what the token sampler keeps."""
+        self._token_sampler.forget(sequence)
 
 
 class Knowing:
@@ -80,7 +81,7 @@ class Bench:
     def __init__(self, folder, *, number, tokens, temperature):
         config = EngineConfig(max_context=PROMPT + tokens, max_sequences=number, prefix_caching=False)
         self.engine = build_engine(folder, config)
-        self.told = self.engine._drawer = Told(self.engine._drawer)
+        self.told = self.engine._token_sampler = Told(self.engine._token_sampler)
         self.vocabulary = self.engine.capacity.vocab_size
         text = random.Random(1)
         ids = range(3, self.vocabulary)
@@ -100,10 +101,13 @@ class Bench:
         found = {"off": (self.fresh, None)}
         for name, (most, adapt) in PACES.items():
             for chance in CHANCES:
-                drafting = Drafting(Knowing(self.told, chance, self.vocabulary), Pace(most=most, adapt=adapt))
+                drafting = Speculation(
+                    Knowing(self.told, chance, self.vocabulary),
+                    DraftLength(most=most, adapt=adapt),
+                )
                 found[f"{name}, p={chance}"] = (self.fresh, drafting)
         for name, answers in (("nothing repeats", self.fresh), ("the prompt again", self.copied)):
-            found[f"ngram, {name}"] = (answers, Drafting(NgramDrafter(), Pace(most=4)))
+            found[f"ngram, {name}"] = (answers, Speculation(NgramDrafter(), DraftLength(most=4)))
         return found
 
     def work(self, answers, drafting):

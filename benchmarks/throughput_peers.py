@@ -13,6 +13,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 import numpy as np
+from corpora import read_again
 
 PACKAGES = ("torch", "torchdata", "mosaicml-streaming", "litdata", "grain")
 
@@ -22,6 +23,7 @@ def flat_tokens(corpus, path):
     with path.open("wb") as file:
         for index, entry in enumerate(corpus.manifest.shards):
             corpus.shard(index).tokens[0 : entry.tokens].tofile(file)
+    read_again(path)
     return np.memmap(path, dtype=corpus.manifest.dtype, mode="r")
 
 
@@ -51,6 +53,52 @@ def stateful_dataloader(flat, folder, length, rows, *, shuffle=False):  # noqa: 
 def stateful_dataloader_shuffled(flat, folder, length, rows):
     """The same with the windows in random order."""
     return stateful_dataloader(flat, folder, length, rows, shuffle=True)
+
+
+def batch_hook(flat, length, rows, *, form, shuffle, labels):
+    """The same with torch's hook for whole batches, `__getitems__`, in one of two forms.
+
+    Labels are the same tokens shifted by one, a view, as nanoGPT's loader has them: not masked at document
+    ends, and not contiguous.
+
+    Args:
+        form: "a copy a window": each window is widened into its row of the batch; "one gather": numpy gathers
+            all windows of the batch, then widens them at once.
+    """
+    import torch
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    class Windows(torch.utils.data.Dataset):
+        def __init__(self):
+            tokens = np.memmap(flat.filename, dtype=flat.dtype, mode="r").view(np.ndarray)
+            every = np.lib.stride_tricks.sliding_window_view(tokens, length + labels)
+            self.windows = every[::length]
+
+        def __len__(self):
+            return len(self.windows)
+
+        def __getitems__(self, indices):
+            if form == "one gather":
+                batch = self.windows[indices].astype(np.int64)
+            else:
+                batch = np.empty((len(indices), length + labels), np.int64)
+                for row, index in enumerate(indices):
+                    batch[row] = self.windows[index]
+            tokens = torch.from_numpy(batch)
+            return (tokens[:, :-1], tokens[:, 1:]) if labels else (tokens,)
+
+    def work(num_tokens):
+        loader = StatefulDataLoader(
+            Windows(), batch_size=rows, shuffle=shuffle, num_workers=0, collate_fn=lambda batch: batch
+        )
+        done = 0
+        for batch in loader:
+            done += batch[0].shape[0] * length
+            if done >= num_tokens:
+                break
+        return done
+
+    return work
 
 
 def mosaicml_streaming(flat, folder, length, rows):

@@ -39,18 +39,18 @@ from penstock.data.types import IGNORED_LABEL
 from penstock.models.llama.model import Llama
 from penstock.nn.init import init_weights
 from penstock.obs.meter import StepMeter
-from penstock.parallel.layout import Layout
+from penstock.parallel.activation_checkpointing import recompute
+from penstock.parallel.activation_checkpointing_plan import RecomputeConfig, plan
+from penstock.parallel.layout import RankLayout
 from penstock.parallel.mesh import join
-from penstock.parallel.recompute import recompute
-from penstock.parallel.recompute_plan import RecomputeConfig, plan
 from penstock.testing.corpora import write_corpus
-from penstock.testing.live_bytes import LiveBytes
+from penstock.testing.step_memory import LiveBytes
+from penstock.train.data_setup import train_loader
 from penstock.train.loop import train
 from penstock.train.loss import next_token_loss
-from penstock.train.memory_plan import memory_plan
-from penstock.train.recipe import build_recipe
+from penstock.train.planning.memory import memory_plan
+from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
-from penstock.train.supply import train_loader
 
 POLICIES = ("none", "operators", "every", "full")
 
@@ -164,7 +164,9 @@ def memory(recipe, arguments):
 
         with LiveBytes() as seen:
             step()
-        planned = memory_plan(dataclasses.replace(recipe, recompute=RecomputeConfig(policy=policy)), Layout())
+        planned = memory_plan(
+            dataclasses.replace(recipe, recompute=RecomputeConfig(policy=policy)), RankLayout()
+        )
         in_step = planned.total - planned.weights - planned.optimizer - planned.gathered
         found[policy] = {"peak_bytes": seen.peak, "planned_bytes": in_step}
         turns[policy] = step

@@ -16,8 +16,8 @@ import torch
 from measuring import interleaved, median
 from results_file import file_result
 
-from penstock.parallel import codecs, encoded_size
-from penstock.parallel.codecs import decode, encode
+from penstock.parallel.ethernet import codecs, wire_size
+from penstock.parallel.ethernet.codecs import decode, encode
 
 CODECS = ("bfloat16", "float8", "int8", "int4")
 BLOCKS = (32, 64, 128, 256, 512, 1024)
@@ -46,14 +46,14 @@ def loss_db(x, codec):
 
 def losses(samples):
     """Return a row for each size of a block and codec; the module's constant is restored."""
-    rows, chosen = [], encoded_size.BLOCK
+    rows, chosen = [], wire_size.BLOCK
     for block in BLOCKS:
-        codecs.BLOCK = encoded_size.BLOCK = block
+        codecs.BLOCK = wire_size.BLOCK = block
         for codec in CODECS[1:]:
-            bits = 8 * encoded_size.encoded_bytes(1 << 20, codec) / (1 << 20)
+            bits = 8 * wire_size.encoded_bytes(1 << 20, codec) / (1 << 20)
             rows.append({"block": block, "codec": codec, "bits": bits})
             rows[-1] |= {f"{name}, dB": loss_db(x, codec) for name, x in samples.items()}
-    codecs.BLOCK = encoded_size.BLOCK = chosen
+    codecs.BLOCK = wire_size.BLOCK = chosen
     return rows
 
 
