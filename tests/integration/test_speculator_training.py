@@ -178,7 +178,7 @@ def test_a_run_that_was_stopped_goes_on_as_if_it_had_not_been(base, corpus, tmp_
 
 def test_what_does_not_fit_the_model_is_refused(base, corpus, tmp_path):
     write = plain_writer(base)
-    with pytest.raises(UsageError, match=r"sequence_length exceed the model's context of 64 tokens"):
+    with pytest.raises(UsageError, match=r"sequence_length: longer than the model's context of 64 tokens"):
         train_speculator(base, corpus, tmp_path / "x", replace(TRAINING, sequence_length=65), write=write)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note").touch()
