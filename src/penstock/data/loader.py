@@ -220,6 +220,10 @@ class Loader:
         """
         self._run.load_state_dict(state, on_change=on_change)
 
+    def snapshot(self) -> LoaderSnapshot:
+        """Return a copy of this loader's run for `restore`, planned changes included."""
+        return self._run.snapshot()
+
     def restore(self, snapshot: LoaderSnapshot) -> None:
         """Restore a snapshot of a loader with the same arguments, planned changes included."""
         self._run.restore(snapshot)
@@ -242,7 +246,7 @@ class Loader:
         return stream(self, steps)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopened, (self._options(), self._run.snapshot())
+        return _reopened, (self._options(), self.snapshot())
 
     def _options(self) -> dict[str, Any]:
         return {

@@ -5,7 +5,7 @@ up a capped corpus before the end of the run is refused, as at the start.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.units import plural
@@ -61,14 +61,9 @@ def check_possible(loader: Loader, request: ControlRequest) -> None:
         )
 
 
-def take_up(
-    loader: Loader, recipe: TrainConfig, request: ControlRequest, *, undo: Callable[[], None] = lambda: None
-) -> ControlReply:
-    """Apply a request to the loader; return the reply, or why it was refused.
-
-    Args:
-        undo: restores the loader's state from before.
-    """
+def take_up(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> ControlReply:
+    """Apply a request to the loader; return the reply, or why it was refused."""
+    before = loader.snapshot()
     try:
         check_possible(loader, request)
         if request.weights is not None:
@@ -81,7 +76,7 @@ def take_up(
             found = _extend(loader, request)
         apply(loader, found)
         if short := shortage(recipe, loader):
-            undo()
+            loader.restore(before)
             raise UsageError(f"With it, {short}, and the run has {recipe.run.steps:,}")
         return found
     except PenstockError as error:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,8 +80,7 @@ class Control:
         asked = self._seen_by_all([config.build(ControlRequest, request) for request in told])
         found = []
         for request in asked:
-            undo = partial(self._back_to, self._loader.state_dict())
-            found.append(take_up(self._loader, self._recipe, request, undo=undo))
+            found.append(take_up(self._loader, self._recipe, request))
             self._answers.append(found[-1])
             self.islands = found[-1].islands or self.islands
         for each in found if self._world.is_first else ():
@@ -150,7 +148,3 @@ class Control:
             log.info(
                 "corpus=%s grew: %d parts from step=%d on", name, parts, loader.step, extra={"told": told}
             )
-
-    def _back_to(self, state: dict[str, Any]) -> None:  # Any: JSON values
-        self._loader.load_state_dict(state)
-        follow(self._loader, self._answers)

@@ -122,18 +122,23 @@ def test_a_refusal_says_why_and_changes_nothing(raw, request_, message):
 
 def test_weights_that_would_use_up_a_capped_corpus_are_refused_and_undone(raw):
     recipe, loader = opened(raw, "data.corpora.wiki.epochs=2", steps=5)
-    state, undone = loader.state_dict(), []
-
-    def undo():
-        undone.append(1)
-        loader.load_state_dict(state)
-
-    found = take_up(loader, recipe, ControlRequest(number=1, weights={"wiki": 0.9}), undo=undo)
-    assert undone
+    state = loader.state_dict()
+    found = take_up(loader, recipe, ControlRequest(number=1, weights={"wiki": 0.9}))
     assert not found.taken_up
     assert "corpus 'wiki' reaches the end of its 2 epochs at step 2" in found.said
     assert loader.state_dict() == state
     assert take_up(loader, recipe, ControlRequest(number=2, weights={"wiki": 0.1})).taken_up
+
+
+def test_a_refused_request_keeps_what_a_resume_changed_and_what_is_planned(raw):
+    _, saved = opened(raw, steps=5)
+    recipe, loader = opened(raw, "data.corpora.wiki.epochs=2", "data.corpora.web.weight=6")
+    loader.load_state_dict(saved.state_dict(), on_change="apply")
+    assert take_up(loader, recipe, ControlRequest(number=1, weights={"wiki": 0.1}, at_step=40)).taken_up
+    changes, mixtures = loader.resume_changes, loader.mixtures
+    assert [change.setting for change in changes] == ["weights"]
+    assert not take_up(loader, recipe, ControlRequest(number=2, weights={"wiki": 0.9})).taken_up
+    assert (loader.resume_changes, loader.mixtures) == (changes, mixtures)
 
 
 def test_where_the_mixture_follows_the_losses_weights_are_refused(raw):
