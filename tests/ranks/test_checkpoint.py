@@ -281,15 +281,50 @@ def test_lists_of_tensors_are_exchanged_once_per_layout_and_not_on_the_training_
     assert sizes[0] == sizes[1] == sizes[3] > sizes[2] == sizes[4]
 
 
+def refusal_of(run: Path, saves: list[tuple[dict[str, torch.Tensor], int]]) -> str:
+    """Save tensors in layouts, one after another; return the error."""
+
+    def save() -> None:
+        with Saver(place_in(run, ""), RetentionPolicy()) as saver:
+            for step, (tensors, layout) in enumerate(saves, start=1):
+                saver.save(tensors, meta_of(step), layout=layout)
+
+    with pytest.raises(CheckpointError) as refusal:
+        save()
+    return str(refusal.value)
+
+
 def test_other_tensors_in_a_layout_already_shared_out_are_refused(tmp_path: Path) -> None:
     def work(world: World) -> str:
         tensors = sharded_tensors(world, seed=5, stepped=True)
-        with Saver(place_in(tmp_path, ""), RetentionPolicy()) as saver:
-            saver.save(tensors, meta_of(1))
-            with pytest.raises(CheckpointError) as refusal:
-                saver.save(dict([*tensors.items()][1:]), meta_of(2))
-        return str(refusal.value)
+        return refusal_of(tmp_path, [(tensors, 0), (dict([*tensors.items()][1:]), 0)])
 
-    for rank, said in enumerate(on_ranks(work, ranks=2)):
-        assert f"Rank {rank} holds other tensors than at an earlier save of the same layout" in said
+    for said in on_ranks(work, ranks=2):
+        assert "Rank 0 holds other tensors than at an earlier save of the same layout" in said
+    assert [saved.name for saved in saved_of(tmp_path)] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["a known layout", "a new layout"])
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_layout_that_changes_on_one_rank_only_is_refused_on_every_rank(
+    tmp_path: Path, other: int, known: bool
+) -> None:
+    def work(world: World) -> str:
+        layouts = [*range(1 + known), int(world.ranks.rank == other)]
+        tensors = sharded_tensors(world, seed=5, stepped=True)
+        return refusal_of(tmp_path, [(tensors, layout) for layout in layouts])
+
+    for said in on_ranks(work, ranks=2):
+        assert f"Rank 1 saves another layout than rank 0 (got ({other}, {1 - other}))" in said
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_tensors_that_change_on_one_rank_only_are_refused_on_every_rank(tmp_path: Path, other: int) -> None:
+    def work(world: World) -> str:
+        tensors = sharded_tensors(world, seed=5, stepped=True)
+        others = dict([*tensors.items()][world.ranks.rank == other :])
+        return refusal_of(tmp_path, [(tensors, 0), (others, 0)])
+
+    for said in on_ranks(work, ranks=2):
+        assert f"Rank {other} holds other tensors than at an earlier save of the same layout" in said
     assert [saved.name for saved in saved_of(tmp_path)] == ["step-00000001"]

@@ -50,6 +50,7 @@ T = TypeVar("T")
 
 _TIMEOUT = timedelta(hours=2)  # a rank may be this much faster than another's upload
 _SHOWN_REASONS = 3  # number of failed ranks in a message
+_IS_BUG = "Report this as a bug: a checkpoint of it would be wrong."
 _LAST_WORDS_S = 30.0  # time for the thread to finish after the run has failed
 
 
@@ -116,6 +117,7 @@ class Saver:
         self._plans: dict[Hashable, WritePlan] = {}
         self._failures = 0
         self._step = 0
+        self._layout: Hashable = ()  # of the save in progress
         self._blocked_s = self._told_s = self._began_s = 0.0
 
     def __enter__(self) -> "Saver":
@@ -148,12 +150,13 @@ class Saver:
             layout: key of the tensors' layout, equal on all ranks; must differ if any rank holds other parts.
 
         Raises:
-            CheckpointError: too many consecutive saves have failed; the message has the last reason.
+            CheckpointError: too many consecutive saves have failed; the message has the last reason. Or the
+                ranks did not agree on the layout of this save or the last one.
         """
         began = clock.monotonic()
         self._wait(last=False)
+        self._layout, self._step = layout, meta.step
         parts, data = self._copy(tensors, layout)
-        self._step = meta.step
         entries = {
             name: TensorEntry(dtype=part.dtype, shape=part.shape)
             for name, part in ((part.name, part) for part in parts)
@@ -193,11 +196,12 @@ class Saver:
             self._plans[layout] = self._plan(ours)
         plan = self._plans[layout]
         if plan.held != ours:
-            raise CheckpointError(
+            error = CheckpointError(
                 f"Rank {dist.get_rank()} holds other tensors than at an earlier save of the same layout",
                 got=layout,
-                fix="Report this as a bug: a checkpoint of it would be wrong.",
+                fix=_IS_BUG,
             )
+            self._all(error)  # raises it on every rank: the others wait for this one
         parts = in_order([_part(name, box, tensors[name]) for name, box in plan.share])
         sources = [boxes[part.name][1][part.box.within(boxes[part.name][0])] for part in parts]
         return parts, self._stage.copy(sources)
@@ -320,10 +324,21 @@ class Saver:
         return found[-1].name if found else "the start"
 
     def _all(self, value: T) -> list[T]:
-        """Return the value of every rank, by rank; every rank must call it."""
+        """Return the value of every rank, by rank; every rank must call it.
+
+        Raises:
+            CheckpointError: the ranks save different layouts, or a rank's value is an error.
+        """
         found: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(found, value, group=self._group)
-        return found
+        dist.all_gather_object(found, (self._layout, value), group=self._group)
+        for rank, (layout, each) in enumerate(found):
+            if isinstance(each, CheckpointError):
+                raise each
+            if layout != found[0][0]:
+                raise CheckpointError(
+                    f"Rank {rank} saves another layout than rank 0", got=(layout, found[0][0]), fix=_IS_BUG
+                )
+        return [each for _, each in found]
 
 
 def _part(name: str, box: Box, tensor: Tensor) -> TensorPart:
