@@ -9,6 +9,7 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.plan.hardware import Cluster, cluster_names, cluster_of
+from penstock.testing.corpora import write_corpus
 
 
 def said(capsys, *words):
@@ -85,6 +86,20 @@ def test_what_a_recipe_decides_is_not_planned_otherwise(capsys, tmp_path):
     best = json.loads(out)["best"]
     assert best["layout"] == {"pipeline": 1, "replicate": 16, "shard": 8, "context": 1, "tensor": 1}
     assert (best["micro_batch_size"], best["activations"]) == (1, {"full": 32})
+
+
+def test_the_vocabulary_is_that_of_the_corpora_where_they_can_be_read(capsys, tmp_path):
+    write_corpus(tmp_path / "small", [[1] * 6] * 20, vocab_size=500)
+    words = ("--model", "recipes/tiny.toml", "--cluster", "two-cpus", "--json")
+    found = {}
+    for name, path in (("read", tmp_path / "small"), ("missing", tmp_path / "none")):
+        code, out, err = said(capsys, *words, "--set", f"data.corpora.docs.path={path}")
+        assert code == 0, err
+        assumes = "model.vocab_size follows from the corpora: 32,768 assumed. "
+        assert (assumes in err) == (name == "missing")
+        found[name] = json.loads(out)["parameters"]
+    _, out, _ = said(capsys, *words, "--set", "model.vocab_size=500")
+    assert found["missing"] > found["read"] == json.loads(out)["parameters"]
 
 
 def test_generation_is_planned_for_what_fits(capsys):

@@ -7,19 +7,22 @@ example:
   penstock plan --model llama3-70b --cluster vela --inference
 
 A cluster is a file, or the name of one that comes with Penstock; `penstock doctor` writes one for the
-machines it runs on. A model is a preset's name or a recipe, whose own keys stay fixed. Predictions have an
-error band; docs/explanation/planner.md has their basis and their accuracy.
+machines it runs on. A model is a preset's name or a recipe, whose own keys stay fixed; its vocabulary follows
+from its corpora, where they can be read. Predictions have an error band; docs/explanation/planner.md has
+their basis and their accuracy.
 
 exit codes: 0 done, 2 wrong usage, or nothing fits
 """
 
 import argparse
 import json
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 from penstock.core import config as configs
 from penstock.core.config import Raw
-from penstock.core.errors import UsageError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import check_folder_of, write_atomic
 from penstock.core.toml import toml_text
 from penstock.core.units import parse_count, si
@@ -32,6 +35,8 @@ from penstock.plan.report import PlanReport, described, svg, trace
 from penstock.plan.search import HEADROOM, Option, search, what_would_help
 from penstock.train.planning.devices import config_of
 from penstock.train.planning.question import in_numbers, question_of, recipe_for_preset, recipe_of
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
 
 _TOKENS_PER_STEP = 4 * 2**20
 _LENGTH = 4096
@@ -87,11 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
         check_folder_of(arguments.out, option="--out")
     cluster = cluster_of(arguments.cluster)
     raw = configs.override(_raw(arguments, cluster), arguments.set)
-    config, _ = config_of(raw)
+    config = _config_of(raw)
     if arguments.inference:
         return _generation(config.model, cluster, tokens=config.data.sequence_length, as_json=arguments.json)
     raw = in_numbers(raw, config, world_size=cluster.num_devices, ranks_per_machine=cluster.devices_per_node)
-    question = question_of(config_of(raw)[0], raw, may_compress=arguments.compress)
+    numbered = replace(config_of(raw)[0], model=config.model)
+    question = question_of(numbered, raw, may_compress=arguments.compress)
     found = search(question, cluster, headroom=arguments.headroom)
     job = found.best.job
     tokens = arguments.tokens or config.run.steps * question.global_batch_size * question.sequence_length
@@ -108,6 +114,19 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.explain:
         _explain(arguments.explain, found.best, cluster)
     return 0
+
+
+def _config_of(raw: Raw) -> TrainConfig:
+    """Build a recipe as `penstock train` does; if a corpus cannot be read, the vocabulary is assumed."""
+    config, assumed = config_of(raw)
+    if "vocab_size" not in assumed:
+        return config
+    try:
+        return build_recipe(raw)
+    except PenstockError as error:
+        said = f"model.vocab_size follows from the corpora: {assumed['vocab_size']:,} assumed. {error}"
+        print(f"penstock: {said}", file=sys.stderr)
+        return config
 
 
 def _generation(model: LlamaConfig, cluster: Cluster, *, tokens: int, as_json: bool) -> int:
