@@ -78,13 +78,24 @@ class Heldout:
 
 
 def heldout_rows(config: TrainConfig, **options: Any) -> Heldout | None:
-    """Open the held-out rows of a recipe, a share of each corpus; None: the recipe does not validate."""
+    """Open the held-out rows of a recipe, a share of each corpus; None: the recipe does not validate.
+
+    Raises:
+        ConfigError: the first part of a corpus that is prepared during the run has no held-out document.
+    """
     if not config.validate.every:
         return None
     once = dict.fromkeys(config.data.corpora, 1)
     size = {"split": "heldout", "global_batch_size": 1, "epochs": once, "seed": 0}
     loader = train_loader(config, rank=0, world_size=1, **size, **options)
     quotas = shares_of(config.validate.samples, loader.weights, loader.first_rows)
+    for name, corpus in loader.corpora.items():
+        if loader.weights[name] and not quotas[name]:
+            raise ConfigError(
+                f"A holdout of {config.data.holdout} leaves no document of the first part of corpus {name!r} "
+                f"to validate on: it has {corpus.part_ends[0]:,} tokens",
+                fix="Raise first_part_tokens in its path, raise data.holdout, or set validate.every = 0.",
+            )
     loader.set_weights(quotas, reason="validation")  # the first rows then hold the quota of each corpus
     rows, most = sum(quotas.values()), loader.num_samples  # None for a corpus that grows
     rows = rows if most is None else min(rows, most)

@@ -22,6 +22,7 @@ from penstock.train.inspect.open_run import open_run
 from penstock.train.recipe.load import build_recipe
 from penstock.train.resolved_summary import derive
 from penstock.train.setup import write_identity
+from tests.growing import streamed_corpus
 
 
 @pytest.fixture
@@ -75,6 +76,20 @@ def test_what_has_no_weight_is_not_validated_on(raw):
     raw["data"]["corpora"]["wiki"]["weight"] = 0
     heldout = heldout_rows(build_recipe(raw))
     assert rows_by_corpus(heldout)[2] == 0
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_a_first_part_without_a_held_out_document_is_refused_with_its_size(raw, tmp_path, others):
+    corpora = raw["data"]["corpora"] if others else {}
+    path = streamed_corpus(tmp_path / "text", [6] * 20)
+    raw["data"]["corpora"] = {**corpora, "text": {"path": str(path), "weight": 1}}
+    message = (
+        r"no document of the first part of corpus 'text' to validate on: it has 120 tokens\. Raise first_"
+    )
+    with pytest.raises(ConfigError, match=message):
+        heldout_rows(build_recipe(raw))
+    raw["validate"]["every"] = 0
+    assert heldout_rows(build_recipe(raw)) is None
 
 
 def test_rows_are_shared_out_by_weight():
