@@ -325,7 +325,7 @@ class LoaderState:
 
     def plan_for(self, source: CorpusReader, *, longest: int | None = None) -> OrderConfig:
         """Return the shuffle key and sizes of a corpus; `longest` None: the run's longest sequence."""
-        keys = ("seed", "split", "holdout", "sequence_length", "overlong")
+        keys = ("seed", "split", "holdout", "sequence_length", "packing", "overlong")
         longest = self._max_length if longest is None else longest
         return plan_of(source, longest=longest, **{key: self.arguments[key] for key in keys})
 
@@ -489,6 +489,7 @@ def plan_of(
     longest: int,
     split: Split,
     holdout: float,
+    packing: str,
     overlong: str | None = None,
 ) -> OrderConfig:
     """Return the shuffle key and sizes of a corpus in a new run.
@@ -505,6 +506,7 @@ def plan_of(
         longest=longest,
         split=split,
         holdout=holdout,
+        packing=packing,
         overlong=overlong,
         streamed=streamed,
         base_parts=0 if streamed else len(manifest.part_ends),

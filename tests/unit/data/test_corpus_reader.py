@@ -24,6 +24,7 @@ def plan(*, length: int = LENGTH, streamed: bool = False) -> OrderConfig:
         longest=length,
         split="train",
         holdout=0.0,
+        packing="concat",
         streamed=streamed,
         base_parts=0 if streamed else 1,
     )

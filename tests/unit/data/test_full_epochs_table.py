@@ -17,7 +17,15 @@ from penstock.data.sample_index import FullEpochsTable
 from penstock.testing.corpora import numbered_corpus
 
 PLAN = OrderConfig(
-    name="c", seed=0, sequence_length=4, longest=4, split="train", holdout=0.0, streamed=False, base_parts=1
+    name="c",
+    seed=0,
+    sequence_length=4,
+    longest=4,
+    split="train",
+    holdout=0.0,
+    packing="concat",
+    streamed=False,
+    base_parts=1,
 )
 SIZES = [
     (1, 1),

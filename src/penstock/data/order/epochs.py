@@ -210,6 +210,8 @@ class OrderConfig:
     holdout: float
     streamed: bool
     """True if the first epoch is read part by part while the corpus is prepared."""
+    packing: str
+    """Packing rule, a name in PACKERS."""
     overlong: str | None = None
     """Packing "whole": "truncate" or "drop" documents longer than a row. None: documents are split over
     rows."""
@@ -240,7 +242,7 @@ class OrderConfig:
     def _order(self, space: TokenSpace, name: str) -> Order:
         length = self.sequence_length
         geometry = choose_geometry(space.num_tokens, sequence_length=length, longest=self.longest)
-        counter = None if self.overlong is None else WholePools(space, self.overlong)
+        counter = None if self.overlong is None else WholePools(space, self.packing, self.overlong)
         return Order(space.num_tokens, geometry, name=name, seed=self.seed, counter=counter)
 
 

@@ -25,7 +25,7 @@ from penstock.data.corpus.corpus import Corpus, ShardRanges
 from penstock.data.native import address, library
 from penstock.data.order.holdout import TokenSpace
 from penstock.data.order.row_order import Order, RepackPoint
-from penstock.data.packing import PACKERS
+from penstock.data.packing import PACKERS, check_packing
 from penstock.data.types import Fragments, Waste
 
 
@@ -44,7 +44,7 @@ class CountedRows:
 
 # Counting takes about 1 s per 10^9 tokens, and every change of a run builds new orders.
 _PACKED = 128  # pools cached: one per lane, and some from before a change of the sequence length
-_known: WeakKeyDictionary[Corpus, dict[tuple[str, str, int], CountedRows]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Corpus, dict[tuple[str, str, str, int], CountedRows]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +83,21 @@ class PackedPool:
 
 
 class WholePools:
-    """Pools of a token space under the packing rule "whole".
+    """Pools of a token space under a packing rule that pads rows, such as "whole".
 
     Args:
+        rule: packing rule, a name in PACKERS; one of PADDING_RULES.
         overlong: "truncate" or "drop".
+
+    Raises:
+        UsageError: no such rule.
+        ConfigError: the rule splits documents.
     """
 
-    def __init__(self, space: TokenSpace, overlong: str) -> None:
+    def __init__(self, space: TokenSpace, rule: str, overlong: str) -> None:
+        check_packing(rule, overlong)
         self._space = space
+        self._rule = rule
         self._overlong = overlong
         self._packed: dict[tuple[str, int, int, tuple[RepackPoint, ...]], PackedPool] = {}
         self._lock = Lock()
@@ -98,7 +105,7 @@ class WholePools:
     def counted(self, order: Order) -> CountedRows:
         """Return the row and token counts of all pools, valid in every epoch."""
         known = _known.setdefault(self._space.corpus, {})
-        key = (order.identity, self._overlong, self._space.key)
+        key = (order.identity, self._rule, self._overlong, self._space.key)
         if key not in known:
             known[key] = self._count(order)
         return known[key]
@@ -194,7 +201,7 @@ class WholePools:
         found = self.documents(order, epoch=epoch, pool=pool, repacks=repacks)
         keys = [order.key(purpose, epoch, pool, *_nonzero(len(repacks))) for purpose in ("documents", "rows")]
         found = self._kept(found.take(shuffled(len(found), keys[0])), length)
-        packed = PACKERS["whole"](
+        packed = PACKERS[self._rule](
             np.minimum(found.lengths, length), num_rows=len(found), sequence_length=length
         )
         of = found.take(packed.fragment)
@@ -227,7 +234,7 @@ class WholePools:
         for pool in range(order.num_pools):
             found = self._space.documents(order.blocks.of_pool(0, pool))
             lengths = np.minimum(self._kept(found, length).lengths, length)
-            packed = PACKERS["whole"](lengths, num_rows=len(lengths), sequence_length=length)
+            packed = PACKERS[self._rule](lengths, num_rows=len(lengths), sequence_length=length)
             tokens, longer = int(lengths.sum()), int((found.lengths > length).sum())
             table[pool] = len(packed.row_ends), tokens, int(found.lengths.sum()) - tokens, longer
         return CountedRows(*table.T)

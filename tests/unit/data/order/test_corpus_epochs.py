@@ -15,8 +15,8 @@ EPOCH = 10  # rows of the first part
 
 def plan(*, streamed: bool = False) -> OrderConfig:
     return OrderConfig(
-        name="c", seed=0, sequence_length=8, longest=8, split="train", holdout=0.0, streamed=streamed,
-        base_parts=0 if streamed else 1,
+        name="c", seed=0, sequence_length=8, longest=8, split="train", holdout=0.0, packing="concat",
+        streamed=streamed, base_parts=0 if streamed else 1,
     )  # fmt: skip
 
 

@@ -6,12 +6,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from penstock.core.arrays import Int64
+from penstock.core.errors import UsageError
+from penstock.data import packing
 from penstock.data.corpus.open import open_corpus
 from penstock.data.order.holdout import TokenSpace, part_of
 from penstock.data.order.permutation import choose_geometry
-from penstock.data.order.pool import PADDING, PackedPool, pack_pool
+from penstock.data.order.pool import PADDING, PackedPool, WholePools, pack_pool
 from penstock.data.order.row_order import Order
 from penstock.data.packing import PACKERS, PADDING_RULES
+from penstock.data.types import Pieces
 from penstock.testing.corpora import numbered_corpus
 
 LENGTH = 4
@@ -29,6 +33,31 @@ def space(tmp_path_factory: pytest.TempPathFactory) -> TokenSpace:
 def order(space: TokenSpace) -> Order:
     geometry = choose_geometry(space.num_tokens, sequence_length=LENGTH)
     return Order(space.num_tokens, geometry, name="c", seed=0)
+
+
+def document_a_row(lengths: Int64, **_: int) -> Pieces:
+    """Packing rule that gives every document a row of its own."""
+    numbers = np.arange(len(lengths))
+    return Pieces(numbers, np.zeros_like(numbers), lengths, numbers + 1)
+
+
+def test_a_padding_rule_packs_by_its_own_function(
+    space: TokenSpace, order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(PACKERS._rows, "document_a_row", f"{__name__}:document_a_row")  # type: ignore[attr-defined]
+    monkeypatch.setattr(packing, "PADDING_RULES", ("whole", "document_a_row"))
+    rows = {rule: WholePools(space, rule, "truncate").rows(order).sum() for rule in packing.PADDING_RULES}
+    assert rows["document_a_row"] == len(LENGTHS) > rows["whole"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"), [("hole", "Unknown packing rule"), ("concat", "serves documents of any length")]
+)
+def test_a_rule_that_does_not_pad_is_refused_for_whole_documents(
+    space: TokenSpace, rule: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        WholePools(space, rule, "truncate")
 
 
 def rows_of(packed: PackedPool) -> list[list[list[int]]]:
