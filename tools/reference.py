@@ -86,7 +86,7 @@ COMMANDS = """\
 EXIT_CODES = """\
 # Exit codes
 
-If a command says nothing else: {usual}; 130 interrupted by Ctrl-C.
+Usually: {usual}; 130 interrupted by Ctrl-C.
 
 {listed}
 ## Errors
@@ -340,7 +340,8 @@ def exit_codes(found: Mapping[str, argparse.ArgumentParser]) -> str:
         for command in inner or [parser]:
             text = f"{command.description}\n\n{command.epilog or ''}"
             said = re.search(r"exit codes: ((?:.+\n?)+)", text)
-            rows.append((f"`{command.prog}`", cell(said[1]) if said else "as above"))
+            assert said, f"the help of {command.prog} has no exit codes"
+            rows.append((f"`{command.prog}`", cell(said[1])))
     tree = inspect.cleandoc(errors.__doc__ or "").partition("\n\n")[2]
     listed = table(("command", "exit codes"), rows)
     return EXIT_CODES.format(usual=usual[1] if usual else "", listed=listed, tree=code(tree))

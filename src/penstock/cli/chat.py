@@ -7,6 +7,8 @@ it has one. A model that was never tuned on conversations will ramble.
 
 example:
   penstock chat ./Llama-3.2-1B-Instruct --system "Answer in one sentence."
+
+exit codes: 0 left, 1 no model or a damaged one, 2 wrong usage
 """
 
 import argparse

@@ -7,6 +7,8 @@ example:
   penstock export runs/first --step 2000 --out exported
   penstock export runs/first --out exported --dtype bf16
   python -c "from transformers import pipeline; print(pipeline('text-generation', 'exported')('Water'))"
+
+exit codes: 0 done, 1 no model or a damaged one, or the folder cannot be written, 2 wrong usage
 """
 
 import argparse

@@ -8,6 +8,8 @@ example:
   penstock generate runs/first --prompt "A penstock is"
   echo "A penstock is" | penstock generate runs/first --prompt - --greedy --max-tokens 20
   penstock generate ./Llama-3.2-1B --prompt "Water flows" --temperature 0.7 --seed 3 --json
+
+exit codes: 0 done, 1 no model or a damaged one, or no answer, 2 wrong usage, 130 interrupted
 """
 
 import argparse

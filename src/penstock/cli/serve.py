@@ -7,6 +7,8 @@ PATH is a run, one of its checkpoints, or a Hugging Face folder. The server list
 example:
   penstock serve runs/first
   penstock serve ./Llama-3.2-1B-Instruct --weights int8 --host 0.0.0.0 --api-keys keys.txt
+
+exit codes: 0 all answers had finished at SIGTERM or Ctrl-C, 1 not all had, or it failed, 2 wrong usage
 """
 
 import argparse

@@ -95,6 +95,13 @@ def test_the_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureF
     assert "exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped" in shown
 
 
+@pytest.mark.parametrize("name", ["export", "generate", "chat", "serve", "train", "plan"])
+def test_the_help_of_a_command_has_its_exit_codes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([name, "--help"])
+    assert "\nexit codes: 0 " in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", cli.VERBS)
 def test_every_command_listed_exists_and_explains_itself(
     name: str, capsys: pytest.CaptureFixture[str]
