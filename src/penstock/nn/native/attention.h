@@ -4,8 +4,9 @@
 //
 // The keys of a sequence are cut at fixed positions, PART apart. A part's scores are computed for all
 // rows (a row is one query of one head), then its softmax, then its sum of values; parts are joined by
-// their maxima and sums as in flash decoding (Dao et al., 2023). The cuts depend on positions only, and
-// a row's sums on nothing but its keys, so no result depends on a neighbour or on the number of threads.
+// their maxima and sums as in flash decoding (Dao et al., 2023). The cuts depend on positions only, and a
+// row's sums on its keys and on whether its tile has few rows or many, which add in another order. So no
+// result depends on the number of threads, and its last bit alone on how a sequence is cut into steps.
 // A single token's parts go to different threads; many tokens are cut into tiles instead.
 #pragma once
 
