@@ -10,6 +10,7 @@ A model writes the format it was trained on, which its chat template repeats:
     </function></tool_call>
     <function=add>{"a": 1}</function>                                   Llama 3.1's own tools
     [TOOL_CALLS][{"name": "add", "arguments": {"a": 1}}]                Mistral
+    [TOOL_CALLS]add[CALL_ID]x[ARGS]{"a": 1}                             Mistral since 2025; the id is dropped
     <|tool_call|>[{"name": "add", "arguments": {"a": 1}}]               Granite 3
     <|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>add      DeepSeek V3 and R1; V3.1 has the name
     ```json                                                             before the separator and no fence
@@ -22,6 +23,7 @@ calls of known tools stays text.
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -30,7 +32,7 @@ Tools = Mapping[str, Mapping[str, Any]]
 """Name of each offered tool -> JSON schema of its arguments; Any is JSON."""
 
 _FUNCTION, _FUNCTION_END = "<function=", "</function>"
-_PARAMETER, _PARAMETER_END = "<parameter=", "</parameter>"
+_PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
 
 
 def _deepseek(words: str) -> str:
@@ -39,6 +41,15 @@ def _deepseek(words: str) -> str:
 
 _CALLS, _CALLS_END = _deepseek("tool calls begin"), _deepseek("tool calls end")
 _CALL, _CALL_END, _SEP = _deepseek("tool call begin"), _deepseek("tool call end"), _deepseek("tool sep")
+
+# Patterns of a call up to its arguments; the one group that matches is the name.
+_JSON_CALL = r'\{\s*+"name"\s*+:\s*+"([^"\\]*+)"\s*+,\s*+"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
+_FIRST_JSON, _NEXT_JSON = rf"\s*+\[?\s*+{_JSON_CALL}", rf"\s*+\}}\s*+,\s*+{_JSON_CALL}"
+_FUNCTION_CALL = r"\s*+(?:</function>\s*+)?<function=([^>]*+)>\s*+(?=[<{])"
+_MISTRAL_CALL = r"\s*+\[TOOL_CALLS\]\s*+([\w.-]++)(?:\[CALL_ID\][^\[]*+)?(?:\[ARGS\])?\s*+(?=\{)"
+_DEEPSEEK_CALL = (
+    rf"\s*+{_CALL}(?:([^<]*+){_SEP}\s*+(?=\{{)|[^<]*+{_SEP}([^\n]*+)\n\s*+(?:```json)?\s*+(?=\{{))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +61,7 @@ class Call:
     """JSON object, as text."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """One format of tool calls: its markers and its parser."""
 
@@ -65,6 +76,11 @@ class Form:
     """True: without its end marker an incomplete call may look complete."""
     is_list: bool = False
     """True: one list of all calls is between the markers."""
+    first: re.Pattern[str]
+    """Matches an answer from `begin` to the arguments of the first call; the one group that
+    matches is its name."""
+    following: re.Pattern[str]
+    """The same from the end of a call's arguments to those of the next."""
 
 
 def read_json(text: str, tools: Tools) -> tuple[Call, ...]:
@@ -103,19 +119,36 @@ def read_function(text: str, tools: Tools) -> tuple[Call, ...]:
         return ()
     if body.lstrip().startswith("{"):
         return _all([_call(name.strip(), body, tools)])
-    parts = body.split(_PARAMETER_END)
+    parts = body.split(PARAMETER_END)
     if parts.pop().strip():
         return ()
-    schemas = tools[name.strip()].get("properties")
-    arguments: dict[str, object] = {}
+    arguments: dict[str, str] = {}
     for part in parts:
         key, mark, value = part.lstrip().removeprefix(_PARAMETER).partition(">")
-        if not mark or not part.lstrip().startswith(_PARAMETER):
+        if not mark or not part.lstrip().startswith(_PARAMETER) or key.strip() in arguments:
             return ()
-        schema = schemas.get(key.strip()) if isinstance(schemas, dict) else None
-        text = value.removeprefix("\n").removesuffix("\n")
-        arguments[key.strip()] = _value(text, schema if isinstance(schema, dict) else {})
-    return _all([_call(name.strip(), arguments, tools)])
+        schema = schema_of(key.strip(), tools[name.strip()])
+        arguments[key.strip()] = json_value(value.removeprefix("\n").removesuffix("\n"), schema)
+    fields = (f"{json_text(key)}: {value}" for key, value in arguments.items())
+    return (Call(name.strip(), f"{{{', '.join(fields)}}}"),)
+
+
+def read_mistral(text: str, tools: Tools) -> tuple[Call, ...]:
+    """Parse the text after `[TOOL_CALLS]`, as JSON or as names and arguments.
+
+    >>> read_mistral('f[CALL_ID]x[ARGS]{"x": 1}[TOOL_CALLS]f[ARGS]{}', {"f": {}})
+    (Call(name='f', arguments='{"x": 1}'), Call(name='f', arguments='{}'))
+    """
+    if text.lstrip().startswith(("[", "{")):
+        return read_json(text, tools)
+    text, at, calls = f"[TOOL_CALLS]{text}", 0, []
+    while match := _MISTRAL.match(text, at):
+        try:
+            arguments, at = _DECODER.raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            return ()
+        calls.append(_call(match[1], arguments, tools))
+    return () if text[at:].strip() else _all(calls)
 
 
 def read_deepseek(text: str, tools: Tools) -> tuple[Call, ...]:
@@ -133,16 +166,56 @@ def read_deepseek(text: str, tools: Tools) -> tuple[Call, ...]:
     return _all(calls)
 
 
+JSON_CALLS = re.compile(_FIRST_JSON), re.compile(_NEXT_JSON)
+"""`first` and `following` of an answer that is JSON without markers."""
+_FUNCTIONS = re.compile(_FUNCTION_CALL)
+_MISTRAL = re.compile(_MISTRAL_CALL)
+
 JSON_FORMS = (
-    Form("<tool_call>", "</tool_call>", read_marked),
-    Form("[TOOL_CALLS]", "", read_json, is_list=True),
-    Form("<|tool_call|>", "", read_json, is_list=True),
+    Form(
+        begin="<tool_call>",
+        end="</tool_call>",
+        read=read_marked,
+        first=re.compile(rf"<tool_call>(?:{_FIRST_JSON}|{_FUNCTION_CALL})"),
+        following=re.compile(rf"{_NEXT_JSON}|{_FUNCTION_CALL}"),
+    ),
+    Form(
+        begin="[TOOL_CALLS]",
+        end="",
+        read=read_mistral,
+        inner=("[CALL_ID]", "[ARGS]"),
+        is_list=True,
+        first=re.compile(rf"\[TOOL_CALLS\]{_FIRST_JSON}|{_MISTRAL_CALL}"),
+        following=re.compile(rf"{_NEXT_JSON}|{_MISTRAL_CALL}"),
+    ),
+    Form(
+        begin="<|tool_call|>",
+        end="",
+        read=read_json,
+        is_list=True,
+        first=re.compile(rf"<\|tool_call\|>{_FIRST_JSON}"),
+        following=JSON_CALLS[1],
+    ),
 )
 """Formats in which required calls can be generated."""
 FORMS = (
     *JSON_FORMS,
-    Form(_FUNCTION, _FUNCTION_END, read_function, needs_end=True),
-    Form(_CALLS, _CALLS_END, read_deepseek, inner=(_CALL, _CALL_END, _SEP)),
+    Form(
+        begin=_FUNCTION,
+        end=_FUNCTION_END,
+        read=read_function,
+        needs_end=True,
+        first=_FUNCTIONS,
+        following=_FUNCTIONS,
+    ),
+    Form(
+        begin=_CALLS,
+        end=_CALLS_END,
+        read=read_deepseek,
+        inner=(_CALL, _CALL_END, _SEP),
+        first=re.compile(_CALLS + _DEEPSEEK_CALL),
+        following=re.compile(rf"\s*+(?:```)?\s*+{_CALL_END}{_DEEPSEEK_CALL}"),
+    ),
 )
 MARKS = frozenset(mark for form in FORMS for mark in (form.begin, form.end, *form.inner))
 """All markers. If they are special tokens, they must be kept in the text so that calls are found."""
@@ -176,21 +249,31 @@ def _call(name: str, arguments: object, tools: Tools) -> Call | None:
             return None
     if name not in tools or not isinstance(arguments, dict):
         return None
-    text = json.dumps(arguments, ensure_ascii=False)
+    return Call(name, json_text(arguments))
+
+
+def json_text(value: object) -> str:
+    """Return JSON; letters stay as they are unless there are lone surrogates, which JSON must escape."""
+    text = json.dumps(value, ensure_ascii=False)
     is_unicode = text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
-    return Call(name, text if is_unicode else json.dumps(arguments))  # escaped: lone surrogates stay JSON
+    return text if is_unicode else json.dumps(value)
 
 
-def _value(text: str, schema: Mapping[str, Any]) -> object:
-    """Return a parameter's value: templates write strings as they are, and everything else as JSON."""
+def schema_of(key: str, tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a parameter; empty if the tool has none for it."""
+    schemas = tool.get("properties")
+    schema = schemas.get(key) if isinstance(schemas, dict) else None
+    return schema if isinstance(schema, dict) else {}
+
+
+def json_value(text: str, schema: Mapping[str, Any]) -> str:
+    """Return the JSON of a parameter: templates write strings as they are, and everything else as JSON."""
     kind = schema.get("type")
-    if kind == "string":
-        return text
     try:
-        found = _parsed(text.lower() if kind == "boolean" else text)  # some models write True
+        found = text if kind == "string" else _parsed(text.lower() if kind == "boolean" else text)  # True
     except (ValueError, RecursionError):
-        return text
-    return text if found is not None and _takes_text(schema) else found
+        found = text
+    return json_text(text if found is not None and _takes_text(schema) else found)
 
 
 def _takes_text(schema: Mapping[str, Any]) -> bool:
@@ -213,3 +296,6 @@ def _parsed(text: str) -> object:
 
 def _refuse(name: str) -> NoReturn:
     raise ValueError(name)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)

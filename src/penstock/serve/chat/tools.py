@@ -4,35 +4,19 @@ A call is between the markers of one of `tool_parsers.FORMS`, or the whole answe
 list of them (Llama 3). Text that turns out not to be a call of a known tool is returned as text: nothing is
 lost.
 
-With `streams`, the arguments of a JSON call are returned as they are written, as soon as the tool's name is
-certain. They cannot be taken back if what follows is malformed.
+With `streams`, arguments are returned as they are written, as soon as the tool's name is certain. They cannot
+be taken back if what follows is malformed.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.serve.chat.tool_parsers import FORMS, Call, Form, Tools, is_object, read_json
+from penstock.serve.chat.streamed_calls import CallDelta, StreamedCalls, overlap
+from penstock.serve.chat.tool_parsers import FORMS, JSON_CALLS, Form, Tools, read_json
 from penstock.serve.errors import ApiError
 from penstock.serve.schema.base import ANY_JSON
 from penstock.serve.schema.chat import AllowedChoice, NamedTool, Tool, ToolChoice
-
-_CALL = r'\{\s*+"name"\s*+:\s*+"([^"\\]*+)"\s*+,\s*+"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
-_FIRST_CALL = re.compile(rf"\s*+\[?\s*+{_CALL}")
-_NEXT_CALL = re.compile(rf"\s*+\}}\s*+,\s*+{_CALL}")
-_LONGEST_BEGIN = 512
-"""Characters of a call before its arguments; a longer call is returned whole, at its end."""
-_BRACKET = re.compile(r'["\\{}\[\]]')
-
-
-@dataclass(frozen=True, slots=True)
-class CallDelta:
-    """New text of a tool call."""
-
-    arguments: str
-    name: str | None = None
-    """Function name, if a new call begins; None: continues the last call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +48,7 @@ class ToolReader:
         """Kind of answer, by its first characters."""
         self._held = ""  # text since the open marker, if there is one
         self._open: Form | None = None
-        self._calls = _JsonCalls(tools, at=0)  # in what is held
+        self._calls = StreamedCalls(tools, *JSON_CALLS)  # in what is held
         self._after_call = False
 
     def push(self, text: str) -> Said:
@@ -86,13 +70,13 @@ class ToolReader:
                     self._after_call = not held
                 form = _first_form(held)
                 if form is None:
-                    keep = max(_overlap(held, form.begin) for form in FORMS)
+                    keep = max(overlap(held, form.begin) for form in FORMS)
                     self._held, words = held[len(held) - keep :], held[: len(held) - keep]
                     return Said(content + words, tuple(calls))
                 words, _, rest = held.partition(form.begin)
                 content += words
                 held, num_seen, self._open = form.begin + rest, 0, form
-                self._calls = _JsonCalls(self._tools, at=len(form.begin))
+                self._calls = StreamedCalls(self._tools, form.first, form.following)
             form = self._open
             begin = max(len(form.begin), num_seen - len(form.end) + 1)
             end = held.find(form.end, begin) if form.end else -1
@@ -114,7 +98,8 @@ class ToolReader:
         return self._ended(held, "", is_cut=is_cut)
 
     def _begun(self, held: str) -> tuple[CallDelta, ...]:
-        return self._calls.push(held) if self._streams else ()
+        may_end = self._open is not None and overlap(held, self._open.end) > 0
+        return self._calls.push(held) if self._streams and not may_end else ()
 
     def _ended(self, held: str, end: str, *, is_cut: bool) -> Said:
         """Return the rest of the open call format, or of an answer without one."""
@@ -124,97 +109,13 @@ class ToolReader:
         inner = held if form is None else held[len(form.begin) :]
         calls = () if is_cut and form is not None and form.needs_end else read(inner, self._tools)
         if self._streams and seen.num_begun:
-            later = [CallDelta(call.arguments, call.name) for call in calls[seen.num_begun :]]
-            return Said("" if calls or seen.is_open else held[seen.end :] + end, (*new, *later))
+            content = "" if calls or seen.is_open else held[seen.end :] + end
+            return Said(content, (*new, *seen.rest(calls)))
         if calls:
             return Said(calls=seen.as_written(calls))
         if is_cut and seen.whole:  # completed before the cut
             return Said(held[seen.end :], tuple(seen.whole))
         return Said(held + end)
-
-
-class _JsonCalls:
-    """Incremental parser of tool calls in JSON: one object, or a list of them.
-
-    Args:
-        at: index in the text where the JSON begins.
-    """
-
-    def __init__(self, tools: Tools, *, at: int) -> None:
-        self._tools = tools
-        self._at = at  # parsed up to here
-        self._begin = self._told = 0  # open arguments: where they begin, and how far they were returned
-        self._depth = 0
-        self._in_text = False
-        self._name: str | None = None
-        self._is_lost = False
-        self.num_begun = 0
-        self.whole: list[CallDelta] = []
-        self.end = 0
-        """End of the last complete call's arguments."""
-
-    @property
-    def is_open(self) -> bool:
-        """True while arguments are incomplete."""
-        return self._name is not None
-
-    def push(self, text: str) -> tuple[CallDelta, ...]:
-        """Return what is new in `text`, which must begin with the text of the last call."""
-        found: list[CallDelta] = []
-        while not self._is_lost:
-            begun = self._name is None
-            if self._name is None and not self._begins(text):
-                break
-            end = self._end_of_arguments(text)
-            new = text[self._told : self._at]
-            self._told = self._at
-            if begun or new:
-                found.append(CallDelta(new, self._name if begun else None))
-            if end is None:
-                break
-            arguments = text[self._begin : end]
-            self._is_lost = not is_object(arguments)
-            if not self._is_lost:
-                self.whole.append(CallDelta(arguments, self._name))
-            self._name, self.end = None, end
-        return tuple(found)
-
-    def as_written(self, calls: tuple[Call, ...]) -> tuple[CallDelta, ...]:
-        """Return complete calls, with the arguments as the model wrote them if these were parsed here."""
-        if [call.name for call in calls] == [delta.name for delta in self.whole]:
-            return tuple(self.whole)
-        return tuple(CallDelta(call.arguments, call.name) for call in calls)
-
-    def _begins(self, text: str) -> bool:
-        """Find the next call of a known tool and the start of its arguments."""
-        match = (_NEXT_CALL if self.num_begun else _FIRST_CALL).match(text, self._at)
-        if match is None or match[1] not in self._tools:
-            self._is_lost = match is not None or len(text) - self._at > _LONGEST_BEGIN
-            return False
-        self._name, self._at, self._depth, self._in_text = match[1], match.end(), 0, False
-        self._begin = self._told = self._at
-        self.num_begun += 1
-        return True
-
-    def _end_of_arguments(self, text: str) -> int | None:
-        """Continue parsing; return the end of the open object, or None."""
-        while match := _BRACKET.search(text, self._at):
-            letter = match[0]
-            if letter == "\\" and self._in_text:
-                if match.end() == len(text):  # the escaped character is still missing
-                    self._at = match.start()
-                    return None
-                self._at = match.end() + 1
-                continue
-            self._at = match.end()
-            if letter == '"':
-                self._in_text = not self._in_text
-            elif not self._in_text and letter != "\\":
-                self._depth += 1 if letter in "{[" else -1
-                if self._depth == 0:
-                    return self._at
-        self._at = len(text)
-        return None
 
 
 def _kind_of(text: str) -> Literal["unknown", "json", "text"]:
@@ -230,11 +131,6 @@ def _first_form(text: str) -> Form | None:
     """Return the format whose marker comes first."""
     found = [(at, form) for form in FORMS if (at := text.find(form.begin)) >= 0]
     return min(found, key=lambda one: one[0])[1] if found else None
-
-
-def _overlap(text: str, mark: str) -> int:
-    lengths = range(min(len(text), len(mark) - 1), 0, -1)
-    return next((n for n in lengths if text.endswith(mark[:n])), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

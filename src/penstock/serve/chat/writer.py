@@ -4,8 +4,9 @@ import secrets
 
 from penstock.engine.request import OutputDelta
 from penstock.serve.chat.reasoning import ReasoningReader
+from penstock.serve.chat.streamed_calls import CallDelta
 from penstock.serve.chat.tool_parsers import Call, is_object
-from penstock.serve.chat.tools import CallDelta, Said, ToolReader, ToolUse
+from penstock.serve.chat.tools import Said, ToolReader, ToolUse
 from penstock.serve.schema.chat import (
     ChatChoice,
     ChatFinish,

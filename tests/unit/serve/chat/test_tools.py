@@ -32,8 +32,10 @@ DEEPSEEK = """<|tool_calls_begin|><|tool_call_begin|>function<|tool_sep|>add
 ```json
 {}
 ```<|tool_call_end|><|tool_calls_end|>""".replace("|", "\uff5c").replace("_", "\u2581")
+CALLS_END = "<\uff5ctool\u2581calls\u2581end\uff5c>"
 DEEPSEEK_31 = """<|tool_calls_begin|><|tool_call_begin|>add<|tool_sep|>{"a": 1}<|tool_call_end|>\
 <|tool_calls_end|>""".replace("|", "\uff5c").replace("_", "\u2581")
+MISTRAL = '[TOOL_CALLS]add[CALL_ID]a1B2c3D4e[ARGS]{"a": 1, "b": "[TOOL_CALLS]"}'
 
 
 def read(text, cuts=(), *, streams=False, is_cut=False):
@@ -82,11 +84,39 @@ TEXTS = {
     "deepseek 3.1": (DEEPSEEK_31, "", 1),
     "deepseek, unknown tool": (DEEPSEEK.replace("sub", "mul"),) * 2 + (0,),
     "deepseek, broken JSON": (DEEPSEEK.replace("{}", "{"),) * 2 + (0,),
+    "mistral, names": (f"I add.{MISTRAL}[TOOL_CALLS]sub[ARGS]{{}}", "I add.", 2),
+    "mistral, names in lines": (f"{MISTRAL}\n[TOOL_CALLS] add[ARGS] {{}}\n", "", 2),
+    "mistral, names alone": ('[TOOL_CALLS]sub{"x": [1]}', "", 1),
+    "mistral, unknown name": ("[TOOL_CALLS]mul[ARGS]{}",) * 2 + (0,),
+    "mistral, no arguments": ("[TOOL_CALLS]add",) * 2 + (0,),
+    "mistral, broken JSON": ("[TOOL_CALLS]add[ARGS]{",) * 2 + (0,),
+    "mistral, words after": (f"{MISTRAL} Done.",) * 2 + (0,),
+    "coder, no parameters": ("<tool_call><function=sub>\n</function></tool_call>", "", 1),
+    "coder, many spaces": (CODER.replace("</parameter>", "</parameter>" + " " * 600), "", 1),
+    "coder, a parameter twice": (XML.replace("=b", "=a"),) * 2 + (0,),
     "arguments that are no object": (CALL.replace('{"a": 1, "b": "</x>"}', "[1]"),) * 2 + (0,),
     "not a number": (CALL.replace("1", "NaN"),) * 2 + (0,),
     "arguments in a text that are no JSON": ('{"name": "add", "arguments": "a = 1"}',) * 2 + (0,),
     "arguments in a text": ('{"name": "add", "arguments": "{\\"a\\": 1}"}', "", 1),
 }
+
+ADDED, BOTH = Call("add", '{"a": 1}'), Call("add", '{"a": 1, "b": "2\\n<x>"}')
+STREAMED = {
+    "not a number": ("}\n</tool_call>", [Call("add", '{"a": NaN, "b": "</x>"}')]),
+    "coder, cut in a parameter": ("", [Call("add", '{"a": 1')]),
+    "coder, words between": ("", [Call("add", BOTH.arguments.removesuffix("}"))]),
+    "coder, half of it": ("oops</tool_call>", [BOTH]),
+    "coder, a parameter twice": ("", [Call("add", '{"a": 1')]),
+    "llama 3.1, no JSON": ("</function>", [Call("add", "{a}")]),
+    "deepseek, unknown tool": (DEEPSEEK.partition('{"a": 1}')[2].replace("sub", "mul"), [ADDED]),
+    "deepseek, broken JSON": (
+        "",
+        [ADDED, Call("sub", DEEPSEEK.replace("{}", "{")[DEEPSEEK.index("{}") :].removesuffix(CALLS_END))],
+    ),
+    "mistral, broken JSON": ("", [Call("add", "{")]),
+    "mistral, words after": (" Done.", [Call("add", '{"a": 1, "b": "[TOOL_CALLS]"}')]),
+}
+"""What a stream has sent of texts that turn out to be malformed: it cannot be taken back."""
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -96,8 +126,8 @@ def test_every_form_is_read_wherever_the_text_is_cut(name, streams, data):
     text, expected, num_calls = TEXTS[name]
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
     content, calls = read(text, cuts, streams=streams)
-    if streams and name == "not a number":
-        assert (content, calls) == ("}\n</tool_call>", [Call("add", '{"a": NaN, "b": "</x>"}')])
+    if streams and name in STREAMED:
+        assert (content, calls) == STREAMED[name]
         return
     assert (content, len(calls)) == (expected, num_calls)
     assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
@@ -110,8 +140,28 @@ def test_arguments_stream_as_they_are_written(cut):
     reader = ToolReader(TOOLS, streams=True)
     said = [reader.push(letter) for letter in CALL[:cut]]
     told = "".join(delta.arguments for one in said for delta in one.calls)
-    assert CALL[:cut].endswith(told)
-    assert told == CALL[len('<tool_call>\n{"name": "add", "arguments": ') : cut]
+    written = CALL[len('<tool_call>\n{"name": "add", "arguments": ') : cut]
+    assert told == written or written.endswith(("<", "</"))  # which may begin the end mark
+
+
+def test_a_parameter_that_is_a_string_streams_as_it_is_written_and_another_once_it_is_whole():
+    reader = ToolReader(TOOLS, streams=True)
+    for piece, new in (
+        ("<function=add>", ""),
+        ("<parameter=a>\n", '{"a": '),
+        ("1", ""),
+        ("2\n", ""),
+        ("</parameter>", "12"),
+        ("\n<parameter=b>", ""),
+        ("\nOne", ', "b": "One'),
+        (' "two"\n', ' \\"two\\"'),
+        ("\n\t", "\\n\\n\\t"),
+        ("</p", ""),
+        (">", "</p>"),
+        ("\n</parameter>", '"'),
+        ("</function>", "}"),
+    ):
+        assert "".join(delta.arguments for delta in reader.push(piece).calls) == new
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -122,6 +172,8 @@ def test_of_calls_that_were_cut_those_before_are_made_and_the_last_is_text_unles
         assert (content, calls) == ("", [Call("sub", "{}"), Call("add", '{"a": ')])
     else:
         assert (content, calls) == ('}, {"name": "add", "arguments": {"a": ', [Call("sub", "{}")])
+    text = DEEPSEEK.partition("{}")[0]
+    assert read(text, streams=streams, is_cut=True) == (text.partition('{"a": 1}')[2], [ADDED])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +183,7 @@ def test_of_calls_that_were_cut_those_before_are_made_and_the_last_is_text_unles
         (CALL.removesuffix("</tool_call>"), 1),
         (XML.removesuffix("</function>"), 0),
         (XML, 1),
-        (DEEPSEEK[:-90], 0),
+        (DEEPSEEK[: DEEPSEEK.index("1}")], 0),
         ('{"name": "add", "arguments": {"a": 1', 0),
         ('{"name": "add", "arguments": {"a": 1}', 1),
     ],
@@ -145,6 +197,8 @@ def test_arguments_are_those_that_were_written():
     assert read(CALL)[1] == [Call("add", '{"a": 1, "b": "</x>"}')]
     assert read(DEEPSEEK)[1] == [Call("add", '{"a": 1}'), Call("sub", "{}")]
     assert read(DEEPSEEK_31)[1] == [Call("add", '{"a": 1}')]
+    spaced = '{ "b":"é \\u00e9" }'
+    assert read(f"[TOOL_CALLS]add[ARGS]{spaced}") == ("", [Call("add", spaced)])
 
 
 @pytest.mark.parametrize(
@@ -185,6 +239,14 @@ def test_a_long_call_in_small_pieces_is_read_once(streams, marks):
     arguments = json.dumps({"b": "x = 1;\n" * 50_000})
     text = f'{marks[0]}{{"name": "add", "arguments": {arguments}}}{marks[1]}'
     assert read(text, range(0, len(text), 4), streams=streams) == ("", [Call("add", arguments)])
+
+
+@pytest.mark.parametrize("key", ["b", "unknown"])
+def test_long_parameters_in_small_pieces_are_read_once(key):
+    value = "x = 1;\n" * 50_000
+    text = f"<function=add><parameter={key}>\n{value}\n</parameter></function>"
+    [call] = read(text, range(0, len(text), 4), streams=True)[1]
+    assert json.loads(call.arguments) == {key: value}
 
 
 def test_words_stream_as_they_come():
