@@ -221,11 +221,16 @@ def test_lists_and_objects_reach_the_template_as_text(tmp_path):
 
 
 def test_an_effort_without_a_place_in_the_template_is_without_effect(tmp_path):
-    template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}"
+    template = "{% for m in messages %}{{ m.role + m.content }}{% endfor %}{% for x in extra %}{% endfor %}"
     folder = make_model(tmp_path / "tiny", template=template)
     with serving(folder, "--cache-gib", "0.01") as server, server.http() as http, server.openai() as client:
         plain = client.chat.completions.create(**CHAT).usage.prompt_tokens
         assert client.chat.completions.create(**CHAT, reasoning_effort="high").usage.prompt_tokens == plain
+        wrong = {"messages": HELLO, "chat_template_kwargs": {"extra": 7, "other": "x"}}
+        for route in ("/v1/chat/completions", "/tokenize"):
+            refused = http.post(route, json=wrong)
+            assert refused.status_code == 400
+            assert "variables extra (int): 'int' object is not iterable" in refused.json()["error"]["message"]
         own = [{"role": "narrator", "content": "a river"}]
         asked = {**CHAT, "messages": own, "extra_body": {"return_token_ids": True}}
         tokens = client.chat.completions.create(**asked).prompt_token_ids

@@ -96,9 +96,8 @@ def render(
         add_generation_prompt: True to end with the beginning of an answer; False: the conversation alone.
 
     Raises:
-        UsageError: the template rejects these messages, or there are none.
+        UsageError: the template rejects these messages, or there are none; or `variables` make it fail.
         ModelError: the template is invalid.
-
 
     >>> render([{"role": "user", "content": "Hi"}], ChatTemplate())
     'User: Hi\\n\\nAssistant:'
@@ -110,18 +109,36 @@ def render(
     source = template.tool_source or template.source if tools else template.source
     if source is None:
         return _transcript(messages, has_tools=bool(tools), add_generation_prompt=add_generation_prompt)
-    known = {
+    known: dict[str, object] = {
         "messages": messages,
         "add_generation_prompt": add_generation_prompt,
         "tools": list(tools) or None,
     }
+    known = {**template.variables, **known}
     try:
-        compiled = _compiled(source)
-        return compiled.render({**(variables or {}), **template.variables, **known})
+        return _compiled(source).render({**(variables or {}), **known})
     except _RefusedMessages as refusal:
         raise UsageError(f"The model's chat template refuses these messages: {refusal}") from None
-    except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except _FAILURES as error:
+        given = {name: value for name, value in (variables or {}).items() if name in source}
+        if given and not _fails_so(error, source, known):
+            names = ", ".join(f"{name} ({type(value).__name__})" for name, value in given.items())
+            fix = "Send what the template expects, or leave them out."
+            raise UsageError(
+                f"The chat template fails with the variables {names}: {error}", fix=fix
+            ) from None
         raise ModelError(f"The model's chat template fails: {error}") from error
+
+
+def _fails_so(error: Exception, source: str, known: Mapping[str, object]) -> bool:
+    """Return True if a template fails in the same way without the caller's variables."""
+    try:
+        _compiled(source).render(known)
+    except _RefusedMessages:
+        return False
+    except _FAILURES as other:
+        return repr(other) == repr(error)
+    return False
 
 
 def _check_message(message: object) -> None:
@@ -176,6 +193,10 @@ def _token(stored: Any) -> str | None:  # Any: JSON; a text, or an object with t
     if isinstance(stored, dict):
         stored = stored.get("content")
     return stored if isinstance(stored, str) else None
+
+
+_FAILURES = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What a template raises that cannot be rendered; AttributeError comes from filters such as `dictsort`."""
 
 
 class _RefusedMessages(Exception):

@@ -161,7 +161,7 @@ class Tokenizer:
         most = (self.longest_token_bytes or 0) * num_tokens
         if most == 0 or 4 * len(text) <= most or _num_bytes(text) <= most:
             return False
-        for form in _unicode_forms(json.loads(self.content).get("normalizer")) or ():
+        for form in self._forms or ():
             text = unicodedata.normalize(form, text)
         return _num_bytes(text) > most
 
@@ -176,12 +176,16 @@ class Tokenizer:
         is_byte_level = "ByteLevel" in json.dumps([content.get("pre_tokenizer"), content.get("decoder")])
         has_bytes = is_byte_level or (content.get("model") or {}).get("byte_fallback")
         strips = any(one.get("lstrip") or one.get("rstrip") for one in content.get("added_tokens") or ())
-        if strips or not has_bytes or _unicode_forms(content.get("normalizer")) is None:
+        if strips or not has_bytes or self._forms is None:
             return None
         names = self.vocabulary()
         if is_byte_level:  # each letter of an entry is a byte
             return max(len(name.encode()) if name in self.added else len(name) for name in names)
         return max(len(name.encode()) for name in names)
+
+    @cached_property
+    def _forms(self) -> list[UnicodeForm] | None:
+        return _unicode_forms(json.loads(self.content).get("normalizer"))
 
     @cached_property
     def _guard(self) -> SpecialTokenGuard:

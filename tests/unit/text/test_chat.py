@@ -99,6 +99,32 @@ def test_messages_that_a_template_refuses_are_the_users_error():
         render(TALK, ChatTemplate(source=source))
 
 
+@pytest.mark.parametrize(
+    ("source", "variables", "said"),
+    [
+        (
+            "{% for word in words %}x{% endfor %}",
+            {"words": 5, "unused": 1},
+            r"variables words \(int\): 'int'",
+        ),
+        ("{{ effort + 1 }}", {"effort": "high"}, r"effort \(str\): can only concatenate"),
+        ("{{ tags | dictsort }}", {"tags": 1.5}, r"tags \(float\): .*'items'"),
+        ("{{ a | length }}{{ b }}", {"b": True, "a": None}, r"b \(bool\), a \(NoneType\): .*len"),
+        ("{{ raise_exception('no') }}", {"raise_exception": []}, r"raise_exception \(list\): .*callable"),
+    ],
+)
+def test_variables_that_break_a_template_are_the_users_error_and_named(source, variables, said):
+    with pytest.raises(UsageError, match=said) as refused:
+        render(TALK, ChatTemplate(source=source), variables=variables)
+    assert "unused" not in str(refused.value)
+
+
+def test_a_template_that_fails_also_without_the_variables_is_the_models_error():
+    source = "{{ loud }}{{ messages[0].content / 0 }}"
+    with pytest.raises(ModelError, match="chat template fails: unsupported"):
+        render(TALK, ChatTemplate(source=source), variables={"loud": True})
+
+
 def test_no_message_is_refused():
     with pytest.raises(UsageError, match="no message"):
         render([], ChatTemplate())

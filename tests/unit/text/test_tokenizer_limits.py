@@ -71,6 +71,16 @@ def test_letters_that_become_shorter_are_counted_so():
     assert BOUNDED["bytes"].exceeds(text, 100 // BOUNDED["bytes"].longest_token_bytes + 1)
 
 
+def test_the_file_is_parsed_once_however_many_texts_are_asked_about(monkeypatch):
+    tokenizer, parsed = byte_level(normalizers.NFC()), []
+    loads = json.loads
+    monkeypatch.setattr(json, "loads", lambda text: parsed.append(text) or loads(text))
+    assert tokenizer.exceeds("a" * 10_000, 7)
+    before = len(parsed)
+    assert all(tokenizer.exceeds("a" * 10_000, most) for most in range(1, 9))
+    assert len(parsed) == before
+
+
 def words():
     parsed = tokenizers.Tokenizer(models.WordLevel({"<unk>": 0, "the": 1}, unk_token="<unk>"))
     parsed.pre_tokenizer = pre_tokenizers.Whitespace()
