@@ -60,7 +60,7 @@ def test_completions_return_ids_of_each_prompt(client, http):
         ]
 
 
-@pytest.mark.parametrize("num", [0, 3])
+@pytest.mark.parametrize("num", [0, 3, -1])
 def test_the_prompts_log_probabilities_are_those_of_transformers(client, http, reference, num):
     more = {"prompt_logprobs": num, **NO_END}
     for told, tokens in (
@@ -85,7 +85,7 @@ def test_the_prompts_log_probabilities_are_those_of_transformers(client, http, r
                 own["decoded_token"]
                 == http.post("/detokenize", json={"tokens": [tokens[at]]}).json()["prompt"]
             )
-            likely = {str(token) for token in row.topk(num).indices.tolist()}
+            likely = {str(token) for token in row.topk(num if num >= 0 else len(row)).indices.tolist()}
             assert set(entry) == likely | {str(tokens[at])}
             for token in likely:
                 assert entry[token]["logprob"] == pytest.approx(row[int(token)].item(), abs=1e-4)
@@ -157,6 +157,40 @@ def test_a_prompt_is_cut_to_its_last_tokens(client, http):
         **{**TEXT, "prompt": too_many}, extra_body={**more, "truncate_prompt_tokens": -1}
     )
     assert fits.choices[0].prompt_token_ids == too_many[-(4096 - 8) :]
+
+
+@pytest.mark.parametrize(("side", "kept"), [("left", slice(-7, None)), ("right", slice(7))])
+def test_the_side_of_the_truncation_is_chosen(client, http, side, kept):
+    long = "the turbine feeds the penstock " * 2000  # more than any context holds
+    ids = tokens_of(http, prompt="the turbine feeds the penstock " * 40)
+    more = {"truncate_prompt_tokens": 7, "truncation_side": side, "return_token_ids": True}
+    found = client.completions.create(**{**TEXT, "prompt": long}, extra_body=more).choices[0]
+    assert found.prompt_token_ids == ids[kept]
+    chat = client.chat.completions.create(**CHAT, extra_body=more)
+    assert chat.prompt_token_ids == tokens_of(http, messages=HELLO)[kept]
+    said = {**CHAT, "messages": [{"role": "user", "content": long * 10}]}
+    assert len(client.chat.completions.create(**said, extra_body=more).prompt_token_ids) == 7
+
+
+def test_texts_for_vectors_are_truncated_at_their_end_unless_the_side_is_named(http):
+    text = "a turbine of the penstock"
+    ids = tokens_of(http, prompt=text)
+
+    def vector(given, **more):
+        body = {"input": given, "encoding_format": "float", **more}
+        reply = http.post("/v1/embeddings", json=body).json()
+        return reply["data"][0]["embedding"], reply["usage"]["prompt_tokens"]
+
+    for more, kept in (({}, ids[:4]), ({"truncation_side": "left"}, ids[-4:])):
+        found, num = vector(text, truncate_prompt_tokens=4, **more)
+        assert (found, num) == (pytest.approx(vector(kept)[0], abs=1e-5), 4)
+    assert vector("the penstock " * 20_000, truncate_prompt_tokens=-1)[1] == 4096
+    cut = {"truncate_prompt_tokens": 3, "truncation_side": "left"}
+    same = text.replace("a turbine", "some water")
+    pairs = http.post("/v1/score", json={"text_1": text, "text_2": [same], **cut}).json()
+    assert (pairs["usage"]["prompt_tokens"], pairs["data"][0]["score"]) == (6, pytest.approx(1.0))
+    ranked = http.post("/v1/rerank", json={"query": text, "documents": ["b", same], **cut}).json()
+    assert ranked["results"][0]["index"] == 1
 
 
 def test_the_assistants_last_words_come_before_the_answer(client):

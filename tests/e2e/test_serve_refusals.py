@@ -106,6 +106,18 @@ REFUSED = {
         {"prompt": "a", "truncate_prompt_tokens": 0},
         "or at least 1 (got 0)",
     ),
+    "many log-probabilities of a prompt": (
+        "completions",
+        {"prompt": [1] * 4000, "prompt_logprobs": -1},
+        "and the limit is 262,144. Ask for shorter prompts",
+    ),
+    "all of the vocabulary for answers": ("completions", {"prompt": "a", "logprobs": -1}, "logprobs: "),
+    "a side without a length": (
+        "embeddings",
+        {"input": "a", "truncation_side": "left"},
+        "truncation_side is given without truncate_prompt_tokens",
+    ),
+    "no such side": ("score", {"text_1": "a", "text_2": "b", "truncation_side": "top"}, "truncation_side: "),
     "a token that is not there": (
         "completions",
         {"prompt": "a", "allowed_token_ids": [1, 400]},
@@ -136,6 +148,7 @@ REFUSED = {
     "a long bad word": ("completions", {"prompt": "a", "bad_words": ["a" * 257]}, "at most 256"),
     "many documents": ("chat/completions", {**CHAT, "documents": [{}] * 1025}, "at most 1024"),
     "many texts to rank": ("rerank", {"query": "a", "documents": ["a"] * 2049}, "the limit is 2,048"),
+    "many texts to score": ("score", {"text_1": "a", "text_2": ["a"] * 2100}, "text_2 has 2,100 entries"),
     "texts that make no pairs": ("score", {"text_1": ["a", "b"], "text_2": ["a"]}, "text_1 has 2 texts and"),
     "nothing to rank": ("rerank", {"query": "a", "documents": []}, "at least 1 item"),
     "an empty question": (

@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from penstock.core.errors import UsageError
 from penstock.engine.prompts import check_prompt, room_after
@@ -10,7 +11,7 @@ from penstock.engine.request import Request
 from penstock.engine.sampling_params import Sampling
 from penstock.serve.errors import ApiError, api_error_of
 from penstock.serve.limits import ServerLimits
-from penstock.serve.schema.base import Generation
+from penstock.serve.schema.base import Generation, Truncation
 from penstock.serve.state import ModelInfo
 from penstock.text.tokenizer import Tokenizer
 
@@ -52,10 +53,12 @@ def engine_request(
         ApiError: a value is out of its limits, or prompt and answer do not fit the context.
     """
     _check(body)
-    prompt = _truncated(prompt, body.truncate_prompt_tokens, asked, served)
+    room = max(1, served.context - (asked.max_tokens or 1))
+    prompt = truncated(prompt, body, room=room, side="left")
     num_answers = body.n or 1
     if num_answers > limits.max_answers:
         raise ApiError(400, f"n is at most {limits.max_answers} (got {num_answers}).", param="n")
+    num_prompt_logprobs = asked.num_prompt_logprobs if body.prompt_logprobs is None else body.prompt_logprobs
     return Request(
         prompt=tuple(prompt),
         max_tokens=_max_tokens(prompt, asked, served=served, limits=limits),
@@ -70,9 +73,7 @@ def engine_request(
         salt=body.cache_salt or "",
         grammar=asked.grammar,
         deadline_s=None if limits.deadline_s is None else now_s + limits.deadline_s,
-        num_prompt_logprobs=asked.num_prompt_logprobs
-        if body.prompt_logprobs is None
-        else body.prompt_logprobs,
+        num_prompt_logprobs=served.vocab_size if body.prompt_logprobs == -1 else num_prompt_logprobs,
     )
 
 
@@ -85,19 +86,31 @@ def _check(body: Generation) -> None:
         )
 
 
-def _truncated(
-    prompt: Sequence[int], most: int | None, asked: RouteOptions, served: ModelInfo
+def truncated(
+    prompt: Sequence[int], body: Truncation, *, room: int, side: Literal["left", "right"]
 ) -> Sequence[int]:
-    """Return the last `most` tokens of a prompt."""
+    """Return the tokens of a prompt that are used.
+
+    Args:
+        room: number of tokens that -1 means.
+        side: side to truncate if the request names none.
+
+    Raises:
+        ApiError: a prompt of no tokens is asked for, or a side without a length.
+    """
+    most = body.truncate_prompt_tokens
     if most is None:
+        if body.truncation_side is not None:
+            raise ApiError(
+                400, "truncation_side is given without truncate_prompt_tokens.", param="truncation_side"
+            )
         return prompt
     if most == 0:
         raise ApiError(
             400, "truncate_prompt_tokens must be -1 or at least 1 (got 0).", param="truncate_prompt_tokens"
         )
-    if most < 0:
-        most = max(1, served.context - (asked.max_tokens or 1))
-    return prompt[-most:]
+    most = room if most < 0 else most
+    return prompt[:most] if (body.truncation_side or side) == "right" else prompt[-most:]
 
 
 def check_logprobs(requests: Sequence[Request], *, is_streamed: bool) -> None:

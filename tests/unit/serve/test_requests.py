@@ -112,6 +112,34 @@ def test_answers_are_no_longer_than_the_server_allows():
 
 
 @pytest.mark.parametrize(
+    ("most", "side", "kept"),
+    [
+        (None, None, range(200)),
+        (5, None, range(195, 200)),
+        (5, "left", range(195, 200)),
+        (5, "right", range(5)),
+        (300, "right", range(200)),
+        (-1, "right", range(90)),
+        (-1, None, range(110, 200)),
+    ],
+)
+def test_a_prompt_is_truncated_at_the_side_that_is_named(most, side, kept):
+    body = {"truncate_prompt_tokens": most, "truncation_side": side}
+    served = replace(SERVED, context=100 if most in (5, -1) else 300)
+    assert asked(prompt=tuple(range(200)), max_tokens=10, served=served, **body).prompt == tuple(kept)
+
+
+def test_a_side_without_a_length_is_refused():
+    with pytest.raises(ApiError, match="without truncate_prompt_tokens") as refused:
+        asked(truncation_side="right")
+    assert (refused.value.status, refused.value.param) == (400, "truncation_side")
+
+
+def test_all_of_the_vocabulary_is_meant_by_minus_one():
+    assert asked(prompt_logprobs=-1).num_prompt_logprobs == 260
+
+
+@pytest.mark.parametrize(
     ("body", "num", "is_streamed", "is_refused"),
     [
         ({"n": 16}, 20, False, True),
@@ -122,6 +150,7 @@ def test_answers_are_no_longer_than_the_server_allows():
         ({"n": 16, "prompt_logprobs": 20}, None, True, True),
         ({"n": 1, "prompt_logprobs": 1}, None, False, False),
         ({"n": 1, "prompt_logprobs": 20}, None, False, True),
+        ({"n": 1, "prompt_logprobs": -1}, None, False, True),
     ],
 )
 def test_log_probabilities_that_would_fill_the_memory_are_refused(body, num, is_streamed, is_refused):

@@ -16,17 +16,20 @@ _END_MARK = "\ufdd2\ufdd3"
 """Marks the end of the last message in a rendered template: code points that Unicode reserves as unused."""
 
 
-def prompts_of(prompt: Prompt, served: ModelInfo, *, max_prompts: int, param: str) -> list[list[int]]:
+def prompts_of(
+    prompt: Prompt, served: ModelInfo, *, max_prompts: int, param: str, truncates: bool
+) -> list[list[int]]:
     """Return the token ids of each prompt of a request.
 
     Args:
         param: key of the request, for error messages.
+        truncates: True: accept texts of any length, because the prompt is truncated afterwards.
 
     Raises:
         ApiError: too many prompts, or none.
     """
     if isinstance(prompt, str):
-        return [encoded(prompt, served, served.text_processor.encode, param=param)]
+        prompt = [prompt]
     if not prompt:
         raise ApiError(400, f"{param} is an empty list. Give at least one text.", param=param)
     if isinstance(prompt[0], int):
@@ -37,18 +40,29 @@ def prompts_of(prompt: Prompt, served: ModelInfo, *, max_prompts: int, param: st
         )
     encode = served.text_processor.encode
     return [
-        encoded(one, served, encode, param=param) if isinstance(one, str) else list(one) for one in prompt
+        encoded(one, served, encode, param=param, truncates=truncates) if isinstance(one, str) else list(one)
+        for one in prompt
     ]
 
 
-def encoded(text: str, served: ModelInfo, encode: Callable[[str], list[int]], *, param: str) -> list[int]:
+def encoded(
+    text: str,
+    served: ModelInfo,
+    encode: Callable[[str], list[int]],
+    *,
+    param: str,
+    truncates: bool = False,
+) -> list[int]:
     """Return the token ids of a text.
+
+    Args:
+        truncates: True: accept any length, because the prompt is truncated afterwards.
 
     Raises:
         ApiError: the text is longer than any text that fits the context; encoding it would take seconds.
     """
     tokenizer = served.text_processor.tokenizer
-    if tokenizer.exceeds(text, served.context):
+    if not truncates and tokenizer.exceeds(text, served.context):
         size, most = len(text.encode()), (tokenizer.longest_token_bytes or 0) * served.context
         raise ApiError(
             400,
@@ -67,12 +81,14 @@ def chat_prompt(
     tools: Sequence[Tool] = (),
     variables: dict[str, ANY_JSON] | None = None,
     ending: Ending = "asks",
+    truncates: bool = False,
 ) -> list[int]:
     """Return the token ids of a conversation.
 
     Args:
         ending: "asks": with the start of an answer; "stops": after the last turn; "goes_on": within the
             last turn, at the end of its text.
+        truncates: True: accept any length, because the prompt is truncated afterwards.
 
     Raises:
         ApiError: the arguments of a tool call are not a JSON object.
@@ -90,7 +106,8 @@ def chat_prompt(
         add_generation_prompt=ending == "asks",
     )
     text = _before_mark(text) if ending == "goes_on" else text
-    return encoded(text, service.served, text_processor.encode_rendered, param="messages")
+    encode = text_processor.encode_rendered
+    return encoded(text, service.served, encode, param="messages", truncates=truncates)
 
 
 def ending_of(body: ChatRequest | TokenizeRequest) -> Ending:

@@ -34,6 +34,7 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         tools=use.told,
         variables=variables,
         ending=ending_of(body),
+        truncates=body.truncate_prompt_tokens is not None,
     )
     added = service.served.text_processor.tokenizer.added
     grammar = grammar_of_answer(

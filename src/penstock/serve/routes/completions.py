@@ -121,7 +121,13 @@ def _max_tokens(body: CompletionRequest, limits: ServerLimits) -> int:
 
 def _requests(body: CompletionRequest, service: AppState, *, client: str) -> list[engine.Request]:
     served, limits = service.served, service.limits
-    prompts = prompts_of(body.prompt, served, max_prompts=limits.max_prompts, param="prompt")
+    prompts = prompts_of(
+        body.prompt,
+        served,
+        max_prompts=limits.max_prompts,
+        param="prompt",
+        truncates=body.truncate_prompt_tokens is not None,
+    )
     asked = RouteOptions(
         max_tokens=_max_tokens(body, limits),
         num_logprobs=body.logprobs,

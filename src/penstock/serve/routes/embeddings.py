@@ -15,11 +15,11 @@ from starlette.responses import Response
 from penstock.core import clock
 from penstock.engine import request as engine
 from penstock.serve.chat.prompt import prompts_of
-from penstock.serve.engine_request import check_embedded
+from penstock.serve.engine_request import check_embedded, truncated
 from penstock.serve.errors import ApiError
 from penstock.serve.output_stream import UsageCounter
 from penstock.serve.routes.dependencies import FAILURES, new_id, reply, service_of, visit_of
-from penstock.serve.schema.base import ABSENT, Body, Name, OneOf, Reply
+from penstock.serve.schema.base import ABSENT, Name, OneOf, Reply, Truncation
 from penstock.serve.schema.completions import Prompt
 from penstock.serve.state import AppState
 
@@ -29,7 +29,7 @@ Vectors = list[tuple[float, ...]]
 """Embeddings of length 1."""
 
 
-class EmbeddingsRequest(Body):
+class EmbeddingsRequest(Truncation):
     """Texts or token ids to embed."""
 
     input: Prompt
@@ -69,7 +69,7 @@ class Embeddings(Reply):
 @router.post("/v1/embeddings", response_model=Embeddings, responses=FAILURES)
 async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     """Embed texts: one vector of length 1 per text."""
-    [vectors], usage = await _vectors(request, body.model, input=body.input)
+    [vectors], usage = await _vectors(request, body, input=body.input)
     service = service_of(request)
     lengths = service.served.text_processor.vector_lengths
     cut = [shortened(vector, body.dimensions, lengths=lengths) for vector in vectors]
@@ -91,7 +91,7 @@ Texts = Annotated[
 ]
 
 
-class ScoreRequest(Body):
+class ScoreRequest(Truncation):
     """Pairs of texts: one text with each of several, or two lists of equal length."""
 
     text_1: Texts
@@ -130,20 +130,21 @@ async def score(body: ScoreRequest, request: Request) -> Response:
             f"text_1 has {len(ones):,} texts and text_2 {len(others):,}. Give one, or equally many.",
             param="text_1",
         )
-    [first, second], usage = await _vectors(request, body.model, text_1=ones, text_2=others)
-    pairs = zip(first * len(second) if len(first) == 1 else first, second, strict=True)
+    [first, second], usage = await _vectors(request, body, text_1=ones, text_2=others)
+    first = first * len(second) if len(first) == 1 else first
+    scores = await asyncio.to_thread(_cosines, first, second)
     return reply(
         Scores(
             id=new_id("score"),
             created=int(clock.unix_seconds()),
             model=body.model or service_of(request).served.name,
-            data=[PairScore(index=index, score=_cosine(*pair)) for index, pair in enumerate(pairs)],
+            data=[PairScore(index=index, score=score) for index, score in enumerate(scores)],
             usage=usage,
         )
     )
 
 
-class RerankRequest(Body):
+class RerankRequest(Truncation):
     """A query, and documents to rank by similarity to it."""
 
     query: str
@@ -183,10 +184,8 @@ class Ranking(Reply):
 @router.post("/v1/rerank", response_model=Ranking, responses=FAILURES)
 async def rerank(body: RerankRequest, request: Request) -> Response:
     """Rank documents by similarity to a query."""
-    [[query], documents], usage = await _vectors(
-        request, body.model, query=[body.query], documents=body.documents
-    )
-    scores = [_cosine(query, document) for document in documents]
+    [[query], documents], usage = await _vectors(request, body, query=[body.query], documents=body.documents)
+    scores = await asyncio.to_thread(_cosines, [query] * len(documents), documents)
     order = sorted(range(len(scores)), key=lambda index: -scores[index])  # stable: equals keep their order
     return reply(
         Ranking(
@@ -205,19 +204,23 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     )
 
 
-def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    """Return the cosine of two vectors of length 1, limited to [-1, 1] against rounding."""
-    return max(-1.0, min(1.0, math.fsum(a * b for a, b in zip(one, other, strict=True))))
+def _cosines(ones: Vectors, others: Vectors) -> list[float]:
+    """Return the cosine of each pair of vectors of length 1, limited to [-1, 1] against rounding."""
+    products = (
+        math.fsum(a * b for a, b in zip(one, other, strict=True))
+        for one, other in zip(ones, others, strict=True)
+    )
+    return [max(-1.0, min(1.0, product)) for product in products]
 
 
 async def _vectors(
-    request: Request, model: str | None, **texts: Prompt
+    request: Request, body: EmbeddingsRequest | ScoreRequest | RerankRequest, **texts: Prompt
 ) -> tuple[list[Vectors], EmbeddingsUsage]:
     """Return the embeddings of each list of texts, by its key in the request."""
     service, visit = service_of(request), visit_of(request)
     service.check_open()
     groups = [
-        await asyncio.to_thread(_requests, key, given, model, service, client=visit.client)
+        await asyncio.to_thread(_requests, key, given, body, service, client=visit.client)
         for key, given in texts.items()
     ]
     requests = [one for group in groups for one in group]
@@ -242,10 +245,17 @@ async def _computed(tally: UsageCounter, num_texts: int) -> Vectors:
 
 
 def _requests(
-    key: str, given: Prompt, model: str | None, service: AppState, *, client: str
+    key: str,
+    given: Prompt,
+    body: EmbeddingsRequest | ScoreRequest | RerankRequest,
+    service: AppState,
+    *,
+    client: str,
 ) -> list[engine.Request]:
     served, limits = service.served, service.limits
-    prompts = prompts_of(given, served, max_prompts=limits.max_texts, param=key)
+    truncates = body.truncate_prompt_tokens is not None
+    whole = prompts_of(given, served, max_prompts=limits.max_texts, param=key, truncates=truncates)
+    prompts = [truncated(one, body, room=served.context, side="right") for one in whole]
     for prompt in prompts:
         check_embedded(prompt, served, param=key)
     deadline_s = None if limits.deadline_s is None else clock.monotonic() + limits.deadline_s
@@ -254,7 +264,7 @@ def _requests(
             prompt=tuple(prompt),
             max_tokens=0,
             client=client,
-            adapter=served.adapter_of(model),
+            adapter=served.adapter_of(body.model),
             deadline_s=deadline_s,
             task="embed",
         )

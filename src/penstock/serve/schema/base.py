@@ -151,7 +151,16 @@ BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 BadWords = Annotated[list[BadWord], Field(max_length=128, fail_fast=True)]
 
 
-class Generation(Body):
+class Truncation(Body):
+    """Truncation of prompts, under vLLM's names."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    """Use only this many tokens of a prompt; -1: as many as fit the context."""
+    truncation_side: Literal["left", "right"] | None = None
+    """left: the last tokens are used; right: the first. Default: left, for embeddings right."""
+
+
+class Generation(Truncation):
     """Settings of generation. Null is the same as leaving a key out."""
 
     model: Name | None = None
@@ -183,12 +192,11 @@ class Generation(Body):
     bad_words: BadWords | None = None
     """Texts that answers must not contain, as token sequences with and without a space before; the same
     letters may still appear in other tokens."""
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    """Use only the last tokens of a prompt; -1: as many as fit the context."""
     logprob_token_ids: LogprobIds | None = None
     """Return log-probabilities of these tokens instead of the likeliest."""
-    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    """Return log-probabilities of the prompt, with this many likeliest alternatives; not in streams."""
+    prompt_logprobs: Annotated[int, Field(ge=-1, le=20)] | None = None
+    """Return log-probabilities of the prompt, with this many likeliest alternatives; -1: of the whole
+    vocabulary; not in streams."""
     return_token_ids: bool | None = None
     """Also return the token ids of prompt and answer."""
     return_tokens_as_token_ids: bool | None = None
