@@ -14,6 +14,8 @@ Ending = Literal["asks", "stops", "goes_on"]
 
 _END_MARK = "\ufdd2\ufdd3"
 """Marks the end of the last message in a rendered template: code points that Unicode reserves as unused."""
+_MAX_TRUNCATED_CONTEXTS = 32
+"""Maximum length of a text that is truncated, in contexts: all of it is encoded first."""
 
 
 def prompts_of(
@@ -23,7 +25,7 @@ def prompts_of(
 
     Args:
         param: key of the request, for error messages.
-        truncates: True: accept texts of any length, because the prompt is truncated afterwards.
+        truncates: True: accept texts of several contexts, because the prompt is truncated afterwards.
 
     Raises:
         ApiError: too many prompts, or none.
@@ -56,17 +58,19 @@ def encoded(
     """Return the token ids of a text.
 
     Args:
-        truncates: True: accept any length, because the prompt is truncated afterwards.
+        truncates: True: accept several contexts, because the prompt is truncated afterwards.
 
     Raises:
         ApiError: the text is longer than any text that fits the context; encoding it would take seconds.
     """
     tokenizer = served.text_processor.tokenizer
-    if not truncates and tokenizer.exceeds(text, served.context):
-        size, most = len(text.encode()), (tokenizer.longest_token_bytes or 0) * served.context
+    room = served.context * (_MAX_TRUNCATED_CONTEXTS if truncates else 1)
+    if tokenizer.exceeds(text, room):
+        size, most = len(text.encode()), (tokenizer.longest_token_bytes or 0) * room
+        taken = f"{_MAX_TRUNCATED_CONTEXTS} times the context" if truncates else "the context"
         raise ApiError(
             400,
-            f"{param} has {size:,} bytes; the context of {served.context:,} tokens holds at most {most:,}. "
+            f"{param} has {size:,} bytes; {taken} of {served.context:,} tokens holds at most {most:,}. "
             f"Shorten it.",
             param=param,
             code="context_length_exceeded",
@@ -88,7 +92,7 @@ def chat_prompt(
     Args:
         ending: "asks": with the start of an answer; "stops": after the last turn; "goes_on": within the
             last turn, at the end of its text.
-        truncates: True: accept any length, because the prompt is truncated afterwards.
+        truncates: True: accept several contexts, because the prompt is truncated afterwards.
 
     Raises:
         ApiError: the arguments of a tool call are not a JSON object.
