@@ -17,6 +17,16 @@ from penstock.nn import native
 from penstock.nn.native import build
 from penstock.nn.native.build import built_library
 
+MULTIPLY = """
+#include "tiles.h"
+void multiply(penstock::tiles::Task& pairs, penstock::tiles::Task& bytes) {
+  if (!penstock::tiles::usable()) return;
+  penstock::tiles::Unit unit;
+  unit.multiply<penstock::tiles::PAIRS>(pairs);
+  unit.multiply<penstock::tiles::BYTES>(bytes);
+}
+"""
+
 
 @pytest.fixture
 def own_cache(tmp_path, monkeypatch):
@@ -138,3 +148,20 @@ def test_the_operators_compute_on_the_threads_of_torch():
     maps = Path("/proc/self/maps").read_text().splitlines()
     pools = {line.split()[-1] for line in maps if "gomp" in line or "libomp" in line}
     assert len(pools) <= 1, pools
+
+
+def test_matrix_tiles_compile_for_a_cpu_that_has_them(tmp_path):
+    try:
+        compiler = build._compiler()
+    except NotBuilt:
+        pytest.skip("no C++ compiler here")
+    code, text = tmp_path / "multiply.cpp", tmp_path / "multiply.s"
+    code.write_text(MULTIPLY)
+    flags = ["-std=c++20", "-O2", "-Wall", "-Wextra", "-mavx512f", "-mamx-tile", "-mamx-bf16", "-mamx-int8"]
+    command = [compiler, *flags, f"-I{build.SOURCES}", "-S", str(code), "-o", str(text)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if any(word in done.stderr for word in ("unrecognized", "unknown", "unsupported")):
+        pytest.skip("this compiler does not know the instructions, so the operators do without")
+    assert (done.returncode, done.stderr) == (0, "")
+    for instruction in ("ldtilecfg", "tileloadd", "tdpbf16ps", "tdpbusd", "tilestored", "tilerelease"):
+        assert instruction in text.read_text()

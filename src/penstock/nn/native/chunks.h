@@ -7,6 +7,9 @@
 // one chunk. All chunks are within a few blocks of each other, so that a block's matrices come from memory once and
 // then from the cache.
 //
+// Matrix tiles compute so fast that most of a product's time is reading its matrix: with them chunks are larger, and a step
+// of fewer tokens than some such chunks is computed by all threads together (ADR 0052).
+//
 // No token's result depends on what is computed beside it, so neither the cut nor who computes what changes a bit.
 #pragma once
 
@@ -17,8 +20,8 @@
 
 namespace penstock::network {
 
-constexpr int64_t MOST_CHUNK = 128;  // tokens: more leave threads idle
-constexpr int64_t CHUNKS_PER_THREAD = 4;
+constexpr int64_t MOST_CHUNK = 128, MOST_TILED_CHUNK = 256;  // tokens: more leave threads idle
+constexpr int64_t CHUNKS_PER_THREAD = 4, TILED_CHUNKS_PER_THREAD = 2;
 constexpr int64_t CACHED = 16 << 20;  // bytes of a block's matrices that chunks find in the last cache
 
 // Consecutive tokens of a step.
@@ -26,10 +29,11 @@ struct Span {
   int64_t first_share, past_share, first, past;  // tokens; the first share may have begun in the span before
 };
 
-// Tokens of a chunk; 0: there are too few of them to give every thread some chunks. Fewer would read matrices too often.
-inline int64_t chunk_size(int64_t tokens, int64_t threads, int64_t block_bytes) {
-  const int64_t least = block_bytes <= CACHED ? 16 : 64;
-  if (threads < 2 || tokens < CHUNKS_PER_THREAD / 2 * threads * least) return 0;
+// Tokens of a chunk; 0: there are too few of them to give every thread two. Fewer would read matrices too often.
+inline int64_t chunk_size(int64_t tokens, int64_t threads, int64_t block_bytes, bool is_tiled) {
+  const int64_t least = is_tiled ? 128 : block_bytes <= CACHED ? 16 : 64;
+  if (threads < 2 || tokens < 2 * threads * least) return 0;
+  if (is_tiled) return std::clamp(tokens / (TILED_CHUNKS_PER_THREAD * threads), least, MOST_TILED_CHUNK);
   return std::clamp(tokens / (CHUNKS_PER_THREAD * threads), least, MOST_CHUNK);
 }
 

@@ -133,18 +133,6 @@ void each_tile(Threads& threads, int64_t tokens, int64_t outputs, int64_t units,
   });
 }
 
-// Call store(panel, first token, number of tokens as a constant, sums [tokens][2]) for everything once; those of one panel
-// follow each other. x has `units` units per token.
-template <class Of, class Store>
-void each_product(Threads& threads, const int32_t* panels, const int32_t* x, int64_t tokens, int64_t outputs, int64_t units,
-                  const Store& store) {
-  each_tile<MAX_TOKENS>(threads, tokens, outputs, units, [&](int64_t panel, int64_t first, auto count) {
-    typename Of::Sum sums[count][2];
-    multiply<Of, count>(panels + panel * units * PANEL, x + first * units, units, units, sums);
-    store(panel, first, count, sums);
-  });
-}
-
 // The outputs of a register, from `first`, that the matrix has: its last panel is filled up.
 inline Lanes lanes(int64_t first, int64_t outputs) {
   return Lanes{static_cast<int>(std::clamp<int64_t>(outputs - first, 0, LANES))};

@@ -9,7 +9,7 @@
 #pragma once
 
 #include "matrix.h"
-#include "panels.h"
+#include "product_sums.h"
 
 namespace penstock {
 

@@ -4,11 +4,13 @@
 //   c[rows, columns] = a[rows, depth] b[depth, columns]
 //
 // `Cell` is what one lane of b holds: a float, or two bfloat16 of consecutive depth. a is rows of
-// cells, so one cell is broadcast; b is [depth cells, columns], so 16 columns are one vector.
+// cells, so one cell is broadcast; b is [depth cells, columns], so 16 columns are one vector. The CPU's matrix tiles,
+// where it has them, read pairs as they lie (tiles.h).
 #pragma once
 
 #include <algorithm>
 
+#include "tiles.h"
 #include "vectors.h"
 
 namespace penstock::tile {
@@ -81,6 +83,14 @@ inline void multiply_columns(const Cell* a, int64_t a_stride, const Cell* b, int
 template <class Cell>
 void multiply(const Cell* a, int64_t a_stride, const Cell* b, int64_t b_stride, float* c, int64_t c_stride,
               int64_t rows, int64_t columns, int64_t depth) {
+#ifdef HAS_TILES
+  if constexpr (Product<Cell>::DEPTH == 2) {
+    constexpr int64_t SIZE = sizeof(Cell);
+    tiles::Unit unit;
+    const tiles::Task task{a, b, c, a_stride * SIZE, b_stride * SIZE, c_stride * SIZE, rows, columns, depth};
+    if (tiles::usable()) return unit.multiply<tiles::PAIRS>(task);
+  }
+#endif
   int64_t j = 0;
   for (; j + 4 * LANES <= columns; j += 4 * LANES)
     multiply_columns<4>(a, a_stride, b + j, b_stride, c + j, c_stride, rows, depth);
