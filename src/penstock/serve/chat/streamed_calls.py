@@ -86,10 +86,10 @@ class StreamedCalls:
 
     def rest(self, calls: tuple[Call, ...]) -> tuple[CallDelta, ...]:
         """Return what was not returned yet of complete calls, parsed from the whole text."""
-        num_told = sum(map(len, self._told))
+        told = "".join(self._told)
         begun = calls[self.num_begun - 1 : self.num_begun] if self.is_open else ()
         return (
-            *(CallDelta(call.arguments[num_told:]) for call in begun),
+            *(CallDelta(call.arguments[len(told) :]) for call in begun if call.arguments.startswith(told)),
             *(CallDelta(call.arguments, call.name) for call in calls[self.num_begun :]),
         )
 

@@ -109,7 +109,8 @@ def read_marked(text: str, tools: Tools) -> tuple[Call, ...]:
     parts = text.split(_FUNCTION_END)
     if parts.pop().strip() or not all(part.lstrip().startswith(_FUNCTION) for part in parts):
         return ()
-    return sum((read_function(part.lstrip().removeprefix(_FUNCTION), tools) for part in parts), ())
+    found = [read_function(part.lstrip().removeprefix(_FUNCTION), tools) for part in parts]
+    return sum(found, ()) if all(found) else ()
 
 
 def read_function(text: str, tools: Tools) -> tuple[Call, ...]:
@@ -249,12 +250,19 @@ def _call(name: str, arguments: object, tools: Tools) -> Call | None:
             return None
     if name not in tools or not isinstance(arguments, dict):
         return None
-    return Call(name, json_text(arguments))
+    try:
+        return Call(name, json_text(arguments))
+    except ValueError:
+        return None
 
 
 def json_text(value: object) -> str:
-    """Return JSON; letters stay as they are unless there are lone surrogates, which JSON must escape."""
-    text = json.dumps(value, ensure_ascii=False)
+    """Return JSON; letters stay as they are unless there are lone surrogates, which JSON must escape.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     is_unicode = text.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in text)
     return text if is_unicode else json.dumps(value)
 
@@ -273,14 +281,17 @@ def json_value(text: str, schema: Mapping[str, Any]) -> str:
         found = text if kind == "string" else _parsed(text.lower() if kind == "boolean" else text)  # True
     except (ValueError, RecursionError):
         found = text
-    return json_text(text if found is not None and _takes_text(schema) else found)
+    try:
+        return json_text(text if found is not None and _takes_text(schema) else found)
+    except ValueError:  # a number beyond float64
+        return json_text(text)
 
 
 def _takes_text(schema: Mapping[str, Any]) -> bool:
-    kinds = [
-        schema.get("type"),
-        *(one.get("type") for one in schema.get("anyOf", ()) if isinstance(one, dict)),
-    ]
+    others = schema.get("anyOf")
+    kinds = [schema.get("type")]
+    if isinstance(others, list):
+        kinds += [one.get("type") for one in others if isinstance(one, dict)]
     return any("string" in kind if isinstance(kind, list) else kind == "string" for kind in kinds)
 
 

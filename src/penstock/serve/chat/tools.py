@@ -87,6 +87,7 @@ class ToolReader:
             content += said.content
             calls += said.calls
             held, self._open, self._after_call = held[end + len(form.end) :], None, not said.content
+            self._calls = StreamedCalls(self._tools, *JSON_CALLS)
 
     def close(self, *, is_cut: bool = False) -> Said:
         """Return what was held back, parsed as far as possible.

@@ -181,6 +181,8 @@ def test_of_calls_that_were_cut_those_before_are_made_and_the_last_is_text_unles
     [
         (CALL[:-20], 0),
         (CALL.removesuffix("</tool_call>"), 1),
+        (CALL, 1),
+        (f"<tool_call>{XML}</tool_call>", 1),
         (XML.removesuffix("</function>"), 0),
         (XML, 1),
         (DEEPSEEK[: DEEPSEEK.index("1}")], 0),
@@ -191,6 +193,26 @@ def test_of_calls_that_were_cut_those_before_are_made_and_the_last_is_text_unles
 def test_a_call_that_was_cut_is_text(text, num_calls):
     content, calls = read(text, is_cut=True)
     assert (content, len(calls)) == ("" if num_calls else text, num_calls)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("call", [CALL, XML, f"<tool_call>{XML}</tool_call>"])
+@pytest.mark.parametrize("words", [" Now I", " so x <", "["])
+def test_words_after_a_call_are_said_once_and_so_is_the_call(call, words, streams):
+    reader = ToolReader(TOOLS, streams=streams)
+    said = [*(reader.push(letter) for letter in call + words), reader.close(is_cut=True)]
+    assert "".join(one.content for one in said) == words
+    assert sum(delta.name is not None for one in said for delta in one.calls) == 1
+
+
+@pytest.mark.parametrize("other", ["<function=unknown>\n</function>", "<function=add>\noops\n</function>"])
+def test_a_call_beside_a_malformed_one_does_not_take_its_arguments(other):
+    good = "<function=sub>\n<parameter=x>\n55\n</parameter>\n</function>"
+    text = f"<tool_call>{other}\n{good}</tool_call>"
+    assert read(text) == (text, [])
+    reader = ToolReader(TOOLS, streams=True)
+    said = [*(reader.push(letter) for letter in text), reader.close()]
+    assert "55" not in "".join(delta.arguments for one in said for delta in one.calls)
 
 
 def test_arguments_are_those_that_were_written():
@@ -214,11 +236,19 @@ def test_arguments_are_those_that_were_written():
         ("e", "[1, {}]", [1, {}]),
         ("unknown", '{"x": 1}', {"x": 1}),
         ("unknown", "a word", "a word"),
+        ("a", "1e999", "1e999"),
+        ("unknown", "[-1e999]", "[-1e999]"),
     ],
 )
 def test_parameters_are_of_the_type_that_their_schema_says(key, text, value):
     [call] = read(f"<function=add><parameter={key}>\n{text}\n</parameter></function>")[1]
     assert json.loads(call.arguments) == {key: value}
+
+
+def test_a_schema_that_is_none_is_no_fault_of_a_call():
+    tools = {"f": {"properties": {"x": {"anyOf": None, "type": {}}}}}
+    said = ToolReader(tools, streams=True).push("<function=f><parameter=x>1</parameter></function>")
+    assert "".join(delta.arguments for delta in said.calls) == '{"x": 1}'
 
 
 def test_half_of_a_surrogate_pair_stays_json():
