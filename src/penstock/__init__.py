@@ -1,4 +1,4 @@
-"""Penstock: train, tune and serve foundation models on ordinary machines joined by Ethernet."""
+"""Penstock: train and serve foundation models on ordinary machines joined by Ethernet."""
 
 TYPE_CHECKING = False  # as in `typing`, which is not worth its import here
 if TYPE_CHECKING:

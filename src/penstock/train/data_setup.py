@@ -94,7 +94,7 @@ def heldout_rows(config: TrainConfig, **options: Any) -> Heldout | None:
             raise ConfigError(
                 f"A holdout of {config.data.holdout} leaves no document of the first part of corpus {name!r} "
                 f"to validate on: it has {corpus.part_ends[0]:,} tokens",
-                fix="Raise first_part_tokens in its path, raise data.holdout, or set validate.every = 0.",
+                fix="Set validate.every = 0, or for a new run raise data.holdout or its first_part_tokens.",
             )
     loader.set_weights(quotas, reason="validation")  # the first rows then hold the quota of each corpus
     rows, most = sum(quotas.values()), loader.num_samples  # None for a corpus that grows

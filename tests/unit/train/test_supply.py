@@ -84,7 +84,7 @@ def test_a_first_part_without_a_held_out_document_is_refused_with_its_size(raw, 
     path = streamed_corpus(tmp_path / "text", [6] * 20)
     raw["data"]["corpora"] = {**corpora, "text": {"path": str(path), "weight": 1}}
     message = (
-        r"no document of the first part of corpus 'text' to validate on: it has 120 tokens\. Raise first_"
+        r"no document of the first part of corpus 'text' to validate on: it has 120 tokens\. Set validate"
     )
     with pytest.raises(ConfigError, match=message):
         heldout_rows(build_recipe(raw))
