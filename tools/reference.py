@@ -306,7 +306,7 @@ def parsers() -> dict[str, argparse.ArgumentParser]:
 
     found = {}
     for verb in VERBS:
-        module = importlib.import_module(f"penstock.cli.{verb}")
+        module = importlib.import_module(f"penstock.cli.{verb.replace('-', '_')}")
         found[verb] = argparse.ArgumentParser(prog=f"penstock {verb}", description=module.__doc__)
         module.add_arguments(found[verb])
     return found

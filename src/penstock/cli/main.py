@@ -27,11 +27,12 @@ VERBS = {
     "recipes": "list, show and check the recipes that come with Penstock",
     "plan": "find the fastest way to train a model on a cluster, and its memory and time",
     "train": "train a model from a recipe, on one process or many",
+    "tune": "tune a model on conversations or text, all of it or an adapter",
     "islands": "change the number of islands of a running job",
     "eval": "score a model on text: loss, perplexity, bits per byte",
     "checkpoint": "list the checkpoints of a run, or verify every byte of them",
     "export": "export a checkpoint as a Hugging Face folder",
-    "tune": "train speculator heads, for faster generation",
+    "train-speculator": "train heads that guess tokens, for faster generation",
     "generate": "continue a prompt with a trained model",
     "chat": "chat with a trained model",
     "serve": "serve a model over HTTP, with the API of OpenAI",
@@ -41,7 +42,12 @@ VERBS = {
     "demo": "the whole workflow on this machine, in under eight minutes",
 }
 
-_MODULES = Table("command", {verb: f"penstock.cli.{verb}:__name__" for verb in VERBS})
+
+def _module_of(verb: str) -> str:
+    return f"penstock.cli.{verb.replace('-', '_')}"
+
+
+_MODULES = Table("command", {verb: f"{_module_of(verb)}:__name__" for verb in VERBS})
 
 _EPILOG = """\
 example:
@@ -119,7 +125,7 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
         usage="penstock COMMAND [options]",
         description="Train and serve foundation models on ordinary machines joined by Ethernet.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="commands:\n" + "".join(f"  {v:<12}{text}\n" for v, text in VERBS.items()) + "\n" + _EPILOG,
+        epilog="commands:\n" + "".join(f"  {v:<18}{text}\n" for v, text in VERBS.items()) + "\n" + _EPILOG,
     )
     top.add_argument("--version", action="version", version=f"penstock {__version__}")
     top.add_argument("--debug", action="store_true", help="show the traceback of an error")
@@ -131,7 +137,7 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     if verb not in _MODULES:
         top.error(f"unknown command {verb!r}. {nearest(verb, list(VERBS))}")
     __import__(_MODULES[verb])
-    module = sys.modules[f"penstock.cli.{verb}"]
+    module = sys.modules[_module_of(verb)]
     parser = _Parser(
         prog=f"penstock {verb}",
         description=module.__doc__,

@@ -16,93 +16,15 @@ a closed terminal after saving a checkpoint
 """
 
 import argparse
-import json
-import logging
-import os
-import sys
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import NoReturn
 
-from penstock.cli.streams import complain, explain
-from penstock.core.env import ranks
-from penstock.core.signals import StopFlag
-from penstock.launch.local import EXIT_STOPPED, JobOutcome
-from penstock.launch.local import run as run_processes
-from penstock.train.control.resize_islands import Islands
-from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.load import build_recipe, read_recipe
-from penstock.train.resolved_summary import derive
+from penstock.cli import training_job
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
-    )
-    parser.add_argument("--processes", type=int, default=1, metavar="N", help="processes on this machine")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="print the resolved recipe and what follows from it, then stop"
-    )
-    parser.add_argument("--json", action="store_true", help="with --dry-run: print JSON")
+    training_job.add_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train."""
-    flag = StopFlag().install()  # before torch is imported: a scheduler may ask only once
-    raw = read_recipe(arguments.recipe, arguments.set)
-    config = build_recipe(raw)
-    if arguments.dry_run:
-        if config.plan:
-            from penstock.train.planning.auto import planned  # torch
-
-            config = build_recipe(planned(raw, config, world_size=arguments.processes))
-        derived = derive(config, world_size=arguments.processes)
-        print(json.dumps(derived.as_json(), indent=1) if arguments.json else derived.as_text())
-        return 0
-    from penstock.train.planning.auto import plan_on_ranks  # torch; imported once, before processes fork
-    from penstock.train.run import run as train_here
-
-    plan = partial(plan_on_ranks, raw, config) if config.plan else None
-
-    if arguments.processes == 1 and (ranks().world_size > 1 or not config.outer.min_islands):
-        code = _ended(train_here(config, flag, plan))
-        return code if ranks().world_size == 1 else _leave(code)
-    outcome = run_processes(
-        lambda: _ended(train_here(config, flag, plan)),
-        _with_traceback if arguments.debug else explain,
-        processes=arguments.processes,
-        again=_again(config, processes=arguments.processes),
-    )
-    for message in outcome.messages:
-        complain(message)
-    return outcome.code
-
-
-def _again(config: TrainConfig, *, processes: int) -> Callable[[JobOutcome], int]:
-    """Return what says on how many processes a job is to be started anew."""
-    if not config.outer.min_islands:
-        return lambda _: 0
-    return Islands(config, processes=processes, say=complain).again
-
-
-def _with_traceback(error: BaseException) -> tuple[str, int]:
-    raise error
-
-
-def _leave(code: int) -> NoReturn:
-    """End a rank that is done without tearing its interpreter down.
-
-    Threads of gloo can still be there when C++ objects are destroyed, which aborts the process now and then;
-    a scheduler would then take a finished run for a failed one.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
-
-
-def _ended(finished: bool) -> int:
-    return 0 if finished else EXIT_STOPPED
+    return training_job.run_recipe(arguments, tunes=False)

@@ -91,7 +91,7 @@ def test_the_help_names_every_command_and_the_exit_codes(capsys: pytest.CaptureF
     assert ended.value.code == 0
     shown = capsys.readouterr().out
     for name, purpose in cli.VERBS.items():
-        assert f"  {name:<12}{purpose}\n" in shown
+        assert f"  {name:<18}{purpose}\n" in shown
     assert "exit codes: 0 done, 1 failed, 2 wrong usage, 75 stopped" in shown
 
 

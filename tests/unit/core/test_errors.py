@@ -83,7 +83,7 @@ def test_a_typing_error_or_a_part_of_one_name_is_understood(typed: str, meant: s
         ("best_fit concat whole", "first_fit next_fit sequential hole_punch"),
         ("cosine constant wsd", "linear sine polynomial"),
         ("max_tokens top_k beta1 start prefix encode", "min_tokens top_p beta2 stop suffix decode"),
-        ("export report train tune eval", "import deploy test run"),
+        ("export report train tune eval train-speculator", "import deploy test run"),
     ],
     ids=lambda words: words.split()[0],
 )

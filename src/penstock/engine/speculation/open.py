@@ -89,7 +89,7 @@ def open_source(
         raise ConfigError(
             "drafts must be off, ngram, or the folder of a draft model or a speculator",
             got=config.drafts,
-            fix="Train a speculator with `penstock tune --speculator`.",
+            fix="Train a speculator with `penstock train-speculator`.",
         )
     if is_speculator(folder):
         speculator = load_speculator(folder, dtype=dtype)
@@ -175,7 +175,7 @@ def _check_sizes(folder: Path, speculator: Speculator, base: LlamaConfig) -> Non
             raise ModelError(
                 f"The speculator in {folder} is for another model: this one needs {name} {wanted:,}",
                 got=own,
-                fix="Train one for this model with `penstock tune --speculator`.",
+                fix="Train one for this model with `penstock train-speculator`.",
             )
 
 

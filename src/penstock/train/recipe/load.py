@@ -49,6 +49,34 @@ def check_sections(raw: Raw) -> None:
             )
 
 
+def check_command(raw: Raw, *, tunes: bool) -> None:
+    """Refuse a recipe that is for the other of `penstock train` and `penstock tune`.
+
+    Raises:
+        ConfigError: it has a section [tune] and the command is `train`; or it has none, or no
+            run.start_from, and the command is `tune`.
+    """
+    if not tunes:
+        if "tune" in raw:
+            raise ConfigError(
+                "The recipe has a section [tune], and `penstock train` trains without one",
+                fix="Type `penstock tune` with the same recipe. Without [tune] all weights learn, from "
+                "run.start_from if it is given.",
+            )
+        return
+    if "tune" not in raw:
+        raise ConfigError(
+            "The recipe has no section [tune], so it does not say how to tune",
+            fix='Write [tune] and, below it, method = "full" or "lora"; or type `penstock train`.',
+        )
+    run = raw.get("run")
+    if not (isinstance(run, dict) and run.get("start_from")):
+        raise ConfigError(
+            "The recipe names no model to tune",
+            fix="Set run.start_from to a Hugging Face folder or a run, say './Qwen3-0.6B'.",
+        )
+
+
 @usual_names_explained()
 def build_recipe(raw: Raw) -> TrainConfig:
     """Build a recipe from plain values; see `load_recipe`."""
