@@ -11,7 +11,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from tests.tiny_models import CONFIGS, save_tiny_model
 
-from penstock.checkpoint.hf import load_pretrained, read_config
+from penstock.checkpoint.hf import load_pretrained
+from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread

@@ -15,7 +15,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from penstock.checkpoint.hf import load_pretrained, read_config, save_pretrained
+from penstock.checkpoint.hf import load_pretrained, save_pretrained
+from penstock.checkpoint.hf_folder import read_config
 from penstock.core.config import build
 from penstock.core.errors import ModelError, UsageError
 from penstock.models import FAMILIES

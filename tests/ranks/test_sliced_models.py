@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 from tests.tiny_models import CONFIGS, save_tiny_model
 
-from penstock.checkpoint.hf import load_pretrained, read_config
+from penstock.checkpoint.hf import load_pretrained
+from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import UsageError
 from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.tensor_parallel import GatheredLogits, join_ranks

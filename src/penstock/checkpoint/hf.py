@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from penstock.core.config import load_json
-from penstock.core.errors import ConfigError, ModelError, UsageError
+from penstock.checkpoint.hf_folder import INDEX, SINGLE, names_in_index, no_weights, read_config
+from penstock.core.errors import ModelError, UsageError
 from penstock.core.files import commit, remove_tree, sync_directory, temporary_beside
 from penstock.core.packages import Package
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
-from penstock.models.llama.hugging_face import config_json, config_of
+from penstock.models.llama.hugging_face import config_json
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.unfilled import unfilled
@@ -43,33 +43,6 @@ if TYPE_CHECKING:
 else:
     safetensors = Package("safetensors", "Hugging Face folders")
     safetensors_torch = Package("safetensors.torch", "Hugging Face folders")
-
-
-def is_hugging_face(folder: Path) -> bool:
-    """Return True if the folder's config names a Hugging Face model type."""
-    try:
-        return "model_type" in load_json(folder / "config.json")
-    except (OSError, ConfigError):
-        return False
-
-
-def read_config(folder: Path) -> LlamaConfig:
-    """Read `config.json`.
-
-    Raises:
-        ModelError: no such file, or a model that Penstock does not support.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise ModelError(f"{folder} has no config.json", fix="Give the folder of a Hugging Face model.")
-    try:
-        raw = load_json(path)
-    except ConfigError as error:
-        raise ModelError(str(error).removesuffix(".")) from None
-    try:
-        return config_of(raw)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from None
 
 
 def load_pretrained(
@@ -190,8 +163,6 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _NOT_LEARNED = ".rotary_emb.inv_freq"  # tables that transformers saved until 2023
 _TIED_COPY = "lm_head.weight"
 
@@ -213,8 +184,8 @@ def read_weights(
     Raises:
         ModelError: weights are missing, unexpected, of the wrong shape, damaged or pickled.
     """
-    files = _files(folder)
-    _check_names(folder, {name for names in files.values() for name in names}, set(shapes), copies)
+    files = files_of(folder)
+    check_names(folder, {name for names in files.values() for name in names}, set(shapes), copies)
     for path, names in files.items():
         try:
             with safetensors.safe_open(path, framework="pt") as file:
@@ -260,7 +231,7 @@ def write_weights(
         used, total = used + size, total + size
     weight_map = {}
     for number, names in enumerate(shards, start=1):
-        file = _SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        file = SINGLE if len(shards) == 1 else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
         content = {name: tensors[name].detach().to("cpu", dtype).contiguous() for name in names}
         safetensors_torch.save_file(
             content, folder / file, metadata={"format": "pt"}
@@ -268,10 +239,18 @@ def write_weights(
         weight_map.update(dict.fromkeys(names, file))
     if len(shards) > 1:
         index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / _INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
-def _check_names(folder: Path, stored: set[str], expected: set[str], copies: Collection[str]) -> None:
+def check_names(folder: Path, stored: set[str], expected: set[str], copies: Collection[str] = ()) -> None:
+    """Refuse a folder that lacks tensors of the model, or has others.
+
+    Args:
+        copies: names that may be present and are not read.
+
+    Raises:
+        ModelError: the message names them.
+    """
     ignored = {name for name in stored if name.endswith(_NOT_LEARNED)} | set(copies)
     if _TIED_COPY not in expected:
         ignored.add(_TIED_COPY)  # some writers store a tied matrix twice
@@ -288,37 +267,22 @@ def _check_names(folder: Path, stored: set[str], expected: set[str], copies: Col
         )
 
 
-def _files(folder: Path) -> dict[Path, set[str]]:
-    """Return the tensor names stored in each safetensors file."""
-    index, single = folder / _INDEX, folder / _SINGLE
+def files_of(folder: Path) -> dict[Path, set[str]]:
+    """Return the tensor names stored in each safetensors file.
+
+    Raises:
+        ModelError: weights are missing, damaged or pickled.
+    """
+    index, single = folder / INDEX, folder / SINGLE
     if index.is_file():
-        return _indexed(index)
-    if single.is_file():
-        try:
-            with safetensors.safe_open(single, framework="pt") as file:
-                return {single: set(file.keys())}
-        except safetensors.SafetensorError as error:
-            raise ModelError(f"{single} is damaged: {error}", fix="Download or export it again.") from error
-    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
-        raise ModelError(
-            f"{folder} contains only pickled weights, and opening a pickle can run code",
-            fix="Convert it with transformers: AutoModelForCausalLM.from_pretrained(a).save_pretrained(b).",
-        )
-    raise ModelError(f"{folder} has no {_SINGLE}", fix="Check that the folder is complete.")
-
-
-def _indexed(index: Path) -> dict[Path, set[str]]:
-    files: dict[Path, set[str]] = {}
-    weight_map = load_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise ModelError(f"{index} has no weight_map", fix="Download or export it again.")
-    for name, file in weight_map.items():
-        path = index.parent / str(file)
-        if Path(str(file)).name != file or not path.is_file():
-            fix = "Download the whole folder again."
-            raise ModelError(f"{index} names a file that is not beside it", got=file, fix=fix)
-        files.setdefault(path, set()).add(name)
-    return files
+        return names_in_index(index)
+    if not single.is_file():
+        raise no_weights(folder)
+    try:
+        with safetensors.safe_open(single, framework="pt") as file:
+            return {single: set(file.keys())}
+    except safetensors.SafetensorError as error:
+        raise ModelError(f"{single} is damaged: {error}", fix="Download or export it again.") from error
 
 
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -338,11 +302,20 @@ def type_of_most(
     """
     numbers = Counter[torch.dtype]()
     for name, tensor in tensors.items():
-        if tensor.dtype not in COMPUTED:
-            raise ModelError(
-                f"{name} in {folder} is quantised, and nothing says how",
-                got=str(tensor.dtype).removeprefix("torch."),
-                fix="Use the model's bf16 or fp32 folder.",
-            )
+        check_dtype(folder, name, tensor)
         numbers[tensor.dtype] += shapes[name].numel()
     return numbers.most_common(1)[0][0]
+
+
+def check_dtype(folder: Path, name: str, tensor: Tensor) -> None:
+    """Refuse a tensor stored in a dtype that requires a scale.
+
+    Raises:
+        ModelError: the message names it.
+    """
+    if tensor.dtype not in COMPUTED:
+        raise ModelError(
+            f"{name} in {folder} is quantised, and nothing says how",
+            got=str(tensor.dtype).removeprefix("torch."),
+            fix="Use the model's bf16 or fp32 folder.",
+        )

@@ -47,6 +47,10 @@ class Meta:
     """Seed of the run; it keys every random choice, so no generator state is saved."""
     world_size: int
     """Number of ranks that wrote it; any number can read it."""
+    start_from: str = ""
+    """Path of the weights that the run started from; empty: it started from random ones."""
+    start_hash: str = ""
+    """Identity of those weights."""
     saved_at: str = ""
     """Time of the save: ISO 8601, UTC."""
 

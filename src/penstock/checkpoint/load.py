@@ -33,12 +33,17 @@ def load_into(saved: SavedCheckpoint, tensors: Mapping[str, Tensor]) -> None:
     """
     index = saved.index()
     _check_tensors(saved, index, tensors)
-    _fill_boxes(saved, index, {name: held(name, tensor) for name, tensor in tensors.items()})
+    fill_boxes(saved, index, {name: held(name, tensor) for name, tensor in tensors.items()})
 
 
-def _fill_boxes(
+def fill_boxes(
     saved: SavedCheckpoint, index: CheckpointIndex, targets: Mapping[str, tuple[Box, Tensor]]
 ) -> None:
+    """Fill tensors from boxes of the stored ones, by name; other bytes are not read.
+
+    Raises:
+        CheckpointDamaged: stored data was altered or is missing.
+    """
     missing = {name: box.num_elements for name, (box, _) in targets.items()}
     for file, entry in index.files.items():
         reader = ShardReader(saved, file, entry)
@@ -108,7 +113,7 @@ def open_model(
         f"{MODEL}{name}": (_box(slice_of(name, whole, place), tuple(tensor.shape)), tensor)
         for name, tensor in model.state_dict().items()
     }
-    _fill_boxes(saved, index, parts)
+    fill_boxes(saved, index, parts)
     folders = (path, path.parent.parent)  # a run, or a checkpoint inside one
     tokenizer = next((found for folder in folders if (found := folder / TOKENIZER_FILE).is_file()), None)
     return model.eval(), tokenizer

@@ -16,7 +16,7 @@ from penstock.data import Loader
 from penstock.data.schedule.change_log import Change
 from penstock.text.token_bytes import token_bytes
 from penstock.text.tokenizer import Tokenizer
-from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.config import RunConfig, TrainConfig
 from penstock.train.recipe.planned_changes import changes, micro_batch_sizes
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
@@ -133,14 +133,33 @@ def continue_from(config: TrainConfig, loader: Loader, saved: SavedCheckpoint) -
 
     Raises:
         CheckpointDamaged: its index is damaged.
-        CheckpointError: it is of another model.
+        CheckpointError: it is of another model, or started from other weights.
         StateMismatch: it is of other data settings.
         CorpusChanged: a corpus was altered since.
     """
     meta = saved.index().meta
+    check_start(meta, config.run, checkpoint=str(saved))
     check_model(meta, config.model, checkpoint=str(saved))
     loader.load_state_dict(meta.loader, on_change="apply")  # an edited recipe takes effect
     return meta
+
+
+def check_start(meta: Meta, run: RunConfig, *, checkpoint: str) -> None:
+    """Refuse a checkpoint of a run that started from other weights.
+
+    Raises:
+        CheckpointError: the message has both folders and identities.
+    """
+    if meta.start_hash == run.start_hash:
+        return
+    was, now = (
+        f"{folder} ({identity[:16]})" if identity else "random weights"
+        for folder, identity in ((meta.start_from, meta.start_hash), (run.start_from, run.start_hash))
+    )
+    raise CheckpointError(
+        f"Checkpoint {checkpoint} is of a run that started from {was}, and run.start_from is now {now}",
+        fix="Give the folder it started from (a copy will do), or choose another run.dir.",
+    )
 
 
 def continue_from_newest(config: TrainConfig, loader: Loader) -> None:

@@ -162,5 +162,7 @@ def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
         outer=state.outer.state_dict() if state.outer else {},
         seed=config.run.seed,
         world_size=world.ranks.world_size,
+        start_from=config.run.start_from,
+        start_hash=config.run.start_hash,
         saved_at=clock.utc_now(),
     )

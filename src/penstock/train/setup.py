@@ -9,16 +9,20 @@ from torch import nn
 
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.load import load_into
-from penstock.checkpoint.resume import resume
+from penstock.checkpoint.load_start import load_start
+from penstock.checkpoint.resume import agreed, resume
+from penstock.checkpoint.start import Start, find_start
 from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
 from penstock.core.env import local_world_size, num_gloo_interfaces
+from penstock.core.errors import ConfigError
 from penstock.core.files import TOKENIZER_FILE, write_atomic
 from penstock.data import Loader
 from penstock.data.corpus.spec import absolute
 from penstock.devices import accelerator
 from penstock.models import FAMILIES
+from penstock.models.llama.config import LlamaConfig
 from penstock.nn.init import init_weights
 from penstock.nn.unfilled import unfilled
 from penstock.parallel.apply import ParallelModel, apply
@@ -39,7 +43,7 @@ from penstock.train.data_setup import (
 from penstock.train.guard import StepGuard
 from penstock.train.islands.checkpoint import load_as_one, load_islands
 from penstock.train.islands.outer_optimizer import Outer
-from penstock.train.optim.optimizer import build_optimizer
+from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
 from penstock.train.planning.memory import recompute_modes
 from penstock.train.recipe.config import TrainConfig, on_machines
@@ -52,6 +56,8 @@ log = logging.getLogger(__name__)
 
 def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Module, ParallelModel]:
     """Build, shard and initialise the model; no rank ever holds more than its shards.
+
+    With run.start_from the weights are left unfilled: see `start_weights`.
 
     Returns:
         The model, or this rank's pipeline stages, and how it was parallelised.
@@ -71,8 +77,57 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
     model.to_empty(device="cpu" if config.parallel.offload else world.device)
     if mesh.num_shards > 1 and config.ethernet.gather != config.compute:
         encode_gathers(model, config.ethernet.gather)
-    init_weights(model, seed=config.run.seed)
+    if not config.run.start_from:
+        init_weights(model, seed=config.run.seed)
     return model, spread
+
+
+def start_weights(config: TrainConfig, world: World, model: nn.Module, optimizer: Optimizer) -> None:
+    """Fill the parameters, and their float32 copies, with the weights that the run starts from.
+
+    Does nothing without run.start_from, or if there is a checkpoint to resume from.
+
+    Raises:
+        ModelError, CheckpointError: they cannot be read, on any rank.
+        ConfigError: they are not those of `run.start_hash`.
+    """
+    run = config.run
+    if not run.start_from or broadcast(world, bool(checkpoints(config)) if world.is_first else None):
+        return
+
+    def load() -> None:
+        start = find_start(Path(run.start_from), step=run.start_step)
+        if start.identity != run.start_hash:
+            raise ConfigError(
+                f"The weights in {start} have changed since they were named: they are {start.identity}",
+                got=run.start_hash,
+                fix="Start again once they stay as they are.",
+            )
+        load_start(start, dict(model.named_parameters()))
+        masters = {
+            name: optimizer.state[parameter]["master"]
+            for name, parameter in model.named_parameters()
+            if "master" in optimizer.state.get(parameter, {})
+        }
+        load_start(start, masters)
+        if world.is_first:
+            _say_start(start, config.model)
+
+    if (failure := agreed(load)) is not None:
+        raise failure
+
+
+def _say_start(start: Start, model: LlamaConfig) -> None:
+    told = f"Started from the weights in {start}."
+    log.info("started from=%s hash=%s", start, start.identity, extra={"told": told})
+    if model.vocab_size > start.model.vocab_size:
+        log.info(
+            "vocabulary grew from=%d to=%d", start.model.vocab_size, model.vocab_size,
+            extra={
+                "told": f"The corpora's tokenizer has tokens that the model lacks: its vocabulary grows from "
+                f"{start.model.vocab_size:,} to {model.vocab_size:,} rows. New rows are the mean of the old."
+            },
+        )  # fmt: skip
 
 
 def open_state(config: TrainConfig, world: World) -> TrainState:
@@ -97,6 +152,7 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     )
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
+    start_weights(config, world, model, optimizer)
     state = TrainState(
         model, optimizer, loader, mesh, heldout_rows(config), ethernet, spread.pipeline, adaptive
     )

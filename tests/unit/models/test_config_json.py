@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from penstock.checkpoint.hf import read_config
+from penstock.checkpoint.hf_folder import read_config
 from penstock.core.errors import ModelError
 from penstock.models.llama.hugging_face import config_of
 

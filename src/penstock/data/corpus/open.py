@@ -87,6 +87,15 @@ def vocab_size_of(path: str | Path) -> int:
     return open_corpus(path).manifest.vocab_size
 
 
+def has_tokenizer(path: str | Path) -> bool:
+    """Return True if a corpus names its tokenizer. A corpus of text is not prepared.
+
+    Raises:
+        CorpusError, UsageError: as `open_corpus`.
+    """
+    return parse_spec(str(path)).format in VOCAB_SIZES or open_corpus(path).manifest.tokenizer is not None
+
+
 def tokenizer_path(storage: Storage, manifest: Manifest) -> Path | Callable[[], Path] | None:
     """Return a corpus's tokenizer file, or a function that fetches it; None if it has none."""
     if not manifest.tokenizer:

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from penstock.checkpoint.find import find
-from penstock.checkpoint.hf import is_hugging_face, load_pretrained, read_config
+from penstock.checkpoint.hf import load_pretrained
+from penstock.checkpoint.hf_folder import is_hugging_face, read_config
 from penstock.core.errors import ModelError, UsageError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama

@@ -19,6 +19,7 @@ from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.data_config import DataConfig
 from penstock.train.recipe.load import check_sections
 from penstock.train.recipe.planned_changes import check_rows
+from penstock.train.recipe.start import with_start
 from penstock.train.recipe.usual_names import usual_names_explained
 
 ASSUMED_VOCABULARY = 32_768
@@ -85,6 +86,7 @@ def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
         ConfigError: the recipe is invalid.
     """
     check_sections(raw)
+    raw = with_start(raw)
     model = expanded(raw.get("model", {}))
     data = configs.build(DataConfig, raw.get("data", {}), where="data")
     follows = {"vocab_size": ASSUMED_VOCABULARY, "max_position_embeddings": data.longest}

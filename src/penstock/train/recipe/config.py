@@ -26,6 +26,7 @@ __all__ = [
     "OuterConfig",
     "ParallelConfig",
     "PrecisionConfig",
+    "RunConfig",
     "TrainConfig",
     "on_machines",
 ]
@@ -41,6 +42,14 @@ class RunConfig:
     """Optimizer steps of the whole run."""
     seed: int = 0
     """Random seed of the initial weights and the data order."""
+    start_from: str = ""
+    """Weights to start from instead of random ones: a Hugging Face folder, a run, or one of its checkpoints.
+    Leave [model] out: it is read from there. Tokens that the model lacks get new rows: the mean of the old
+    ones."""
+    start_step: int | None = None
+    """Step of the checkpoint to start from, if start_from is a run; default: the newest at first."""
+    start_hash: str = ""
+    """Identity of those weights: found at the first start, and kept. Give it to insist on it."""
     log_samples: bool = False
     """Log the ids and checksums of all samples, for `penstock data audit`; about 20 bytes per sample."""
 
@@ -48,6 +57,12 @@ class RunConfig:
         if not self.dir.strip():
             raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
         at_least(1, "run.steps", self.steps)
+        if not self.start_from and (self.start_hash or self.start_step is not None):
+            raise ConfigError(
+                "run.start_step and run.start_hash need run.start_from",
+                got=self.start_hash or self.start_step,
+                fix="Name the folder of the weights, or remove them.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

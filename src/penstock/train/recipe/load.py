@@ -10,19 +10,20 @@ from pathlib import Path
 from penstock.core import config
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, UsageError, nearest
-from penstock.data.corpus.open import vocab_size_of
+from penstock.data.corpus.open import has_tokenizer, vocab_size_of
 from penstock.models.presets import expanded
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.data_config import DataConfig
+from penstock.train.recipe.start import grown, with_start
 from penstock.train.recipe.usual_names import usual_names_explained
 
 
 def load_recipe(path: Path, overrides: list[str]) -> TrainConfig:
     """Read a recipe, apply `--set` values, and derive values from the data.
 
-    `model.preset` names a published shape, whose values the section's own keys override. `model.vocab_size`
-    follows from the corpora and `model.max_position_embeddings` from the sequence length, unless the recipe
-    or the preset sets them.
+    With `run.start_from` the model is that of the folder, see start.py. Otherwise `model.preset` names a
+    published shape, whose values the section's own keys override; `model.vocab_size` follows from the corpora
+    and `model.max_position_embeddings` from the sequence length, unless the recipe or the preset sets them.
 
     Raises:
         ConfigError: an unknown key, a wrong type or a value out of range.
@@ -81,6 +82,8 @@ def check_command(raw: Raw, *, tunes: bool) -> None:
 def build_recipe(raw: Raw) -> TrainConfig:
     """Build a recipe from plain values; see `load_recipe`."""
     check_sections(raw)
+    started = with_start(raw)
+    starts_from_weights, raw = started is not raw, started
     data, model = raw.get("data"), raw.get("model")
     if isinstance(model, dict):
         model = expanded(model)
@@ -90,6 +93,9 @@ def build_recipe(raw: Raw) -> TrainConfig:
         vocab_sizes = {name: vocab_size_of(path) for name, path in built.paths.items()}
         derived = {"vocab_size": max(vocab_sizes.values()), "max_position_embeddings": built.longest}
         raw = {**raw, "model": {**derived, **model}}
+        if starts_from_weights:
+            named = (size for name, size in vocab_sizes.items() if has_tokenizer(built.paths[name]))
+            raw["model"]["vocab_size"] = grown(model["vocab_size"], needed=max(named, default=0))
         _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"])
     return config.build(TrainConfig, raw)
 

@@ -1,0 +1,103 @@
+"""Hugging Face model folders without their numbers: config, weight files, identity; no torch."""
+
+import hashlib
+import os
+from pathlib import Path
+
+from penstock.core.config import load_json
+from penstock.core.errors import ConfigError, ModelError
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.hugging_face import config_of
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+def is_hugging_face(folder: Path) -> bool:
+    """Return True if the folder's config names a Hugging Face model type."""
+    try:
+        return "model_type" in load_json(folder / "config.json")
+    except (OSError, ConfigError):
+        return False
+
+
+def read_config(folder: Path) -> LlamaConfig:
+    """Read `config.json`.
+
+    Raises:
+        ModelError: no such file, or a model that Penstock does not support.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ModelError(f"{folder} has no config.json", fix="Give the folder of a Hugging Face model.")
+    try:
+        raw = load_json(path)
+    except ConfigError as error:
+        raise ModelError(str(error).removesuffix(".")) from None
+    try:
+        return config_of(raw)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def names_in_index(index: Path) -> dict[Path, set[str]]:
+    """Return the tensor names stored in each file that an index names.
+
+    Raises:
+        ModelError: the index is damaged, or names a file that is not beside it.
+    """
+    files: dict[Path, set[str]] = {}
+    weight_map = load_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise ModelError(f"{index} has no weight_map", fix="Download or export it again.")
+    for name, file in weight_map.items():
+        path = index.parent / str(file)
+        if Path(str(file)).name != file or not path.is_file():
+            fix = "Download the whole folder again."
+            raise ModelError(f"{index} names a file that is not beside it", got=file, fix=fix)
+        files.setdefault(path, set()).add(name)
+    return files
+
+
+def no_weights(folder: Path) -> ModelError:
+    """Return the error for a folder without safetensors files."""
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        return ModelError(
+            f"{folder} contains only pickled weights, and opening a pickle can run code",
+            fix="Convert it with transformers: AutoModelForCausalLM.from_pretrained(a).save_pretrained(b).",
+        )
+    return ModelError(f"{folder} has no {SINGLE}", fix="Check that the folder is complete.")
+
+
+_SAMPLES = 64
+_SAMPLE_BYTES = 4096
+
+
+def identity_of(folder: Path) -> str:
+    """Return 32 hex digits that identify a model folder: a hash of its config, index and weight files.
+
+    Of each weight file it covers the size, the header (names, shapes, dtypes) and 64 evenly spaced pieces of
+    4 KiB, so that other weights of equal shapes differ; reading every byte would take minutes.
+
+    Raises:
+        ModelError: weights are missing or pickled.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update((folder / CONFIG).read_bytes())
+    files = [folder / SINGLE]
+    if (index := folder / INDEX).is_file():
+        digest.update(index.read_bytes())
+        files = sorted(names_in_index(index))
+    elif not files[0].is_file():
+        raise no_weights(folder)
+    for path in files:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            header = min(int.from_bytes(file.read(8), "little"), size)
+            digest.update(f"{path.name} {size} {header} ".encode())
+            digest.update(file.read(header))
+            for sample in range(_SAMPLES):
+                file.seek(8 + header + max(0, size - header - 8 - _SAMPLE_BYTES) * sample // (_SAMPLES - 1))
+                digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()

@@ -1,0 +1,86 @@
+"""Starting weights of a run: a Hugging Face folder, or a checkpoint of another run; no torch."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.checkpoint.find import SavedCheckpoint, find
+from penstock.checkpoint.hf_folder import identity_of, is_hugging_face, read_config
+from penstock.checkpoint.layout import INDEX_FILE
+from penstock.core.errors import ConfigError
+from penstock.core.files import TOKENIZER_FILE
+from penstock.models.llama.config import LlamaConfig
+
+COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+    "generation_config.json",
+)
+"""Files that belong to a tokenizer.json: names of its special tokens, chat templates, tokens that end an
+answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Weights from which a run starts."""
+
+    folder: Path
+    """Absolute path of the folder: of a model, a run or a checkpoint."""
+    saved: SavedCheckpoint | None
+    """The checkpoint; None: `folder` is a Hugging Face folder."""
+    model: LlamaConfig
+    identity: str
+    """32 hex digits; see `hf_folder.identity_of`. Of a checkpoint: the hash of its index, which has the
+    checksums of all data."""
+
+    def __str__(self) -> str:
+        """Return the path or address of the weights."""
+        return str(self.folder if self.saved is None else self.saved)
+
+    @property
+    def text_folder(self) -> Path:
+        """Folder of its tokenizer.json, if it has one: of a checkpoint that of its run."""
+        in_run = self.saved is not None and (self.folder / INDEX_FILE).is_file()
+        return self.folder.parent.parent if in_run else self.folder
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """Its tokenizer.json; None: it has none."""
+        path = self.text_folder / TOKENIZER_FILE
+        return path if path.is_file() else None
+
+
+def find_start(folder: Path, *, step: int | None = None) -> Start:
+    """Return the weights in a folder: of a Hugging Face model, a run (its newest checkpoint) or a checkpoint.
+
+    Args:
+        step: step of a run's checkpoint, instead of the newest.
+
+    Raises:
+        ConfigError: there is no such folder.
+        ModelError, CheckpointError: it has no weights that can be opened.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            "run.start_from is no folder",
+            got=str(folder),
+            fix="Give a Hugging Face folder, a run, or a checkpoint of one.",
+        )
+    folder = folder.absolute()
+    if is_hugging_face(folder):
+        return Start(folder=folder, saved=None, model=read_config(folder), identity=identity_of(folder))
+    saved = find(folder, step=step)
+    model = saved.index().meta.model
+    content = saved.place.read(saved.name, INDEX_FILE, 0, saved.place.size(saved.name, INDEX_FILE))
+    identity = hashlib.blake2b(content, digest_size=16).hexdigest()
+    return Start(folder=folder, saved=saved, model=model, identity=identity)
+
+
+def companions(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the name and path of each file in a folder that belongs to its tokenizer.json."""
+    for name in COMPANIONS:
+        if (path := folder / name).is_file():
+            yield name, path

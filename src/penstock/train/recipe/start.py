@@ -1,0 +1,104 @@
+"""`run.start_from`: the model of a recipe from the folder that has its starting weights; no torch.
+
+A folder of a run means its newest checkpoint at the first start; that step is kept in the run's own
+config.json, so that the start stays the same while the other run goes on.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.find import saved_of
+from penstock.checkpoint.start import Start, find_start
+from penstock.core import config
+from penstock.core.config import Raw
+from penstock.core.errors import ConfigError, PenstockError
+from penstock.obs.metric_names import RECIPE_FILE
+from penstock.train.control.requests import job_is_running
+
+ROUNDED_TO = 64
+"""A grown vocabulary is rounded up to a multiple of this, so that any usual number of ranks divides it."""
+
+
+def with_start(raw: Raw) -> Raw:
+    """Return a recipe's values with [model] and the identity of the weights filled in from run.start_from.
+
+    A recipe without it is returned as it is.
+
+    Raises:
+        ConfigError: there is a [model] too, no such folder, or its weights are not those of `run.start_hash`.
+        ModelError, CheckpointError: the folder has no weights that can be opened.
+    """
+    run = raw.get("run")
+    if not isinstance(run, dict) or not run.get("start_from"):
+        return raw
+    folder = run["start_from"]
+    if not isinstance(folder, str):
+        raise ConfigError("run.start_from must be text", got=folder, fix="Write the path in quotes.")
+    if raw.get("model"):
+        raise ConfigError(
+            "run.start_from and [model] are both given, and the model is that of the folder",
+            got=folder,
+            fix="Remove [model], or run.start_from to train from random weights.",
+        )
+    run = {**run, "start_from": str(Path(folder).absolute())}
+    before = _kept(run)
+    if before is not None and not Path(folder).is_dir():  # its weights are in the run's own checkpoints
+        return {**raw, "run": {**run, **_pin(before["run"])}, "model": before["model"]}
+    start = start_of(run, before)
+    given = run.get("start_hash") or start.identity
+    if given != start.identity:
+        raise ConfigError(
+            f"The weights in {start} are not those that run.start_hash names: they are {start.identity}",
+            got=given,
+            fix="Restore the folder, or remove run.start_hash.",
+        )
+    step = None if start.saved is None else start.saved.index().meta.step
+    pin = {"start_hash": start.identity, "start_step": step}
+    return {**raw, "run": {**run, **pin}, "model": config.dump(start.model)}
+
+
+def start_of(run: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Start:
+    """Return the starting weights that a [run] section names.
+
+    Args:
+        before: resolved recipe of the previous start of this run, if that had the same folder.
+
+    Raises:
+        ConfigError: the folder is a run that is still training, and no step of it is named.
+    """
+    folder, step = Path(run["start_from"]), run.get("start_step")
+    if step is None and before is not None:
+        step = before["run"].get("start_step")
+    if step is None and job_is_running(folder):
+        known = [saved.name for saved in saved_of(folder)]
+        raise ConfigError(
+            f"run.start_from is a run that is still training, with the checkpoints {', '.join(known) or '-'}",
+            got=str(folder),
+            fix=f"Wait for it, or `penstock export {folder} --out FOLDER` and start from FOLDER: its own "
+            "checkpoints are removed as it goes on. run.start_step = N takes one of them as it is.",
+        )
+    return find_start(folder, step=step)
+
+
+def grown(vocab_size: int, *, needed: int) -> int:
+    """Return the rows of an embedding of `vocab_size` rows for corpora with `needed` token ids.
+
+    >>> grown(300, needed=300), grown(300, needed=301)
+    (300, 320)
+    """
+    return vocab_size if needed <= vocab_size else -(-needed // ROUNDED_TO) * ROUNDED_TO
+
+
+def _kept(run: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the resolved recipe of the run's previous start, if it had the same start_from; else None."""
+    try:
+        kept = config.load_json(Path(str(run.get("dir", ""))) / RECIPE_FILE)
+        same = kept["run"]["start_from"] == run["start_from"]
+    except (PenstockError, OSError, KeyError, TypeError):
+        return None
+    return kept if same and isinstance(kept.get("model"), dict) else None
+
+
+def _pin(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: run[name] for name in ("start_hash", "start_step") if name in run}
