@@ -48,10 +48,13 @@ def _assemble(path: Path, config: EngineConfig, others: RankProcesses | None) ->
     return _engine(part, config, tokenizer_path, others)
 
 
-def engine_of(model: Llama, config: EngineConfig) -> Engine:
-    """Build an engine from a model in memory, on the model's device. It takes token ids only: no tokenizer.
+def engine_of(model: Llama, config: EngineConfig, *, tokenizer_path: Path | None = None) -> Engine:
+    """Build an engine from a model in memory, on the model's device.
 
     The model is changed in place: its matrices are merged, packed or rounded.
+
+    Args:
+        tokenizer_path: a tokenizer.json, with a chat template beside it or not; None: token ids only.
 
     Raises:
         ModelError: an adapter does not fit this model.
@@ -65,7 +68,7 @@ def engine_of(model: Llama, config: EngineConfig) -> Engine:
         )
     device = model.norm.weight.device
     part = part_of(model, config, whole=model.config, place=ALONE, device=device)
-    return _engine(part, config, None, None)
+    return _engine(part, config, tokenizer_path, None)
 
 
 def _engine(

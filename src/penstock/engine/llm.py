@@ -24,6 +24,7 @@ from penstock.core.errors import AnswerFailed, ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.config import EngineConfig
+from penstock.engine.engine import Engine
 from penstock.engine.outputs import Collected, RequestOutput
 from penstock.engine.prompts import Prompt, check_prompt, prompts_of, room_after, token_ids
 from penstock.engine.request import OutputDelta, Request
@@ -54,10 +55,23 @@ class LLM:
             raise UsageError(
                 "config is not an EngineConfig", got=config, fix='Write EngineConfig(weights="int8").'
             )
-        engine = build_engine(Path(path), config)
+        self._start(build_engine(Path(path), config), name=str(path))
+
+    @classmethod
+    def of(cls, engine: Engine) -> Self:
+        """Return an LLM over an engine that exists, and that nobody else uses from now on; close it likewise.
+
+        Raises:
+            ModelError: the engine has no tokenizer.
+        """
+        made = cls.__new__(cls)
+        made._start(engine, name="The model")
+        return made
+
+    def _start(self, engine: Engine, *, name: str) -> None:
         if engine.text_processor is None:
             engine.close()
-            raise ModelError(f"{path} has no tokenizer.json", fix="Copy it from the original model's folder.")
+            raise ModelError(f"{name} has no tokenizer.json", fix="Copy it from the original model's folder.")
         self.text_processor: TextProcessor = engine.text_processor
         self.capacity = engine.capacity
         self.thread = EngineThread(engine).start()

@@ -1,0 +1,249 @@
+"""An engine over the weights of a running job, between two of its steps: for samples and evaluations.
+
+    every rank: whose box is which (one small all-gather)
+    tensor by tensor: its owners -> rank 0, in the run's compute dtype     (send, receive)
+    rank 0: a plain model, filled; packed as for serving; answers          the others wait
+
+Any layout works, because tensors meet as boxes, as in checkpoints: shards, tensor-parallel slices and
+pipeline stages alike; of replicas, one sends. With `everywhere` rank 0 passes each tensor on, so that each
+rank has an engine of its own for its share of the work.
+
+Memory, on a rank with an engine: one copy of the model in the compute dtype, one tensor in flight, and the
+keys and values of the sequences asked for; all of it is freed at the end. Bytes on the network: those of the
+copy, into rank 0 (and to each rank with `everywhere`).
+
+Training is not touched: tensors are only read, the engine's random numbers are hashes (no generator moves),
+and the loader stands still. Losses with and without are equal, bit for bit (tests/ranks/test_live_engine.py).
+"""
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.checkpoint.tensors import held
+from penstock.core import env
+from penstock.core.boxes import Box
+from penstock.core.errors import ModelError, PenstockError
+from penstock.core.files import TOKENIZER_FILE
+from penstock.core.units import mib
+from penstock.devices import accelerator
+from penstock.engine.assemble import engine_of
+from penstock.engine.config import EngineConfig
+from penstock.engine.llm import LLM
+from penstock.models import FAMILIES
+from penstock.models.llama.model import Llama
+from penstock.nn.unfilled import unfilled
+from penstock.parallel.mesh import World, broadcast
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.state import TrainState
+
+T = TypeVar("T")
+
+_NO_BOX = -1
+_MOST_DIMS = 2
+
+
+class LiveEngineFailed(PenstockError):
+    """No engine could be built over the weights of a run; the message has the reason of the first rank."""
+
+
+@contextmanager
+def live_engine(
+    state: TrainState,
+    config: TrainConfig,
+    world: World,
+    *,
+    max_sequences: int,
+    max_context: int | None = None,
+    everywhere: bool = False,
+) -> Iterator[LLM | None]:
+    """Context manager: an engine over the run's weights on rank 0; None on the others, which must enter too.
+
+    It answers with the run's tokenizer and chat template. Ranks leave together: the others wait at its end.
+
+    Args:
+        max_sequences: answers computed at once; they bound the memory of keys and values.
+        max_context: tokens of prompt and answer together; None: the model's context.
+        everywhere: every rank has an engine.
+
+    Raises:
+        LiveEngineFailed: there is no memory for it, or no tokenizer, or the caller's block raised a
+            PenstockError on a rank. It is raised on all ranks, and training can go on.
+    """
+    own = everywhere or world.is_first
+    model, why = None, ""
+    if own:
+        model, why = _tried(
+            lambda: _empty_model(config, world, copies=env.local_world_size() if everywhere else 1)
+        )
+    _agree(world, why)
+    with torch.no_grad(), state.shown():
+        gather_whole(state.model.state_dict(), model, world, everywhere=everywhere)
+    options = EngineConfig(
+        max_sequences=max_sequences, max_context=max_context, prefix_caching=True, compile="off"
+    )
+    llm = None
+    if own:
+        assert model is not None
+        filled = model
+        llm, why = _tried(lambda: LLM.of(engine_of(filled, options, tokenizer_path=tokenizer_of(config))))
+        del filled
+    model = None
+    try:
+        _agree(world, why)
+        try:
+            yield llm
+        except PenstockError as error:
+            why = str(error)
+    finally:
+        if llm is not None:
+            llm.close()
+        llm = None
+        gc.collect()
+        if accelerator.is_accelerator(world.device):
+            accelerator.free_cache()
+    _agree(world, why)
+
+
+def tokenizer_of(config: TrainConfig) -> Path:
+    """Return the tokenizer of a run, which its chat template stands beside.
+
+    Raises:
+        ModelError: its corpora name none.
+    """
+    path = Path(config.run.dir) / TOKENIZER_FILE
+    if not path.is_file():
+        raise ModelError(
+            f"The run has no {TOKENIZER_FILE}: none of its corpora names one",
+            fix="Copy tokenizer.json into the folder of a corpus, or leave [samples] and [evaluate] out.",
+        )
+    return path
+
+
+def gather_whole(
+    tensors: Mapping[str, Tensor], model: torch.nn.Module | None, world: World, *, everywhere: bool = False
+) -> None:
+    """Fill a plain model on rank 0 with the tensors of all ranks; every rank must call it.
+
+    Args:
+        tensors: this rank's, as DTensors or plain ones, by name; several ranks may hold the same box.
+        model: on rank 0, or on all with `everywhere`; its dtype is that in which tensors are sent. Elsewhere
+            None.
+    """
+    here = {name: held(name, tensor) for name, tensor in tensors.items()}
+    names: list[str] = broadcast(world, sorted(model.state_dict()) if model is not None else None)
+    dtype_name = broadcast(world, str(next(model.parameters()).dtype) if model is not None else None)
+    dtype = getattr(torch, dtype_name.removeprefix("torch."))
+    rooms = {} if model is None else model.state_dict()
+    boxes = _boxes_of_ranks(names, {name: box for name, (box, _) in here.items()}, world)
+    for index, name in enumerate(names):
+        owners = _owners(boxes[:, index])
+        if world.is_first:
+            _receive(rooms[name], owners, here.get(name), dtype, world)
+        else:
+            _send(owners, here.get(name), dtype, world)
+        if everywhere:
+            whole = rooms[name].contiguous()
+            dist.broadcast(whole, src=0)
+            rooms[name].copy_(whole)
+
+
+def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Llama:
+    """Return a model without values in the compute dtype, on this rank's device.
+
+    Raises:
+        ModelError: the memory that is free now does not hold it.
+    """
+    with unfilled():
+        model = FAMILIES[config.model.model_type](config.model)
+    model = cast(Llama, model).to(getattr(torch, config.compute)).requires_grad_(False)
+    needed = sum(parameter.nbytes for parameter in model.parameters())
+    if accelerator.is_accelerator(world.device):
+        accelerator.free_cache()
+        free, _ = accelerator.free_and_total_bytes(world.device)
+    else:
+        free, needed = env.available_bytes(), needed * copies
+    if needed > free:
+        raise ModelError(
+            f"A copy of the model's weights in {config.compute} takes {mib(needed)}, more than is free",
+            got=mib(free),
+            fix="Train on more ranks or with smaller rows; or leave [samples] and [evaluate] out.",
+        )
+    return model.to_empty(device=world.device).eval()
+
+
+def _boxes_of_ranks(names: Sequence[str], mine: Mapping[str, Box], world: World) -> Tensor:
+    """Return the box of each tensor on each rank, [ranks, names, 2, dims] int64; -1: the rank has none."""
+    own = torch.full((len(names), 2, _MOST_DIMS), _NO_BOX, dtype=torch.int64)
+    for index, name in enumerate(names):
+        if name in mine:
+            offsets, sizes = mine[name]
+            own[index, 0, : len(offsets)] = torch.tensor(offsets)
+            own[index, 1, : len(sizes)] = torch.tensor(sizes)
+    own = own.to(world.device)
+    every = [torch.empty_like(own) for _ in range(world.ranks.world_size)]
+    dist.all_gather(every, own)
+    return torch.stack(every).cpu()
+
+
+def _owners(boxes: Tensor) -> dict[Box, int]:
+    """Return the distinct boxes of a tensor, [ranks, 2, dims], and the first rank that holds each."""
+    found: dict[Box, int] = {}
+    for rank, (offsets, sizes) in enumerate(boxes.tolist()):
+        dims = sum(size != _NO_BOX for size in sizes)
+        box = Box(tuple(offsets[:dims]), tuple(sizes[:dims]))
+        if dims and box.num_elements:
+            found.setdefault(box, rank)
+    return found
+
+
+def _send(
+    owners: Mapping[Box, int], mine: tuple[Box, Tensor] | None, dtype: torch.dtype, world: World
+) -> None:
+    if mine is not None and owners.get(mine[0]) == world.ranks.rank:
+        dist.send(mine[1].to(world.device, dtype).contiguous(), dst=0)
+
+
+def _receive(
+    room: Tensor,
+    owners: Mapping[Box, int],
+    mine: tuple[Box, Tensor] | None,
+    dtype: torch.dtype,
+    world: World,
+) -> None:
+    waiting: list[tuple[dist.Work, Tensor, Box]] = []
+    whole = Box((0,) * room.dim(), tuple(room.shape))
+    for box, rank in owners.items():
+        if rank == 0:
+            assert mine is not None
+            room[box.within(whole)] = mine[1].to(room.device, dtype)
+            continue
+        part = torch.empty(box.sizes, dtype=dtype, device=world.device)
+        work = dist.irecv(part, src=rank)
+        assert work is not None, rank
+        waiting.append((work, part, box))
+    for work, part, box in waiting:
+        work.wait()
+        room[box.within(whole)] = part
+
+
+def _tried(make: Callable[[], T]) -> tuple[T | None, str]:
+    """Return a result, or the reason why there is none."""
+    try:
+        return make(), ""
+    except (PenstockError, MemoryError, torch.OutOfMemoryError) as error:
+        return None, str(error)
+
+
+def _agree(world: World, why: str) -> None:
+    """Raise on all ranks if one has a reason; every rank must call it."""
+    (failed,) = world.sum(bool(why))
+    if failed:
+        first = broadcast(world, why)
+        raise LiveEngineFailed(why or first or "Another rank failed")

@@ -1,0 +1,164 @@
+"""An engine over the weights of a running job: any layout, weights bit for bit, and training untouched."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from penstock.core.errors import UsageError
+from penstock.data.corpus.manifest import load_manifest, save_manifest
+from penstock.engine.sampling_params import Params, Sampling
+from penstock.models import FAMILIES
+from penstock.parallel.layout import ParallelConfig
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.text.tokenizer import train_tokenizer
+from penstock.train import loop
+from penstock.train.live_engine import LiveEngineFailed, gather_whole, live_engine
+from penstock.train.recipe.load import build_recipe
+from penstock.train.setup import open_state, write_identity
+
+TEXT = "the penstock feeds the turbine, für den es gebaut wurde " * 4
+GREEDY = Params(sampling=Sampling(temperature=0.0), max_tokens=12)
+LAYOUTS = [
+    (1, {}),
+    (2, {}),
+    (2, {"tensor": 2}),
+    (2, {"pipeline": 2}),
+    (2, {"replicate": 2}),
+    (4, {"context": 2}),
+    (4, {"tensor": 2}),
+]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("live")
+    tokenizer = train_tokenizer([TEXT] * 3, vocab_size=280)
+    documents = [tokenizer.encode(TEXT[start:]) for start in range(0, 200, 3)]
+    write_corpus(folder / "text", documents, vocab_size=280)
+    tokenizer.save(folder / "text" / "tokenizer.json")
+    save_manifest(folder / "text", replace(load_manifest(folder / "text"), tokenizer=tokenizer.fingerprint))
+    return build_recipe(
+        {
+            "run": {"dir": str(folder / "run"), "steps": 6},
+            "model": {
+                "hidden_size": 16,
+                "intermediate_size": 24,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "tie_word_embeddings": True,
+            },
+            "data": {
+                "corpora": {"text": {"path": str(folder / "text")}},
+                "sequence_length": 24,
+                "global_batch_size": 4,
+                "micro_batch_size": 1,
+            },
+            "optim": {"learning_rate": 0.01},
+            "checkpoint": {"every": 100},
+            "compute": "float32",
+        }
+    )
+
+
+def of(recipe, folder, **axes):
+    run = replace(recipe.run, dir=str(folder))
+    return replace(recipe, run=run, parallel=ParallelConfig(**axes))
+
+
+def answers(recipe, world, *, everywhere=False):
+    state = open_state(recipe, world)
+    if world.is_first:
+        write_identity(recipe, state.loader)
+    with live_engine(state, recipe, world, max_sequences=2, everywhere=everywhere) as llm:
+        return None if llm is None else [out.text for out in llm.generate(["the pen", "für"], GREEDY)]
+
+
+@pytest.fixture(scope="module")
+def alone(recipe, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    (found,) = on_ranks(lambda world: answers(of(recipe, folder), world), ranks=1)
+    assert len(found) == 2
+    return found
+
+
+@pytest.mark.parametrize(("ranks", "axes"), LAYOUTS, ids=str)
+def test_an_engine_on_the_first_rank_answers_as_that_of_one_process(recipe, alone, tmp_path, ranks, axes):
+    """Initial weights do not depend on the layout, so neither may the answers."""
+    found = on_ranks(lambda world: answers(of(recipe, tmp_path, **axes), world), ranks=ranks)
+    assert found == [alone, *[None] * (ranks - 1)]
+
+
+def test_every_rank_may_have_an_engine_of_its_own(recipe, alone, tmp_path):
+    found = on_ranks(lambda world: answers(of(recipe, tmp_path), world, everywhere=True), ranks=2)
+    assert found == [alone] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_what_is_gathered_is_the_weights_bit_for_bit(recipe, tmp_path, dtype):
+    def gathered(world):
+        config = of(recipe, tmp_path / f"{world.ranks.world_size}", tensor=2)
+        if world.ranks.world_size == 1:
+            config = of(recipe, tmp_path / "1")
+        state = open_state(config, world)
+        model = FAMILIES["llama"](config.model).to(dtype) if world.is_first else None
+        with torch.no_grad():
+            gather_whole(state.model.state_dict(), model, world)
+        return None if model is None else {name: t.float() for name, t in model.state_dict().items()}
+
+    (whole,), (cut, *_) = on_ranks(gathered, ranks=1), on_ranks(gathered, ranks=4)
+    assert whole.keys() == cut.keys()
+    for name, tensor in whole.items():
+        assert torch.equal(tensor, cut[name]), name
+        assert tensor.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize(("ranks", "axes"), [(1, {}), (2, {}), (2, {"pipeline": 2})], ids=str)
+def test_losses_with_and_without_an_engine_in_between_are_equal(recipe, tmp_path, ranks, axes, monkeypatch):
+    def losses(world, *, folder, asks):
+        config = of(recipe, folder, **axes)
+        state = open_state(config, world)
+        if world.is_first:
+            write_identity(config, state.loader)
+        torch.manual_seed(7)
+        if asks:
+            step = loop.train_step
+
+            def and_ask(*given, **named):
+                with live_engine(state, config, world, max_sequences=2) as llm:
+                    if llm is not None:
+                        llm.generate(["the pen", "für"], GREEDY)
+                return step(*given, **named)
+
+            monkeypatch.setattr(loop, "train_step", and_ask)
+        return [(r["loss"], r["grad_norm"]) for r in records_of(state, config, world) if "loss" in r]
+
+    without = on_ranks(lambda world: losses(world, folder=tmp_path / "a", asks=False), ranks=ranks)
+    with_engine = on_ranks(lambda world: losses(world, folder=tmp_path / "b", asks=True), ranks=ranks)
+    assert len(without[0]) == 6
+    assert with_engine == without
+
+
+def test_a_failure_in_the_block_is_raised_on_every_rank_and_training_may_go_on(recipe, tmp_path):
+    def fails(world):
+        config = of(recipe, tmp_path)
+        state = open_state(config, world)
+        said = []
+        engine = live_engine(state, config, world, max_sequences=1)
+        with pytest.raises(LiveEngineFailed, match=r"no tokenizer\.json"), engine:
+            pass
+        if world.is_first:
+            write_identity(config, state.loader)
+        try:
+            with live_engine(state, config, world, max_sequences=1) as llm:
+                if llm is not None:
+                    raise UsageError("The prompt is not one")
+        except LiveEngineFailed as error:
+            said.append(str(error))
+        return said, len(records_of(state, config, world))
+
+    for said, records in on_ranks(fails, ranks=2):
+        assert said == ["The prompt is not one."]
+        assert records >= 6
