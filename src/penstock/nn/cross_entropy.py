@@ -7,9 +7,10 @@ each logit is computed once and the work equals that of the plain loss, three pr
 backward pass would be a fourth (the idea of Liger Kernel, Hsu et al., arXiv:2410.10989).
 
 Costs: the gradient of the output matrix is held in float32 from the loss to its backward pass. Only the sum
-of the losses can be differentiated, not a function of *single* losses.
+of the losses can be differentiated, not a function of *single* losses; see token_log_probs.py for those.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -39,40 +40,58 @@ def cross_entropy(
         ignored: a label that counts as 0 and gives no gradient.
         tokens_at_once: chunk size in tokens. None: `chunk_tokens` of the vocabulary.
     """
+
+    def losses(logits: Tensor, part: slice, *, keep: bool) -> Tensor:
+        return _losses(logits, labels[part], head, ignored=ignored, keep=keep)
+
+    return chunked_loss(hidden, head, losses, tokens_at_once=tokens_at_once)
+
+
+Losses = Callable[..., Tensor]
+"""Function (logits [chunk, vocab], slice of the tokens, keep=bool) -> loss of each token [chunk]; with `keep`
+it turns the logits in place into the gradient of the sum of the losses."""
+
+
+def chunked_loss(
+    hidden: Float[Tensor, "tokens hidden"],
+    head: OutputHead,
+    losses: Losses,
+    *,
+    tokens_at_once: int | None = None,
+) -> tuple[Float[Tensor, ""], Float[Tensor, "tokens"]]:
+    """Return the sum of a loss that is a function of each token's logits, and each token's, as
+    `cross_entropy`."""
     size = tokens_at_once or chunk_tokens(head.weight.shape[0])
     wants = torch.is_grad_enabled()  # gradients are always off inside an autograd function
-    total, each = _ChunkedCrossEntropy.apply(hidden, head.weight, head, labels, ignored, size, wants)  # type: ignore[no-untyped-call]
+    total, each = _ChunkedLoss.apply(hidden, head.weight, head, losses, size, wants)  # type: ignore[no-untyped-call]
     return total, each
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
+class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # Any: torch adds the attributes
         hidden: Tensor,
         weight: Tensor,
         head: OutputHead,
-        labels: Tensor,
-        ignored: int,
+        losses: Losses,
         size: int,
         wants: bool,
     ) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(hidden.dtype, torch.float32)
-        each = torch.empty(len(labels), dtype=exact, device=hidden.device)
+        each = torch.empty(len(hidden), dtype=exact, device=hidden.device)
         wants_hidden, wants_weight, *_ = (wants and needed for needed in ctx.needs_input_grad)
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=exact) if wants_weight else None
-        for start in range(0, len(labels), size):
+        for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             logits = head(hidden[part]).to(exact)
-            each[part] = _losses(
-                logits, labels[part], head, ignored=ignored, keep=wants_hidden or wants_weight
-            )
+            each[part] = losses(logits, part, keep=wants_hidden or wants_weight)
             slope = logits.to(hidden.dtype)
             if grad_hidden is not None:
                 torch.mm(slope, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                _add_product(grad_weight, slope.T, hidden[part])
+                add_product(grad_weight, slope.T, hidden[part])
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.dtype = weight.dtype
         ctx.mark_non_differentiable(each)
@@ -84,7 +103,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         # in place: no other reader exists, and a second copy of the output matrix's gradient is large
         grad_hidden, grad_weight = (None if g is None else g.mul_(upstream) for g in ctx.saved_tensors)
         grad_weight = None if grad_weight is None else grad_weight.to(ctx.dtype)
-        return grad_hidden, grad_weight, None, None, None, None, None
+        return grad_hidden, grad_weight, None, None, None, None
 
 
 def _losses(logits: Tensor, labels: Tensor, head: OutputHead, *, ignored: int, keep: bool) -> Tensor:
@@ -102,7 +121,8 @@ def _losses(logits: Tensor, labels: Tensor, head: OutputHead, *, ignored: int, k
     return torch.where(seen, sums.log() - picked, 0.0)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add `a @ b` to a total that may have a wider dtype."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:

@@ -9,9 +9,9 @@ from penstock.core.arrays import Int64
 from penstock.data.types import IGNORED_LABEL
 from penstock.parallel.mesh import Mesh, World
 from penstock.train.data_setup import Heldout
-from penstock.train.loss import CorpusLosses
+from penstock.train.loss import CorpusLosses, next_token_loss
+from penstock.train.objective import DeviceBatch
 from penstock.train.score import Score
-from penstock.train.state import DeviceBatch
 from penstock.train.step import ALL, loss_sum, micro_batches
 
 
@@ -91,7 +91,7 @@ def _sums(
     by_corpus = CorpusLosses(len(heldout.loader.corpora), of_rows)
     on_device = CorpusLosses(len(heldout.loader.corpora), of_rows.to(device))
     (part,) = micro_batches(batch, rows=len(samples), device=device, sequence_slice=sequence_slice)
-    loss_sum(model, part, on_device)
+    loss_sum(model, part, next_token_loss(part["labels"], on_device.add))
     labels = batch["labels"][:, sequence_slice]
     return torch.stack(
         [

@@ -19,13 +19,12 @@ from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
 from penstock.parallel.mesh import World, broadcast
-from penstock.train.evaluate import heldout_scores
+from penstock.train.objective import DeviceBatch
 from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.record import MixtureLog, step_record
-from penstock.train.score import validation_record
-from penstock.train.state import DeviceBatch, TrainState
+from penstock.train.state import TrainState
 from penstock.train.step import ControlFlags, StepResult, train_step
 
 log = logging.getLogger(__name__)
@@ -88,8 +87,8 @@ def train(
             if state.heldout is not None and (state.step % config.validate.every == 0 or last):
                 state.watch.doing("validation", step=state.step)
                 with state.shown():
-                    scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
-                emit(validation_record(scores, step=state.step), sinks)
+                    record = state.objective.validate(state, world, rows=rows)
+                emit(record, sinks)
             due = state.step % config.checkpoint.every == 0 and not result.skipped
             leaves = result.stop or state.changes_islands()
             if last or leaves or due:  # not while steps are skipped: it would evict earlier checkpoints

@@ -10,12 +10,12 @@ from torch.nn import functional
 from penstock.data.types import IGNORED_LABEL
 from penstock.nn.cross_entropy import cross_entropy
 from penstock.nn.head import OutputHead
-from penstock.train.state import DeviceBatch, TrainState
+from penstock.train.objective import Finish
 
 
 def next_token_loss(
     labels: Int[Tensor, "batch seq"], each_row: Callable[[Tensor], None] | None = None
-) -> Callable[[Tensor, OutputHead], Tensor]:
+) -> Finish:
     """Return a function from hidden states to the *sum* of cross entropies in nats, float32.
 
     A sum, because the relevant mean is over the labels of all ranks and micro-batches.
@@ -55,23 +55,3 @@ class CorpusLosses:
     def labels(self, counts: Tensor) -> Tensor:
         """Return the label count of each corpus, given that of each row [rows]."""
         return counts.double() @ self._one_of
-
-
-def corpus_losses(state: TrainState, batch: DeviceBatch, device: torch.device) -> CorpusLosses | None:
-    """Return the accumulator of losses by corpus; None: the mixture is not adaptive."""
-    if state.adaptive is None:
-        return None
-    of_rows = state.loader.corpora_of(batch["sample_ids"].cpu().numpy())
-    return CorpusLosses(len(state.loader.corpora), torch.from_numpy(of_rows).to(device))
-
-
-def found_by_corpus(by_corpus: CorpusLosses | None, labels: Tensor) -> list[float]:
-    """Return this rank's loss sums by corpus, then its label counts by corpus.
-
-    Args:
-        labels: [rows, seq] of this rank.
-    """
-    if by_corpus is None:
-        return []
-    counts = (labels != IGNORED_LABEL).sum(1).to(by_corpus.sums.device)
-    return [*by_corpus.sums.tolist(), *by_corpus.labels(counts).tolist()]

@@ -9,7 +9,8 @@ from penstock.devices import accelerator
 from penstock.obs.meter import Rates, peak_memory_bytes
 from penstock.obs.sinks import Record
 from penstock.obs.sinks.jsonl import JsonLines
-from penstock.train.state import DeviceBatch, TrainState
+from penstock.train.objective import DeviceBatch
+from penstock.train.state import TrainState
 from penstock.train.step import StepResult
 
 
@@ -29,6 +30,7 @@ def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning
         **({} if rates.mfu is None else {"mfu": rates.mfu, "hfu": rates.hfu}),
         **{f"{phase}_share": share for phase, share in rates.shares.items()},
         "memory_bytes": memory,
+        **result.metrics,
     }
 
 

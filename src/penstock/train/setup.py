@@ -43,6 +43,7 @@ from penstock.train.data_setup import (
 from penstock.train.guard import StepGuard
 from penstock.train.islands.checkpoint import load_as_one, load_islands
 from penstock.train.islands.outer_optimizer import Outer
+from penstock.train.next_token import NextToken
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
 from penstock.train.planning.memory import recompute_modes
@@ -154,7 +155,7 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
     start_weights(config, world, model, optimizer)
     state = TrainState(
-        model, optimizer, loader, mesh, heldout_rows(config), ethernet, spread.pipeline, adaptive
+        model, optimizer, loader, mesh, heldout_rows(config), ethernet, NextToken(), spread.pipeline, adaptive
     )
     state.guard = StepGuard(config.guard)
     if config.outer.every:

@@ -2,7 +2,6 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from penstock.train.guard import StepGuard
 from penstock.train.islands.checkpoint import island_tensors
 from penstock.train.islands.outer_optimizer import Outer
 from penstock.train.monitors.step_monitors import StepMonitors
+from penstock.train.objective import Objective
 from penstock.train.optim.optimizer import Optimizer
 from penstock.train.recipe.config import GuardConfig
 
@@ -37,6 +37,8 @@ class TrainState:
     """Held-out rows, the same on every rank."""
     ethernet: Ethernet
     """Schedules the gathers and reductions of a step."""
+    objective: Objective
+    """What the run minimises."""
     pipeline: Pipeline | None = None
     """Runs the pipeline stages; None: no pipeline parallelism."""
     adaptive: Adaptive | None = None
@@ -73,6 +75,3 @@ class TrainState:
     def shown(self) -> AbstractContextManager[None]:
         """Context manager: the model has the run's parameters, not those of this rank's island."""
         return nullcontext() if self.outer is None else self.outer.shown()
-
-
-DeviceBatch = dict[str, Any]  # Any: tensors, as the loader delivers them

@@ -1,26 +1,26 @@
 """One optimizer step: forward and backward over micro-batches, clipping, update.
 
-The loss is the mean over the labels of *all* ranks and micro-batches: each sum is divided by the global count
-before its backward pass, so the gradient does not depend on the distribution of rows. FSDP averages gradients
-over the data-parallel ranks, hence the factor `num_averaged`. With islands it averages within an island only,
-so that an island's gradient is that of its own rows times the number of islands: their mean is the global
-gradient.
+The loss is the mean over the labels (or the pairs; see objective.py) of *all* ranks and micro-batches: each
+sum is divided by the global count before its backward pass, so the gradient does not depend on the
+distribution of rows. FSDP averages gradients over the data-parallel ranks, hence the factor `num_averaged`.
+With islands it averages within an island only, so that an island's gradient is that of its own rows times the
+number of islands: their mean is the global gradient.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import CorpusError
-from penstock.data.types import IGNORED_LABEL
 from penstock.parallel.clip import clip_gradients
 from penstock.parallel.mesh import World
 from penstock.train.islands.outer_optimizer import norm_of_islands
-from penstock.train.loss import CorpusLosses, corpus_losses, found_by_corpus, next_token_loss
-from penstock.train.state import DeviceBatch, TrainState
+from penstock.train.objective import DeviceBatch, Finish
+from penstock.train.state import TrainState
 
 
 class ControlFlags(NamedTuple):
@@ -33,6 +33,8 @@ class ControlFlags(NamedTuple):
 
 
 ALL = slice(None)
+_BY_ROW = ("input_ids", "labels", "position_ids")
+_MODEL_INPUTS = ("input_ids", "position_ids", "cu_seqlens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,38 +42,58 @@ class StepResult:
     """Result of a step, equal on all ranks."""
 
     loss: float
-    """Mean loss over all labels, in nats."""
+    """Mean loss over all labels, in nats; or over what else the run's objective counts."""
     grad_norm: float
     """Gradient norm before clipping; with islands, which clip separately, the root mean square."""
     stop: bool
     """True if any rank was asked to stop."""
     news: bool = False
     """True if there are control requests to apply."""
-    corpus_sums: tuple[float, ...] = ()
-    """Summed loss of each corpus in nats; empty unless the mixture is adaptive."""
-    corpus_labels: tuple[float, ...] = ()
-    """Number of labels of each corpus."""
+    sums: tuple[float, ...] = ()
+    """The objective's sums over all ranks."""
+    metrics: dict[str, Any] = field(default_factory=dict)  # Any: JSON values
+    """The objective's metrics."""
     skipped: str = ""
     """Reason for skipping the step; "": it was taken."""
 
+    @property
+    def corpus_sums(self) -> tuple[float, ...]:
+        """Summed loss of each corpus in nats; empty unless the mixture is adaptive."""
+        return self.sums[: len(self.sums) // 2]
+
+    @property
+    def corpus_labels(self) -> tuple[float, ...]:
+        """Number of labels of each corpus."""
+        return self.sums[len(self.sums) // 2 :]
+
 
 def micro_batches(
-    batch: DeviceBatch, *, rows: int, device: torch.device, sequence_slice: slice = ALL
+    batch: DeviceBatch,
+    *,
+    rows: int,
+    device: torch.device,
+    sequence_slice: slice = ALL,
+    fields: Sequence[str] = (),
+    prepare: Callable[[DeviceBatch], DeviceBatch] = lambda part: part,
 ) -> Iterator[DeviceBatch]:
     """Split a batch into micro-batches of `rows` rows on a device; `cu_seqlens` is cut accordingly.
 
     Args:
         sequence_slice: slice of each row for this rank; `cu_seqlens` stays that of whole rows.
+        fields: fields to take besides those of every step.
+        prepare: applied to each micro-batch of whole rows; fields of one dimension are not sliced.
     """
     total, length = batch["input_ids"].shape
     for first in range(0, total, rows):
         past = min(first + rows, total)
         ends = batch["cu_seqlens"]
         inside = ends[(ends >= first * length) & (ends <= past * length)] - first * length
-        part = {
-            name: batch[name][first:past, sequence_slice] for name in ("input_ids", "labels", "position_ids")
+        whole = {name: batch[name][first:past] for name in (*_BY_ROW, *fields)}
+        part = prepare({**whole, "cu_seqlens": inside})
+        yield {
+            name: (t if t.ndim == 1 else t[:, sequence_slice]).to(device, non_blocking=True)
+            for name, t in part.items()
         }
-        yield {name: t.to(device, non_blocking=True) for name, t in {**part, "cu_seqlens": inside}.items()}
 
 
 def joined(parts: Sequence[DeviceBatch]) -> DeviceBatch:
@@ -80,25 +102,23 @@ def joined(parts: Sequence[DeviceBatch]) -> DeviceBatch:
     return {**batch, "labels": torch.cat(batch["labels"])}
 
 
-def loss_sum(model: torch.nn.Module, part: DeviceBatch, by_corpus: CorpusLosses | None = None) -> Tensor:
+def loss_sum(model: torch.nn.Module, part: DeviceBatch, finish: Finish) -> Tensor:
     """Return the summed loss of a micro-batch, a float32 scalar with a graph."""
-    inputs = inputs_of(part, by_corpus)
+    inputs = inputs_of(part, finish)
     loss: Tensor = model(inputs.pop("input_ids"), **inputs)
     return loss
 
 
-def inputs_of(part: DeviceBatch, by_corpus: CorpusLosses | None, *, scale: float = 1.0) -> DeviceBatch:
-    """Return the arguments of the model's forward for a micro-batch, which then returns `scale` x the summed
-    loss."""
-    finish = next_token_loss(part["labels"], None if by_corpus is None else by_corpus.add)
-    inputs = {name: part[name] for name in ("input_ids", "position_ids", "cu_seqlens")}
+def inputs_of(part: DeviceBatch, finish: Finish, *, scale: float = 1.0) -> DeviceBatch:
+    """Return the arguments of the model's forward for a micro-batch, which returns `scale` x `finish`."""
+    inputs = {name: part[name] for name in _MODEL_INPUTS}
     return {**inputs, "finish": lambda hidden, head: finish(hidden, head) * scale}
 
 
 def passes(
     state: TrainState,
     parts: Sequence[DeviceBatch],
-    by_corpus: CorpusLosses | None,
+    finish_of: Callable[[DeviceBatch], Finish],
     *,
     scale: float,
     mark: Callable[[str], None],
@@ -106,7 +126,7 @@ def passes(
     """Run the forward and backward passes of all micro-batches; return `scale` x their summed loss."""
     if state.pipeline is not None:
         with state.ethernet.step(1):  # the pipeline itself gathers once and reduces once
-            total = state.pipeline.step([inputs_of(part, by_corpus, scale=scale) for part in parts])
+            total = state.pipeline.step([inputs_of(part, finish_of(part), scale=scale) for part in parts])
         state.pipeline.sum_tied()
         mark("backward")
         return total
@@ -116,7 +136,7 @@ def passes(
     with state.ethernet.step(len(parts)):
         for part in parts:
             state.ethernet.next_micro_batch()
-            loss = loss_sum(state.model, part, by_corpus) * scale
+            loss = loss_sum(state.model, part, finish_of(part)) * scale
             mark("forward")
             loss.backward()  # type: ignore[no-untyped-call]
             mark("backward")
@@ -149,21 +169,29 @@ def train_step(
     check_vocabulary(batch, state.model.config.vocab_size)  # type: ignore[union-attr, arg-type]
     copies, num_averaged = state.mesh.copies, state.mesh.num_averaged
     sequence_slice = state.mesh.sequence_slice(batch["labels"].shape[1])
-    counted = batch["labels"][:, sequence_slice if state.mesh.has_loss else slice(0)]
-    labels = int((counted != IGNORED_LABEL).sum())
-    global_labels, stops, told = world.sum(labels, *asked)
+    objective = state.objective
+    count = objective.count(batch, sequence_slice if state.mesh.has_loss else slice(0))
+    global_count, stops, told = world.sum(count, *asked)
     mark("communication")
-    by_corpus = corpus_losses(state, batch, world.device)
-    scale = num_averaged / max(global_labels / copies, 1.0)
-    parts = [*micro_batches(batch, rows=micro_batch_size, device=world.device, sequence_slice=sequence_slice)]
-    local_loss = passes(state, parts, by_corpus, scale=scale, mark=mark)
+    sums = objective.begin_step(state, batch, world, rows=micro_batch_size)
+    scale = num_averaged / max(global_count / copies, 1.0)
+    parts = [
+        *micro_batches(
+            batch,
+            rows=micro_batch_size,
+            device=world.device,
+            sequence_slice=sequence_slice,
+            fields=objective.fields,
+            prepare=objective.prepare,
+        )
+    ]
+    local_loss = passes(state, parts, partial(objective.finish, sums=sums), scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
     grad_norm = clip_gradients(state.model.parameters(), clip_norm, state.mesh.island, twice=tied)
     if state.mesh.has_islands:
         grad_norm = norm_of_islands(grad_norm, world)
     mark("optimizer")
-    each = found_by_corpus(by_corpus, counted)
-    summed, *each = (value / copies for value in world.sum(local_loss.item(), *each))
+    summed, *each = (value / copies for value in world.sum(local_loss.item(), *sums.values()))
     mark("communication")
     mean_loss = summed / num_averaged
     skipped = state.guard.judge(mean_loss, grad_norm, step=state.step)
@@ -171,9 +199,9 @@ def train_step(
         state.optimizer.step()
     state.optimizer.zero_grad()
     mark("optimizer")
-    middle = len(each) // 2
-    sums, counts = tuple(each[:middle]), tuple(each[middle:])
-    return StepResult(mean_loss, grad_norm, stops > 0, told > 0, sums, counts, skipped)
+    return StepResult(
+        mean_loss, grad_norm, stops > 0, told > 0, tuple(each), objective.metrics(each), skipped
+    )
 
 
 def check_vocabulary(batch: DeviceBatch, vocab_size: int) -> None:

@@ -13,6 +13,7 @@ from penstock.obs.meter import Rates
 from penstock.obs.sinks.jsonl import JsonLines
 from penstock.testing.corpora import write_corpus
 from penstock.train.data_setup import train_loader
+from penstock.train.next_token import NextToken
 from penstock.train.recipe.load import build_recipe
 from penstock.train.record import MixtureLog, sample_log, step_record
 from penstock.train.state import TrainState
@@ -44,7 +45,13 @@ def state_after(loader: Loader, steps: int) -> TrainState:
     batches.close()
     model = nn.Linear(1, 1)
     return TrainState(
-        model, torch.optim.AdamW(model.parameters()), loader, mesh=None, heldout=None, ethernet=None
+        model,
+        torch.optim.AdamW(model.parameters()),
+        loader,
+        mesh=None,
+        heldout=None,
+        ethernet=None,
+        objective=NextToken(),
     )
 
 

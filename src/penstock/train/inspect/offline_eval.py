@@ -23,9 +23,9 @@ from penstock.text.token_bytes import token_bytes
 from penstock.text.tokenizer import Tokenizer
 from penstock.train.data_setup import FIELDS, Heldout, bytes_of_tokens, heldout_rows
 from penstock.train.evaluate import score_rows
+from penstock.train.objective import DeviceBatch
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.score import Score
-from penstock.train.state import DeviceBatch
 from penstock.train.step import check_vocabulary
 
 _LONGEST_ROW = 4096

@@ -1,0 +1,91 @@
+"""Log-probabilities of single tokens with a graph; the logits of the whole batch never exist.
+
+Preference losses are functions of the log-probabilities of whole answers, so the gradient of a token's is
+known only after the loss. The forward pass keeps a token's log-normaliser, one number; the backward pass
+computes each chunk's logits again and from them the gradient. That is a fourth product besides the three of
+cross_entropy.py, for the learned tokens only: others are left out of all four.
+"""
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from penstock.nn.cross_entropy import add_product
+from penstock.nn.head import OutputHead
+from penstock.nn.loss_chunks import chunk_tokens
+
+
+def token_log_probs(
+    hidden: Float[Tensor, "tokens hidden"],
+    head: OutputHead,
+    labels: Int[Tensor, "tokens"],
+    *,
+    ignored: int = -100,
+    tokens_at_once: int | None = None,
+) -> Float[Tensor, "tokens"]:
+    """Return the log-probability of each label in nats, 0 where it is ignored; arguments as `cross_entropy`.
+
+    The result is float32, or float64 if the hidden states are; it can be differentiated once.
+    """
+    size = tokens_at_once or chunk_tokens(head.weight.shape[0])
+    learned = (labels != ignored).nonzero()[:, 0]
+    found = _TokenLogProbs.apply(hidden[learned], head.weight, head, labels[learned].long(), size)  # type: ignore[no-untyped-call]
+    return found.new_zeros(len(labels)).index_copy(0, learned, found)
+
+
+class _TokenLogProbs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # Any: torch adds the attributes
+        hidden: Tensor,
+        weight: Tensor,
+        head: OutputHead,
+        labels: Tensor,
+        size: int,
+    ) -> Tensor:
+        exact = torch.promote_types(hidden.dtype, torch.float32)
+        picked, normaliser = (torch.empty(len(labels), dtype=exact, device=hidden.device) for _ in range(2))
+        for start in range(0, len(labels), size):
+            part = slice(start, start + size)
+            logits = head(hidden[part]).to(exact)
+            own, here = _rows_here(labels[part], head, num_rows=len(weight))
+            picked[part] = head.vocabulary.total(torch.where(here, logits.gather(1, own)[:, 0], 0.0))
+            largest = head.vocabulary.largest(logits.amax(1))
+            logits -= largest[:, None]
+            normaliser[part] = largest + head.vocabulary.total(logits.exp_().sum(1)).log()
+        ctx.save_for_backward(hidden, weight, labels, normaliser)
+        ctx.head, ctx.size = head, size
+        return picked - normaliser
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, labels, normaliser = ctx.saved_tensors
+        head, size = ctx.head, ctx.size
+        wants_hidden, wants_weight, *_ = ctx.needs_input_grad
+        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if wants_weight else None
+        for start in range(0, len(labels), size):
+            part = slice(start, start + size)
+            slope = head(hidden[part]).to(normaliser.dtype)  # the same logits as before
+            slope -= normaliser[part, None]
+            slope.exp_()
+            own, here = _rows_here(labels[part], head, num_rows=len(weight))
+            slope.scatter_add_(1, own, -here.to(slope.dtype)[:, None])  # the softmax, minus 1 at the label
+            slope *= (upstream[part] / -head.logits_scaling)[:, None]
+            slope = slope.to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(slope, weight, out=grad_hidden[part])
+            if grad_weight is not None:
+                add_product(grad_weight, slope.T, hidden[part])
+        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+
+
+def _rows_here(labels: Tensor, head: OutputHead, *, num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return each label's row of the matrix on this rank, [tokens, 1], and whether it is here, [tokens]."""
+    own = labels - head.vocabulary.first
+    here = (own >= 0) & (own < num_rows)
+    return torch.where(here, own, 0)[:, None], here

@@ -1,0 +1,71 @@
+"""Next-token prediction: the objective of every run without a [tune] loss of its own."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.data.types import IGNORED_LABEL
+from penstock.obs.sinks import Record
+from penstock.parallel.mesh import World
+from penstock.train.evaluate import heldout_scores
+from penstock.train.loss import CorpusLosses, next_token_loss
+from penstock.train.objective import DeviceBatch, Finish
+from penstock.train.score import validation_record
+from penstock.train.state import TrainState
+
+
+@dataclass(slots=True)
+class CorpusSums:
+    """Losses and labels by corpus of this rank's share of a step."""
+
+    losses: CorpusLosses | None
+    """None: the mixture is not adaptive."""
+    labels: Tensor | None = None
+    """[corpora] number of labels of each corpus."""
+
+    def values(self) -> list[float]:
+        """Return the loss sums by corpus, then the label counts by corpus."""
+        if self.losses is None or self.labels is None:
+            return []
+        return [*self.losses.sums.tolist(), *self.labels.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class NextToken:
+    """Mean cross entropy over the labels."""
+
+    fields: tuple[str, ...] = ()
+
+    def begin_step(self, state: TrainState, batch: DeviceBatch, world: World, *, rows: int) -> CorpusSums:  # noqa: ARG002
+        """Return the accumulator of losses by corpus."""
+        if state.adaptive is None:
+            return CorpusSums(None)
+        of_rows = state.loader.corpora_of(batch["sample_ids"].cpu().numpy())
+        losses = CorpusLosses(len(state.loader.corpora), torch.from_numpy(of_rows).to(world.device))
+        columns = state.mesh.sequence_slice(batch["labels"].shape[1]) if state.mesh.has_loss else slice(0)
+        counts = (batch["labels"][:, columns] != IGNORED_LABEL).sum(1)
+        return CorpusSums(losses, losses.labels(counts.to(world.device)))
+
+    def prepare(self, part: DeviceBatch) -> DeviceBatch:
+        """Return the micro-batch as it is."""
+        return part
+
+    def count(self, batch: DeviceBatch, columns: slice) -> int:
+        """Return the number of labels."""
+        return int((batch["labels"][:, columns] != IGNORED_LABEL).sum())
+
+    def finish(self, part: DeviceBatch, sums: CorpusSums) -> Finish:
+        """Return the summed cross entropy."""
+        return next_token_loss(part["labels"], None if sums.losses is None else sums.losses.add)
+
+    def metrics(self, sums: Sequence[float]) -> Record:  # noqa: ARG002
+        """Return no metrics besides those of every step."""
+        return {}
+
+    def validate(self, state: TrainState, world: World, *, rows: int) -> Record:
+        """Return the loss on the held-out rows."""
+        assert state.heldout is not None
+        scores = heldout_scores(state.model, state.heldout, world, state.mesh, rows=rows)
+        return validation_record(scores, step=state.step)
