@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from penstock.core.errors import AnswerFailed, ModelError, UsageError
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
+from penstock.engine.request import Request
 from penstock.engine.sampling_params import GREEDY, Params, Sampling
 from penstock.engine.text_processor import TextProcessor
 from penstock.models import FAMILIES
@@ -86,6 +87,54 @@ def test_the_logprobs_of_a_prompt_are_those_of_transformers(pair):
         for row, one in enumerate(others):
             assert one.logprob == pytest.approx(expected[row, prompt[row + 1]].item(), abs=1e-4)
             assert list(one.top.values()) == pytest.approx(expected[row].topk(2).values.tolist(), abs=1e-4)
+
+
+def test_the_scores_of_continuations_are_those_of_transformers(pair):
+    """Together and in small steps, with the context in the cache or not, as the likeliest or not."""
+    theirs, ours = pair
+    requests, expected = [], []
+    for prompt in PROMPTS:
+        with torch.inference_mode():
+            logprobs = theirs(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        longest = [*prompt[len(prompt) // 2 + 1 :], 7]
+        continuations = [longest, longest[-1:], logprobs[-1:].argmax(-1).tolist()]
+        rows = [logprobs[-len(each) :] for each in continuations]
+        requests.append(
+            Request(
+                prompt=tuple(prompt),
+                max_tokens=0,
+                task="score",
+                continuations=tuple(map(tuple, continuations)),
+            )
+        )
+        expected.append(
+            [
+                (
+                    row.gather(1, torch.tensor(each)[:, None]).sum().item(),
+                    row.argmax(-1).tolist() == each,
+                )
+                for row, each in zip(rows, continuations, strict=True)
+            ]
+        )
+    for found, told in zip(ours.collect(requests * 2), expected * 2, strict=True):
+        (answer,) = found.answers
+        assert [one.logprob for one in answer.scores] == pytest.approx([one for one, _ in told], abs=1e-4)
+        assert [one.is_greedy for one in answer.scores] == [is_greedy for _, is_greedy in told]
+        assert (answer.finish, answer.token_ids) == ("stop", ())
+
+
+def test_a_context_that_is_scored_once_is_not_computed_again(pair):
+    _, ours = pair
+    context = tuple(range(200, 240))
+    ours.collect([Request(prompt=context, max_tokens=0, task="score")])
+    choices = [
+        Request(prompt=(*context, 5), max_tokens=0, task="score", continuations=((5, last),))
+        for last in (6, 7)
+    ]
+    assert [found.num_cached for found in ours.collect(choices)] == [
+        36,
+        36,
+    ]  # but for the last block's tokens
 
 
 def test_an_end_token_ends_the_answer_where_transformers_ends_it(pair):

@@ -20,9 +20,17 @@ def prompt_of(kind, length):
     return tuple(kind if i == 0 or (kind > 1 and i > 5) else 10 + i for i in range(length))
 
 
+def request_of(*, prompt, task, num_scored, **settings):
+    """A request; one that scores has a continuation that its prompt holds, but for the last token."""
+    continuations = [(*prompt[len(prompt) - count + 1 :], 7) for count in num_scored if count <= len(prompt)]
+    return Request(
+        prompt=prompt, task=task, continuations=tuple(continuations) if task == "score" else (), **settings
+    )
+
+
 prompts = st.builds(prompt_of, st.integers(0, 3), st.integers(1, 30))
 requests = st.builds(
-    Request,
+    request_of,
     prompt=prompts,
     max_tokens=st.integers(1, 16),
     num_answers=st.sampled_from([1, 1, 1, 3]),
@@ -30,7 +38,8 @@ requests = st.builds(
     client=st.sampled_from(["x", "y", "z"]),
     adapter=st.sampled_from([None, None, "a", "b"]),
     num_prompt_logprobs=st.sampled_from([None, None, None, 0]),
-    task=st.sampled_from(["generate", "generate", "generate", "embed"]),
+    task=st.sampled_from(["generate", "generate", "generate", "generate", "embed", "score"]),
+    num_scored=st.lists(st.integers(1, 12), max_size=2),
     deadline_s=st.sampled_from([None, None, None, 5.0, 20.0]),
 )
 

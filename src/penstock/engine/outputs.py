@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from penstock.engine.detokenizer import TextStream
-from penstock.engine.request import Finish, OutputDelta, Request, TokenLogprob
+from penstock.engine.request import ContinuationScore, Finish, OutputDelta, Request, TokenLogprob
 from penstock.engine.scheduling.sequence import Sequence
 
 
@@ -19,6 +19,8 @@ class SampledTokens:
     """Set with the first token of an answer, if requested."""
     embedding: tuple[float, ...] | None = None
     """The vector of an "embed" task, once the prompt is complete."""
+    scores: tuple[ContinuationScore, ...] | None = None
+    """The scores of a "score" task, once the prompt is complete."""
     error: str | None = None
     """Error message if no token can be sampled."""
     is_refused: bool = False
@@ -44,6 +46,8 @@ class SequenceOutput:
             return self.end("refused" if sampled.is_refused else "error", error=sampled.error)
         if sampled.embedding is not None:
             return self.end("stop", embedding=sampled.embedding)
+        if sampled.scores is not None:
+            return self.end("stop", scores=sampled.scores)
         if not sampled.tokens:
             return None
         texts, num_kept, finish = self._written(sampled.tokens)
@@ -59,7 +63,12 @@ class SequenceOutput:
         )
 
     def end(
-        self, finish: Finish, *, error: str | None = None, embedding: tuple[float, ...] | None = None
+        self,
+        finish: Finish,
+        *,
+        error: str | None = None,
+        embedding: tuple[float, ...] | None = None,
+        scores: tuple[ContinuationScore, ...] | None = None,
     ) -> OutputDelta:
         """Return the last delta of an answer that something other than its tokens ended."""
         return OutputDelta(
@@ -67,6 +76,7 @@ class SequenceOutput:
             answer=self.sequence.answer,
             text=self._rest(),
             embedding=embedding,
+            scores=scores,
             finish=finish,
             error=error,
             num_cached=self.sequence.num_cached,
@@ -106,6 +116,8 @@ class CompletionOutput:
     """One per token, if requested."""
     embedding: tuple[float, ...] | None = None
     """The vector of an "embed" task."""
+    scores: tuple[ContinuationScore, ...] = ()
+    """One per continuation of a "score" task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,4 +175,5 @@ def _joined(deltas: list[OutputDelta]) -> CompletionOutput:
         finish=finish,
         logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
         embedding=deltas[-1].embedding,
+        scores=deltas[-1].scores or (),
     )

@@ -10,7 +10,7 @@ Finish = Literal["stop", "length", "cancelled", "deadline", "refused", "error"]
 """Finish reason: stop token or text, max_tokens, the caller, its deadline, no token that it allows, or
 an engine failure."""
 
-Task = Literal["generate", "embed"]
+Task = Literal["generate", "embed", "score"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Request:
     prompt: tuple[int, ...]
     """Token ids, at least one."""
     max_tokens: int
-    """Maximum tokens of each answer, 0 for "embed"; prompt and answer fit into the context."""
+    """Maximum tokens of each answer, 0 for other tasks; prompt and answer fit into the context."""
     sampling: Sampling = GREEDY
     """Sampling settings."""
     stop_ids: frozenset[int] = frozenset()
@@ -46,7 +46,14 @@ class Request:
     num_prompt_logprobs: int | None = None
     """Return log-probabilities of the prompt tokens, with this many likeliest alternatives; None: do not."""
     task: Task = "generate"
-    """"embed": no token is sampled; the output is one vector."""
+    """"embed": no token is sampled; the output is one vector. "score": no token is sampled; the output is the
+    log-probability of each of `continuations`."""
+    continuations: tuple[tuple[int, ...], ...] = ()
+    """For "score": token ids whose log-probability is wanted. The prompt ends with all but the last token of
+    each; without any, the prompt's keys and values are computed for later requests with the same prefix.
+
+    Logits are computed where a continuation is predicted and nowhere else, and the positions before come from
+    the prefix cache. So texts with a common context, such as the choices of one question, cost it once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +67,16 @@ class TokenLogprob:
     """1 for the likeliest token."""
     top: Mapping[int, float]
     """The likeliest tokens and their log-probabilities, as many as requested."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinuationScore:
+    """How likely a model finds a continuation of its prompt."""
+
+    logprob: float
+    """Sum of the natural logarithms of its tokens' probabilities, before temperature and filters."""
+    is_greedy: bool
+    """True if each of its tokens is the likeliest one: greedy decoding would write it."""
 
 
 @dataclass(slots=True, kw_only=True)  # not frozen: one per token, and freezing doubles its cost
@@ -79,6 +96,8 @@ class OutputDelta:
     """One per prompt token, None for the first; in one delta of each answer, if requested."""
     embedding: tuple[float, ...] | None = None
     """The vector, in the only delta of an "embed" task."""
+    scores: tuple[ContinuationScore, ...] | None = None
+    """One per continuation, in the only delta of a "score" task."""
     finish: Finish | None = None
     """Finish reason, set in the last delta."""
     error: str | None = None

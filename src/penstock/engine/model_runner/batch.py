@@ -68,7 +68,8 @@ def batch_of(plan: StepPlan, block_size: int, *, adapters: Mapping[str, int] = N
         positions += range(share.start, past)
         end = len(ids)
         ends.append(end)
-        logit_rows += range(first, first + len(share.scored))
+        if scored := share.scored:
+            logit_rows += range(first + scored.start - share.start, first + scored.stop - share.start)
         logit_rows += range(end - share.num_rows, end)
         if share.embeds:
             vector_rows.append(end - 1)

@@ -1,17 +1,20 @@
 """Output processor: from the logits of a step to tokens, log-probabilities or embeddings of each sequence.
 
 Sampling needs the logits of the last position only. Log-probabilities of a prompt need the logits of all its
-positions: chunk length times vocabulary.
+positions: chunk length times vocabulary. A "score" task needs those of its continuations.
 """
 
 import logging
+import math
+from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from penstock.engine.model_runner.interface import StepOutput
 from penstock.engine.outputs import SampledTokens
-from penstock.engine.request import TokenLogprob
-from penstock.engine.sampling.sampler import Sampler, SamplerOutput, logprobs_of, rows_of
+from penstock.engine.request import ContinuationScore, TokenLogprob
+from penstock.engine.sampling.sampler import NOT_FINITE, Sampler, SamplerOutput, logprobs_of, rows_of
 from penstock.engine.scheduling.sequence import ScheduledTokens, Sequence, StepPlan
 from penstock.engine.speculation.speculation import accepted_tokens
 
@@ -28,9 +31,11 @@ class OutputProcessor:
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
         self._prompts = PromptLogprobs()
+        self._scores = ContinuationScores()
 
     def draw(self, plan: StepPlan, output: StepOutput) -> list[SampledTokens]:
         """Return the sampled tokens of each share of a plan, in order."""
+        self._scores.take(plan, output.logits)
         draws = self._sampler.draw(self._prompts.take(plan, output.logits), rows_of(plan))
         is_plain = not (draws.failed or draws.refused or draws.logprobs)
         row = end = 0
@@ -47,6 +52,8 @@ class OutputProcessor:
                 found[-1].prompt_logprobs = self._prompts.told(share)
             elif share.embeds:
                 found.append(SampledTokens(embedding=_unit(output.hidden[end - 1])))
+            elif share.ends_scoring:
+                found.append(self._scores.told(share.sequence))
             else:
                 found.append(SampledTokens())
         return found
@@ -55,6 +62,7 @@ class OutputProcessor:
         """Drop the state of a finished sequence."""
         self._sampler.forget(sequence.id)
         self._prompts.forget(sequence)
+        self._scores.forget(sequence)
 
 
 def _drawn(share: ScheduledTokens, draws: SamplerOutput, own: range) -> SampledTokens:
@@ -91,7 +99,7 @@ class PromptLogprobs:
         at = 0
         for share in plan.shares:
             end = at + len(share.scored)
-            if share.scored:
+            if share.scored and share.sequence.request.task != "score":
                 self._add(share, logits[at:end])
             at = end + share.num_rows
             drawing += range(end, at)
@@ -115,3 +123,66 @@ class PromptLogprobs:
         del found[share.start + 1 :]  # a preempted prompt starts again
         tokens = request.prompt[share.start + 1 : share.start + 1 + len(share.scored)]
         found += logprobs_of(logits, tokens, num_top=request.num_prompt_logprobs)
+
+
+class ContinuationScores:
+    """Scores of continuations, which may be computed over several steps."""
+
+    def __init__(self) -> None:
+        self._found: dict[int, dict[tuple[int, int], tuple[float, bool]]] = {}
+        # sequence id -> (continuation, token) -> log-probability, and whether it is the likeliest token
+
+    def take(self, plan: StepPlan, logits: Tensor) -> None:
+        """Keep what the rows of a step tell; all rows at once, as a step has hundreds of continuations."""
+        wanted = list(_wanted(plan))
+        if not wanted:
+            return
+        rows = sorted({row for row, *_ in wanted})
+        place = {row: index for index, row in enumerate(rows)}
+        part = (logits if len(rows) == len(logits) else logits[rows]).float()
+        at = torch.tensor([place[row] for row, *_ in wanted], device=part.device)
+        tokens = torch.tensor([token for _, token, *_ in wanted], device=part.device)
+        logprobs = part[at, tokens] - part.logsumexp(-1)[at]
+        greedy = part.argmax(-1)[at] == tokens
+        for (_, _, sequence, index), logprob, is_best in zip(
+            wanted, logprobs.tolist(), greedy.tolist(), strict=True
+        ):
+            self._found.setdefault(sequence.id, {})[index] = logprob, is_best
+
+    def told(self, sequence: Sequence) -> SampledTokens:
+        """Return the scores of a sequence that is complete; an error if the model's logits are not finite."""
+        found = self._found.pop(sequence.id, {})
+        if any(math.isnan(logprob) for logprob, _ in found.values()):
+            return SampledTokens(error=NOT_FINITE)
+        each = [
+            [found[number, index] for index in range(len(continuation))]
+            for number, continuation in enumerate(sequence.request.continuations)
+        ]
+        return SampledTokens(
+            scores=tuple(
+                ContinuationScore(
+                    logprob=sum(logprob for logprob, _ in tokens),
+                    is_greedy=all(is_best for _, is_best in tokens),
+                )
+                for tokens in each
+            )
+        )
+
+    def forget(self, sequence: Sequence) -> None:
+        """Drop the state of a finished sequence."""
+        self._found.pop(sequence.id, None)
+
+
+def _wanted(plan: StepPlan) -> Iterator[tuple[int, int, Sequence, tuple[int, int]]]:
+    """Yield row of the logits, token, sequence, and (continuation, index in it) of all that is scored."""
+    begin = 0
+    for share in plan.shares:
+        scored = share.scored
+        sequence = share.sequence
+        if scored and sequence.request.task == "score":
+            for number, continuation in enumerate(sequence.request.continuations):
+                first = sequence.num_prompt - len(continuation)
+                for position in range(max(first, scored.start), scored.stop):
+                    index = position - first
+                    yield begin + position - scored.start, continuation[index], sequence, (number, index)
+        begin += len(scored) + share.num_rows

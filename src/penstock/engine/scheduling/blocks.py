@@ -161,13 +161,12 @@ def names_of(sequence: Sequence, *, block_size: int, num_blocks: int) -> list[Na
 def find_prefix(pool: BlockPool, sequence: Sequence, *, block_size: int) -> list[int]:
     """Return the cached blocks of a sequence's longest prefix, never all of its tokens.
 
-    The last token is always computed: its logits give the next token, its hidden state the embedding. Nothing
-    is found if log-probabilities of the prompt were requested.
+    The last token is always computed: its logits give the next token, its hidden state the embedding. So are
+    all tokens whose logits are needed to score the prompt.
     """
-    if sequence.is_scored:
-        return []
+    most = sequence.scored.start if sequence.is_scored else len(sequence.tokens) - 1
     found: list[int] = []
-    for index in range((len(sequence.tokens) - 1) // block_size):
+    for index in range(min(most, len(sequence.tokens) - 1) // block_size):
         names = names_of(sequence, block_size=block_size, num_blocks=index + 1)
         block = pool.find(names[index])
         if block is None:

@@ -27,7 +27,7 @@ class StepBudget:
     Args:
         budget: tokens of the step.
         chunk_tokens: tokens of a prefill chunk: a prompt that needs more than this, and more than the step,
-            does not get all of the step. Also the limit for prompts whose tokens are all scored.
+            does not get all of the step. Also the limit of positions that are scored: their logits are large.
     """
 
     def __init__(self, budget: int, *, chunk_tokens: int) -> None:
@@ -39,17 +39,23 @@ class StepBudget:
     def give(self, sequence: Sequence, num_tokens: int) -> None:
         """Give a sequence `num_tokens` more positions."""
         if num_tokens > 0:
-            self.runs[sequence] = self.runs.get(sequence, 0) + num_tokens
-            self._count(sequence, num_tokens)
+            given = self.runs.get(sequence, 0)
+            self.runs[sequence] = given + num_tokens
+            self.left -= num_tokens
+            self._left_to_score -= _num_scored(sequence, given, given + num_tokens)
 
     def take_back(self, sequence: Sequence) -> None:
         """Take back all positions of a sequence."""
-        self._count(sequence, -self.runs.pop(sequence, 0))
+        given = self.runs.pop(sequence, 0)
+        self.left += given
+        self._left_to_score += _num_scored(sequence, 0, given)
 
     def room(self, sequence: Sequence) -> int:
-        """Return how many positions a sequence could get; scored prompts get fewer, as their logits are
-        large."""
-        return min(self.left, self._left_to_score) if sequence.is_scored else self.left
+        """Return how many positions a sequence could get."""
+        if not sequence.is_scored:
+            return self.left
+        begin = sequence.num_computed + self.runs.get(sequence, 0)
+        return min(self.left, max(0, sequence.scored.start - begin) + self._left_to_score)
 
     def give_chunk(self, sequence: Sequence, *, is_last: bool) -> None:
         """Give a prompt a chunk: at most half of the remaining tokens if it is long and others wait."""
@@ -64,15 +70,18 @@ class StepBudget:
             wanted = len(sequence.tokens) - sequence.num_computed - given
             self.give(sequence, min(wanted, self.room(sequence)))
 
-    def _count(self, sequence: Sequence, num_tokens: int) -> None:
-        self.left -= num_tokens
-        if sequence.is_scored:
-            self._left_to_score -= num_tokens
-
     def shares(self) -> tuple[ScheduledTokens, ...]:
         """Return the shares, single tokens first."""
         items = sorted(self.runs.items(), key=lambda item: item[1] > 1)
         return tuple(_share(sequence, num_tokens) for sequence, num_tokens in items)
+
+
+def _num_scored(sequence: Sequence, begin: int, end: int) -> int:
+    """Return how many of a sequence's next positions, from `begin` to `end`, are scored."""
+    if not sequence.is_scored:
+        return 0
+    first = max(sequence.num_computed + begin, sequence.scored.start)
+    return max(0, sequence.num_computed + end - first)
 
 
 def _share(sequence: Sequence, num_tokens: int) -> ScheduledTokens:

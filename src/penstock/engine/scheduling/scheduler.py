@@ -204,7 +204,7 @@ class Scheduler:
         if sequence.num_computed >= sequence.num_prompt:
             for sibling in self._siblings.computed(sequence):
                 self.waiting.put(sibling)
-            if sequence.request.task == "embed":
+            if sequence.request.task != "generate":
                 self.finish(sequence, "stop")
 
     def _expire(self, now_s: float) -> tuple[Sequence, ...]:

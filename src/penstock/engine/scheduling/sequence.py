@@ -43,8 +43,17 @@ class Sequence:
 
     @property
     def is_scored(self) -> bool:
-        """True if the logits of all prompt positions are needed, for prompt log-probabilities."""
-        return self.request.num_prompt_logprobs is not None and not self.num_sampled
+        """True if logits of prompt positions are needed: for prompt log-probabilities, or to score."""
+        request = self.request
+        return request.task == "score" or (request.num_prompt_logprobs is not None and not self.num_sampled)
+
+    @property
+    def scored(self) -> range:
+        """Positions whose logits are needed to score the prompt, if it `is_scored`."""
+        if self.request.task == "score":
+            longest = max(map(len, self.request.continuations), default=0)
+            return range(self.num_prompt - longest, self.num_prompt)
+        return range(self.num_prompt - 1)
 
     @property
     def num_sampled(self) -> int:
@@ -75,6 +84,11 @@ class ScheduledTokens:
         return self._reaches_end and self.sequence.request.task == "embed"
 
     @property
+    def ends_scoring(self) -> bool:
+        """True if the share reaches the end of a text to score."""
+        return self._reaches_end and self.sequence.request.task == "score"
+
+    @property
     def _reaches_end(self) -> bool:
         return self.start + self.num_tokens >= len(self.sequence.tokens)
 
@@ -85,11 +99,12 @@ class ScheduledTokens:
 
     @property
     def scored(self) -> range:
-        """Positions whose logits are needed for prompt log-probabilities."""
+        """Positions whose logits are needed to score the prompt."""
         sequence = self.sequence
         if not sequence.is_scored:
             return range(0)
-        return range(self.start, min(self.start + self.num_tokens, sequence.num_prompt - 1))
+        wanted = sequence.scored
+        return range(max(self.start, wanted.start), min(self.start + self.num_tokens, wanted.stop))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,6 +63,17 @@ def test_rows_that_score_a_prompt_come_before_those_that_draw():
     assert batch_of(StepPlan(shares=(pre_empted,)), 4).logit_rows.tolist() == [4]
 
 
+def test_of_a_score_only_the_rows_of_its_continuations_are_wanted():
+    def part(start, num_tokens):
+        told = {"task": "score", "continuations": ((4, 5, 9), (8,))}
+        return share_of([1, 2, 3, 4, 5], start, num_tokens, blocks=[1, 2], **told)
+
+    plan = StepPlan(shares=(DECODE, part(0, 3), part(1, 4)))
+    assert [list(share.scored) for share in plan.shares] == [[], [2], [2, 3, 4]]
+    assert [share.ends_scoring for share in plan.shares] == [False, False, True]
+    assert batch_of(plan, 4).logit_rows.tolist() == [0, 3, 5, 6, 7]
+
+
 def test_a_step_in_which_nothing_is_drawn():
     batch = batch_of(StepPlan(shares=(CHUNK,)), 4)
     assert batch.logit_rows.tolist() == []

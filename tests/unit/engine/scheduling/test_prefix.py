@@ -1,5 +1,7 @@
 """Names of blocks say all that their content depends on."""
 
+import pytest
+
 from penstock.engine.request import Request
 from penstock.engine.scheduling.blocks import BlockPool, find_prefix, name_blocks, names_of
 from penstock.engine.scheduling.sequence import Sequence
@@ -61,6 +63,15 @@ def test_only_who_wants_a_score_of_every_token_finds_nothing():
     assert find_prefix(pool, scored, block_size=2) == []
     scored.tokens.append(6)  # its prompt was scored before it was pre-empted
     assert find_prefix(pool, scored, block_size=2) == blocks
+
+
+@pytest.mark.parametrize(
+    ("continuations", "num_found"), [((), 2), (((9,),), 2), (((5, 9),), 1), (((9,), (3, 4, 5, 9)), 0)]
+)
+def test_a_score_finds_what_stands_before_its_continuations(continuations, num_found):
+    pool, blocks = pool_with(1, 2, 3, 4)
+    scored = sequence_of(1, 2, 3, 4, 5, task="score", continuations=continuations)
+    assert find_prefix(pool, scored, block_size=2) == blocks[:num_found]
 
 
 def test_only_blocks_that_are_full_and_computed_get_a_name():
