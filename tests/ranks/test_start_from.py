@@ -1,22 +1,29 @@
 """Training from the weights of a folder: the same model on every layout, each rank reading only its part."""
 
+import shutil
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from penstock.checkpoint import load_start as load_start_module
+from penstock.checkpoint.hf import load_pretrained
+from penstock.checkpoint.load import open_model
+from penstock.core.errors import CheckpointError, ModelError
+from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.data_setup import train_loader
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.load import build_recipe
-from penstock.train.setup import open_state
+from penstock.train.setup import open_state, write_identity
 
 VOCAB, STEPS = 48, 4
 SMALL = {
@@ -121,8 +128,11 @@ def loss_of_transformers(folder, recipe) -> float:
     return total / int((batch["labels"] >= 0).sum())
 
 
-@pytest.mark.parametrize("name", ["llama", "tied"])
-@pytest.mark.parametrize(("ranks", "layout"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "layout", "name"),
+    [*((*case, "llama") for case in LAYOUTS), *((*LAYOUTS[i], "tied") for i in (2, 5, 9))],
+    ids=str,
+)
 def test_every_layout_starts_from_the_same_weights(corpus, folders, tmp_path, name, ranks, layout):
     recipe = recipe_of(corpus, folders[name], tmp_path / "run", **layout)
     plain = recipe_of(corpus, folders[name], tmp_path / "plain")
@@ -132,3 +142,164 @@ def test_every_layout_starts_from_the_same_weights(corpus, folders, tmp_path, na
         assert all(torch.equal(found[key], weights[key]) for key in found)
         assert seen == pytest.approx(losses, rel=1e-5)
     assert losses[0] == pytest.approx(loss_of_transformers(folders[name], plain), rel=1e-5)
+
+
+MORE = 70
+"""Token ids of a corpus with more of them than the models have."""
+
+
+@pytest.fixture(scope="module")
+def larger_corpus(tmp_path_factory):
+    """A corpus whose manifest names its tokenizer, so that a vocabulary grows for it."""
+    generator = torch.Generator().manual_seed(0)
+    documents = [torch.randint(1, MORE, (20,), generator=generator).tolist() for _ in range(200)]
+    folder = write_corpus(tmp_path_factory.mktemp("larger"), documents, vocab_size=MORE)
+    save_manifest(folder, replace(load_manifest(folder), tokenizer="ab" * 32))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["llama", "tied"])
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(1, {}), (3, {}), (4, {"tensor": 2}), (2, {"pipeline": 2})], ids=str
+)
+def test_new_tokens_get_the_mean_of_the_old_rows(larger_corpus, folders, tmp_path, name, ranks, layout):
+    rows = {"rows": 2} if "pipeline" in layout else {}
+    recipe = recipe_of(larger_corpus, folders[name], tmp_path / "run", **layout, **rows)
+    assert recipe.model.vocab_size == 128  # 70, rounded up to a multiple of 64
+    model = AutoModelForCausalLM.from_pretrained(folders[name], dtype=torch.float32)
+    torch.manual_seed(0)
+    model.resize_token_embeddings(MORE, pad_to_multiple_of=64, mean_resizing=True)
+    expected = {"embed.weight": model.get_input_embeddings().weight}
+    if name == "llama":
+        expected["unembed.weight"] = model.get_output_embeddings().weight
+    seen = set()
+    for weights, _, _ in on_ranks(lambda world: trained(recipe, world), ranks=ranks):
+        for key in expected.keys() & weights.keys():
+            seen.add(key)
+            assert torch.equal(weights[key][:VOCAB], expected[key][:VOCAB])
+            mean = expected[key][:VOCAB].double().mean(dim=0).float()
+            assert all(torch.equal(row, mean) for row in weights[key][VOCAB:])
+            # transformers draws around the mean, with a billionth of the rows' covariance
+            assert (weights[key] - expected[key]).abs().max() < 1e-4
+    assert seen == expected.keys()
+
+
+@pytest.mark.parametrize("weights", ["bfloat16_master", "bfloat16_stochastic"])
+def test_a_float32_copy_has_the_numbers_of_the_folder_and_not_rounded_ones(
+    corpus, folders, tmp_path, weights
+):
+    sections = {"precision": {"weights": weights}}
+    recipe = recipe_of(corpus, folders["llama"], tmp_path / "run", sections=sections)
+
+    def work(world):
+        state = open_state(recipe, world)
+        return {
+            name: (whole(p), {k: whole(v) for k, v in state.optimizer.state[p].items() if k == "master"})
+            for name, p in state.model.named_parameters()
+        }
+
+    plain = load_pretrained(folders["llama"]).state_dict()
+    for found in on_ranks(work, ranks=2):
+        for name, (parameter, states) in found.items():
+            assert torch.equal(parameter, plain[name].bfloat16())
+            assert all(torch.equal(master, plain[name]) for master in states.values())
+            assert bool(states) == (weights == "bfloat16_master")
+
+
+def test_islands_start_from_the_same_weights(corpus, folders, tmp_path):
+    sections = {"outer": {"every": 2}}
+    recipe = recipe_of(corpus, folders["llama"], tmp_path / "run", sections=sections, shard=1, replicate=2)
+
+    def work(world):
+        state = open_state(recipe, world)
+        return {name: whole(value) for name, value in state.outer.values.items()}
+
+    plain = load_pretrained(folders["llama"]).state_dict()
+    for found in on_ranks(work, ranks=2):
+        assert all(torch.equal(value, plain[name]) for name, value in found.items())
+
+
+def test_a_killed_run_resumes_on_other_layouts_without_its_start(corpus, folders, tmp_path):
+    start = tmp_path / "start"
+    shutil.copytree(folders["llama"], start)
+    whole_run = recipe_of(corpus, start, tmp_path / "whole", steps=6)
+    ((_, _, losses),) = on_ranks(lambda world: trained(whole_run, world), ranks=1)
+    first = recipe_of(corpus, start, tmp_path / "run", steps=6)
+
+    def begin(world):
+        found = trained(first, world, stop_at=2)
+        if world.is_first:
+            write_identity(first, open_state(first, world).loader)
+        return found
+
+    seen = on_ranks(begin, ranks=1)[0][2]
+    shutil.rmtree(start)  # a run's own checkpoints are all that it needs
+    second = recipe_of(corpus, start, tmp_path / "run", steps=6, tensor=2)
+    seen += on_ranks(lambda world: trained(second, world, stop_at=4), ranks=4)[0][2]
+    third = recipe_of(corpus, start, tmp_path / "run", steps=6)
+    seen += on_ranks(lambda world: trained(third, world), ranks=3)[0][2]
+    assert seen == pytest.approx(losses, rel=1e-5)
+
+
+def test_a_resume_with_another_start_is_refused_with_both(corpus, folders, tmp_path):
+    recipe = recipe_of(corpus, folders["llama"], tmp_path / "run")
+    on_ranks(lambda world: trained(recipe, world, stop_at=2), ranks=1)
+    other = tmp_path / "other"
+    shutil.copytree(folders["llama"], other)
+    path = min(other.glob("*.safetensors"))
+    tensors = load_file(path)
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    changed = recipe_of(corpus, other, tmp_path / "run")
+
+    def refused(world):
+        with pytest.raises(CheckpointError) as caught:
+            open_state(changed, world)
+        return str(caught.value)
+
+    (said,) = on_ranks(refused, ranks=1)
+    for start in (recipe, changed):
+        assert start.run.start_from in said
+        assert start.run.start_hash[:16] in said
+    assert "choose another run.dir" in said
+
+
+def test_a_copy_of_the_folder_is_the_same_start(corpus, folders, tmp_path):
+    recipe = recipe_of(corpus, folders["llama"], tmp_path / "run")
+    on_ranks(lambda world: trained(recipe, world, stop_at=2), ranks=1)
+    shutil.copytree(folders["llama"], tmp_path / "copy")
+    moved = recipe_of(corpus, tmp_path / "copy", tmp_path / "run")
+    assert len(on_ranks(lambda world: trained(moved, world)[2], ranks=1)[0]) == STEPS - 2
+
+
+def test_a_run_starts_from_the_checkpoint_of_another_of_any_layout(corpus, folders, tmp_path):
+    base = recipe_of(corpus, folders["llama"], tmp_path / "base", tensor=2)
+    on_ranks(lambda world: trained(base, world), ranks=4)
+    model, _ = open_model(tmp_path / "base")
+    recipe = recipe_of(corpus, tmp_path / "base", tmp_path / "run")
+    assert recipe.run.start_step == STEPS
+    for weights, _, _ in on_ranks(lambda world: trained(recipe, world), ranks=3):
+        assert all(torch.equal(weights[name], value) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("damage", ["missing", "shape", "quantised"])
+def test_weights_that_cannot_be_read_end_the_run_on_every_rank(corpus, folders, tmp_path, damage):
+    start = tmp_path / "start"
+    shutil.copytree(folders["tied"], start)
+    path = start / "model.safetensors"
+    tensors = load_file(path)
+    if damage == "missing":
+        del tensors["model.norm.weight"]
+    elif damage == "shape":
+        tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(47, 32)
+    else:
+        tensors["model.norm.weight"] = tensors["model.norm.weight"].to(torch.float8_e4m3fn)
+    save_file(tensors, path, metadata={"format": "pt"})
+    recipe = recipe_of(corpus, start, tmp_path / "run", pipeline=2, rows=2)
+
+    def refused(world):
+        with pytest.raises((ModelError, CheckpointError), match=r"model\.") as caught:
+            open_state(recipe, world)
+        return str(caught.value)
+
+    said = {"missing": "missing: model.norm.weight", "shape": "47, 32", "quantised": "is quantised"}[damage]
+    assert all(said in message for message in on_ranks(refused, ranks=2))

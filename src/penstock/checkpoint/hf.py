@@ -83,7 +83,7 @@ def save_pretrained(
     *,
     max_shard_bytes: int = 5 * 10**9,
     dtype: torch.dtype | None = None,
-    eos_id: int | None = None,
+    eos_id: int | list[int] | None = None,
     extra_files: Mapping[str, str] | None = None,
 ) -> None:
     """Write a model folder that transformers, vLLM and `load_pretrained` can open.
@@ -93,7 +93,7 @@ def save_pretrained(
         folder: must not exist, or be empty.
         max_shard_bytes: maximum size of a weight file; one tensor is never split.
         dtype: dtype of the written weights; None: unchanged.
-        eos_id: token that ends an answer, for `generation_config.json`.
+        eos_id: token that ends an answer, or several, for `generation_config.json`.
         extra_files: text files to add, by name (the tokenizer's); they replace ours.
 
     Raises:
@@ -111,6 +111,7 @@ def save_pretrained(
     with appearing(folder) as temporary:
         write_weights(temporary, tensors, dtype=dtype, max_shard_bytes=max_shard_bytes)
         for name, text in {**texts, **(extra_files or {})}.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(text, encoding="utf-8")
 
 
@@ -127,8 +128,9 @@ def appearing(folder: Path) -> Iterator[Path]:
         remove_tree(temporary)
         temporary.mkdir()
         yield temporary
-        for path in temporary.iterdir():
-            _sync(path)
+        for path in temporary.rglob("*"):
+            if path.is_file():
+                _sync(path)
         sync_directory(temporary)
         if folder.exists():
             folder.rmdir()
@@ -149,7 +151,7 @@ def _check_state(given: set[str], expected: set[str]) -> None:
         raise ModelError(f"The weights do not match the config ({', '.join(wrong[:3])})", got=len(wrong))
 
 
-def _special(eos_id: int | None) -> dict[str, Any]:
+def _special(eos_id: int | list[int] | None) -> dict[str, Any]:
     # without the key, readers assume Llama 2's ids 1 and 2
     return {"bos_token_id": None, "eos_token_id": eos_id, "pad_token_id": None}
 

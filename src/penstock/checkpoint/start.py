@@ -1,7 +1,6 @@
 """Starting weights of a run: a Hugging Face folder, or a checkpoint of another run; no torch."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,18 +8,7 @@ from penstock.checkpoint.find import SavedCheckpoint, find
 from penstock.checkpoint.hf_folder import identity_of, is_hugging_face, read_config
 from penstock.checkpoint.layout import INDEX_FILE
 from penstock.core.errors import ConfigError
-from penstock.core.files import TOKENIZER_FILE
 from penstock.models.llama.config import LlamaConfig
-
-COMPANIONS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-    "generation_config.json",
-)
-"""Files that belong to a tokenizer.json: names of its special tokens, chat templates, tokens that end an
-answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,18 +27,6 @@ class Start:
     def __str__(self) -> str:
         """Return the path or address of the weights."""
         return str(self.folder if self.saved is None else self.saved)
-
-    @property
-    def text_folder(self) -> Path:
-        """Folder of its tokenizer.json, if it has one: of a checkpoint that of its run."""
-        in_run = self.saved is not None and (self.folder / INDEX_FILE).is_file()
-        return self.folder.parent.parent if in_run else self.folder
-
-    @property
-    def tokenizer(self) -> Path | None:
-        """Its tokenizer.json; None: it has none."""
-        path = self.text_folder / TOKENIZER_FILE
-        return path if path.is_file() else None
 
 
 def find_start(folder: Path, *, step: int | None = None) -> Start:
@@ -79,8 +55,6 @@ def find_start(folder: Path, *, step: int | None = None) -> Start:
     return Start(folder=folder, saved=saved, model=model, identity=identity)
 
 
-def companions(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the name and path of each file in a folder that belongs to its tokenizer.json."""
-    for name in COMPANIONS:
-        if (path := folder / name).is_file():
-            yield name, path
+def text_folder(folder: Path) -> Path:
+    """Return the folder of the tokenizer.json of a model, a run or a checkpoint: of the last, its run's."""
+    return folder.parent.parent if (folder / INDEX_FILE).is_file() else folder

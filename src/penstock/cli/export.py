@@ -20,12 +20,6 @@ from penstock.core.units import mib, si
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """Value of --dtype -> name in torch."""
-_COMPANIONS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "generation_config.json",
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +40,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from penstock.checkpoint.hf import save_pretrained
     from penstock.engine.model_runner.open import open_model
+    from penstock.text.companions import end_ids
     from penstock.text.tokenizer import Tokenizer
 
     model, tokenizer_path = open_model(arguments.checkpoint, step=arguments.step)
-    files, eos_id = {}, None
+    files: dict[str, str] = {}
+    eos_id: int | list[int] | None = None
     if tokenizer_path is None:
         print(
             f"{arguments.checkpoint} has no tokenizer.json: the folder will have weights only",
@@ -57,7 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     else:
         files = tokenizer_files(tokenizer_path, context=model.config.max_position_embeddings)
-        eos_id = Tokenizer.load(tokenizer_path).eos_id
+        named = end_ids(files)
+        eos_id = Tokenizer.load(tokenizer_path).eos_id if named is None else named
     save_pretrained(
         model.state_dict(),
         model.config,
@@ -80,12 +77,11 @@ def tokenizer_files(tokenizer_path: Path, *, context: int) -> dict[str, str]:
     Args:
         context: maximum tokens of the model.
     """
+    from penstock.text.companions import companions_of
     from penstock.text.tokenizer import Tokenizer
 
     files = {"tokenizer.json": tokenizer_path.read_text(encoding="utf-8")}
-    for name in _COMPANIONS:
-        if (beside := tokenizer_path.parent / name).is_file():
-            files[name] = beside.read_text(encoding="utf-8")
+    files |= companions_of([tokenizer_path.parent])
     if "tokenizer_config.json" not in files:
         tokenizer = Tokenizer.load(tokenizer_path)
         end = None if tokenizer.eos_id is None else tokenizer.decode([tokenizer.eos_id], special=True)

@@ -100,6 +100,14 @@ class Tokenizer:
         found: dict[str, int] = self._plain.get_vocab(with_added_tokens=True)
         return found
 
+    def extends(self, other: "Tokenizer") -> bool:
+        """Return True if it cuts text as `other` does, with the same ids, but for tokens added to it."""
+        if self.fingerprint == other.fingerprint:
+            return True
+        ours, theirs = (json.loads(one._plain.to_str()) for one in (self, other))
+        rules = ("model", "normalizer", "pre_tokenizer")
+        return all(ours[rule] == theirs[rule] for rule in rules) and other.added.items() <= self.added.items()
+
     def save(self, path: Path) -> None:
         """Write the tokenizer durably, byte for byte as it was loaded."""
         write_atomic(path, self.content)

@@ -9,9 +9,11 @@ from typing import Any
 
 from penstock.checkpoint.find import SavedCheckpoint, saved_in
 from penstock.checkpoint.layout import Meta, check_model
+from penstock.checkpoint.start import text_folder
 from penstock.checkpoint.storage import place_in
 from penstock.core.arrays import Int64
-from penstock.core.errors import CheckpointDamaged, ConfigError
+from penstock.core.errors import CheckpointDamaged, CheckpointError, ConfigError
+from penstock.core.files import TOKENIZER_FILE
 from penstock.data import Loader
 from penstock.data.schedule.change_log import Change
 from penstock.text.token_bytes import token_bytes
@@ -107,8 +109,27 @@ def bytes_of_tokens(loader: Loader) -> Int64 | None:
 
     Corpora that do not name their tokenizer are assumed to share that of the others.
     """
-    known = [corpus.tokenizer_path for corpus in loader.corpora.values() if corpus.tokenizer_path is not None]
-    return token_bytes(Tokenizer.load(known[0])) if known else None
+    path = tokenizer_of(loader)
+    return None if path is None else token_bytes(Tokenizer.load(path))
+
+
+def tokenizer_of(loader: Loader) -> Path | None:
+    """Return the tokenizer.json of the corpora: if they differ, the largest; None: unknown."""
+    known = list(_tokenizers(loader).values())
+    return (
+        max(known, key=lambda path: Tokenizer.load(path).vocab_size)
+        if len(known) > 1
+        else next(iter(known), None)
+    )
+
+
+def _tokenizers(loader: Loader) -> dict[str, Path]:
+    """Return fingerprint -> tokenizer.json of the corpora that have one."""
+    return {
+        corpus.manifest.tokenizer or "": corpus.tokenizer_path
+        for corpus in loader.corpora.values()
+        if corpus.tokenizer_path is not None
+    }
 
 
 def shares_of(samples: int, weights: Mapping[str, float], most: Mapping[str, int]) -> dict[str, int]:
@@ -170,10 +191,14 @@ def continue_from_newest(config: TrainConfig, loader: Loader) -> None:
             return
 
 
-def check_tokenizers(loader: Loader) -> None:
-    """Refuse corpora that were made with different tokenizers, as far as known.
+def check_tokenizers(loader: Loader, *, start_from: str = "") -> None:
+    """Refuse corpora that were made with different tokenizers, or another than the start's, as far as known.
 
-    Corpora of other tools do not name their tokenizer, and are accepted.
+    Corpora of other tools do not name their tokenizer, and are accepted. So are tokenizers that differ by
+    added tokens only.
+
+    Args:
+        start_from: `run.start_from`.
 
     Raises:
         ConfigError: they were made with different tokenizers.
@@ -182,11 +207,31 @@ def check_tokenizers(loader: Loader) -> None:
     for name, corpus in sorted(loader.corpora.items()):
         if corpus.manifest.tokenizer:
             corpora.setdefault(corpus.manifest.tokenizer, []).append(name)
+    files = _tokenizers(loader)
+    if not corpora:
+        return
+    if files.keys() >= corpora.keys() and (path := tokenizer_of(loader)) is not None:
+        most = Tokenizer.load(path)
+        if all(most.extends(Tokenizer.load(files[each])) for each in corpora):
+            if start_from:
+                _check_tokenizer_of_start(most, Path(start_from), corpora)
+            return
     if len(corpora) > 1:
         raise ConfigError(
             "The corpora were made with different tokenizers",
             got="; ".join(f"{', '.join(names)}: {tokenizer[:16]}" for tokenizer, names in corpora.items()),
             fix="Prepare them with the same --tokenizer.",
+        )
+
+
+def _check_tokenizer_of_start(ours: Tokenizer, start: Path, corpora: Mapping[str, list[str]]) -> None:
+    path = text_folder(start) / TOKENIZER_FILE
+    if path.is_file() and not ours.extends(theirs := Tokenizer.load(path)):
+        names = ", ".join(name for names in corpora.values() for name in names)
+        raise ConfigError(
+            f"Corpora and starting weights have different tokenizers, so that the ids of the one mean other "
+            f"text to the other: {names}: {ours.fingerprint[:16]}; {path}: {theirs.fingerprint[:16]}",
+            fix=f"Prepare the corpora with --tokenizer {path.parent}.",
         )
 
 

@@ -58,7 +58,7 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     loader = train_loader(config, rank=0, world_size=layout.num_data, deliver="numpy")
     continue_from_newest(config, loader)
     check_supply(config, loader)
-    check_tokenizers(loader)
+    check_tokenizers(loader, start_from=config.run.start_from)
     heldout = heldout_rows(config)
     local = data.global_batch_size // layout.num_data
     rows = check_rows(config, world_size=layout.num_data)

@@ -11,7 +11,7 @@ from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.load import load_into
 from penstock.checkpoint.load_start import load_start
 from penstock.checkpoint.resume import agreed, resume
-from penstock.checkpoint.start import Start, find_start
+from penstock.checkpoint.start import Start, find_start, text_folder
 from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
@@ -30,6 +30,7 @@ from penstock.parallel.ethernet.quantized_gather import encode_gathers
 from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, broadcast, make_mesh
+from penstock.text.companions import companions_of
 from penstock.train.adaptive import Adaptive
 from penstock.train.data_setup import (
     check_supply,
@@ -38,6 +39,7 @@ from penstock.train.data_setup import (
     continue_from,
     continue_from_newest,
     heldout_rows,
+    tokenizer_of,
     train_loader,
 )
 from penstock.train.guard import StepGuard
@@ -142,7 +144,7 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     loader = train_loader(config, rank=mesh.data_rank, world_size=num_data, deliver=deliver)
     continue_from_newest(config, loader)  # early: refuses an impossible resume before anything is built
     check_supply(config, loader)
-    check_tokenizers(loader)
+    check_tokenizers(loader, start_from=config.run.start_from)
     model, spread = build_model(config, world, mesh)
     ethernet = Ethernet(
         spread.stages,
@@ -203,8 +205,24 @@ def write_identity(config: TrainConfig, loader: Loader) -> KeptRecipe:
     for corpus in recipe["data"]["corpora"].values():
         corpus["path"] = absolute(corpus["path"])
     kept = keep_recipe(folder, json.loads(json.dumps(recipe)), step=loader.step)
-    known = (corpus.tokenizer_path for corpus in loader.corpora.values())
-    tokenizer = next((path for path in known if path is not None), None)  # corpora of other tools have none
-    if tokenizer is not None:
-        write_atomic(folder / TOKENIZER_FILE, tokenizer.read_bytes())
+    _keep_tokenizer(folder, tokenizer_of(loader), start_from=config.run.start_from)
     return kept
+
+
+def _keep_tokenizer(folder: Path, tokenizer: Path | None, *, start_from: str) -> None:
+    """Copy the tokenizer of the corpora, or of the start, and its companions to the run's folder.
+
+    Args:
+        tokenizer: the corpora's; None: those of other tools have none.
+    """
+    sources = [] if tokenizer is None else [tokenizer.parent]
+    if start_from and (start := text_folder(Path(start_from))).is_dir():
+        sources.append(start)
+    if tokenizer is None:
+        tokenizer = next((path for s in sources if (path := s / TOKENIZER_FILE).is_file()), None)
+    if tokenizer is None:
+        return
+    write_atomic(folder / TOKENIZER_FILE, tokenizer.read_bytes())
+    for name, text in companions_of(sources).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        write_atomic(folder / name, text)

@@ -96,16 +96,17 @@ def build_recipe(raw: Raw) -> TrainConfig:
         if starts_from_weights:
             named = (size for name, size in vocab_sizes.items() if has_tokenizer(built.paths[name]))
             raw["model"]["vocab_size"] = grown(model["vocab_size"], needed=max(named, default=0))
-        _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"])
+        fix = f"Prepare it with --tokenizer {raw['run']['start_from']}." if starts_from_weights else None
+        _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"], fix=fix)
     return config.build(TrainConfig, raw)
 
 
-def _check_vocabulary(corpora: dict[str, int], vocab_size: object) -> None:
+def _check_vocabulary(corpora: dict[str, int], vocab_size: object, *, fix: str | None) -> None:
     for name, needed in corpora.items():
         if isinstance(vocab_size, int) and needed > vocab_size:
             raise ConfigError(
                 f"Corpus {name!r} has token ids up to {needed - 1}, model.vocab_size is {vocab_size}",
-                fix=f"Set model.vocab_size to at least {needed}, or leave it out.",
+                fix=fix or f"Set model.vocab_size to at least {needed}, or leave it out.",
             )
 
 

@@ -1,0 +1,71 @@
+"""Files that belong to a tokenizer.json: names of special tokens, chat templates, end tokens of answers."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.core.config import load_json
+from penstock.core.errors import ConfigError, InputError
+
+GENERATION = "generation_config.json"
+COMPANIONS = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
+    GENERATION,
+)
+
+
+def companions_of(folders: Sequence[Path]) -> dict[str, str]:
+    """Return the companion files of a tokenizer by name, each from the first folder that has it.
+
+    If only the config.json of a model names the end tokens of answers, a generation_config.json names them
+    here: other folders, of runs for instance, have a config.json of another kind.
+
+    Raises:
+        InputError: one is not text, or not valid JSON.
+    """
+    found: dict[str, str] = {}
+    for folder in folders:
+        for name in COMPANIONS:
+            if name not in found and (folder / name).is_file():
+                found[name] = _text(folder / name)
+    if (ends := _end_ids(folders)) is not None:
+        known = json.loads(found.get(GENERATION, "{}"))
+        if known.get("eos_token_id") is None:
+            found[GENERATION] = json.dumps({**known, "eos_token_id": ends}, indent=1) + "\n"
+    return found
+
+
+def end_ids(files: dict[str, str]) -> int | list[int] | None:
+    """Return the end tokens that companion files name; None if they name none."""
+    ends: int | list[int] | None = json.loads(files.get(GENERATION, "{}")).get("eos_token_id")
+    return ends
+
+
+def _end_ids(folders: Sequence[Path]) -> int | list[int] | None:
+    for folder in folders:
+        if (folder / "config.json").is_file():
+            ends: int | list[int] | None = _json(folder / "config.json").get("eos_token_id")
+            if ends is not None:
+                return ends
+    return None
+
+
+def _text(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}", fix="Restore it.") from None
+    if path.name == GENERATION:
+        _json(path)
+    return text
+
+
+def _json(path: Path) -> dict[str, Any]:  # Any: JSON
+    try:
+        return load_json(path)
+    except ConfigError as error:
+        raise InputError(str(error).removesuffix("."), fix="Restore it.") from None
