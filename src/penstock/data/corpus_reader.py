@@ -41,6 +41,7 @@ class CorpusReader:
         max_epochs: cap on epochs; samples beyond it are refused. None: no cap.
         ranks: number of ranks that share its lanes.
         wait_seconds: seconds to wait for the next part of a corpus that is still being prepared.
+        columns: folder or address of more columns (see corpus/columns.py).
     """
 
     def __init__(
@@ -52,10 +53,12 @@ class CorpusReader:
         max_epochs: int | None,
         ranks: int = 1,
         wait_seconds: float = 600.0,
+        columns: str | Path | None = None,
     ) -> None:
         self.name = name
         self.path = path
-        self.corpus = open_corpus(path)
+        self._columns = columns
+        self.corpus = open_corpus(path, columns=columns)
         self.max_epochs = max_epochs
         self._rule = rule
         self._ranks = ranks
@@ -71,7 +74,7 @@ class CorpusReader:
 
     def reopen(self) -> None:
         """Read the corpus's manifest again and reset the look-ahead."""
-        self.corpus = open_corpus(self.path)
+        self.corpus = open_corpus(self.path, columns=self._columns)
         self._lookahead = Lookahead(self.corpus, max_epochs=self.max_epochs)
 
     @property
@@ -280,8 +283,9 @@ def open_sources(
     overlong: str | None,
     epochs: Mapping[str, int],
     ranks: int,
+    columns: Mapping[str, str | Path],
 ) -> dict[str, CorpusReader]:
-    """Open every corpus of a mixture that `ranks` ranks read together.
+    """Open every corpus of a mixture that `ranks` ranks read together; other arguments as for `Loader`.
 
     Raises:
         ConfigError: no corpus is named, or an argument is out of range or names no corpus.
@@ -301,7 +305,9 @@ def open_sources(
             raise ConfigError("epochs names an unknown corpus", got=name, fix=nearest(name, list(corpora)))
         at_least(1, f"epochs of corpus {name!r}", cap)
     return {
-        name: CorpusReader(name, path, rule=rule, max_epochs=epochs.get(name), ranks=ranks)
+        name: CorpusReader(
+            name, path, rule=rule, max_epochs=epochs.get(name), ranks=ranks, columns=columns.get(name)
+        )
         for name, path in corpora.items()
     }
 

@@ -59,7 +59,9 @@ class Loader:
 
     Each batch is a dict of this rank's share of one step: `sample_ids` [local_batch] int64 always,
     and the requested fields: `input_ids`, `labels`, `position_ids`, `document_ids`
-    [local_batch, sequence_length] of `dtype`, `cu_seqlens` [documents + 1] int32 (see collate.py).
+    [local_batch, sequence_length] of `dtype`, `cu_seqlens` [documents + 1] int32 (see collate.py), and
+    columns of the corpora by name, aligned with the labels (see corpus/columns.py). Labels of tokens that a
+    corpus's column `learned` leaves out are -100.
 
     Iteration is endless, epoch after epoch, from the present state on; a new `iter()` continues and does not
     start again. Closing or dropping an iterator ends its threads.
@@ -77,7 +79,7 @@ class Loader:
         seed: keys every permutation.
         packing: rule that places documents into rows: "best_fit", "concat" or "whole".
         overlong: with packing "whole": "truncate" or "drop" documents longer than a row.
-        fields: fields to build; each costs memory traffic.
+        fields: fields to build, and columns that every corpus has; each costs memory traffic.
         epochs: name -> largest number of epochs of that corpus; absent: no cap.
         split: "train", or "heldout" for the part that training never sees.
         holdout: share of each corpus that is held out for validation.
@@ -89,6 +91,7 @@ class Loader:
         schedule: changes of weights, batch size or sequence length planned from the start.
         transform: function of (sample, generator keyed by its id); see transform.py. If it is slower than the
             training step, run it in processes: a DataLoader over `stream()`.
+        columns: name -> folder or address of more columns for that corpus, as `ColumnWriter` makes it.
 
     Raises:
         CorpusError: a corpus is missing or damaged.
@@ -118,6 +121,7 @@ class Loader:
         deliver: str = "torch",
         schedule: Sequence[Change] = (),
         transform: Transform | None = None,
+        columns: Mapping[str, str | Path] | None = None,
     ) -> None:
         self._run = LoaderState(
             corpora,
@@ -132,13 +136,14 @@ class Loader:
             holdout=holdout,
             schedule=schedule,
             world_size=world_size,
+            columns=columns or {},
         )
         world_size, rank = self._run.arguments["world_size"], whole_number("rank", rank)
         if not 0 <= rank < world_size:
             raise ConfigError(f"rank must be in [0, {world_size})", got=rank)
         self._micro_batch_size = micro_batch_size
         self._reader = Reader(
-            fields=check_fields(fields),
+            fields=check_fields(fields, [source.corpus for source in self._run.sources.values()]),
             dtype=check_dtype(dtype),
             rank=rank,
             world_size=world_size,
@@ -603,15 +608,16 @@ def sample_ids(samples: Int64 | Sequence[int]) -> Int64:
     return ids.astype(np.int64, copy=False)
 
 
-def check_fields(fields: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the fields after validation."""
+def check_fields(fields: Sequence[str], corpora: Iterable[Corpus]) -> tuple[str, ...]:
+    """Return the names of the fields, columns of corpora included, after validation."""
+    known = dict.fromkeys([*FIELDS, *(name for corpus in corpora for name in corpus.columns)])
     if isinstance(fields, str):
         raise ConfigError("fields must be a list of names", got=fields, fix=f"Write ({fields!r},).")
     if not isinstance(fields, Iterable):
         raise ConfigError("fields must be a list of names", got=fields)
     for field in fields:
-        if field not in FIELDS:
-            raise ConfigError("The loader has no such field", got=field, fix=nearest(field, list(FIELDS)))
+        if field not in known:
+            raise ConfigError("The loader has no such field", got=field, fix=nearest(field, list(known)))
     return tuple(fields)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from penstock.core.checks import at_least, check_divisible, check_table, number, whole_number
-from penstock.core.errors import ConfigError, PenstockError, StateMismatch, UsageError
+from penstock.core.errors import ConfigError, PenstockError, StateMismatch, UsageError, nearest
 from penstock.data.corpus_reader import CorpusReader, open_sources
 from penstock.data.order.epochs import OrderConfig, begin
 from penstock.data.order.holdout import Split
@@ -107,12 +107,20 @@ class LoaderState:
         holdout: float,
         schedule: Sequence[Change],
         world_size: int,
+        columns: Mapping[str, str | Path],
     ) -> None:
         length = at_least(2, "sequence_length", sequence_length, most=MOST_LENGTH)
         size = at_least(1, "global_batch_size", global_batch_size)
         world_size = whole_number("world_size", world_size)
         check_divisible(size, world_size=world_size)
-        self.sources = open_sources(corpora, rule=packing, overlong=overlong, epochs=epochs, ranks=world_size)
+        self.sources = open_sources(
+            corpora, rule=packing, overlong=overlong, epochs=epochs, ranks=world_size, columns=columns
+        )
+        for name in columns:
+            if name not in corpora:
+                raise ConfigError(
+                    "columns names an unknown corpus", got=name, fix=nearest(name, list(corpora))
+                )
         changes = checked(schedule, list(self.sources))
         for rows in (size, *(change.global_batch_size or size for change in changes)):
             check_divisible(rows, world_size=world_size)
@@ -129,6 +137,7 @@ class LoaderState:
             "holdout": number("holdout", holdout),
             "schedule": changes,
             "world_size": world_size,
+            "columns": dict(columns),
         }
         self.step = 0
         longest = max([length, *(change.sequence_length or 0 for change in changes)])
@@ -321,7 +330,8 @@ class LoaderState:
         """Return an open corpus with the run's packing, cap on epochs and ranks."""
         caps = {of: cap for of, cap in self.arguments["epochs"].items() if of == name}
         rule = {"rule": self.arguments["packing"], "overlong": self.arguments["overlong"]}
-        return open_sources({name: path}, **rule, epochs=caps, ranks=self.arguments["world_size"])[name]
+        ranks, columns = self.arguments["world_size"], self.arguments["columns"]
+        return open_sources({name: path}, **rule, epochs=caps, ranks=ranks, columns=columns)[name]
 
     def plan_for(self, source: CorpusReader, *, longest: int | None = None) -> OrderConfig:
         """Return the shuffle key and sizes of a corpus; `longest` None: the run's longest sequence."""

@@ -87,6 +87,8 @@ class Lookahead:
             tokens = None if shard == PADDING else self._corpus.shard(shard).tokens
             if isinstance(tokens, FarSlices):
                 tokens.fetch_ahead(start, stop + goes_on)
+                for column in self._corpus.columns.values():
+                    column.fetch_ahead(shard, start, stop + goes_on)
 
     def _await(self, begun: "Mapping[Pool, tuple[Sequence[Future[None]], int]]") -> None:
         for futures, _ in begun.values():
@@ -163,6 +165,8 @@ class Lookahead:
                     shard.document_ends(low, high)
                     if tokens:
                         shard.tokens.fetch_ahead(low, high)
+                        for column in self._corpus.columns.values():
+                            column.fetch_ahead(index, low, high, shard.tokens.next_use)
         except CorpusError:
             return  # the reader gets the same error when it reads this shard in order
 

@@ -30,13 +30,16 @@ import numpy as np
 from penstock.core.arrays import Bool, Int32, Int64
 from penstock.core.checks import check_divisible
 from penstock.core.errors import ConfigError, TransformError
-from penstock.data.collate import BatchBuffers, collate, gather
+from penstock.data.collate import FIELDS, BatchBuffers, CorpusSpans, collate, gather
+from penstock.data.column_fields import column_field, mask_labels
+from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.native import library
 from penstock.data.row_spans import RowSpans, StepSpans
 from penstock.data.sample_index import SampleIndex
 from penstock.data.schedule.segments import Located
 from penstock.data.transform import NEEDED_FIELDS, Transform, apply
+from penstock.data.types import IGNORED_LABEL
 
 Fields = dict[str, Int64 | Int32]
 
@@ -92,6 +95,14 @@ class Reader:
         self._seed = seed
         self._buffers = BatchBuffers()
         self._shares: Shares | None = None  # rows located last
+        self._columns = tuple(name for name in fields if name not in FIELDS)
+        self._plain: SampleIndex | None = None  # one whose corpora have no columns
+        if transform is not None and self._columns:
+            raise ConfigError(
+                "A transform moves tokens, so a column would not belong to them any more",
+                got=", ".join(self._columns),
+                fix="Leave out the transform, or these fields.",
+            )
 
     def step(self, sample_index: SampleIndex, step: int) -> Fields:
         """Return this rank's batch of a step."""
@@ -115,22 +126,51 @@ class Reader:
             return {"sample_ids": chosen.samples, **made}
         given = self._collate(sample_index, chosen, NEEDED_FIELDS, np.dtype(np.int64))
         batch = {"sample_ids": chosen.samples, **given}
+        learned = (given["labels"] != IGNORED_LABEL).sum(axis=1)
         made = apply(batch, self.transform, seed=self._seed, fields=self.fields)
+        self._check_learned(sample_index, chosen, before=learned, labels=batch["labels"])
         if self.dtype == np.int64:
             return made
         return {name: made[name] if name == "sample_ids" else _narrow(name, made[name]) for name in made}
 
-    def check(self, sample_index: SampleIndex) -> None:
-        """Refuse corpora whose token ids do not fit the dtype.
+    def _check_learned(
+        self, sample_index: SampleIndex, chosen: ChosenSamples, *, before: Int64, labels: Int64 | Int32
+    ) -> None:
+        """Refuse a transform that labels more tokens of a row than the corpus's column `learned` allows.
 
         Raises:
-            ConfigError: with the corpus and its largest id.
+            TransformError: with the sample.
+        """
+        if sample_index is self._plain:
+            return
+        masked = [LEARNED in sample_index.corpus(index).columns for index in range(len(sample_index.names))]
+        more = np.array(masked)[chosen.corpus] & ((labels != IGNORED_LABEL).sum(axis=1) > before)
+        if more.any():
+            row = int(more.argmax())
+            raise TransformError(
+                f"The transform of sample {int(chosen.samples[row])} labels tokens that corpus "
+                f"{sample_index.names[int(chosen.corpus[row])]!r} marks as not learned",
+                fix="Leave its labels of -100 as they are: fill-in-the-middle is for plain text.",
+            )
+
+    def check(self, sample_index: SampleIndex) -> None:
+        """Refuse corpora whose token ids do not fit the dtype, or that lack a column asked for.
+
+        Raises:
+            ConfigError: with the corpus.
         """
         for source in sample_index.sources.values():
             self.check_corpus(source.name, source.corpus)
 
     def check_corpus(self, name: str, corpus: Corpus) -> None:
-        """Refuse a corpus whose token ids do not fit the dtype, as `check` does."""
+        """Refuse a corpus as `check` does."""
+        for column in self._columns:
+            if column != LEARNED and column not in corpus.columns:
+                raise ConfigError(
+                    f"Corpus {name!r} has no column {column!r}",
+                    got=", ".join(corpus.columns) or "no columns",
+                    fix="Leave out the corpus or the field, or make the column.",
+                )
         if self.dtype == np.int32 and (most := corpus.manifest.vocab_size) > 2**31:
             raise ConfigError(
                 f"Corpus {name!r} may contain token ids up to {most - 1:,}, which do not fit int32",
@@ -140,14 +180,49 @@ class Reader:
     def _collate(
         self, sample_index: SampleIndex, chosen: ChosenSamples, fields: Sequence[str], dtype: np.dtype[Any]
     ) -> Fields:
-        """Read rows in one compiled pass, or else corpus by corpus with numpy."""
-        length = sample_index.length(chosen.phase)
-        if (compiled := library()) is not None:
+        """Read rows in one compiled pass, or else corpus by corpus with numpy; then their columns."""
+        length, compiled = sample_index.length(chosen.phase), library()
+        has_columns = self._has_columns(sample_index)
+        if has_columns:
+            fields = [name for name in fields if name in FIELDS]
+            fields += ["labels"] if LEARNED in self._columns and "labels" not in fields else []
+        made = parts = None
+        if compiled is not None:
             made = gather(
                 compiled, chosen.spans, length=length, fields=fields, buffers=self._buffers, dtype=dtype
             )
-            if made is not None:
-                return made
+        if made is None or has_columns:
+            parts = self._parts(sample_index, chosen)
+        if made is None:
+            assert parts is not None
+            made = collate(parts, length=length, fields=fields, buffers=self._buffers, dtype=dtype)
+        return made if parts is None or not has_columns else self._with_columns(made, parts, length=length)
+
+    def _has_columns(self, sample_index: SampleIndex) -> bool:
+        if sample_index is self._plain:
+            return False
+        if self._columns or any(source.corpus.columns for source in sample_index.sources.values()):
+            return True
+        self._plain = sample_index
+        return False
+
+    def _with_columns(self, made: Fields, parts: CorpusSpans, *, length: int) -> Fields:
+        compiled = library()
+        if "labels" in made:
+            mask_labels(made["labels"], parts, compiled=compiled)
+        for name in self._columns:
+            if name == LEARNED:
+                made[name] = made["labels"] != IGNORED_LABEL
+            else:
+                made[name] = column_field(
+                    name, parts, length=length, buffers=self._buffers, compiled=compiled
+                )
+        if "labels" not in self.fields and self.transform is None:
+            made.pop("labels", None)
+        return made
+
+    def _parts(self, sample_index: SampleIndex, chosen: ChosenSamples) -> CorpusSpans:
+        """Return the piece tables of rows, corpus by corpus in batch order."""
         corpus = chosen.corpus
         edges = [0, len(corpus)]
         if len(sample_index.names) > 1:
@@ -158,7 +233,7 @@ class Reader:
             addresses = chosen.addresses[first:past]
             source, tables = sample_index.rows(int(corpus[first]), chosen.phase, addresses, at_home=at_home)
             parts.append((source.corpus, tables))
-        return collate(parts, length=length, fields=fields, buffers=self._buffers, dtype=dtype)
+        return parts
 
 
 def _narrow(name: str, values: Int64 | Int32) -> Int32:

@@ -1,13 +1,15 @@
 """Tiny corpora on disk, made from documents given as token lists."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.core.files import checksum
-from penstock.data.corpus.manifest import Manifest, ShardEntry, save_manifest
+from penstock.data.corpus.columns import write_column
+from penstock.data.corpus.manifest import ColumnEntry, Manifest, ShardEntry, save_manifest
 from penstock.data.formats.arrow import write_shard
 from penstock.storage.base import LocalStorage, probe
 
@@ -18,8 +20,15 @@ def write_corpus(
     *,
     vocab_size: int = 65_536,
     documents_per_shard: int = 100,
+    columns: Mapping[str, Sequence[Sequence[bool]]] | None = None,
 ) -> Path:
-    """Write documents, each a sequence of token ids and possibly empty, as a corpus; return its folder."""
+    """Write documents, each a sequence of token ids and possibly empty, as a corpus; return its folder.
+
+    Args:
+        columns: name -> a bit for each token of each document.
+    """
+    bits = columns or {}
+    kinds = tuple(ColumnEntry(name=name, dtype="bit") for name in bits)
     folder.mkdir(parents=True, exist_ok=True)
     dtype: Literal["uint16", "uint32"] = "uint16" if vocab_size <= 65_536 else "uint32"
     entries: list[ShardEntry] = []
@@ -37,10 +46,21 @@ def write_corpus(
                 bytes=path.stat().st_size,
                 checksum=checksum(path),
                 probe=probe(LocalStorage(folder), path.name),
+                columns=tuple(
+                    write_column(
+                        folder, path.name, kind, _joined(bits[kind.name][first : first + len(group)])
+                    )
+                    for kind in kinds
+                ),
             )
         )
-    save_manifest(folder, Manifest(format="arrow", dtype=dtype, vocab_size=vocab_size, shards=tuple(entries)))
+    made = Manifest(format="arrow", dtype=dtype, vocab_size=vocab_size, shards=tuple(entries), columns=kinds)
+    save_manifest(folder, made)
     return folder
+
+
+def _joined(documents: Sequence[Sequence[bool]]) -> npt.NDArray[np.bool_]:
+    return np.array([bit for document in documents for bit in document], dtype=np.bool_)
 
 
 def numbered_corpus(folder: Path, lengths: Sequence[int], *, documents_per_shard: int = 100) -> Path:

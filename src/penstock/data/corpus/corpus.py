@@ -4,7 +4,7 @@ Opening reads the manifest only; a shard is mapped when one of its tokens is fir
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from penstock.core.arrays import Int64, Tokens
 from penstock.core.errors import CorpusError
+from penstock.data.corpus.columns import Column
 from penstock.data.corpus.manifest import Manifest
 from penstock.data.formats import TokenShard
 from penstock.data.formats.index import DocumentEnds
@@ -60,6 +61,7 @@ class Corpus:
         open_shard: index -> opened shard.
         tokenizer_path: local file of the corpus's tokenizer, or a function that fetches it; None: it has
             none.
+        columns: columns beside its tokens, by name.
     """
 
     def __init__(
@@ -70,8 +72,11 @@ class Corpus:
         starts: Int64,
         open_shard: Callable[[int], TokenShard],
         tokenizer_path: Path | Callable[[], Path] | None = None,
+        columns: Mapping[str, Column] | None = None,
     ) -> None:
         self.location = location
+        self.columns: Mapping[str, Column] = columns or {}
+        """Columns beside its tokens, by name; see columns.py."""
         self.manifest = manifest
         self.num_tokens = int(starts[-1])
         self.num_documents = manifest.num_documents

@@ -5,12 +5,15 @@ a folder that has one is complete. Shards are sorted by the bytes of their names
 contents and order, not the path, so a corpus may be moved but not altered.
 """
 
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from penstock.core import config
-from penstock.core.errors import CorpusError, PenstockError
+from penstock.core.errors import ConfigError, CorpusError, PenstockError
 from penstock.core.files import MANIFEST_FILE, TOKENIZER_FILE, write_json
 from penstock.storage.base import LocalStorage, Storage
 
@@ -21,6 +24,54 @@ def tokenizer_at(path: Path | str) -> Path:
     """Return the tokenizer.json in a folder; any other path as it is."""
     inside = Path(path) / TOKENIZER_FILE
     return inside if inside.is_file() else Path(path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnEntry:
+    """One column of a corpus: values beside its tokens (see columns.py)."""
+
+    name: str
+    """Name of the column, by which a loader delivers it."""
+    dtype: Literal["bit", "uint8", "uint16", "uint32", "int32", "int64", "float16", "float32", "float64"]
+    """Type of the values; `bit`: eight tokens in a byte, the first in its lowest bit."""
+    width: int = 1
+    """Values per token; 1 for bits."""
+
+    def __post_init__(self) -> None:
+        check_column(self.name, self.width, is_bit=self.dtype == "bit")
+
+    def bytes_of(self, tokens: int) -> int:
+        """Return the size of the values of so many tokens."""
+        is_bit = self.dtype == "bit"
+        return -(-tokens // 8) if is_bit else tokens * self.width * np.dtype(self.dtype).itemsize
+
+
+def check_column(name: str, width: int, *, is_bit: bool) -> None:
+    """Refuse a column that cannot be a file, or a field of a batch.
+
+    Raises:
+        ConfigError: with its name.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
+        raise ConfigError("A column's name must be lower-case letters, digits and underscores", got=name)
+    if width < 1 or (is_bit and width != 1):
+        raise ConfigError(f"Column {name!r} has a wrong width", got=width, fix="Bits have a width of 1.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnFile:
+    """Values of one column for one shard: a file of nothing else, little-endian."""
+
+    name: str
+    """File name relative to the folder."""
+    bytes: int
+    """Size of the file, checked when it is opened."""
+    checksum: str
+    """BLAKE2b-256 of the file, hex; checked by `penstock data verify`."""
+    probe: str
+    """Hash of the size and ends of the file, checked when it is opened."""
+    ones: int = 0
+    """Number of ones in a column of bits; 0 for other columns."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +91,13 @@ class ShardEntry:
     probe: str = ""
     """Hash of the sizes and ends of its files (see probe.py), checked when it is opened; empty: not
     checked."""
+    columns: tuple[ColumnFile, ...] = ()
+    """Its columns, as many as the manifest names and in their order."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of the shard's file and of those of its columns."""
+        return (self.name, *(column.name for column in self.columns))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +123,8 @@ class Manifest:
     options: dict[str, str] = field(default_factory=dict)
     """Options given by the user that the files do not contain (`eos_id`, ...), passed to the format's
     reader."""
+    columns: tuple[ColumnEntry, ...] = ()
+    """Columns of every shard."""
     shards: tuple[ShardEntry, ...]
     """In token order."""
     parts: tuple[int, ...] = ()
@@ -103,8 +163,16 @@ class Manifest:
     def fingerprint(self) -> str:
         """16 hex digits: hash of the contents and their order."""
         shards = [(s.tokens, s.documents, s.checksum or s.probe) for s in self.shards]
-        options = [self.options] if self.options else []
-        return config.fingerprint([self.format, self.dtype, self.vocab_size, shards, *options])
+        rest: list[Any] = [self.options] if self.options else []  # Any: JSON values
+        if self.columns:
+            rest += [[c.name, c.dtype, c.width] for c in self.columns]
+            rest += [[file.checksum for file in shard.columns] for shard in self.shards]
+        return config.fingerprint([self.format, self.dtype, self.vocab_size, shards, *rest])
+
+    def count(self, column: str) -> int | None:
+        """Return the number of ones in a column of bits; None if there is no such column."""
+        index = next((i for i, entry in enumerate(self.columns) if entry.name == column), None)
+        return None if index is None else sum(shard.columns[index].ones for shard in self.shards)
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -145,12 +213,13 @@ def read_manifest(storage: Storage) -> Manifest:
             fix="Read the corpus with the Penstock that made it, or prepare it again.",
         )
     for shard in manifest.shards:
-        name = PurePosixPath(shard.name)
-        if name.is_absolute() or ".." in name.parts:
+        for file in shard.files:
+            check_inside(file, blob.name)
+        if len(shard.columns) != len(manifest.columns):
             raise CorpusError(
-                f"{blob.name} names a shard outside the corpus",
-                got=shard.name,
-                fix="Restore it or prepare the corpus again.",
+                f"{blob.name} has the columns {', '.join(c.name for c in manifest.columns) or 'none'}, but "
+                f"shard {shard.name} has {len(shard.columns)} of them",
+                fix="Every part of a corpus has the same columns: restore it or prepare the corpus again.",
             )
     if not manifest.num_tokens:
         raise CorpusError(
@@ -159,6 +228,24 @@ def read_manifest(storage: Storage) -> Manifest:
     return manifest
 
 
+def check_inside(file: str, of: str) -> None:
+    """Refuse the name of a file outside the corpus's folder.
+
+    Raises:
+        CorpusError: with the name.
+    """
+    name = PurePosixPath(file)
+    if name.is_absolute() or ".." in name.parts:
+        raise CorpusError(
+            f"{of} names a shard outside the corpus", got=file, fix="Restore it or prepare the corpus again."
+        )
+
+
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write a corpus's manifest, which marks the corpus as complete."""
-    write_json(folder / MANIFEST_FILE, config.dump(manifest))
+    values = config.dump(manifest)
+    if not manifest.columns:  # as earlier versions read it
+        del values["columns"]
+        for shard in values["shards"]:
+            del shard["columns"]
+    write_json(folder / MANIFEST_FILE, values)

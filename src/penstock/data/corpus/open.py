@@ -9,6 +9,7 @@ import numpy as np
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import MANIFEST_FILE, TOKENIZER_FILE
 from penstock.core.table import Table
+from penstock.data.corpus.columns import attached, columns_of
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.external import OnFile, foreign_manifest
 from penstock.data.corpus.manifest import Manifest, load_manifest, read_manifest
@@ -30,21 +31,28 @@ VOCAB_SIZES = Table("kind of corpus", {TEXT: "penstock.data.prepare.text_corpus:
 """Functions that return a corpus's vocabulary size without opening it: spec -> size."""
 
 
-def open_corpus(path: str | Path) -> Corpus:
+def open_corpus(path: str | Path, *, columns: str | Path | None = None) -> Corpus:
     """Open a corpus: a folder, an address, or a spec such as `megatron:/data/web` (see spec.py).
 
     Reads only its manifest. For files of another tool the manifest is built on the first opening and cached.
 
+    Args:
+        columns: folder or address of more columns for this corpus, as `ColumnWriter` makes it.
+
     Raises:
-        CorpusError: there is no corpus, or its manifest is damaged.
+        CorpusError: there is no corpus, or its manifest is damaged; or the columns are of another corpus.
         UsageError: an unknown format or option.
     """
     spec = parse_spec(str(path))
     if spec.format is not None and spec.format in OPENERS:
         opened: Corpus = OPENERS[spec.format](spec)
-        return opened
-    storage, manifest = described(spec)
-    return from_manifest(storage, manifest, tokenizer_path=tokenizer_path(storage, manifest))
+    else:
+        storage, manifest = described(spec)
+        opened = from_manifest(storage, manifest, tokenizer_path=tokenizer_path(storage, manifest))
+    if columns is not None:
+        own = {"fingerprint": opened.fingerprint, "location": opened.location}
+        opened.columns = attached(columns, **own, known=opened.columns)
+    return opened
 
 
 def described(spec: Spec, *, on_progress: OnFile = lambda _done, _all: None) -> tuple[Storage, Manifest]:
@@ -117,6 +125,7 @@ def from_manifest(
         starts=np.cumsum(sizes, dtype=np.int64),
         open_shard=partial(_open_shard, storage, manifest),
         tokenizer_path=tokenizer_path,
+        columns=columns_of(storage, manifest),
     )
 
 

@@ -26,6 +26,7 @@ _FUNCTIONS = {
     "penstock_find_ends": [_POINTER, _INT],
     "penstock_pack": [_POINTER, *[_INT] * 5, *[ctypes.c_uint64] * 2, _INT, *[_POINTER] * 3],
     "penstock_spans": [_POINTER, _INT, _INT, _POINTER, _INT, _POINTER],
+    "penstock_bits": [_POINTER, _INT, _INT, _POINTER, _POINTER],
     "penstock_gather": [_POINTER, _POINTER, _POINTER, *[_INT] * 3, *[_POINTER] * 5],
 }
 

@@ -205,6 +205,45 @@ int64_t penstock_gather(const pool *pools, const int64_t *slots, const int64_t *
   return 0;
 }
 
+/* Bits come in runs: eight at once are all ones or all zeros most of the time. */
+#define DEFINE_MASK(name, out_t)                                                                               \
+  static void name(const unsigned char *bits, int64_t from, int64_t count, out_t *labels) {                    \
+    int64_t i = 0;                                                                                             \
+    for (; i < count && from + i & 7; i++)                                                                     \
+      if (!(bits[(from + i) >> 3] >> ((from + i) & 7) & 1)) labels[i] = (out_t)IGNORED;                        \
+    for (; i + 8 <= count; i += 8) {                                                                           \
+      unsigned eight = bits[(from + i) >> 3];                                                                  \
+      if (eight == 0xff) continue;                                                                             \
+      for (int k = 0; k < 8; k++) labels[i + k] = eight >> k & 1 ? labels[i + k] : (out_t)IGNORED;             \
+    }                                                                                                          \
+    for (; i < count; i++)                                                                                     \
+      if (!(bits[(from + i) >> 3] >> ((from + i) & 7) & 1)) labels[i] = (out_t)IGNORED;                        \
+  }
+DEFINE_MASK(mask_64, int64_t)
+DEFINE_MASK(mask_32, int32_t)
+
+/* Read one column of bits for the labels of a batch: set labels whose token has a 0 to -100, or write the bits.
+
+   pieces: [n][4] address of the bits of the piece's shard (0: the corpus has no such column, or padding), start, stop,
+   and whether the document continues; in batch order. The label at a position is the token after it.
+   width: bytes per label, 8 or 4. labels, out: either may be null; out is a byte per position, 0 without a label. */
+int64_t penstock_bits(const int64_t *pieces, int64_t n, int64_t width, void *labels, unsigned char *out) {
+  int64_t done = 0;
+  for (int64_t i = 0; i < n; i++) {
+    const unsigned char *bits = (const unsigned char *)(intptr_t)pieces[4 * i];
+    int64_t start = pieces[4 * i + 1], count = pieces[4 * i + 2] - start;
+    int64_t labelled = bits ? count - 1 + pieces[4 * i + 3] : 0;
+    if (labels && width == 8) mask_64(bits, start + 1, labelled, (int64_t *)labels + done);
+    if (labels && width == 4) mask_32(bits, start + 1, labelled, (int32_t *)labels + done);
+    if (out) {
+      for (int64_t k = 0; k < labelled; k++) out[done + k] = bits[(start + 1 + k) >> 3] >> ((start + 1 + k) & 7) & 1;
+      memset(out + done + labelled, 0, (size_t)(count - labelled));
+    }
+    done += count;
+  }
+  return 0;
+}
+
 static void read_ahead(int64_t at, int64_t bytes) {
   int64_t page = sysconf(_SC_PAGESIZE), first = at / page * page;
   madvise((void *)(intptr_t)first, (size_t)(at + bytes - first), MADV_WILLNEED); /* a hint: it may fail */

@@ -25,7 +25,7 @@ from penstock.core.files import (
     temporary_beside,
     write_atomic,
 )
-from penstock.data.corpus.manifest import Manifest, load_manifest, save_manifest
+from penstock.data.corpus.manifest import Manifest, ShardEntry, load_manifest, save_manifest
 from penstock.data.prepare import journal, plan
 from penstock.data.prepare.inputs import Selection
 from penstock.data.prepare.journal import APPEND_FOLDER, remove_strays
@@ -82,7 +82,7 @@ def append(
     with exclusive(corpus, purpose="data append"):
         old = load_manifest(corpus)
         check_can_grow(corpus, old)
-        remove_strays(corpus, keep={shard.name for shard in old.shards})
+        remove_strays(corpus, keep={file for shard in old.shards for file in shard.files})
         prepared = partial(
             prepare,
             paths,
@@ -102,6 +102,7 @@ def append(
         work.mkdir(exist_ok=True)
         write_atomic(work / _BASE, old.fingerprint)
         added = prepared()
+        check_columns(corpus, old, added.manifest)
         new = _with_part(old, added.manifest)
         _adopt(corpus, work, new, part=len(old.part_ends))
         save_manifest(corpus, new)
@@ -123,6 +124,20 @@ def check_can_grow(corpus: Path, manifest: Manifest) -> None:
         raise CorpusError(
             f"Corpus {corpus} has format {manifest.format}; only Penstock's own can be appended to",
             fix="Convert it with `penstock data convert`, or prepare the inputs as a corpus of their own.",
+        )
+
+
+def check_columns(corpus: Path, old: Manifest, added: Manifest) -> None:
+    """Refuse a part whose columns are not those of the corpus.
+
+    Raises:
+        CorpusError: with the columns of both.
+    """
+    if old.columns != added.columns:
+        known, found = (", ".join(c.name for c in of.columns) or "none" for of in (old, added))
+        raise CorpusError(
+            f"Corpus {corpus} has the columns: {known}. The new part has: {found}",
+            fix="Append what was prepared as the corpus was, or mix the two as corpora of their own.",
         )
 
 
@@ -162,7 +177,7 @@ def tokenizer_of(corpus: Path, given: Path | None) -> Path:
 def _with_part(old: Manifest, added: Manifest) -> Manifest:
     """Return a corpus's manifest with the shards of another added as one part."""
     first = len(old.shards)
-    shards = [replace(shard, name=shard_name(first + index)) for index, shard in enumerate(added.shards)]
+    shards = [_renamed(shard, shard_name(first + index)) for index, shard in enumerate(added.shards)]
     return replace(
         old,
         text_bytes=old.text_bytes + added.text_bytes if old.text_bytes else 0,
@@ -170,6 +185,20 @@ def _with_part(old: Manifest, added: Manifest) -> Manifest:
         shards=(*old.shards, *shards),
         parts=(*old.part_ends, first + len(shards)),
     )
+
+
+def _renamed(shard: ShardEntry, name: str) -> ShardEntry:
+    columns = [replace(file, name=_column_name(name, file.name)) for file in shard.columns]
+    return replace(shard, name=name, columns=tuple(columns))
+
+
+def _column_name(shard: str, column: str) -> str:
+    """Return the name of a column's file beside a shard of another number.
+
+    >>> _column_name("shard-00003.arrow", "shard-00000.learned")
+    'shard-00003.learned'
+    """
+    return f"{shard.rpartition('.')[0]}.{column.rpartition('.')[2]}"
 
 
 def _is_adopted(old: Manifest, work: Path) -> bool:
@@ -183,6 +212,8 @@ def _adopt(corpus: Path, work: Path, new: Manifest, *, part: int) -> None:
     first = new.part_ends[part - 1]
     for index, shard in enumerate(new.shards[first:]):
         _link(work / shard_name(index), corpus / shard.name)
+        for file in shard.columns:
+            _link(work / _column_name(shard_name(index), file.name), corpus / file.name)
     for name in (plan.FILE, journal.REJECTED_FILE):
         if (work / name).is_file() and (work / name).stat().st_size:
             _link(work / name, corpus / part_file(name, part))

@@ -57,7 +57,7 @@ def fill_shards(
         fix = "Use --restart to prepare the folder again, or another --out."
         raise CorpusError(f"tokenizer.json in {out} is not the one its shards were made with", fix=fix)
     shards = {entry.shard.name for entry in entries if entry.shard}
-    remove_strays(out, keep=shards)
+    remove_strays(out, keep={file for entry in entries if entry.shard for file in entry.shard.files})
     if entries:
         on_entries(entries)
     if last.done:

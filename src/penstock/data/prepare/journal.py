@@ -69,10 +69,10 @@ def read_journal(folder: Path) -> list[JournalEntry]:
         raise _unusable(f"{path} is damaged ({error})") from None
     for entry in entries:
         shard = entry.shard
-        if shard and (
-            not (folder / shard.name).is_file() or (folder / shard.name).stat().st_size != shard.bytes
-        ):
-            raise _unusable(f"Finished shard {folder / shard.name} is missing or has another size")
+        sizes = {file.name: file.bytes for file in shard.columns} | {shard.name: shard.bytes} if shard else {}
+        for name, size in sizes.items():
+            if not (folder / name).is_file() or (folder / name).stat().st_size != size:
+                raise _unusable(f"Finished shard {folder / name} is missing or has another size")
     listed = folder / REJECTED_FILE
     if entries and entries[-1].rejected_bytes > (listed.stat().st_size if listed.is_file() else 0):
         raise _unusable(f"{listed} is missing or too short")

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.core.arrays import Tokens
 from penstock.core.errors import InputError
 from penstock.core.files import checksum, commit, temporary_beside
+from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ShardEntry
 from penstock.data.formats.arrow import write_shard
 from penstock.storage.base import LocalStorage, probe
@@ -104,6 +105,7 @@ def shard_name(number: int) -> str:
 
 
 def shard_files(folder: Path) -> Iterator[Path]:
-    """Yield the shard files in a folder, finished and partial ones."""
-    yield from folder.glob("shard-[0-9][0-9][0-9][0-9][0-9].arrow")
-    yield from folder.glob(".shard-[0-9][0-9][0-9][0-9][0-9].arrow.tmp")
+    """Yield the files of shards and their columns in a folder, finished and partial ones."""
+    for suffix in ("arrow", LEARNED, REJECTED):
+        yield from folder.glob(f"shard-[0-9][0-9][0-9][0-9][0-9].{suffix}")
+        yield from folder.glob(f".shard-[0-9][0-9][0-9][0-9][0-9].{suffix}.tmp")

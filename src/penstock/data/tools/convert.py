@@ -8,6 +8,7 @@ result appears as a whole or not at all.
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +17,7 @@ import numpy as np
 from penstock.core.arrays import Int64, Tokens
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import TOKENIZER_FILE, checksum, commit, exclusive, temporary_beside
+from penstock.data.corpus.columns import write_column
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import Manifest, ShardEntry, save_manifest
 from penstock.data.corpus.open import open_corpus
@@ -48,7 +50,8 @@ def convert(
 
     Raises:
         UsageError: the folder exists, or shard_tokens is below 1.
-        CorpusError: the corpus cannot be read, or cannot be written in that format.
+        CorpusError: the corpus cannot be read, or cannot be written in that format: other tools know no
+            columns, and would learn every token.
         RunLocked: another process is writing the same folder.
     """
     if shard_tokens < 1:
@@ -56,6 +59,13 @@ def convert(
     if out.exists():
         raise UsageError(f"--out {out} exists", fix="Name a folder that does not, or remove it.")
     corpus = open_corpus(source)
+    if corpus.columns and to != "arrow":
+        raise CorpusError(
+            f"Corpus {corpus.location} has columns, which {to} files cannot hold: who reads them would train "
+            "on every token",
+            got=", ".join(corpus.columns),
+            fix="Convert it with --to arrow.",
+        )
     unfinished = temporary_beside(out)
     with exclusive(unfinished, purpose="data convert"):
         for path in unfinished.iterdir():  # files of a killed run
@@ -85,7 +95,12 @@ def _fill(
                     "Too many shards", got=_MAX_SHARDS + 1, fix="Choose a larger --shard-tokens."
                 )
             tokens = shard.tokens[start:stop].astype(corpus.manifest.dtype, copy=False)
-            entries.append(_write(folder, tokens, offsets=offsets, to=to, number=len(entries)))
+            entry = _write(folder, tokens, offsets=offsets, to=to, number=len(entries))
+            columns = tuple(
+                write_column(folder, entry.name, column.entry, column.values(index, start, stop))
+                for column in corpus.columns.values()
+            )
+            entries.append(replace(entry, columns=columns))
             done += stop - start
     on_progress(done, corpus.num_tokens)
     was, tokenizer = corpus.manifest, corpus.tokenizer_path
@@ -99,6 +114,7 @@ def _fill(
         tokenizer=was.tokenizer if tokenizer else None,
         text_bytes=was.text_bytes,
         rejected=was.rejected,
+        columns=tuple(column.entry for column in corpus.columns.values()),
         shards=tuple(entries),
     )
     save_manifest(folder, manifest)

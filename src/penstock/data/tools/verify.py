@@ -14,6 +14,7 @@ import numpy as np
 from penstock.core.arrays import Int64, Tokens
 from penstock.core.errors import CorpusError, InputError
 from penstock.core.files import TOKENIZER_FILE, checksum
+from penstock.data.corpus.columns import column_faults
 from penstock.data.corpus.manifest import Manifest, ShardEntry
 from penstock.data.corpus.open import described
 from penstock.data.corpus.spec import parse_spec
@@ -75,6 +76,9 @@ def verify(
     for entry in manifest.shards:
         problems = _shard_faults(storage, entry, manifest, owners)
         faults += [CorpusFault(file=entry.name, problem=problem) for problem in problems]
+        for column, file in zip(manifest.columns, entry.columns, strict=True):
+            found = column_faults(storage, column, file, tokens=entry.tokens)
+            faults += [CorpusFault(file=file.name, problem=problem) for problem in found]
         done += entry.bytes
         on_progress(done, total)
     return Verdict(manifest=manifest, faults=tuple(faults))
