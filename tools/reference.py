@@ -355,14 +355,14 @@ def recipe_page() -> str:
     from penstock.train.recipe.config import TrainConfig
 
     hints = get_type_hints(TrainConfig)
-    own = [f for f in dataclasses.fields(TrainConfig) if not dataclasses.is_dataclass(hints[f.name])]
+    own = [f for f in dataclasses.fields(TrainConfig) if section_in(hints[f.name]) is None]
     parts = [
         RECIPE,
         keys_table(TrainConfig, [f.name for f in own]),
     ]
     for field in dataclasses.fields(TrainConfig):
-        if dataclasses.is_dataclass(hints[field.name]):
-            parts += section(hints[field.name], field.name, level=2)
+        if (found := section_in(hints[field.name])) is not None:
+            parts += section(found[1], field.name, level=2)
     return "\n".join(parts)
 
 

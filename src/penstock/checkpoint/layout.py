@@ -17,6 +17,7 @@ from typing import Any
 from penstock.core import config
 from penstock.core.errors import CheckpointDamaged, CheckpointError, PenstockError
 from penstock.models.llama.config import LlamaConfig
+from penstock.nn.linear.adapter_config import AdapterConfig
 
 FOLDER = "checkpoints"
 INDEX_FILE = "checkpoint.json"
@@ -49,8 +50,13 @@ class Meta:
     """Number of ranks that wrote it; any number can read it."""
     start_from: str = ""
     """Path of the weights that the run started from; empty: it started from random ones."""
+    start_step: int | None = None
+    """Step of the run that it names; None: it is a model or a checkpoint."""
     start_hash: str = ""
     """Identity of those weights."""
+    adapter: AdapterConfig | None = None
+    """The adapter that the run trains on top of those weights, which are not in its checkpoints; None: all
+    weights are trained."""
     saved_at: str = ""
     """Time of the save: ISO 8601, UTC."""
 
@@ -169,6 +175,28 @@ def check_model(meta: Meta, model: LlamaConfig, *, checkpoint: str) -> None:
             f"Checkpoint {checkpoint} is of another model: {'; '.join(changes)}",
             fix="Resume with the recipe it was saved with, or choose another run.dir.",
         )
+
+
+def check_adapter(meta: Meta, adapter: AdapterConfig | None, *, checkpoint: str) -> None:
+    """Refuse a checkpoint of another adapter, or of a model where an adapter is expected.
+
+    Raises:
+        CheckpointError: the message lists what differs.
+    """
+    saved, ours = (_flat(one) for one in (meta.adapter, adapter))
+    changes = [f"{name} was {saved.get(name)}, is {ours.get(name)}" for name in saved | ours]
+    changes = [
+        said for said, name in zip(changes, saved | ours, strict=True) if saved.get(name) != ours.get(name)
+    ]
+    if changes:
+        raise CheckpointError(
+            f"Checkpoint {checkpoint} is of another [tune]: {'; '.join(changes)}",
+            fix="Resume with the recipe it was saved with, or choose another run.dir.",
+        )
+
+
+def _flat(adapter: AdapterConfig | None) -> dict[str, Any]:
+    return {"method": "full"} if adapter is None else config.dump(adapter)
 
 
 def _check_version(version: object, path: str) -> None:

@@ -31,21 +31,23 @@ _SPELLED = {dtype: name for name, dtype in DTYPES.items()}
 def training_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Return every tensor that a resumed run needs; the live ones, so that loading into them is enough.
 
-    The optimizer's hyperparameters are not among them: they come from the recipe.
+    The optimizer's hyperparameters are not among them: they come from the recipe. Neither are frozen
+    parameters, which are read again from where the run started.
     """
     if not optimizer.state:
         from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict  # as below
 
         get_optimizer_state_dict(model, optimizer)  # creates the moments that the first step would create
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
     return {
-        **{f"{MODEL}{name}": tensor for name, tensor in model.state_dict().items()},
+        **{f"{MODEL}{name}": t for name, t in model.state_dict().items() if name not in frozen},
         **dict(_moments(model, optimizer)),
     }
 
 
 def _moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state[parameter].items():
+        for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor):
                 yield f"{OPTIMIZER}{name}.{key}", value
 

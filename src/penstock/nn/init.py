@@ -58,6 +58,15 @@ def init_weights(model: nn.Module, *, seed: int) -> None:
 
 
 @torch.no_grad()
+def fill_uniform(parameter: Tensor, key: int, *, limit: float) -> None:
+    """Fill a tensor, or this rank's shard of it, with uniform values from -`limit` to `limit`."""
+    flat = _local(parameter).view(-1)
+    for some, index in element_indices(parameter):
+        share = (_shift(keyed_bits(index, key), 11).double() + 0.5) / 2**53
+        flat[some] = ((2 * share - 1) * limit).to(flat.dtype)
+
+
+@torch.no_grad()
 def fill_normal(parameter: Tensor, key: int, *, std: float) -> None:
     """Fill a tensor, or this rank's shard of it, with normal values truncated at 3 `std`."""
     flat = _local(parameter).view(-1)

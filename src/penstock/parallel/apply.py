@@ -17,9 +17,11 @@ import torch
 from torch import nn
 
 from penstock.core.env import cache_folder, set_compiled_programs
+from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, has_native
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import Mode
+from penstock.parallel.adapters import add_adapters, frozen
 from penstock.parallel.config import NOT_COMPILED, CompileConfig
 from penstock.parallel.context import spread_context
 from penstock.parallel.layout import ParallelConfig
@@ -48,6 +50,8 @@ def apply(
     linear: str = "compute",
     modes: Sequence[Mode] = (),
     compiled: CompileConfig = NOT_COMPILED,
+    adapter: AdapterConfig | None = None,
+    adapter_dtype: torch.dtype = torch.float32,
 ) -> ParallelModel:
     """Parallelise a model over the ranks of a mesh, in place; it is on the meta device, and stays there.
 
@@ -55,6 +59,8 @@ def apply(
         compute_dtype: dtype of gathered parameters and activations.
         linear: precision of the blocks' linear layers: "compute", or the name of an 8-bit recipe.
         modes: activation checkpointing mode of each block; empty: none.
+        adapter: freezes all parameters, and adds adapters to the blocks' linear layers; None: none.
+        adapter_dtype: dtype of the adapters' parameters.
     """
     if mesh.layout.pipeline > 1:
         keep_stages(model, mesh.pipeline, per_rank=config.stages_per_rank)
@@ -63,6 +69,9 @@ def apply(
         slice_vocabulary(model, mesh.state["tensor"])
     if mesh.layout.context > 1:
         spread_context(model, mesh.context, rule=config.context_rule)
+    if adapter is not None:
+        slices = mesh.state["tensor"] if mesh.layout.tensor > 1 else None
+        add_adapters(model, adapter, slices, dtype=adapter_dtype)
     if linear != "compute":
         multiply_in_8_bits(model, linear, device=mesh.state.device_type)
     if modes:
@@ -86,12 +95,14 @@ def _share_parameters(
     if mesh.layout.tensor > 1:
         finish_with_slices(stage, mesh.state["tensor"])
     if has_work(stage, mesh.data, compute_dtype=compute_dtype, offload=config.offload):
+        is_cut = mesh.num_shards > 1
         shard(
             stage,
             mesh.data,
             compute_dtype=compute_dtype,
-            reshard_after_forward=config.reshard_after_forward,
+            reshard_after_forward=config.reshard_after_forward if is_cut else True,
             offload=config.offload,
+            leave=frozen(stage) if mesh.keeps_frozen_whole else (),
         )
 
 

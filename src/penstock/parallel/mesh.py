@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,8 @@ class Mesh:
     """Ranks with the sequence slices of this rank's rows."""
     island: World
     """Ranks of this rank's island; all ranks if there are no islands."""
+    keeps_frozen_whole: bool = False
+    """True if every rank holds all frozen parameters, and what is learned is small: nothing is sharded."""
 
     @property
     def has_islands(self) -> bool:
@@ -75,14 +77,20 @@ class Mesh:
 
     @property
     def data(self) -> DeviceMesh:
-        """FSDP's mesh: "shard", or "replicate" and "shard"."""
-        alone = self.layout.replicate == 1 or self.has_islands
-        return self.state["shard"] if alone else self.state["replicate", "shard"]
+        """FSDP's mesh: "shard", or replicas ("replicate"; within an island, "copies") and "shard"."""
+        copies = _COPIES if _COPIES in (self.state.mesh_dim_names or ()) else "replicate"
+        alone = self.state[copies].size() == 1 or (self.has_islands and copies == "replicate")
+        return self.state["shard"] if alone else self.state[copies, "shard"]
+
+    @property
+    def copies_group(self) -> dist.ProcessGroup | None:
+        """Ranks with the same shards as this one, between which gradients are averaged; None: no others."""
+        return None if self.data.ndim == 1 else self.data.get_group(0)
 
     @property
     def num_shards(self) -> int:
         """Number of ranks that share the parameters; 1: not sharded."""
-        return self.layout.shard * self.layout.context
+        return 1 if self.keeps_frozen_whole else self.layout.shard * self.layout.context
 
     @property
     def data_rank(self) -> int:
@@ -116,15 +124,32 @@ class Mesh:
         return self.layout.leads(self.rank)
 
 
-def make_mesh(world: World, layout: RankLayout, *, islands: bool = False) -> Mesh:
+_COPIES: Final = "copies"
+
+
+def make_mesh(
+    world: World, layout: RankLayout, *, islands: bool = False, keeps_frozen_whole: bool = False
+) -> Mesh:
     """Build the mesh of a run; every rank must call it, with the same layout.
 
     Args:
         islands: True: the replicas of the "replicate" axis train independently.
+        keeps_frozen_whole: True: ranks of the shard and context axes are replicas of what is learned.
     """
     assert layout.world_size == world.ranks.world_size, (layout, world.ranks)
-    degrees = (layout.pipeline, layout.replicate, layout.shard * layout.context, layout.tensor)
-    names = ("pipeline", "replicate", "shard", "tensor")
+    degrees: tuple[int, ...] = (
+        layout.pipeline,
+        layout.replicate,
+        layout.shard * layout.context,
+        layout.tensor,
+    )
+    names: tuple[str, ...] = ("pipeline", "replicate", "shard", "tensor")
+    if keeps_frozen_whole:
+        pipeline, replicate, near, tensor = degrees
+        degrees = (pipeline, replicate * near, 1, tensor)
+        if islands:
+            names = ("pipeline", "replicate", _COPIES, "shard", "tensor")
+            degrees = (pipeline, replicate, near, 1, tensor)
     whole = init_device_mesh(world.device.type, degrees, mesh_dim_names=names)
     rest = layout.world_size // (layout.context * layout.tensor)
     flow = init_device_mesh(
@@ -133,10 +158,11 @@ def make_mesh(world: World, layout: RankLayout, *, islands: bool = False) -> Mes
     return Mesh(
         layout,
         world.ranks.rank,
-        whole["replicate", "shard", "tensor"],
+        whole[names[1:]],
         whole["pipeline"],
         flow["context"],
         _island_of(world, layout) if islands else world,
+        keeps_frozen_whole,
     )
 
 

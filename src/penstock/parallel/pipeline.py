@@ -199,10 +199,11 @@ class Pipeline:
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """The tied matrix of the first and the last stage, if this rank has one of them."""
+        """The tied matrix of the first and the last stage, if this rank has one of them and it learns."""
         for stage in {0, self._last} & self._views.keys():
             if _is_tied(view := self._views[stage]):
-                return cast(nn.Parameter, cast(nn.Module, view.embed).weight)
+                matrix = cast(nn.Parameter, cast(nn.Module, view.embed).weight)
+                return matrix if matrix.requires_grad else None
         return None
 
     @torch.no_grad()

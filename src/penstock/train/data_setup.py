@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.find import SavedCheckpoint, saved_in
-from penstock.checkpoint.layout import Meta, check_model
+from penstock.checkpoint.layout import Meta, check_adapter, check_model
 from penstock.checkpoint.start import text_folder
 from penstock.checkpoint.storage import place_in
 from penstock.core.arrays import Int64
@@ -154,13 +154,14 @@ def continue_from(config: TrainConfig, loader: Loader, saved: SavedCheckpoint) -
 
     Raises:
         CheckpointDamaged: its index is damaged.
-        CheckpointError: it is of another model, or started from other weights.
+        CheckpointError: it is of another model or adapter, or started from other weights.
         StateMismatch: it is of other data settings.
         CorpusChanged: a corpus was altered since.
     """
     meta = saved.index().meta
     check_start(meta, config.run, checkpoint=str(saved))
     check_model(meta, config.model, checkpoint=str(saved))
+    check_adapter(meta, config.adapter, checkpoint=str(saved))
     loader.load_state_dict(meta.loader, on_change="apply")  # an edited recipe takes effect
     return meta
 

@@ -162,6 +162,8 @@ def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
         seed=config.run.seed,
         world_size=world.ranks.world_size,
         start_from=config.run.start_from,
+        start_step=config.run.start_step,
         start_hash=config.run.start_hash,
+        adapter=config.adapter,
         saved_at=clock.utc_now(),
     )

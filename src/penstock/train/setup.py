@@ -15,7 +15,7 @@ from penstock.checkpoint.start import Start, find_start, text_folder
 from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
-from penstock.core.env import local_world_size, num_gloo_interfaces
+from penstock.core.env import local_world_size, memory_bytes, num_gloo_interfaces
 from penstock.core.errors import ConfigError
 from penstock.core.files import TOKENIZER_FILE, write_atomic
 from penstock.data import Loader
@@ -24,12 +24,15 @@ from penstock.devices import accelerator
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.init import init_weights
+from penstock.nn.linear.lora import init_adapters, is_of_adapter, rounded_by_block
 from penstock.nn.unfilled import unfilled
+from penstock.parallel.adapters import measure_magnitudes
 from penstock.parallel.apply import ParallelModel, apply
 from penstock.parallel.ethernet.quantized_gather import encode_gathers
 from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, broadcast, make_mesh
+from penstock.parallel.slices import detached_local
 from penstock.text.companions import companions_of
 from penstock.train.adaptive import Adaptive
 from penstock.train.data_setup import (
@@ -53,6 +56,7 @@ from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.starts import KeptRecipe, keep_recipe
 from penstock.train.state import TrainState
+from penstock.train.tune.base_sharding import is_whole
 
 log = logging.getLogger(__name__)
 
@@ -67,36 +71,49 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
     """
     with unfilled():
         model: nn.Module = FAMILIES[config.model.model_type](config.model)
-    model.to(STORAGES[config.precision.weights].dtype)
+    compute, stored = getattr(torch, config.compute), STORAGES[config.precision.weights].dtype
+    model.to(stored if config.adapter is None else compute)  # frozen weights need no more precision
     spread = apply(
         model,
         mesh,
         config.parallel,
-        compute_dtype=getattr(torch, config.compute),
+        compute_dtype=compute,
         linear=config.precision.linear,
         modes=recompute_modes(config, mesh.layout),
         compiled=config.compile,
+        adapter=config.adapter,
+        adapter_dtype=stored,
     )
     model.to_empty(device="cpu" if config.parallel.offload else world.device)
     if mesh.num_shards > 1 and config.ethernet.gather != config.compute:
         encode_gathers(model, config.ethernet.gather)
     if not config.run.start_from:
         init_weights(model, seed=config.run.seed)
+    init_adapters(model, seed=config.run.seed)
     return model, spread
 
 
 def start_weights(config: TrainConfig, world: World, model: nn.Module, optimizer: Optimizer) -> None:
     """Fill the parameters, and their float32 copies, with the weights that the run starts from.
 
-    Does nothing without run.start_from, or if there is a checkpoint to resume from.
+    Does nothing without run.start_from. If there is a checkpoint to resume from, only the frozen weights are
+    read, which it does not have.
 
     Raises:
         ModelError, CheckpointError: they cannot be read, on any rank.
         ConfigError: they are not those of `run.start_hash`.
     """
     run = config.run
-    if not run.start_from or broadcast(world, bool(checkpoints(config)) if world.is_first else None):
+    if not run.start_from:
         return
+    resumes = broadcast(world, bool(checkpoints(config)) if world.is_first else None)
+    if resumes and config.adapter is None:
+        return
+    wanted = {
+        name: parameter
+        for name, parameter in model.named_parameters()
+        if not is_of_adapter(name) and not (resumes and parameter.requires_grad)
+    }
 
     def load() -> None:
         start = find_start(Path(run.start_from), step=run.start_step)
@@ -106,18 +123,24 @@ def start_weights(config: TrainConfig, world: World, model: nn.Module, optimizer
                 got=run.start_hash,
                 fix="Start again once they stay as they are.",
             )
-        load_start(start, dict(model.named_parameters()))
+        load_start(start, wanted)
+        for rounded in rounded_by_block(model):
+            rooms = {name: torch.empty_like(p.like, device=world.device) for name, p in rounded.items()}
+            load_start(start, rooms)
+            for name, product in rounded.items():
+                product.fill(detached_local(rooms.pop(name)))
         masters = {
             name: optimizer.state[parameter]["master"]
-            for name, parameter in model.named_parameters()
+            for name, parameter in wanted.items()
             if "master" in optimizer.state.get(parameter, {})
         }
         load_start(start, masters)
-        if world.is_first:
+        if world.is_first and not resumes:
             _say_start(start, config.model)
 
     if (failure := agreed(load)) is not None:
         raise failure
+    measure_magnitudes(model)
 
 
 def _say_start(start: Start, model: LlamaConfig) -> None:
@@ -137,7 +160,10 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     """Build the training state, resumed from the newest intact checkpoint if there is one."""
     config = on_machines(config, world_size=world.ranks.world_size, ranks_per_machine=local_world_size())
     layout = layout_of(config.parallel, world_size=world.ranks.world_size)
-    mesh = make_mesh(world, layout, islands=bool(config.outer.every))
+    whole = broadcast(
+        world, is_whole(config, layout, memory_bytes=_memory_bytes(world)) if world.is_first else None
+    )
+    mesh = make_mesh(world, layout, islands=bool(config.outer.every), keeps_frozen_whole=whole)
     num_data = mesh.layout.num_data
     check_rows(config, world_size=num_data)
     deliver = "pinned" if accelerator.is_accelerator(world.device) else "torch"
@@ -164,6 +190,13 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
         state.outer = Outer(config.outer, model, optimizer, mesh)
     restore(state, config, world)
     return state
+
+
+def _memory_bytes(world: World) -> int:
+    """Return the memory of this rank's device; of a machine's, its share."""
+    if accelerator.is_accelerator(world.device):
+        return accelerator.free_and_total_bytes(world.device)[1]
+    return memory_bytes() // local_world_size()
 
 
 def restore(state: TrainState, config: TrainConfig, world: World) -> None:

@@ -153,6 +153,22 @@ class LlamaConfig:
         return self.size_of_head**-0.5 if self.attention_multiplier is None else self.attention_multiplier
 
     @property
+    def linear_shapes(self) -> dict[str, tuple[int, int]]:
+        """Outputs and inputs of each linear layer of a block, by the last part of its name."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        query = self.num_attention_heads * self.size_of_head
+        key_value = self.key_value_heads * self.size_of_head
+        return {
+            "query": (query, hidden),
+            "key": (key_value, hidden),
+            "value": (key_value, hidden),
+            "output": (hidden, query),
+            "gate": (inner, hidden),
+            "up": (inner, hidden),
+            "down": (hidden, inner),
+        }
+
+    @property
     def num_parameters(self) -> int:
         """Number of trainable numbers; a tied embedding counts once."""
         query = self.num_attention_heads * self.size_of_head

@@ -59,6 +59,11 @@ class Int8Linear(_Quantized):
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
 
+    def matrix(self) -> Float[Tensor, "outputs inputs"]:
+        """Return the matrix in float32, from codes and scales."""
+        codes = from_panels(self.codes, self.out_features) if self.is_native else self.codes
+        return codes.float() * self.scales[: self.out_features].unsqueeze(1)
+
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
         if self.is_native:

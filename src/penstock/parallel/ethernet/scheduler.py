@@ -58,7 +58,7 @@ class Ethernet:
         num_nics: int = 1,
     ) -> None:
         self._config, self._mesh = config, mesh
-        self._copies = mesh.data["replicate"].get_group() if mesh.data.ndim > 1 else None
+        self._copies = mesh.copies_group
         self._stages = [_Stage(model, config, compute_dtype.itemsize) for model in stages]
         self._num_micro_batches = self._index = 0
         self._operations = config.operations or num_nics
@@ -123,7 +123,7 @@ class Ethernet:
             self._reductions = self._reduce_behind(units, has_shards=has_shards, can_defer=can_defer)
 
     def _reduce_behind(self, units: Sequence[FsdpUnit], *, has_shards: bool, can_defer: bool) -> Reductions:
-        blocks = [_FLOAT32 * unit.num_gathered for unit in units if not unit.is_root]
+        blocks = [_FLOAT32 * unit.num_reduced for unit in units if not unit.is_root]
         reductions = Reductions(
             copies=self._copies,
             num_averaged=self._mesh.data.size(),
@@ -219,10 +219,9 @@ class _Stage:
 
 
 def _size(unit: FsdpUnit, gathered_bytes: int) -> gather_plan.UnitBytes:
-    numbers = unit.num_gathered
     return gather_plan.UnitBytes(
-        parameters=gathered_bytes * numbers,
-        gradients=_FLOAT32 * numbers,
+        parameters=gathered_bytes * unit.num_gathered,
+        gradients=_FLOAT32 * unit.num_reduced,
         gathers=1 if unit.stays_between or unit.gathers_near else 2,
     )
 

@@ -5,7 +5,7 @@ while the sharded parameters, the reductions and the optimizer stay float32 (Zha
 2023). Plain data parallelism is a hybrid with whole shards, so there is one code path.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import cast
 from weakref import ReferenceType, ref
 
@@ -40,6 +40,7 @@ def shard(
     compute_dtype: torch.dtype,
     reshard_after_forward: bool | int = True,
     offload: bool = False,
+    leave: Collection[nn.Parameter] = (),
 ) -> FSDPModule:
     """Shard a model in place; the blocks in `model.layers` are the units.
 
@@ -50,6 +51,7 @@ def shard(
         compute_dtype: dtype of gathered parameters and activations.
         reshard_after_forward: as in ParallelConfig; the root's parameters stay until its backward pass.
         offload: keep the shards in host memory.
+        leave: parameters that every rank holds whole, in `compute_dtype`; they have no gradients.
     """
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
     pins = accelerator.is_accelerator(mesh.device_type)
@@ -62,8 +64,9 @@ def shard(
             mp_policy=policy,
             offload_policy=away,
             reshard_after_forward=reshard_after_forward,
+            ignored_params=set(leave),
         )
-    root = fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=away)
+    root = fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=away, ignored_params=set(leave))
     if mesh.size(mesh.ndim - 1) == 1:
         for unit in (*blocks, model):
             cast(FSDPModule, unit).set_custom_reduce_scatter(ReduceWhole())

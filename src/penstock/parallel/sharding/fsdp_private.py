@@ -59,8 +59,20 @@ class FsdpUnit:
     @property
     def num_gathered(self) -> int:
         """Numbers per gather, with FSDP2's padding, so equal on all ranks."""
-        sizes = [p.padded_sharded_param_size.numel() for p in self._group.fsdp_params]
+        return self._num_whole(self._group.fsdp_params)
+
+    @property
+    def num_reduced(self) -> int:
+        """Numbers per reduction, likewise: those that are learned."""
+        return self._num_whole(self._learned)
+
+    def _num_whole(self, parameters: list[Any]) -> int:
+        sizes = [p.padded_sharded_param_size.numel() for p in parameters]
         return int(sum(sizes) * self._group.mesh_info.shard_mesh_size)
+
+    @property
+    def _learned(self) -> list[Any]:  # Any: FSDPParam, private
+        return [p for p in self._group.fsdp_params if p.sharded_param.requires_grad]
 
     @property
     def waits_in_gathers(self) -> bool:
@@ -75,8 +87,8 @@ class FsdpUnit:
 
     @property
     def is_float32(self) -> bool:
-        """True if its parameters, and so its gradients, are float32."""
-        return all(p.sharded_param.dtype == torch.float32 for p in self._group.fsdp_params)
+        """True if its learned parameters, and so their gradients, are float32."""
+        return all(p.sharded_param.dtype == torch.float32 for p in self._learned)
 
     @property
     def gathers_near(self) -> bool:
@@ -92,8 +104,7 @@ class FsdpUnit:
     @property
     def gradient(self) -> Tensor | None:
         """First of its reduced gradients as a plain tensor; None before the first reduction."""
-        grads = (p.sharded_param.grad for p in self._group.fsdp_params if p.sharded_param.requires_grad)
-        grad = next(grads, None)
+        grad = next((p.sharded_param.grad for p in self._learned), None)
         return None if grad is None else grad._local_tensor
 
     def add_up(self) -> None:

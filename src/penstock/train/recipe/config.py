@@ -8,6 +8,7 @@ from typing import Literal
 from penstock.core.checks import at_least
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
+from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel import layout
 from penstock.parallel.activation_checkpointing_plan import RecomputeConfig
 from penstock.parallel.config import CompileConfig, EthernetConfig
@@ -16,6 +17,7 @@ from penstock.parallel.layout import ParallelConfig
 from penstock.train.recipe.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig
 from penstock.train.recipe.optim_config import BLOCK, OptimConfig, fits_blocks
 from penstock.train.recipe.outer_config import OuterConfig
+from penstock.train.tune.config import TuneConfig
 
 __all__ = [
     "AdaptiveConfig",
@@ -28,6 +30,7 @@ __all__ = [
     "PrecisionConfig",
     "RunConfig",
     "TrainConfig",
+    "TuneConfig",
     "on_machines",
 ]
 
@@ -225,6 +228,7 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
+    tune: TuneConfig | None = None
     plan: str = ""
     """auto: plan the keys that [parallel], [recompute], [ethernet] and data.micro_batch_size leave open, for
     the machines of the run. A cluster.toml, or a cluster name of `penstock plan`: plan for those. again: as
@@ -257,6 +261,37 @@ class TrainConfig:
             self._check_gather()
         if self.optim.rule == "adamw_8bit":
             self._check_moments()
+        if self.adapter is not None:
+            self._check_adapter()
+
+    @property
+    def adapter(self) -> AdapterConfig | None:
+        """The adapter that is trained on frozen weights; None: all weights are trained."""
+        return None if self.tune is None else self.tune.adapter
+
+    def _check_adapter(self) -> None:
+        """Refuse an adapter that does not fit the model, or what does not work with frozen weights."""
+        assert self.tune is not None
+        self.tune.check_fit(self.model)
+        if not self.run.start_from:
+            raise ConfigError(
+                f"tune.method {self.tune.method!r} needs weights to adapt, and random ones are not worth it",
+                fix="Set run.start_from to a Hugging Face folder or a run.",
+            )
+        if self.precision.linear != "compute":
+            raise ConfigError(
+                f"precision.linear {self.precision.linear!r} does not work with tune.method "
+                f"{self.tune.method!r}: frozen weights are not multiplied in float8",
+                got=self.precision.linear,
+                fix="Leave precision.linear out; tune.base = 'int8' or 'int4' takes less memory.",
+            )
+        is_whole = self.tune.base_sharding == "whole" or self.tune.base != "compute"
+        if self.parallel.offload and is_whole:
+            raise ConfigError(
+                "parallel.offload does not work with frozen weights that every rank holds whole",
+                got=f"tune.base {self.tune.base!r}, tune.base_sharding {self.tune.base_sharding!r}",
+                fix="Leave parallel.offload out, or set tune.base_sharding to 'sharded'.",
+            )
 
     def _check_keep(self) -> None:
         """Refuse ethernet.keep_mib with pipelines, which keep all blocks anyway."""

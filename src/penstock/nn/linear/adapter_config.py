@@ -1,0 +1,83 @@
+"""Low-rank adapters of linear layers: method, rank, scale and layers; no torch.
+
+An adapter adds `scale * B A x` to the outputs `W x` of a frozen layer; A is [rank, inputs] and B is [outputs,
+rank] (LoRA; Hu et al., arXiv:2106.09685). With rsLoRA the scale falls with the root of the rank, so that
+large ranks learn as fast as small ones (Kalajdzievski, arXiv:2312.03732). DoRA also learns the length of each
+row of `W + scale * B A` (Liu et al., arXiv:2402.09353).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.errors import ConfigError, nearest
+
+Method = Literal["lora", "rslora", "dora"]
+BaseWeights = Literal["compute", "int8", "int4"]
+
+ATTENTION = ("query", "key", "value", "output")
+MLP = ("gate", "up", "down")
+LINEAR_LAYERS = (*ATTENTION, *MLP)
+"""Linear layers of a block, in the order of a forward pass."""
+
+_GROUPS = {"all": LINEAR_LAYERS, "attention": ATTENTION, "mlp": MLP}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterConfig:
+    """An adapter's method, size and place, and the storage of the frozen weights that it was trained on."""
+
+    method: Method
+    rank: int
+    alpha: float
+    layers: tuple[str, ...]
+    """Names of the adapted layers, a part of LINEAR_LAYERS."""
+    base: BaseWeights = "compute"
+    """Storage of the layers' frozen weights: the dtype of compute, or rounded to 8 or 4 bits."""
+
+    @property
+    def scale(self) -> float:
+        """Factor on the product of B and A.
+
+        >>> lora = AdapterConfig(method="lora", rank=16, alpha=32.0, layers=("query",))
+        >>> lora.scale, AdapterConfig(method="rslora", rank=16, alpha=32.0, layers=("query",)).scale
+        (2.0, 8.0)
+        """
+        return self.alpha / (math.sqrt(self.rank) if self.method == "rslora" else self.rank)
+
+    @property
+    def has_magnitudes(self) -> bool:
+        """True if each output of an adapted layer has a learned length (DoRA)."""
+        return self.method == "dora"
+
+    def num_parameters(self, outputs: int, inputs: int) -> int:
+        """Return the number of learned numbers of one layer of this shape.
+
+        >>> AdapterConfig(method="dora", rank=2, alpha=2.0, layers=("up",)).num_parameters(30, 10)
+        110
+        """
+        return self.rank * (outputs + inputs) + (outputs if self.has_magnitudes else 0)
+
+
+def layers_named(wanted: str | tuple[str, ...], *, key: str) -> tuple[str, ...]:
+    """Return the layers that a group or a list of names stands for, in the order of LINEAR_LAYERS.
+
+    Args:
+        key: name of the setting, for messages.
+
+    Raises:
+        ConfigError: a name is unknown, or none is given.
+
+    >>> layers_named("attention", key="layers"), layers_named(("up", "query"), key="layers")
+    (('query', 'key', 'value', 'output'), ('query', 'up'))
+    """
+    names = _GROUPS.get(wanted, (wanted,)) if isinstance(wanted, str) else wanted
+    for name in names:
+        if name not in LINEAR_LAYERS:
+            known = [*LINEAR_LAYERS, *(_GROUPS if isinstance(wanted, str) else ())]
+            raise ConfigError(
+                f"{key} names a layer that blocks do not have", got=name, fix=nearest(name, known)
+            )
+    if not names:
+        raise ConfigError(f"{key} names no layer", got=list(names), fix='Name some, or write "all".')
+    return tuple(name for name in LINEAR_LAYERS if name in names)

@@ -1,0 +1,150 @@
+"""Adapters in layers that are sharded over tensor-parallel ranks.
+
+    layer           W                  A                  B                  magnitude
+    column (query)  rows               whole, summed      rows               rows
+    row (output)    columns            columns            whole, summed      whole, summed
+
+"Summed": each rank sees part of the work, so the gradients are summed over the ranks. The product with A is
+thin, so nothing is sent for it in the forward pass: in row-parallel layers each rank adds its part of B A x
+to its part of W x, before the sum that the layer makes in any case. DoRA's lengths of whole rows add one sum
+of a number per output there.
+"""
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.lora import (
+    Adapter,
+    adapted_layers,
+    adapter_shapes,
+    add_adapter,
+    factors,
+    matrix_of,
+    round_frozen,
+)
+from penstock.parallel.collectives import all_reduce, gather, scatter_sum, sum_gradient
+from penstock.parallel.slices import local
+from penstock.parallel.tensor import ColumnLinear, RowLinear, SharedHeadLinear
+
+
+class _Adapted(nn.Linear):
+    """Parameters of an adapter, beside those of a layer."""
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    magnitude: nn.Parameter | None
+    scale: float
+
+
+class LoraColumnLinear(ColumnLinear, _Adapted):
+    """Column-parallel linear layer with an adapter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer: this rank's outputs from whole inputs."""
+        magnitude = None if self.magnitude is None else local(self.magnitude)
+        a = sum_gradient(local(self.lora_a), group=self.group)
+        adapter = Adapter(a, local(self.lora_b), self.scale, magnitude)
+        weight = None if self.weight is None else local(self.weight)
+        out = self.multiply(x, weight, None) + adapter.low_rank(x)
+        if magnitude is not None:
+            out = out * factors(magnitude, adapter.squared_lengths(local(matrix_of(self))))
+        return out if self.bias is None else out + local(self.bias)
+
+
+class LoraSharedHeadLinear(LoraColumnLinear, SharedHeadLinear):
+    """Column-parallel linear layer for a key-value head shared by several ranks, with an adapter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer."""
+        return gather(LoraColumnLinear.forward(self, x), dim=-1, group=self.sharing)
+
+
+class LoraRowLinear(RowLinear, _Adapted):
+    """Row-parallel linear layer with an adapter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to [batch, seq, ...]; the result is [batch, seq / ranks, ...]."""
+        b = sum_gradient(local(self.lora_b), group=self.group)
+        adapter = Adapter(local(self.lora_a), b, self.scale)
+        weight = None if self.weight is None else local(self.weight)
+        out = scatter_sum(self.multiply(x, weight) + adapter.low_rank(x), dim=1, group=self.group)
+        if self.magnitude is not None:
+            magnitude = sum_gradient(local(self.magnitude), group=self.group)
+            out = out * factors(magnitude, self._squared_lengths(adapter))
+        return out if self.bias is None else out + local(self.bias)
+
+    @torch.no_grad()
+    def _squared_lengths(self, adapter: Adapter) -> Tensor:
+        return all_reduce(adapter.squared_lengths(local(matrix_of(self))), "sum", self.group)
+
+
+_WITH_ADAPTER: dict[type[nn.Linear], type[nn.Linear]] = {
+    ColumnLinear: LoraColumnLinear,
+    SharedHeadLinear: LoraSharedHeadLinear,
+    RowLinear: LoraRowLinear,
+}
+
+
+def add_adapters(
+    model: nn.Module, config: AdapterConfig, mesh: DeviceMesh | None, *, dtype: torch.dtype
+) -> None:
+    """Freeze a model and give the linear layers of its blocks adapters, in place.
+
+    Args:
+        model: on the meta device, with the modules of this rank's stages, sliced if at all.
+        mesh: the axis over which matrices are sliced; None: they are not.
+        dtype: dtype of the adapters' parameters.
+    """
+    model.requires_grad_(False)
+    for name, module in model.get_submodule("layers").named_modules():
+        if not isinstance(module, nn.Linear) or name.rpartition(".")[2] not in config.layers:
+            continue
+        if type(module) is nn.Linear:
+            add_adapter(module, config, dtype=dtype)
+            continue
+        assert mesh is not None, type(module)
+        placements = _placements(module)
+        add_sliced = {
+            part: distribute_tensor(
+                torch.empty(shape, dtype=dtype, device="meta"), mesh, [placements[part]], src_data_rank=None
+            )
+            for part, shape in adapter_shapes(config, module.out_features, module.in_features).items()
+        }
+        module.__class__ = _WITH_ADAPTER[type(module)]
+        for part, tensor in add_sliced.items():
+            module.register_parameter(part, nn.Parameter(tensor))
+        if not config.has_magnitudes:
+            module.register_parameter("magnitude", None)
+        module.scale = config.scale  # type: ignore[assignment]  # not a module or tensor
+    if config.base != "compute":
+        for _, layer in adapted_layers(model):
+            round_frozen(layer, config.base)
+
+
+def _placements(layer: nn.Module) -> dict[str, Placement]:
+    if isinstance(layer, RowLinear):
+        return {"lora_a": Shard(1), "lora_b": Replicate(), "magnitude": Replicate()}
+    return {"lora_a": Replicate(), "lora_b": Shard(0), "magnitude": Shard(0)}
+
+
+def frozen(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that are not learned."""
+    return {parameter for parameter in model.parameters() if not parameter.requires_grad}
+
+
+@torch.no_grad()
+def measure_magnitudes(model: nn.Module) -> None:
+    """Set the magnitudes of a model's adapters to the lengths of the rows of its frozen matrices (DoRA).
+
+    Every rank calls it, with the matrices filled; of a matrix sharded by rows a rank measures its own.
+    """
+    for _, layer in adapted_layers(model):
+        magnitude = getattr(layer, "magnitude", None)
+        if magnitude is not None:
+            squares = torch.linalg.vector_norm(local(matrix_of(layer)).float(), dim=1).square_()
+            if isinstance(layer, RowLinear):
+                squares = all_reduce(squares, "sum", layer.group)
+            local(magnitude).copy_(squares.sqrt_())

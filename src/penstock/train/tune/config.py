@@ -1,0 +1,79 @@
+"""The [tune] section of a recipe: what is learned on top of a model that was trained before; no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from penstock.core.checks import at_least
+from penstock.core.errors import ConfigError
+from penstock.models.llama.config import LlamaConfig
+from penstock.nn.linear.adapter_config import AdapterConfig, BaseWeights, layers_named
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneConfig:
+    """Tuning of the model of run.start_from; without this section, `penstock train` trains all weights."""
+
+    method: Literal["full", "lora", "rslora", "dora"] = "full"
+    """full: all weights. lora: they are frozen, and a product of two thin matrices is added to those of each
+    linear layer (arXiv:2106.09685). rslora: its scale is alpha / sqrt(rank), for large ranks
+    (arXiv:2312.03732). dora: lora, and the length of each row is learned too (arXiv:2402.09353); slower."""
+    rank: int = 16
+    """Rank of an adapter's two matrices; not for full."""
+    alpha: float = 32.0
+    """Scale of an adapter, divided by rank, or by its root with rslora. Twice the rank is usual."""
+    layers: tuple[str, ...] | str = "all"
+    """Layers of the blocks with an adapter: "all", "attention", "mlp", or a list of query, key, value,
+    output, gate, up and down. All of them learn more than attention alone, also at the same number of
+    parameters."""
+    base: BaseWeights = "compute"
+    """Storage of the adapted layers' frozen weights. compute: the dtype of the recipe's `compute`. int8,
+    int4: rounded as `penstock serve --weights` does, so that the adapter fits the model that is served."""
+    base_sharding: Literal["auto", "sharded", "whole"] = "auto"
+    """Place of the frozen weights. whole: every rank reads all of them once, and a step sends the adapter's
+    gradients only. sharded: over the ranks, and gathered for each pass. auto: whole where they fit."""
+
+    def __post_init__(self) -> None:
+        at_least(1, "tune.rank", self.rank)
+        if not self.alpha > 0:
+            raise ConfigError("tune.alpha must be above 0", got=self.alpha, fix="Twice tune.rank is usual.")
+        layers_named(self.layers, key="tune.layers")
+        if self.method == "full" and self.base != "compute":
+            raise ConfigError(
+                "tune.base rounds weights that do not change, and tune.method 'full' changes all",
+                got=self.base,
+                fix="Leave tune.base out, or set tune.method to 'lora', 'rslora' or 'dora'.",
+            )
+        if self.base_sharding == "sharded" and self.base != "compute":
+            raise ConfigError(
+                f"tune.base {self.base!r} is kept whole on each rank: its rounded weights are not sharded",
+                got=self.base_sharding,
+                fix="Leave tune.base_sharding out, or tune.base.",
+            )
+
+    @property
+    def adapter(self) -> AdapterConfig | None:
+        """The adapter that is trained; None: all weights are."""
+        if self.method == "full":
+            return None
+        layers = layers_named(self.layers, key="tune.layers")
+        return AdapterConfig(
+            method=self.method, rank=self.rank, alpha=self.alpha, layers=layers, base=self.base
+        )
+
+    def check_fit(self, model: LlamaConfig) -> None:
+        """Refuse a rank that saves nothing over the matrices that it adapts.
+
+        Raises:
+            ConfigError: with the largest rank that is possible.
+        """
+        adapter = self.adapter
+        if adapter is None:
+            return
+        shapes = model.linear_shapes
+        most, name = min((min(shapes[name]), name) for name in adapter.layers)
+        if self.rank > most:
+            raise ConfigError(
+                f"tune.rank is larger than the layer {name!r}, which is {' x '.join(map(str, shapes[name]))}",
+                got=self.rank,
+                fix=f"Use at most {most}; 8 to 64 are usual.",
+            )

@@ -1,0 +1,116 @@
+"""Tuning by peft and transformers in a plain loop: losses and gradients that Penstock's must equal."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from penstock.models.llama.hugging_face import hugging_face_names
+from penstock.train.data_setup import train_loader
+from penstock.train.recipe.config import TrainConfig
+
+PROJECTIONS = {
+    "query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "o_proj",
+    "gate": "gate_proj", "up": "up_proj", "down": "down_proj",
+}  # fmt: skip
+_PARTS = {"lora_a": "lora_A.default.weight", "lora_b": "lora_B.default.weight",
+          "magnitude": "lora_magnitude_vector.default.weight"}  # fmt: skip
+
+
+def peft_model(recipe: TrainConfig) -> Any:  # Any: PeftModel
+    """Return the model of a recipe's run.start_from with the adapter of its [tune], by peft."""
+    base = AutoModelForCausalLM.from_pretrained(
+        recipe.run.start_from, dtype=torch.float32, attn_implementation="eager"
+    )
+    adapter = recipe.adapter
+    if adapter is None:
+        return base
+    return get_peft_model(
+        base,
+        LoraConfig(
+            r=adapter.rank,
+            lora_alpha=adapter.alpha,
+            target_modules=[PROJECTIONS[name] for name in adapter.layers],
+            use_rslora=adapter.method == "rslora",
+            use_dora=adapter.method == "dora",
+        ),
+    )
+
+
+def peft_names(recipe: TrainConfig) -> dict[str, str]:
+    """Return the name of each parameter that is learned in the model of `peft_model`, by ours."""
+    theirs = hugging_face_names(recipe.model)
+    adapter = recipe.adapter
+    if adapter is None:
+        return dict(theirs)
+    found = {}
+    for ours, name in theirs.items():
+        *_, layer, kind = ours.split(".")
+        if ours.startswith("layers.") and kind == "weight" and layer in adapter.layers:
+            for part, peft in _PARTS.items():
+                if part != "magnitude" or adapter.has_magnitudes:
+                    where = f"base_model.model.{name.removesuffix('.weight')}.{peft}"
+                    found[f"{ours.removesuffix('.weight')}.{part}"] = where
+    return found
+
+
+def peft_loop(
+    recipe: TrainConfig, initial: dict[str, Tensor], *, gradients_of: int
+) -> tuple[list[float], dict[str, Tensor]]:
+    """Return the losses of all steps, and the gradients of one by our names, before clipping.
+
+    Args:
+        initial: the adapter's first values, by our names; ours are drawn otherwise than peft's.
+        gradients_of: number of the step, from 1.
+    """
+    model, names = peft_model(recipe), peft_names(recipe)
+    theirs = dict(model.named_parameters())
+    learned = {ours: theirs[name] for ours, name in names.items()}
+    with torch.no_grad():
+        for name, value in initial.items():
+            learned[name].copy_(value)
+    optim = recipe.optim
+    groups = [
+        {"params": [p for p in learned.values() if p.ndim > 1], "weight_decay": optim.weight_decay},
+        {"params": [p for p in learned.values() if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    adamw = torch.optim.AdamW(groups, lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), eps=optim.eps)
+    losses, found = [], {}
+    batches = iter(train_loader(recipe, rank=0, world_size=1, deliver="torch"))
+    for batch in batches:
+        logits = model(
+            batch["input_ids"], position_ids=batch["position_ids"], attention_mask=_mask(batch)
+        ).logits
+        loss = functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+        loss.backward()
+        losses.append(loss.item())
+        if len(losses) == gradients_of:
+            found = {name: p.grad.clone() for name, p in learned.items()}
+        torch.nn.utils.clip_grad_norm_(list(learned.values()), optim.clip_norm)
+        adamw.step()
+        adamw.zero_grad()
+        if len(losses) == recipe.run.steps:
+            break
+    batches.close()
+    return losses, found
+
+
+def _mask(batch: dict[str, Tensor]) -> Tensor:
+    """Return [rows, 1, queries, keys]: 0 where a query sees a key of its document, else the lowest number."""
+    rows, length = batch["input_ids"].shape
+    starts = torch.zeros(rows * length, dtype=torch.int64)
+    starts[batch["cu_seqlens"][:-1].long()] = 1
+    document = starts.cumsum(0).view(rows, length)
+    sees = (document[:, :, None] == document[:, None, :]) & torch.ones(length, length).tril().bool()
+    return torch.zeros(sees.shape).masked_fill(~sees, torch.finfo(torch.float32).min)[:, None]
+
+
+def folder_of(where: Path, config: Any, *, seed: int = 1) -> Path:  # Any: of transformers
+    """Write a model of random weights as transformers does."""
+    torch.manual_seed(seed)
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(where)
+    return where

@@ -1,0 +1,198 @@
+"""Tuning with adapters equals peft + transformers, on every layout: same losses, same gradients.
+
+The reference is a plain loop over peft's model (tests/peft_loop.py). Losses agree to 1e-5 of themselves, and
+the gradient of each parameter to 1e-5 of its norm: float32 sums in another order, and nothing else.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from tests.peft_loop import folder_of, peft_loop, peft_names
+from torch.distributed.tensor import DTensor
+from transformers import LlamaConfig, Qwen3Config
+
+from penstock.checkpoint.find import find
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.load import build_recipe
+from penstock.train.setup import open_state
+
+# of PEFT, which asks transformers in its old words
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+VOCAB, STEPS, LOOKED_AT = 48, 5, 4
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+METHODS: dict[str, dict[str, Any]] = {
+    "full": {"method": "full"},
+    "lora": {"method": "lora", "rank": 4, "alpha": 6.0},
+    "rslora": {"method": "rslora", "rank": 5, "alpha": 3.0, "layers": "attention"},
+    "dora": {"method": "dora", "rank": 3, "alpha": 6.0},
+}
+LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
+    ("lora", 2, {}),
+    ("lora", 2, {"base_sharding": "sharded"}),
+    ("dora", 3, {"base_sharding": "sharded"}),
+    ("lora", 4, {"base_sharding": "sharded", "shard": 2, "replicate": 2}),
+    ("dora", 2, {"tensor": 2}),
+    ("dora", 4, {"tensor": 2, "base_sharding": "sharded"}),
+    ("lora", 4, {"tensor": 4, "shard": 1}),
+    ("lora", 2, {"context": 2}),
+    ("dora", 2, {"context": 2, "base_sharding": "sharded"}),
+    ("dora", 2, {"pipeline": 2, "rows": 2}),
+    ("lora", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+    ("rslora", 4, {"pipeline": 2, "rows": 1, "base_sharding": "sharded"}),
+    ("full", 2, {}),
+]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    generator = torch.Generator().manual_seed(0)
+    documents = [torch.randint(1, VOCAB, (n % 40 + 1,), generator=generator).tolist() for n in range(300)]
+    return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    where = tmp_path_factory.mktemp("models")
+    return {
+        "llama": folder_of(where / "llama", LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
+        "qwen3": folder_of(where / "qwen3", Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True)),
+    }
+
+
+def recipe_of(
+    corpus, folder, run, tune, *, steps=STEPS, rows=None, base_sharding=None, **parallel
+) -> TrainConfig:
+    if base_sharding is not None:
+        tune = {**tune, "base_sharding": base_sharding}
+    return build_recipe(
+        {
+            "run": {"dir": str(run), "steps": steps, "start_from": str(folder)},
+            "tune": tune,
+            "data": {
+                "corpora": {"c": {"path": str(corpus)}},
+                "sequence_length": 24,
+                "global_batch_size": 12,
+                "micro_batch_size": rows,
+            },
+            "optim": {"learning_rate": 5e-3, "clip_norm": 0.5},
+            "schedule": {"rule": "constant"},
+            "checkpoint": {"keep": 9},
+            "parallel": parallel,
+            "compute": "float32",
+        }
+    )
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach().clone()
+
+
+def learned(model) -> dict[str, torch.Tensor]:
+    return {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def tuned(recipe, world, *, stop_at=None):
+    """Return the first values of what is learned, the records, and the clipped gradients of a step."""
+    state = open_state(recipe, world)
+    first, steps, gradients = learned(state.model), [0], {}
+
+    def look(*_: object) -> None:
+        steps[0] += 1
+        if steps[0] == LOOKED_AT:
+            gradients.update(
+                {n: whole(p.grad) for n, p in state.model.named_parameters() if p.grad is not None}
+            )
+
+    state.optimizer.register_step_pre_hook(look)
+    return first, records_of(state, recipe, world, stop_at=stop_at), gradients
+
+
+@pytest.fixture(scope="module")
+def references(corpus, folders, tmp_path_factory):
+    """What peft computes for each method and model, from the first values of a run on one rank."""
+    found = {}
+    for method, tune in METHODS.items():
+        for family in folders:
+            recipe = recipe_of(corpus, folders[family], tmp_path_factory.mktemp("run") / "r", tune)
+            ((first, records, gradients),) = on_ranks(lambda world, r=recipe: tuned(r, world), ranks=1)
+            found[method, family] = (
+                first,
+                records,
+                gradients,
+                peft_loop(recipe, first, gradients_of=LOOKED_AT),
+            )
+    return found
+
+
+def check(records, gradients, reference, *, clip_norm=0.5) -> None:
+    losses, expected = reference
+    assert [r["loss"] for r in records if "loss" in r] == pytest.approx(losses, rel=1e-5)
+    norm = torch.stack([g.norm() for g in expected.values()]).norm()
+    share = min(1.0, clip_norm / norm.item())
+    assert gradients.keys() == expected.keys()
+    for name, gradient in gradients.items():
+        wanted = expected[name] * share
+        assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9, name
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("method", METHODS)
+def test_one_process_computes_what_peft_does(references, method, family):
+    _, records, gradients, reference = references[method, family]
+    check(records, gradients, reference)
+
+
+@pytest.mark.parametrize(("method", "ranks", "settings"), LAYOUTS, ids=str)
+def test_every_layout_computes_what_peft_does(corpus, folders, references, tmp_path, method, ranks, settings):
+    for family in folders:
+        recipe = recipe_of(corpus, folders[family], tmp_path / family, METHODS[method], **settings)
+        results = on_ranks(lambda world, r=recipe: tuned(r, world), ranks=ranks)
+        first, _, _, reference = references[method, family]
+        begun = {name: value for values, _, _ in results for name, value in values.items()}
+        assert begun.keys() == first.keys() == peft_names(recipe).keys()
+        for name, value in begun.items():
+            torch.testing.assert_close(value, first[name], rtol=1e-6, atol=0)
+        gradients = {name: g for _, _, found in results for name, g in found.items()}
+        check(results[0][1], gradients, reference)
+
+
+def test_a_run_that_moves_to_other_ranks_goes_on_as_if_it_had_not(corpus, folders, references, tmp_path):
+    """The checkpoints hold what is learned and its moments only; frozen weights are read again."""
+    tune = METHODS["dora"]
+    expected = [r["loss"] for r in references["dora", "llama"][1] if "loss" in r]
+    losses, run = [], tmp_path / "run"
+    for ranks, stop, settings in ((2, 2, {}), (1, 3, {}), (3, None, {"base_sharding": "sharded"})):
+        recipe = recipe_of(corpus, folders["llama"], run, tune, **settings)
+        results = on_ranks(lambda world, r=recipe, s=stop: tuned(r, world, stop_at=s), ranks=ranks)
+        losses += [r["loss"] for r in results[0][1] if "loss" in r]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    saved = find(run).index()
+    assert saved.meta.adapter == recipe.adapter
+    assert {name.rpartition(".")[2] for name in saved.tensors if name.startswith("model.")} == {
+        "lora_a",
+        "lora_b",
+        "magnitude",
+    }
+    assert sum(name.startswith("optimizer.") for name in saved.tensors) > 0
+
+
+def test_a_run_is_not_resumed_with_another_adapter(corpus, folders, tmp_path):
+    recipe = recipe_of(corpus, folders["llama"], tmp_path / "run", METHODS["lora"], steps=1)
+    on_ranks(lambda world: tuned(recipe, world)[1], ranks=1)
+    other = recipe_of(corpus, folders["llama"], tmp_path / "run", METHODS["dora"])
+    with pytest.raises(AssertionError, match="method was lora, is dora; rank was 4, is 3"):
+        on_ranks(lambda world: tuned(other, world)[1], ranks=1)
