@@ -125,6 +125,12 @@ METRICS_PAGE = """\
 `metrics.jsonl` has one record for each step; metrics of a corpus are tables by name.
 
 {run}
+## Of a run, for Prometheus
+
+`GET /metrics` at the port that `measure.metrics_port` of the recipe opens on rank 0. Each has the label
+`run`, the name of the run's folder; metrics of a corpus have `corpus` too.
+
+{training}
 ## Of a server
 
 `GET /metrics`, in the text format of Prometheus.
@@ -739,7 +745,7 @@ def number(value: float) -> str:
 def metrics_page() -> str:
     """Return the metrics of a run and those of a server."""
     from penstock.engine.stats import EngineCounters, Stats
-    from penstock.obs.metric_names import METRICS, SERVING
+    from penstock.obs.metric_names import BY_CORPUS, METRICS, SERVING, TRAINING, training_metric
     from penstock.serve.metrics import Metrics
 
     nothing = {field.name: 0 for field in dataclasses.fields(Stats) if field.name != "counts"}
@@ -751,11 +757,25 @@ def metrics_page() -> str:
         full = name if name in kinds else f"{name}_total"
         labels = " by `route`, `status`" if name == "penstock_requests" else ""
         served.append((f"`{full}`", kinds[full] + labels, unit, cell(meaning)))
-    run, server = (
+    by_corpus = {training_metric(name) for name in BY_CORPUS}
+    counted = {
+        name: f"{name}_total" for name in ("penstock_train_skipped_steps", "penstock_train_steps_not_finite")
+    }
+    watched = [
+        (
+            f"`{counted.get(name, name)}`",
+            "counter" if name in counted else "gauge" + " by `corpus`" * (name in by_corpus),
+            unit,
+            cell(meaning),
+        )
+        for name, (unit, meaning) in TRAINING.items()
+    ]
+    run, training, server = (
         table(("metric", "unit", "meaning"), rows),
+        table(("metric", "kind", "unit", "meaning"), watched),
         table(("metric", "kind", "unit", "meaning"), served),
     )
-    return METRICS_PAGE.format(run=run, server=server)
+    return METRICS_PAGE.format(run=run, training=training, server=server)
 
 
 def decisions_page() -> str:

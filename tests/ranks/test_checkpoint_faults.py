@@ -154,9 +154,9 @@ def test_training_goes_on_while_a_save_is_written(tmp_path: Path) -> None:
             saver.finish()
             assert saver.is_idle()
             assert [saved.name for saved in saved_of(tmp_path)] == ["step-00000001"]
-        times = saver.times()
+        times = saver.record()
         assert 0 < times["checkpoint_share"] <= 1
-        assert saver.times()["checkpoint_s"] == 0, "told once"
+        assert saver.record()["checkpoint_s"] == 0, "told once"
         return total
 
     assert on_ranks(work, ranks=2) == [2.0, 2.0]

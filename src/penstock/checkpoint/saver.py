@@ -97,6 +97,7 @@ class Saver:
 
     Args:
         place: storage of the checkpoints.
+        resumed_step: step of the checkpoint that the run continues from; 0: it starts.
         waiting: called about once a second while training waits for a save, as a sign of life.
     """
 
@@ -105,6 +106,7 @@ class Saver:
         place: CheckpointStorage,
         keeping: RetentionPolicy,
         *,
+        resumed_step: int = 0,
         waiting: Callable[[], None] = lambda: None,
     ) -> None:
         self._waiting = waiting
@@ -117,6 +119,7 @@ class Saver:
         self._plans: dict[Hashable, WritePlan] = {}
         self._failures = 0
         self._step = 0
+        self._saved_step = resumed_step
         self._layout: Hashable = ()  # of the save in progress
         self._blocked_s = self._told_s = self._began_s = 0.0
 
@@ -182,11 +185,11 @@ class Saver:
         self._wait(last=True)
         self._blocked_s += clock.monotonic() - began
 
-    def times(self) -> dict[str, float]:
-        """Return the time that training waited for checkpoints, by the names of obs/metric_names.py."""
+    def record(self) -> dict[str, float]:
+        """Return the checkpoints' part of a step's record, by the names of obs/metric_names.py."""
         since, self._told_s = self._blocked_s - self._told_s, self._blocked_s
         share = self._blocked_s / max(clock.monotonic() - self._began_s, 1e-9)
-        return {"checkpoint_s": since, "checkpoint_share": share}
+        return {"checkpoint_s": since, "checkpoint_share": share, "checkpoint_step": self._saved_step}
 
     def _copy(self, tensors: Mapping[str, Tensor], layout: Hashable) -> tuple[list[TensorPart], memoryview]:
         """Copy this rank's share to memory that training does not modify."""
@@ -223,6 +226,8 @@ class Saver:
             (self._outcome, *_) = self._all(outcome)
         except Exception as error:  # a peer is gone; reported when training waits
             self._outcome = error
+        if self._outcome is None:
+            self._saved_step = meta.step
         if dist.get_rank() == 0 and self._outcome is None:
             size = sum(said_by.file.num_bytes for said_by in said if isinstance(said_by, Written))
             took, url = clock.monotonic() - began, self._place.url_of(name_of(meta.step))

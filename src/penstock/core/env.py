@@ -249,3 +249,24 @@ def boot_id() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusServer:
+    """Where and how a pod reports the progress of its Kubeflow TrainJob (Trainer 2.2 or later)."""
+
+    url: str
+    """HTTPS address that takes a POST."""
+    ca_file: Path
+    """Certificate authority of the address."""
+    token_file: Path
+    """File of the bearer token; its content changes while the pod runs."""
+
+
+def status_server() -> StatusServer | None:
+    """Read KUBEFLOW_TRAINER_SERVER_URL, _CA_CERT and _TOKEN; None unless all are set."""
+    names = ("URL", "CA_CERT", "TOKEN")
+    url, ca_file, token_file = (os.environ.get(f"KUBEFLOW_TRAINER_SERVER_{name}", "") for name in names)
+    if not (url and ca_file and token_file):
+        return None
+    return StatusServer(url=url, ca_file=Path(ca_file), token_file=Path(token_file))

@@ -48,6 +48,7 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "optimizer_share": ("share", "share of the step clipping the gradient and updating the weights"),
     "checkpoint_s": ("s", "time that training waited for checkpoints, since the step before"),
     "checkpoint_share": ("share", "share of the time since the run's start that it waited for them"),
+    "checkpoint_step": ("steps", "step of the newest complete checkpoint; 0: there is none"),
     "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
     "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, padding included, by name"),
     "corpus_padding": ("tokens", "of those, padding positions, by name"),
@@ -82,3 +83,29 @@ SERVING: Final[dict[str, tuple[str, str]]] = {
     "penstock_failed_steps": ("steps", "Steps that failed and ended the answers in them."),
 }
 """Metrics of the server in Prometheus format; counters there end in `_total`."""
+
+_SPELLED: Final = {"step_s": "step_seconds", "checkpoint_s": "checkpoint_seconds"}
+_TRAIN: Final = "penstock_train_"
+
+
+def training_metric(name: str) -> str:
+    """Return the name in Prometheus format of a metric of a run.
+
+    >>> training_metric("loss"), training_metric("step_s"), training_metric("tokens_per_s")
+    ('penstock_train_loss', 'penstock_train_step_seconds', 'penstock_train_tokens_per_second')
+    """
+    return _TRAIN + _SPELLED.get(name, name.replace("_per_s", "_per_second"))
+
+
+TRAINING: Final[dict[str, tuple[str, str]]] = {
+    **{training_metric(name): row for name, row in METRICS.items()},
+    "penstock_train_steps_wanted": ("steps", "Steps of the whole run (run.steps)."),
+    "penstock_train_checkpoint_every": ("steps", "Steps between checkpoints (checkpoint.every)."),
+    "penstock_train_last_record_timestamp_seconds": (
+        "s",
+        "Unix time of the newest record, of a step, a validation or an event; at first, of the start.",
+    ),
+    "penstock_train_skipped_steps": ("steps", "Steps skipped by the guard since this process started."),
+    "penstock_train_steps_not_finite": ("steps", "Of those, steps whose loss or gradient was not finite."),
+}
+"""Metrics of a training run in Prometheus format, gauges by `run`; counters there end in `_total`."""

@@ -5,6 +5,7 @@ request to stop inside the step, so all leave after the same one, with a checkpo
 """
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -75,7 +76,7 @@ def train(
                 meter.mark("communication")
             on_batch(batch, state.step)
             rates = meter.finish(rows=local * state.mesh.layout.num_data, sequence_length=length)
-            record = step_record(state, result, rates, learning_rate=rate) | saver.times() | mixture.record()
+            record = step_record(state, result, rates, learning_rate=rate) | saver.record() | mixture.record()
             emit(skip_event(state, result) if result.skipped else record, sinks)
             for event in [*mixture.events(), *state.watch.end(state.step, (local, length, rows), rates)]:
                 emit(event, sinks)
@@ -119,7 +120,8 @@ def skip_event(state: TrainState, result: StepResult) -> Record:
             result.skipped,
             extra={"told": told},
         )
-    return {"event": "skipped", "step": state.step, "why": result.skipped}
+    is_finite = math.isfinite(result.loss) and math.isfinite(result.grad_norm)
+    return {"event": "skipped", "step": state.step, "why": result.skipped, "is_finite": is_finite}
 
 
 def emit(record: Record, sinks: Sequence[Sink]) -> None:
@@ -146,6 +148,7 @@ def open_saver(state: TrainState, config: TrainConfig) -> Saver:
     return Saver(
         place_in(Path(config.run.dir), wanted.dir),
         keeping,
+        resumed_step=state.step,
         waiting=lambda: state.watch.doing("checkpoint", step=state.step),
     )
 

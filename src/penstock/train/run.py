@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from penstock.core import clock, log
+from penstock.core import clock, env, log
 from penstock.core import config as configs
 from penstock.core.files import exclusive
 from penstock.core.signals import StopFlag
@@ -25,7 +25,9 @@ from penstock.obs.peak import measure_peak, peak_flops
 from penstock.obs.sinks import Record, Sink
 from penstock.obs.sinks.console import ProgressLine
 from penstock.obs.sinks.jsonl import JsonLines, rewind
+from penstock.obs.sinks.prometheus import PrometheusEndpoint
 from penstock.obs.sinks.tensorboard import TensorBoard
+from penstock.obs.sinks.train_job import TrainJobStatus
 from penstock.obs.sinks.wandb import WeightsAndBiases
 from penstock.parallel.activation_checkpointing_plan import multiplied_again
 from penstock.parallel.flight_recorder import TrafficMeter
@@ -243,6 +245,17 @@ def _optional_sinks(recipe: TrainConfig, state: TrainState, stack: ExitStack) ->
         sinks.append(
             stack.enter_context(WeightsAndBiases(folder, project=asked.wandb_project, config=resolved))
         )
+    if asked.metrics_port:
+        endpoint = PrometheusEndpoint(
+            asked.metrics_host,
+            asked.metrics_port,
+            run=folder.resolve().name,
+            steps=recipe.run.steps,
+            checkpoint_every=recipe.checkpoint.every,
+        )
+        sinks.append(stack.enter_context(endpoint))
+    if (server := env.status_server()) is not None:
+        sinks.append(stack.enter_context(TrainJobStatus(server, steps=recipe.run.steps)))
     return sinks
 
 

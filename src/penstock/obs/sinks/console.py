@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.core import clock
 from penstock.core.units import duration, si
 from penstock.obs.sinks import Record
+from penstock.obs.time_left import TimeLeft
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -26,8 +27,7 @@ class ProgressLine:
         self._steps, self._done = steps, done
         self._loss = self._validation = self._rate = ""
         self._said = clock.monotonic()
-        self._first: tuple[int, float] | None = None
-        """First step of this process and its time: the rate excludes it, because it is slower."""
+        self._time_left = TimeLeft(steps=steps)
         self._bar: Progress | None = None
         self._task: Any = 0  # rich's TaskID
 
@@ -75,16 +75,8 @@ class ProgressLine:
             self._bar.update(self._task, completed=record["step"], description=text)
             return
         now = clock.monotonic()
-        self._first = self._first or (record["step"], now)
+        seconds = self._time_left.after(record["step"], now=now)
         if now - self._said >= _PLAIN_EVERY_S or record["step"] in (self._done + 1, self._steps):
             self._said = now
-            left = self._left(record["step"], now)
+            left = f"  {duration(seconds)} left" if seconds else ""
             print(f"step {record['step']}/{self._steps}  {text}{left}", file=sys.stderr, flush=True)  # noqa: T201
-
-    def _left(self, step: int, now: float) -> str:
-        """Return the estimated time left, once there are steps to estimate it from."""
-        assert self._first is not None
-        first, since = self._first
-        if step == first or step == self._steps:
-            return ""
-        return f"  {duration((self._steps - step) * (now - since) / (step - first))} left"

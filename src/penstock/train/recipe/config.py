@@ -178,6 +178,11 @@ class MeasureConfig:
     """Write event files into the run's folder `tensorboard`, for `tensorboard --logdir RUN`."""
     wandb_project: str = ""
     """Project of Weights & Biases to send metrics to, under the name of the run's folder; "": none."""
+    metrics_port: int = 0
+    """TCP port at which rank 0 serves the newest record to Prometheus, at /metrics; 0: none."""
+    metrics_host: str = "127.0.0.1"
+    """Address that the port is opened on. The default is reached from this machine only; "0.0.0.0" from
+    every network of it, without a password."""
     trace_steps: str = ""
     """Steps to trace, counted from 1, FIRST:PAST: "20:23" traces steps 20, 21 and 22. Each rank writes a file
     into the run's folder `traces`, for https://ui.perfetto.dev. Traced steps are slower."""
@@ -186,6 +191,12 @@ class MeasureConfig:
     https://pytorch.org/memory_viz, on a CPU a trace with allocations, bytes in use and shapes."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.metrics_port < 65536:
+            raise ConfigError(
+                "measure.metrics_port is no TCP port",
+                got=self.metrics_port,
+                fix="Take one from 1024 to 65535, or 0 for none.",
+            )
         for name in ("trace_steps", "memory_steps"):
             steps_of(getattr(self, name), name=f"measure.{name}")
 
