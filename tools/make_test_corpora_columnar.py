@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from datasets import Dataset, DatasetDict, Features, LargeList, Sequence, Value  # type: ignore[import-not-found]
+from datasets import Dataset, DatasetDict, Features, LargeList, Sequence, Value
 from streaming import MDSWriter  # type: ignore[import-not-found]
 
 Documents = list[list[int]]

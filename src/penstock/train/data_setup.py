@@ -209,7 +209,7 @@ def check_tokenizers(loader: Loader, *, start_from: str = "") -> None:
         if corpus.manifest.tokenizer:
             corpora.setdefault(corpus.manifest.tokenizer, []).append(name)
     files = _tokenizers(loader)
-    if not corpora:
+    if not corpora or (len(corpora) == 1 and not start_from):
         return
     if files.keys() >= corpora.keys() and (path := tokenizer_of(loader)) is not None:
         most = Tokenizer.load(path)

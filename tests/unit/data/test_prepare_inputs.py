@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.core.errors import CorpusError, UsageError
+from penstock.core.errors import UsageError
 from penstock.data.prepare.inputs import Selection, find_inputs, kind_of, shown
 
 
@@ -121,6 +121,7 @@ def dataset(folder: Path, **columns: list[object]) -> str:
     """Write a dataset as Hugging Face's library saves it."""
     folder.mkdir(parents=True)
     (folder / "state.json").write_text("{}")
+    (folder / "cache-1.arrow").write_text("of datasets.map")
     table = pa.table(columns)
     path = folder / "data-00000-of-00001.arrow"
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
@@ -129,16 +130,27 @@ def dataset(folder: Path, **columns: list[object]) -> str:
 
 
 @pytest.mark.parametrize("named", ["set", "set/train", "set/train/data-00000-of-00001.arrow"])
-def test_a_dataset_of_text_is_refused_with_how_to_export_it(tmp_path: Path, named: str) -> None:
+def test_of_a_dataset_of_text_only_the_rows_for_training_are_read(tmp_path: Path, named: str) -> None:
     dataset(tmp_path / "set" / "test", story=["once"])
-    dataset(tmp_path / "set" / "train", story=["once"], id=[1])
-    with pytest.raises(CorpusError, match=r"holds text \(story\), not token ids") as refused:
+    path = dataset(tmp_path / "set" / "train", story=["once"], id=[1])
+    files, skipped = find_inputs([str(tmp_path / named)], Selection())
+    assert [(file.path, file.kind) for file in files] == [(path, "arrow")]
+    assert skipped["splits beside train"] == (named == "set")
+
+
+def test_a_dataset_of_several_splits_without_train_is_refused(tmp_path: Path) -> None:
+    for split in ("a", "b"):
+        dataset(tmp_path / "set" / split, story=["once"])
+    assert len(find_inputs([str(tmp_path / "set")], Selection())[0]) == 2, "folders of any name are all read"
+    (tmp_path / "set" / "dataset_dict.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"2 splits, and which .* \(got 'a, b'\)\. Name the folder"):
+        find_inputs([str(tmp_path / "set")], Selection())
+
+
+@pytest.mark.parametrize("named", ["set", "set/data-00000-of-00001.arrow"])
+def test_a_dataset_of_token_ids_is_no_input_but_a_corpus(tmp_path: Path, named: str) -> None:
+    dataset(tmp_path / "set", input_ids=[[1, 2]])
+    with pytest.raises(
+        UsageError, match=r"input_ids \(list<.*its folder is a corpus as it is: `penstock data"
+    ):
         find_inputs([str(tmp_path / named)], Selection())
-    assert f"datasets.load_from_disk('{tmp_path}/set/train').to_parquet('text.parquet')" in str(refused.value)
-    assert "penstock data prepare text.parquet --text-column story --train-token" in str(refused.value)
-
-
-def test_a_dataset_of_token_ids_is_no_input_but_a_corpus(tmp_path: Path) -> None:
-    path = dataset(tmp_path / "set", input_ids=[[1, 2]], prompt=["once"])
-    with pytest.raises(UsageError, match=r"its folder is a corpus as it is: `penstock data describe"):
-        find_inputs([path], Selection())

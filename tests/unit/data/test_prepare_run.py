@@ -153,10 +153,26 @@ def test_html_that_is_stored_with_its_tags_is_warned_about_once(
     for folder in ("x", "y"):
         (tmp_path / "in" / folder).mkdir()
         (tmp_path / "in" / folder / name).write_text(content)
-    run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(Path(name).suffix,))
+    run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(Path(name).suffix,), html="keep")
     assert [record.getMessage() for record in caplog.records] == (
         [f"html_as_text source={tmp_path}/in/x/{name} record=1"] if warned else []
     )
+
+
+def test_html_that_is_extracted_is_told_once(
+    run: Run, tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.html", "b.html"):
+        (tmp_path / "in" / name).write_text(
+            "<html><body><p>The penstock feeds the turbine.</p></body></html>"
+        )
+    caplog.set_level("INFO", "penstock.data")
+    summary = run(tmp_path / "in", tmp_path / "out", tokenizer, suffixes=(".html",))
+    assert summary.manifest.text_bytes == 2 * len("The penstock feeds the turbine.")
+    assert [r.getMessage() for r in caplog.records] == [
+        f"html_extracted source={tmp_path}/in/a.html record=1"
+    ]
 
 
 def half_done(run: Run, inputs: Path, out: Path, tokenizer: Path) -> None:
@@ -170,6 +186,7 @@ def half_done(run: Run, inputs: Path, out: Path, tokenizer: Path) -> None:
     [
         ({"shard_tokens": 50}, "--shard-tokens was 40, now 50"),
         ({"text_column": "body"}, "--text-column was text, now body"),
+        ({"html": "keep"}, "--html was unset, now keep"),
         ({"max_document_bytes": 7}, "--max-document-bytes was 268435456, now 7"),
         ({"tokenizer": None, "train_tokenizer": 300}, "--train-tokenizer was unset, now 300"),
     ],

@@ -34,7 +34,9 @@ inputs:
   a folder      its files with one of the suffixes of --suffix, names in byte order
   .jsonl        one JSON object a line (.jsonl.gz, .jsonl.zst, .ndjson as well)
   .parquet      one document a row
-  other files   one document each (.txt, .rst.gz, .py.zst, ...); mark-up is kept
+  a dataset     a folder of Hugging Face datasets (save_to_disk) or of MDS shards: one document a row
+  other files   one document each (.txt, .rst.gz, .py.zst, ...)
+  HTML pages, as files or in rows, are stored as their main text: pip install 'penstock[html]'.
   Text is UTF-8, or the encoding of its byte order mark. Files and folders whose names start with a dot,
   and links to folders, are ignored. The end token is stored after each document.
 
@@ -84,7 +86,9 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add("--shard-tokens", type=parse_count, default=100_000_000, metavar="N",
         help="tokens per shard, held in memory (default 100M)")  # fmt: skip
     add("--text-column", default="text", metavar="NAME",
-        help="field of a JSON line or column of a Parquet file (default text)")  # fmt: skip
+        help="field of a JSON line or column of a Parquet, Arrow or MDS file (default text)")  # fmt: skip
+    add("--html", choices=("extract", "keep"), default="extract",
+        help="store the main text of HTML pages, or their mark-up (default extract)")  # fmt: skip
     add("--exclude", nargs="+", action="extend", default=[], metavar="PATTERN",
         help="leave out files and folders with this name, such as tests or '*.min.js'")  # fmt: skip
     add("--suffix", nargs="+", action="extend", metavar="SUFFIX",
@@ -97,7 +101,7 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 
 def reading_options_of(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: of the fields' types
     """Return the fields of `PrepareConfig` that `add_reading_options` declared."""
-    names = ("shard_tokens", "text_column", "max_document_bytes", "max_errors")
+    names = ("shard_tokens", "text_column", "html", "max_document_bytes", "max_errors")
     return {name: getattr(arguments, name) for name in names}
 
 

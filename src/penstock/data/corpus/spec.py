@@ -24,7 +24,8 @@ TEXT = "text"
 TEXT_OPTIONS = {
     "tokenizer": "a tokenizer.json, or a folder that contains one",
     "cache": "folder for the tokens",
-    "column": "field of a JSON line, or column of a Parquet file, that holds the document",
+    "column": "field of a JSON line, or column of a Parquet, Arrow or MDS file, that holds the document",
+    "html": "extract (the default): the main text of HTML pages; keep: their mark-up",
     "first_part_tokens": "tokens of the first part; each further part has twice as many",
     "part_tokens": "tokens of the largest parts",
     "max_errors": "number of rejected inputs that are tolerated",

@@ -59,12 +59,11 @@ def no_tokens(schema: Any, options: Mapping[str, str], *, name: str) -> CorpusEr
         return CorpusError(f"{name} has no column of lists of integers", fix=fix)
     column = next((name for name in (options.get("column"), "text") if name in texts), texts[0])
     steps = ["Copy it to this machine."] if "://" in name else []
-    folder, _, path = name.rpartition("/") if "://" in name else (name.rpartition("/")[0], "", name)
-    if not name.endswith(".parquet"):
-        path = "text.parquet"
-        saved = "FOLDER" if "://" in name else folder or "."
-        export = f"datasets.load_from_disk({saved!r}).to_parquet({path!r})"
-        steps.append(f"Text in Arrow files is not read yet; export it in Python: `{export}`.")
+    path = name
+    if "://" in name:
+        path = name.rpartition("/")[2] if name.endswith(".parquet") else "FOLDER"
+    elif name.endswith(".arrow"):
+        path = name.rpartition("/")[0] or "."  # the folder of the dataset
     words = ["penstock", "data", "prepare", path, "--text-column", column, "--train-tokenizer", "4096"]
     steps.append(f"Make a corpus of it: `{shlex.join([*words, '--out', 'corpus'])}`.")
     return CorpusError(f"{name} holds text ({', '.join(texts[:8])}), not token ids", fix=" ".join(steps))

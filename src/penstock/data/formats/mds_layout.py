@@ -9,6 +9,7 @@ is ever unpickled: a column of kind `pkl` is skipped over, and refused as the co
 """
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,9 +71,9 @@ def values_of(data: Bytes, options: Mapping[str, str], *, name: str) -> Values:
         UsageError: which column holds the tokens is not clear.
     """
     try:
-        columns, bounds = _header(data)
+        columns, bounds = header(data)
         index = _column(columns, options, name)
-        places, sizes = _extents(data, columns, bounds, index)
+        places, sizes = extents(data, columns, bounds, index)
         return _array(data, columns.encodings[index], places, sizes, options, name=name)
     except Damaged as error:
         raise CorpusError(
@@ -80,8 +81,12 @@ def values_of(data: Bytes, options: Mapping[str, str], *, name: str) -> Values:
         ) from None
 
 
-def _header(data: Bytes) -> tuple[Columns, Int64]:
-    """Return the columns, and [samples + 1] where samples begin and the last one ends."""
+def header(data: Bytes) -> tuple[Columns, Int64]:
+    """Return the columns, and [samples + 1] where samples begin and the last one ends.
+
+    Raises:
+        Damaged: it is no shard, or a part of one.
+    """
     if len(data) < 8:
         raise Damaged(f"it has {len(data)} bytes")
     count = int(data[:4].view("<u4")[0])
@@ -109,6 +114,11 @@ def _columns(text: bytes) -> Columns:
     return Columns(names, encodings, sizes)
 
 
+def text_columns_of(columns: Columns) -> list[str]:
+    """Return the columns that hold texts."""
+    return [name for name, kind in zip(columns.names, columns.encodings, strict=True) if kind == "str"]
+
+
 def _column(columns: Columns, options: Mapping[str, str], name: str) -> int:
     kinds = dict(zip(columns.names, columns.encodings, strict=True))
     if kinds.get(options.get("column", "")) == "pkl":
@@ -120,6 +130,12 @@ def _column(columns: Columns, options: Mapping[str, str], name: str) -> int:
     arrays = [column for column in tokens if kinds[column] != "bytes"]
     candidates = tokens if options.get("column") in tokens or not arrays else arrays
     what = "integer arrays or bytes"
+    if not candidates and (texts := text_columns_of(columns)):
+        words = ["penstock", "data", "prepare", "FOLDER", "--text-column", texts[0], "--out", "corpus"]
+        raise CorpusError(
+            f"{name} holds text ({', '.join(texts[:8])}), not token ids",
+            fix=f"Make a corpus of it: `{shlex.join(words)}` with a --tokenizer.",
+        )
     if not candidates:
         held = ", ".join(f"{column} ({kind})" for column, kind in kinds.items())
         what = f"{what} among {held}"
@@ -132,8 +148,12 @@ def _may_be_tokens(kind: str) -> bool:
     return kind == "bytes" or (family == "ndarray" and (not dtype or dtype in INTEGERS))
 
 
-def _extents(data: Bytes, columns: Columns, bounds: Int64, index: int) -> tuple[Int64, Int64]:
-    """Return where a column's value lies in each sample, and its bytes."""
+def extents(data: Bytes, columns: Columns, bounds: Int64, index: int) -> tuple[Int64, Int64]:
+    """Return where a column's value lies in each sample, and its bytes.
+
+    Raises:
+        Damaged: the columns do not fill a sample.
+    """
     heads = 4 * columns.sizes.count(0)
     begins = bounds[:-1]
     if (np.diff(bounds) < heads).any():

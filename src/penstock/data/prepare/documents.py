@@ -1,20 +1,19 @@
 """Input documents: one file as a stream of documents and rejections, in bounded memory.
 
-A record is a possible document: the whole file (text), a line (JSON lines), or a row (Parquet). Records are
-numbered from 0 in each file; an interrupted run continues from such a number. A record that cannot become a
-document yields a `Rejection` in its position. A record without text has the kind `EMPTY`: it is counted and
-left out, and is not an error.
+A record is a possible document: the whole file (text), a line (JSON lines), or a row (Parquet,
+Arrow, MDS). Records are numbered from 0 in each file; an interrupted run continues from such a number. A
+record that cannot become a document yields a `Rejection` in its position. A record without text has the kind
+`EMPTY`: it is counted and left out, and is not an error.
 """
 
 import codecs
 import gzip
 import json
 import os
-import re
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final, Literal, cast
 
 import pyarrow as pa
@@ -23,7 +22,23 @@ from penstock.core.errors import InputError, UsageError
 from penstock.core.packages import Package
 from penstock.core.units import mib
 from penstock.data.formats.choice import text_columns
-from penstock.data.prepare.inputs import shown
+from penstock.data.prepare.columnar import (
+    TABULAR,
+    BrokenTable,
+    TableColumns,
+    arrow_values,
+    columns_of,
+    mds_values,
+)
+from penstock.data.prepare.html import (
+    MAX_PAGE_BYTES,
+    MAX_PAGE_TAGS,
+    HtmlRule,
+    check_extractor,
+    is_html,
+    text_of_html,
+)
+from penstock.data.prepare.inputs import is_code, kind_of, shown
 from penstock.data.prepare.plan import InputFile
 
 pq = Package("pyarrow.parquet", "Parquet files")
@@ -31,8 +46,6 @@ pq = Package("pyarrow.parquet", "Parquet files")
 Reason = Literal[
     "broken_json", "missing_field", "not_text", "undecodable", "empty", "too_large", "unreadable"
 ]
-
-_HTML = re.compile(r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S)
 
 EMPTY: Final = "empty"
 
@@ -53,6 +66,8 @@ class Document:
     text: str
     num_bytes: int
     """Length in UTF-8 bytes."""
+    is_extracted: bool = False
+    """True if it is the main text of an HTML page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,8 @@ class ReadOptions:
     """Field or column that contains the document."""
     max_document_bytes: int
     """Largest file, line or value accepted, in bytes."""
+    html: HtmlRule = "extract"
+    """HTML pages: their main text, or their mark-up as it is."""
 
 
 def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> Iterator[Record]:
@@ -96,7 +113,9 @@ def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> It
         with open(file.path, "rb") as handle:  # noqa: PTH123  pyarrow reads from the same descriptor
             _check_unchanged(file, handle)
             records = _READERS[file.kind](file, handle, options, start)
-            yield from (record for record in records if record.index >= start)
+            for record in records:
+                if record.index >= start:
+                    yield _without_markup(record, file.path) if options.html == "extract" else record
     except OSError as error:
         if error.filename is None:
             raise
@@ -105,14 +124,24 @@ def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> It
         yield Record(0, Rejection("unreadable", f"{error.strerror}", whole_file=True), file.bytes)
 
 
-def is_html(text: str, path: str) -> bool:
-    """Return True if a document is an HTML page, by its first characters or its file name.
-
-    >>> is_html(" <!DOCTYPE html><p>hi", "a.txt"), is_html("<b>hi</b>", "a.htm.gz"), is_html("a < b", "a.c")
-    (True, True, False)
-    """
-    name = path.lower().removesuffix(".gz").removesuffix(".zst")
-    return name.endswith((".html", ".htm", ".xhtml")) or _HTML.match(text, 0, 1024) is not None
+def _without_markup(record: Record, path: str) -> Record:
+    """Return a record with the main text of its page, if it is one."""
+    content = record.content
+    if not isinstance(content, Document) or is_code(path) or not is_html(content.text, path):
+        return record
+    check_extractor(shown(path))
+    if content.num_bytes > MAX_PAGE_BYTES or content.text.count("<") > MAX_PAGE_TAGS:
+        size = f"{mib(content.num_bytes)} and {content.text.count('<'):,} tags"
+        found: Document | Rejection = Rejection("too_large", f"an HTML page of {size}")
+    else:
+        try:
+            found = document_of(text_of_html(content.text))
+        except ValueError as error:
+            found = Rejection("unreadable", f"an HTML page that cannot be parsed: {error}")
+    if isinstance(found, Document):
+        return replace(record, content=replace(found, is_extracted=True))
+    reason = "an HTML page without text" if found.kind == EMPTY else found.reason
+    return replace(record, content=Rejection(found.kind, reason, whole_file=kind_of(path) == "text"))
 
 
 def document_of(text: str, *, whole_file: bool = False) -> Document | Rejection:
@@ -206,7 +235,17 @@ def _read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start
     return read_parquet(file, handle, options, start)
 
 
-_READERS = {"text": _read_text, "jsonl": _read_lines, "parquet": _read_parquet}
+def _read_tabular(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    return _read_table(file, handle, options, start)
+
+
+_READERS = {
+    "text": _read_text,
+    "jsonl": _read_lines,
+    "parquet": _read_parquet,
+    "arrow": _read_tabular,
+    "mds": _read_tabular,
+}
 
 
 def _check_unchanged(file: InputFile, handle: BinaryIO) -> None:
@@ -253,33 +292,88 @@ def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start:
 
 
 def check_text_column(files: Sequence[InputFile], column: str) -> None:
-    """Refuse Parquet inputs if none has the column of documents, before anything is written.
+    """Refuse inputs with columns if none has the column of documents, before anything is written.
 
     Raises:
         UsageError: none has it; the message lists the columns of the first.
     """
-    first: InputFile | None = None
-    columns = pa.schema([])
+    first: tuple[InputFile, TableColumns] | None = None
     for file in files:
-        if file.kind != "parquet":
+        if file.kind not in TABULAR:
             continue
         try:
-            schema = pq.read_schema(file.path)
-        except (pa.ArrowException, OSError):  # it is listed as unreadable when it is read
+            columns = columns_of(file.path, file.kind)
+        except (BrokenTable, OSError):  # it is listed as unreadable when it is read
             return
-        if _unusable(schema, column) is None:
+        if column in columns.texts:
             return
-        first, columns = first or file, schema if first is None else columns
+        first = first or (file, columns)
     if first is None:
         return
-    texts = text_columns(columns)
+    file, columns = first
+    texts = ", or ".join(f"--text-column {shlex.quote(name)}" for name in columns.texts[:4])
     raise UsageError(
-        f"No Parquet input has a text column {column!r}; {shown(first.path)} has: "
-        f"{', '.join(f'{field.name} ({field.type})' for field in list(columns)[:8])}",
-        fix=f"Name the column that contains the documents: --text-column {shlex.quote(texts[0])}."
+        f"No {TABULAR[file.kind]} input has a text column {column!r}; {shown(file.path)} has: {columns}",
+        fix=f"Name the column that contains the documents: {texts}."
         if texts
         else "Prepare files that have a text column.",
     )
+
+
+def _read_arrow(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    index, problem = 0, _lacking(columns_of(file.path, "arrow"), options.text_column)
+    if problem:
+        yield Record(0, problem, file.bytes)
+        return
+    for values in arrow_values(handle, options.text_column):
+        if index + len(values) <= start:
+            index += len(values)
+            continue
+        for content in _contents(values, options):
+            yield Record(index, content, 0)
+            index += 1
+
+
+def _read_mds(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    limit, problem = options.max_document_bytes, _lacking(columns_of(file.path, "mds"), options.text_column)
+    if problem:
+        yield Record(0, problem, file.bytes)
+        return
+    for index, value in enumerate(mds_values(file.path, handle, options.text_column, limit=limit)):
+        if index >= start:
+            yield Record(index, _document_of_value(value), 0)
+
+
+def _document_of_value(value: bytes | int) -> Document | Rejection:
+    if isinstance(value, int):
+        return Rejection("too_large", f"{mib(value)} of text")
+    try:
+        return document_of(value.decode())
+    except UnicodeDecodeError as error:
+        return Rejection("undecodable", f"not utf-8 at byte {error.start}")
+
+
+def _read_table(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    """Yield the rows of an Arrow or MDS file; what is left of a damaged one is one rejection."""
+    index = -1
+    try:
+        for record in (_read_arrow if file.kind == "arrow" else _read_mds)(file, handle, options, start):
+            index = record.index
+            yield record
+    except BrokenTable as error:
+        reason = f"nothing can be read after row {index + 1}: {error}"
+        yield Record(index + 1, Rejection("unreadable", reason, whole_file=True), file.bytes)
+
+
+def _lacking(columns: TableColumns, column: str) -> Rejection | None:
+    if column in columns.texts:
+        return None
+    if column not in columns.kinds:
+        have = ", ".join(list(columns.kinds)[:8])
+        return Rejection("missing_field", f"no column {column!r}; the file has: {have}", whole_file=True)
+    kind = columns.kinds[column]
+    is_code = ", which may run code when they are read" if kind == "pkl" else ""
+    return Rejection("not_text", f"column {column!r} holds {kind}, not strings{is_code}", whole_file=True)
 
 
 def _unusable(schema: Any, column: str) -> Rejection | None:  # Any: pyarrow has no types

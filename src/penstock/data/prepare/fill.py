@@ -10,7 +10,9 @@ import numpy as np
 
 from penstock.core.arrays import Tokens
 from penstock.core.errors import CorpusError
-from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejection, is_html, read_records
+from penstock.data.prepare.columnar import TABULAR
+from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejection, read_records
+from penstock.data.prepare.html import HtmlRule, is_html
 from penstock.data.prepare.inputs import shown
 from penstock.data.prepare.journal import Journal, JournalEntry, open_journal, read_journal, remove_strays
 from penstock.data.prepare.plan import InputFile, OnProgress, PreparationPlan, Progress
@@ -65,7 +67,7 @@ def fill_shards(
     dtype = np.uint16 if dtype_of(tokenizer) == "uint16" else np.uint32
     with open_journal(out, last) as journal:
         builder = ShardBuilder(dtype, limit_of=limit_of, number=len(shards))
-        filler = _Filler(out, journal, builder, entries, plan=plan, on_entries=on_entries)
+        filler = _Filler(out, journal, builder, entries, plan=plan, on_entries=on_entries, html=options.html)
         on_progress(filler.progress(last.input, 0))
         places = _places(plan.files, options, last)
         for batch in tokenised(places, tokenizer.encode_batch, dtype=dtype, eos_id=tokenizer.eos_id):
@@ -95,7 +97,9 @@ class _Filler:
         *,
         plan: PreparationPlan,
         on_entries: OnEntries,
+        html: HtmlRule,
     ) -> None:
+        self._html = html
         self._out, self._journal, self._builder, self._files = out, journal, builder, plan.files
         self._entries, self._on_entries = entries, on_entries
         shards = [entry.shard for entry in entries if entry.shard]
@@ -111,12 +115,22 @@ class _Filler:
             if not self._builder.fits(tokens):
                 self._finish_shard(number, record.index)
             self._builder.add(tokens)
-            if not self._found_html and is_html(record.content.text, self._files[number].path):
-                self._found_html = True
-                _warn_of_html(self._files[number], record.index)
+            self._tell_of_html(number, record)
             self._journal.accept(record.content)
         elif isinstance(record.content, Rejection):
             self._journal.reject(_row(self._files[number], record.index, record.content), record.content.kind)
+
+    def _tell_of_html(self, number: int, record: Record) -> None:
+        """Log the first HTML page, and what becomes of it and all others."""
+        content, file = record.content, self._files[number]
+        if self._found_html or not isinstance(content, Document):
+            return
+        if content.is_extracted:
+            self._found_html = True
+            _say_extracted(file, record.index)
+        elif self._html == "keep" and is_html(content.text, file.path):
+            self._found_html = True
+            _warn_of_html(file, record.index)
 
     def finish(self) -> None:
         """Finish the last shard and mark every input as read."""
@@ -145,14 +159,25 @@ class _Filler:
 
 
 def _warn_of_html(file: InputFile, index: int) -> None:
-    where = shown(file.path) if file.kind == "text" else f"{shown(file.path)}, record {index + 1},"
     message = (
-        f"{where} is HTML, and is stored with its tags, as is any other page. To train on the text alone, "
-        "extract it first (with trafilatura, for example), or leave the files out with --exclude '*.html'."
+        f"{_where(file, index)} is HTML, and is stored with its tags, as is any other page. To train on the "
+        "text alone, leave --html keep out."
     )
     log.warning("html_as_text source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
+def _say_extracted(file: InputFile, index: int) -> None:
+    message = (
+        f"{_where(file, index)} is HTML: of this and any other page the main text is stored, without "
+        "mark-up, menus and scripts."
+    )
+    log.info("html_extracted source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
+
+
+def _where(file: InputFile, index: int) -> str:
+    return shown(file.path) if file.kind == "text" else f"{shown(file.path)}, record {index + 1},"
+
+
 def _row(file: InputFile, index: int, content: Rejection) -> dict[str, str | int]:
-    place = {} if content.whole_file else {"row" if file.kind == "parquet" else "line": index + 1}
+    place = {} if content.whole_file else {"row" if file.kind in TABULAR else "line": index + 1}
     return {"source": shown(file.path), **place, "kind": content.kind, "reason": content.reason}

@@ -3,19 +3,21 @@
 A folder contributes its files with the selected suffixes. Names that start with a dot or match an exclusion
 are left out with everything below them, and links to folders are not followed (they may be circular). Omitted
 entries are counted by reason, for the summary.
+
+Folders of Hugging Face datasets (`save_to_disk`) and of MDS shards (MosaicML Streaming) are known by their
+index files. Of one with several splits only `train` is read, and of Arrow files only those that belong to it.
 """
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import pyarrow as pa
-
 from penstock.core.errors import InputError, PenstockError, UsageError
-from penstock.data.formats.choice import no_tokens, text_columns, token_lists
+from penstock.data.prepare.columnar import MDS_CODECS, BrokenTable, columns_of
 from penstock.data.prepare.plan import InputFile, Kind
 
 _PLAIN = ".txt .text .md .markdown .rst .adoc .org .tex .html .htm .xml"
@@ -33,13 +35,23 @@ _KINDS: dict[str, Kind] = {
     f"{suffix}{packed}": "jsonl" for suffix in _LINES for packed in ("", *_READ_PACKED)
 }
 _KINDS[_PARQUET] = "parquet"
+_ARROW, _MDS = ".arrow", (".mds", *(f".mds.{codec}" for codec in MDS_CODECS))
+_KINDS |= {_ARROW: "arrow", **dict.fromkeys(_MDS, "mds")}
 
 _TEXT = (*f"{_PLAIN} {_CODE}".split(), *_LINES)
-PLAIN_SUFFIXES = (*_TEXT, _PARQUET)
+PLAIN_SUFFIXES = (*_TEXT, _PARQUET, _ARROW, ".mds")
 """DEFAULT_SUFFIXES without those of compressed files."""
 
-DEFAULT_SUFFIXES = (*PLAIN_SUFFIXES, *(f"{suffix}{packed}" for suffix in _TEXT for packed in _READ_PACKED))
+DEFAULT_SUFFIXES = (
+    *PLAIN_SUFFIXES,
+    *_MDS[1:],
+    *(f"{suffix}{packed}" for suffix in _TEXT for packed in _READ_PACKED),
+)
 """Suffixes of the files of a folder that are read unless --suffix is given."""
+
+_STATE, _SPLITS, _INDEX = "state.json", "dataset_dict.json", "index.json"
+_HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
+_NO_TEXT = "tables without text"
 
 Skipped = Counter[str]
 
@@ -66,6 +78,15 @@ def kind_of(path: str) -> Kind:
     return next((kind for suffix, kind in _KINDS.items() if path.lower().endswith(suffix)), "text")
 
 
+def is_code(path: str) -> bool:
+    """Return True if the name of a file is that of a program, in which HTML is part of the text.
+
+    >>> is_code("page.php"), is_code("page.html")
+    (True, False)
+    """
+    return path.lower().removesuffix(".gz").removesuffix(".zst").endswith(tuple(_CODE.split()))
+
+
 def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[InputFile, ...], Skipped]:
     """Return the input files in reading order, and the number of omitted entries by reason.
 
@@ -85,9 +106,11 @@ def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[Input
                     f"Input {shown(file.path)} is given twice", fix="Name each file or folder once."
                 )
             files[key] = file
-    if not files and skipped["suffix .arrow"]:
-        found = (file for path in paths for file in Path(path).rglob("*.arrow"))
-        raise _no_text(str(min(found, key=lambda file: ("train" not in file.parts, file))))
+    if not files and (skipped[_NO_TEXT] or skipped["suffix .arrow"]):
+        found = (f for path in paths for f in Path(path).rglob("*") if f.name.endswith((_ARROW, *_MDS)))
+        raise _no_text(
+            str(min(found, key=lambda f: ("train" not in f.parts, f.name.startswith("cache-"), f)))
+        )
     if not files:
         passed = "; ".join(f"{reason}: {count:,}" for reason, count in skipped.most_common(5))
         why = f"omitted: {passed}" if passed else "empty"
@@ -107,7 +130,7 @@ def _files_of(path: str, selection: Selection, skipped: Skipped) -> Iterator[Inp
     if Path(path).is_dir():
         yield from _walk(path, selection, skipped)
     elif Path(path).is_file():
-        if path.lower().endswith(".arrow"):
+        if kind_of(path) in ("arrow", "mds") and not _has_text(path, broken=not path.endswith(_ARROW)):
             raise _no_text(path)
         yield _described(path)
     else:
@@ -115,17 +138,27 @@ def _files_of(path: str, selection: Selection, skipped: Skipped) -> Iterator[Inp
         raise UsageError(f"Input {shown(path)} {state}", fix="Name files or folders of text.")
 
 
-def _no_text(path: str) -> PenstockError:
-    """Return the error for an Arrow file; the fix depends on whether it contains token ids or text."""
+def _has_text(path: str, *, broken: bool = True) -> bool:
+    """Return True if a table has a column of text.
+
+    Args:
+        broken: returned if it cannot be read. True: it is then listed as unreadable.
+    """
     try:
-        with pa.memory_map(path) as file:
-            schema = pa.ipc.open_stream(file).schema
-    except (pa.ArrowException, OSError):  # Penstock's own shards are not Arrow streams
-        schema = pa.schema([])
-    if text_columns(schema) and not token_lists(schema):
-        return no_tokens(schema, {}, name=shown(path))
+        return bool(columns_of(path, kind_of(path)).texts)
+    except (BrokenTable, OSError):
+        return broken
+
+
+def _no_text(path: str) -> PenstockError:
+    """Return the error for a table without text, which may hold token ids."""
+    try:
+        columns = str(columns_of(path, kind_of(path)))
+    except (BrokenTable, OSError):  # Penstock's own shards are Arrow of another kind
+        columns = "no columns"
     return UsageError(
-        f"{shown(path)} is an Arrow file, and Arrow files are not read as text",
+        f"{shown(path)} has no column of text",
+        got=columns,
         fix="If it holds token ids, its folder is a corpus as it is: `penstock data describe FOLDER`.",
     )
 
@@ -133,7 +166,7 @@ def _no_text(path: str) -> PenstockError:
 def _walk(root: str, selection: Selection, skipped: Skipped) -> Iterator[InputFile]:
     """Yield the selected files below a folder, depth first, names in byte order."""
     never = selection.never.resolve() if selection.never else None
-    waiting = _entries(root)
+    waiting, has_text = _entries(root, skipped), dict[str, bool]()
     while waiting:
         entry = waiting.pop()
         inside = os.path.relpath(entry.path, root)
@@ -146,9 +179,11 @@ def _walk(root: str, selection: Selection, skipped: Skipped) -> Iterator[InputFi
             skipped["links to folders"] += 1
         elif is_folder:
             if never is None or Path(entry.path).resolve() != never:
-                waiting += _entries(entry.path)
+                waiting += _entries(entry.path, skipped)
         elif not entry.name.lower().endswith(selection.suffixes):
             skipped[f"suffix {_suffix(entry.name)}"] += 1
+        elif kind_of(entry.name) in ("arrow", "mds") and not _folder_has_text(entry.path, has_text):
+            skipped[_NO_TEXT] += 1
         elif entry.is_file() or entry.is_symlink():
             yield _described(entry.path)
         else:
@@ -166,14 +201,66 @@ def _suffix(name: str) -> str:
     return f"{inner}{last}" or "none"
 
 
-def _entries(folder: str) -> list["os.DirEntry[str]"]:
-    """Return a folder's entries in descending byte order, so that popping yields them ascending."""
+def _folder_has_text(path: str, known: dict[str, bool]) -> bool:
+    """Return `_has_text` of the first table of a file's folder: those beside it have the same columns."""
+    folder = os.path.dirname(path)  # noqa: PTH120  a text, for speed
+    if folder not in known:
+        known[folder] = _has_text(path)
+    return known[folder]
+
+
+def _entries(folder: str, skipped: Skipped) -> list["os.DirEntry[str]"]:
+    """Return a folder's entries in descending byte order, so that popping yields them ascending.
+
+    Raises:
+        UsageError: it has several splits, and none is `train`.
+    """
     try:
         with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: os.fsencode(entry.name), reverse=True)
+            found = sorted(entries, key=lambda entry: os.fsencode(entry.name), reverse=True)
     except OSError as error:
         fix = "Make it readable, or leave it out with --exclude."
         raise InputError(f"Folder {shown(folder)} cannot be listed ({error.strerror})", fix=fix) from None
+    names = {entry.name for entry in found}
+    left_out = {
+        "suffix .arrow": {
+            name for name in names if name.endswith(_ARROW) and not _is_of_dataset(name, names)
+        },
+        "packed copies of MDS shards": {name for name in names if _unpacked_name(name) in names - {name}},
+        "splits beside train": _other_splits(folder, names),
+    }
+    for reason, some in left_out.items():
+        if some:
+            skipped[reason] += len(some)
+    gone = set().union(*left_out.values())
+    return [entry for entry in found if entry.name not in gone]
+
+
+def _is_of_dataset(name: str, beside: set[str]) -> bool:
+    """Return True if an Arrow file holds rows of a dataset; its caches have other names."""
+    return _STATE in beside and re.fullmatch(r"(data-\d+-of-\d+|dataset)\.arrow", name) is not None
+
+
+def _unpacked_name(name: str) -> str:
+    return name.rpartition(".")[0] if name.endswith(_MDS[1:]) else name
+
+
+def _other_splits(folder: str, names: set[str]) -> set[str]:
+    """Return the folders of splits that are not for training.
+
+    >>> _other_splits(".", {"train", "notes.txt"})
+    set()
+    """
+    splits = {n for n in names if any((Path(folder) / n / index).is_file() for index in (_STATE, _INDEX))}
+    if "train" in splits:
+        return splits - {"train"} if _SPLITS in names else splits & _HELD_OUT
+    if _SPLITS in names and len(splits) > 1:
+        raise UsageError(
+            f"{shown(folder)} has {len(splits)} splits, and which is for training is not known",
+            got=", ".join(sorted(splits)[:8]),
+            fix="Name the folder of one split.",
+        )
+    return set()
 
 
 def _described(path: str) -> InputFile:

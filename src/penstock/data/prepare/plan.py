@@ -14,16 +14,17 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from penstock.core.errors import CorpusError, UsageError
 from penstock.core.files import write_atomic
+from penstock.data.prepare.html import HtmlRule
 from penstock.text.tokenizer import MIN_VOCAB
 
 FILE = "inputs.jsonl"
 VERSION = 1
 
-Kind = Literal["text", "jsonl", "parquet"]
+Kind = Literal["text", "jsonl", "parquet", "arrow", "mds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +103,9 @@ class PrepareConfig:
     """Maximum tokens per shard, except for a single larger document. One shard is held in memory (2 or 4
     bytes per token), and a killed run repeats at most one shard."""
     text_column: str = "text"
-    """Field of a JSON line, or column of a Parquet file, that contains the document."""
+    """Field of a JSON line, or column of a Parquet, Arrow or MDS file, that contains the document."""
+    html: HtmlRule = "extract"
+    """HTML pages: store their main text, or their mark-up as it is."""
     max_document_bytes: int = 256 * 2**20
     """Maximum size of a document; larger ones are rejected and listed. Reading one takes a few times its size
     in memory."""
@@ -127,6 +130,8 @@ class PrepareConfig:
         if self.train_tokenizer is not None and self.train_tokenizer < MIN_VOCAB:
             fix = f"Use at least {MIN_VOCAB}: the 256 bytes and the end token."
             raise UsageError("--train-tokenizer is too small", got=self.train_tokenizer, fix=fix)
+        if self.html not in get_args(HtmlRule):
+            raise UsageError("--html must be extract or keep", got=self.html)
         for name, least in (
             ("shard_tokens", 1),
             ("max_document_bytes", 1),
@@ -176,6 +181,8 @@ def make_plan(
         "text-column": config.text_column,
         "max-document-bytes": config.max_document_bytes,
     }
+    if config.html != "extract":
+        options["html"] = config.html
     if growth := config.growth:
         options |= {
             "stream": "set",

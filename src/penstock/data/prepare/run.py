@@ -19,9 +19,11 @@ from penstock.core.files import exclusive
 from penstock.data.corpus.manifest import Manifest, load_manifest, save_manifest
 from penstock.data.prepare import journal
 from penstock.data.prepare import journal as folder
+from penstock.data.prepare.columnar import TABULAR
 from penstock.data.prepare.documents import EMPTY, ReadOptions
 from penstock.data.prepare.fill import dtype_of, fill_shards
-from penstock.data.prepare.inputs import Selection, Skipped, find_inputs
+from penstock.data.prepare.html import check_extractor, is_named_html
+from penstock.data.prepare.inputs import Selection, Skipped, find_inputs, shown
 from penstock.data.prepare.journal import JournalEntry
 from penstock.data.prepare.plan import Growth, OnProgress, PreparationPlan, PrepareConfig, make_plan
 from penstock.data.prepare.train_tokenizer import settle_tokenizer
@@ -75,10 +77,12 @@ def prepare(
     given = Tokenizer.load(config.tokenizer) if config.tokenizer else None
     selection = selection or Selection()
     files, skipped = find_inputs(paths, replace(selection, never=selection.never or out))
-    if any(file.kind == "parquet" for file in files):
+    if any(file.kind in TABULAR for file in files):
         from penstock.data.prepare.documents import check_text_column  # loading pyarrow.parquet takes 0.1 s
 
         check_text_column(files, config.text_column)
+    if config.html == "extract" and (page := next((f for f in files if is_named_html(f.path)), None)):
+        check_extractor(shown(page.path))
     plan = make_plan(config, files, tokenizer=given.fingerprint if given else None)
     with exclusive(out, purpose="data prepare"):
         if restart:
@@ -105,7 +109,9 @@ def _work(
     given: Tokenizer | None,
     on_progress: OnProgress,
 ) -> None:
-    options = ReadOptions(text_column=config.text_column, max_document_bytes=config.max_document_bytes)
+    options = ReadOptions(
+        text_column=config.text_column, max_document_bytes=config.max_document_bytes, html=config.html
+    )
     tokenizer = settle_tokenizer(out, plan, options=options, given=given, on_progress=on_progress)
     growth = config.growth
     fill_shards(

@@ -132,8 +132,8 @@ def _tokenizer(spec: Spec) -> Path:
 def _options(spec: Spec) -> dict[str, str | int]:
     """Return the options of PrepareConfig given in a spec."""
     numbers = {name: parse_count(spec.options[name]) for name in _NUMBERS if name in spec.options}
-    column = {"text_column": spec.options["column"]} if "column" in spec.options else {}
-    return {**numbers, **column}
+    names = {"column": "text_column", "html": "html"}
+    return {**numbers, **{names[name]: spec.options[name] for name in names if name in spec.options}}
 
 
 def open_text_corpus(spec: Spec) -> Corpus:

@@ -1,0 +1,168 @@
+"""Columns of text in tabular inputs: Parquet, Arrow (Hugging Face datasets) and MDS (MosaicML Streaming).
+
+The files may be of anyone. Nothing is unpickled, offsets are checked before they are followed, and a value
+above the limit is not copied. Arrow and MDS files are memory-mapped; a compressed MDS shard is unpacked into
+a temporary file, of at most 4 GiB, which its 32-bit offsets cannot exceed.
+"""
+
+import mmap
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from penstock.core.arrays import Bytes
+from penstock.core.packages import Package
+from penstock.data.formats.choice import text_columns
+from penstock.data.formats.mds_layout import Damaged, extents, header, text_columns_of
+from penstock.data.prepare.plan import Kind
+
+pa = Package("pyarrow", "Arrow and Parquet files")
+pq = Package("pyarrow.parquet", "Parquet files")
+
+TABULAR: dict[Kind, str] = {"parquet": "Parquet", "arrow": "Arrow", "mds": "MDS"}
+"""Kinds of inputs with columns, and their names in messages."""
+
+MDS_CODECS = {"zstd": "zstd", "gz": "gzip", "bz2": "bz2", "br": "brotli"}
+"""Last suffix of a compressed MDS shard -> name of the codec in Arrow."""
+
+_LARGEST_SHARD = 2**32
+_PIECE = 2**20
+_ARROW_FILE = b"ARROW1"
+
+
+class BrokenTable(ValueError):
+    """A file that is not what its name says, or is damaged."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableColumns:
+    """Columns of a file."""
+
+    kinds: dict[str, str]
+    """Name -> type, in stored order."""
+    texts: list[str]
+    """Those that hold texts."""
+
+    def __str__(self) -> str:
+        """Return the names and types of the first columns."""
+        return ", ".join(f"{name} ({kind})" for name, kind in list(self.kinds.items())[:8])
+
+
+def columns_of(path: str, kind: Kind) -> TableColumns:
+    """Return the columns of a file from its header.
+
+    Raises:
+        BrokenTable: it is damaged, or of another format.
+    """
+    if kind == "mds":
+        with open(path, "rb") as file, _mds_bytes(path, file) as data:  # noqa: PTH123  as for Arrow
+            columns, _ = _parsed(data)
+        kinds = dict(zip(columns.names, columns.encodings, strict=True))
+        return TableColumns(kinds=kinds, texts=text_columns_of(columns))
+    try:
+        if kind == "parquet":
+            return _columns_in(pq.read_schema(path))
+        with open(path, "rb") as file, _mapped(file) as source:  # noqa: PTH123
+            return _columns_in(_arrow_reader(source).schema)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise BrokenTable(str(error).partition("\n")[0]) from None
+
+
+def _columns_in(schema: Any) -> TableColumns:
+    kinds = {field.name: str(field.type) for field in schema}
+    return TableColumns(kinds=kinds, texts=text_columns(schema))
+
+
+def arrow_values(handle: BinaryIO, column: str) -> Iterator[Any]:  # Any: pyarrow has no types
+    """Yield the arrays of a column of an Arrow stream or file, one for each batch.
+
+    Raises:
+        BrokenTable: the file is damaged from here on.
+    """
+    try:
+        with _mapped(handle) as source:
+            index = _arrow_reader(source).schema.names.index(column)
+            source.seek(0)
+            for batch in _batches(source, pa.ipc.IpcReadOptions(included_fields=[index])):
+                values = batch.column(0)
+                values.validate(full=True)
+                yield values
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise BrokenTable(str(error).partition("\n")[0]) from None
+
+
+def mds_values(path: str, handle: BinaryIO, column: str, *, limit: int) -> Iterator[bytes | int]:
+    """Yield the bytes of a column of each sample of an MDS shard; of a value above `limit`, only its size.
+
+    Raises:
+        BrokenTable: the shard is damaged.
+    """
+    with _mds_bytes(path, handle) as data:
+        columns, bounds = _parsed(data)
+        try:
+            places, sizes = extents(data, columns, bounds, columns.names.index(column))
+        except Damaged as error:
+            raise BrokenTable(str(error)) from None
+        for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
+            yield size if size > limit else data[place : place + size].tobytes()
+
+
+@contextmanager
+def _mapped(handle: BinaryIO) -> Iterator[Any]:
+    try:
+        content: Any = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+    except ValueError:  # an empty file
+        content = b""
+    yield pa.BufferReader(pa.py_buffer(content))
+
+
+def _arrow_reader(source: Any, options: Any = None) -> Any:
+    is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
+    source.seek(0)
+    return (pa.ipc.open_file if is_file else pa.ipc.open_stream)(source, options=options)
+
+
+def _batches(source: Any, options: Any) -> Iterator[Any]:
+    reader = _arrow_reader(source, options)
+    if hasattr(reader, "num_record_batches"):
+        yield from map(reader.get_batch, range(reader.num_record_batches))
+    else:
+        yield from reader
+
+
+def _parsed(data: Bytes) -> Any:
+    try:
+        return header(data)
+    except Damaged as error:
+        raise BrokenTable(str(error)) from None
+
+
+@contextmanager
+def _mds_bytes(path: str, handle: BinaryIO) -> Iterator[Bytes]:
+    codec = MDS_CODECS.get(path.lower().rpartition(".")[2])
+    if codec is None:
+        yield _as_array(handle)
+        return
+    with tempfile.TemporaryFile() as unpacked:
+        try:
+            stream, size = pa.CompressedInputStream(pa.PythonFile(handle, "r"), codec), 0
+            while piece := stream.read(_PIECE):
+                size += len(piece)
+                if size > _LARGEST_SHARD:
+                    raise BrokenTable("it unpacks to more than 4 GiB")
+                unpacked.write(piece)
+        except (pa.ArrowException, OSError) as error:
+            raise BrokenTable(f"it cannot be unpacked: {error}") from None
+        unpacked.flush()
+        yield _as_array(unpacked)
+
+
+def _as_array(file: Any) -> Bytes:
+    try:
+        return np.memmap(file, dtype=np.uint8, mode="r")
+    except ValueError:  # an empty file
+        return np.empty(0, dtype=np.uint8)

@@ -1,0 +1,78 @@
+"""The text of HTML pages: recognised, and extracted by trafilatura.
+
+A page as it is stored is mostly menus, scripts and tags. trafilatura finds the article in it (Barbaresi,
+"Trafilatura: a web scraping library and command-line tool for text discovery and extraction", ACL 2021).
+It fetches nothing and runs no script of the page.
+"""
+
+import re
+from typing import TYPE_CHECKING, Literal
+
+from penstock.core.errors import PackageMissing, PenstockError
+from penstock.core.packages import Package
+
+if TYPE_CHECKING:
+    import trafilatura
+else:
+    trafilatura = Package("trafilatura", "HTML pages")
+
+HtmlRule = Literal["extract", "keep"]
+
+MAX_PAGE_BYTES = 20_000_000
+"""Largest page that is parsed: its tree takes some twenty times as much memory."""
+
+MAX_PAGE_TAGS = 100_000
+"""Most tags of a page that is parsed: extraction takes seconds there, and grows with their square."""
+
+_START = re.compile(
+    r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
+)
+_SUFFIXES = (".html", ".htm", ".xhtml")
+
+
+def is_html(text: str, path: str) -> bool:
+    """Return True if a document is an HTML page, by its first characters or its file name.
+
+    >>> is_html(" <!DOCTYPE html><p>hi", "a.txt"), is_html("<b>hi</b>", "a.htm.gz"), is_html("a < b", "a.c")
+    (True, True, False)
+    """
+    return is_named_html(path) or _START.match(text, 0, 1024) is not None
+
+
+def is_named_html(path: str) -> bool:
+    """Return True if the name of a file says that it is an HTML page."""
+    return path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_SUFFIXES)
+
+
+def text_of_html(page: str) -> str:
+    """Return the main text of a page: paragraphs, lists and tables, one a line; "" if it has none.
+
+    Raises:
+        PackageMissing: trafilatura is not installed.
+        ValueError: the page cannot be parsed.
+    """
+    try:
+        return trafilatura.extract(page, include_comments=False, favor_recall=True) or ""
+    except PenstockError:
+        raise
+    except Exception as error:  # of lxml and of trafilatura, for pages made to break them
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def check_extractor(path: str) -> None:
+    """Refuse HTML pages if trafilatura is not installed.
+
+    Args:
+        path: the first page, for the message.
+
+    Raises:
+        PackageMissing: with how to install it, and how to do without.
+    """
+    try:
+        _ = trafilatura.extract
+    except PackageMissing:
+        raise PackageMissing(
+            f"{path} is an HTML page, and the package trafilatura, which extracts its text, is not installed",
+            fix="pip install 'penstock[html]'. Or leave pages out with --exclude '*.html', or train on their "
+            "mark-up with --html keep.",
+        ) from None

@@ -1,0 +1,88 @@
+"""HTML pages: recognised, extracted, refused without the extractor, and never in silence."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.core.errors import PackageMissing
+from penstock.data.prepare import html
+from penstock.data.prepare.documents import Document, ReadOptions, read_records
+from penstock.data.prepare.inputs import Selection, find_inputs
+
+PAGE = """<!DOCTYPE html><html><head><title>T</title><style>p {color: red}</style></head><body>
+<nav><a href="/">Home</a> <a href="/about">About us</a></nav>
+<article><h1>Penstocks</h1><p>The penstock feeds the turbine &amp; the wheel.</p>
+<p>A second paragraph, with <b>bold</b> words in it.</p><table><tr><td>head</td><td>12 m</td></tr></table>
+</article><script>track("you")</script></body></html>"""
+
+
+def read(path: Path, **options: str) -> list[str]:
+    files, _ = find_inputs([str(path)], Selection())
+    chosen = ReadOptions(text_column="text", max_document_bytes=10**8, **options)  # type: ignore[arg-type]
+    return [
+        r.content.text if isinstance(r.content, Document) else f"{r.content.kind}: {r.content.reason}"
+        for file in files
+        for r in read_records(file, chosen)
+    ]
+
+
+def write(path: Path, page: str = PAGE) -> Path:
+    path.write_text(json.dumps({"text": page}) if path.suffix == ".jsonl" else page)
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.html", "a.txt", "a.jsonl", "a.xhtml"])
+def test_the_main_text_of_a_page_is_read_wherever_it_stands(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name)
+    (text,) = read(path)
+    assert "The penstock feeds the turbine & the wheel.\nA second paragraph, with bold words in it." in text
+    assert "12 m" in text
+    assert not any(mark in text for mark in ("<", "track", "About us", "color"))
+    assert read(path, html="keep") == [PAGE]
+
+
+@pytest.mark.parametrize("name", ["a.php", "a.py", "a.vue.gz"])
+def test_programs_are_read_as_they_are(tmp_path: Path, name: str) -> None:
+    if name.endswith(".gz"):
+        import gzip
+
+        (tmp_path / name).write_bytes(gzip.compress(PAGE.encode()))
+    else:
+        write(tmp_path / name)
+    assert read(tmp_path / name) == [PAGE]
+
+
+def test_text_that_only_speaks_of_tags_is_no_page(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "a.txt", "the <html> tag comes first")) == ["the <html> tag comes first"]
+
+
+@pytest.mark.parametrize(
+    ("page", "said"),
+    [
+        ("<!doctype html><html></html>", "empty: an HTML page without text"),
+        ("<html>" + "<br>" * 100_000, "too_large: an HTML page of 0.4 MiB and 100,001 tags"),
+    ],
+)
+def test_a_page_without_text_or_of_too_many_tags_is_rejected(tmp_path: Path, page: str, said: str) -> None:
+    (found,) = read(write(tmp_path / "a.html", page))
+    assert found.replace("390.6 KiB", "0.4 MiB").replace("390.6KiB", "0.4 MiB") == said
+
+
+@pytest.mark.parametrize("page", ["<html>\0\1<body>hi", "<html>" + "<div>" * 9000, "<html><p \ud7ff='\x1b'>"])
+def test_a_page_made_to_break_a_parser_is_text_or_a_rejection(tmp_path: Path, page: str) -> None:
+    assert len(read(write(tmp_path / "a.html", page))) == 1
+
+
+def test_without_the_extractor_pages_are_refused_with_the_remedies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "trafilatura", None)
+    monkeypatch.setattr(html, "trafilatura", html.Package("trafilatura", "HTML pages"))
+    for name in ("a.html", "a.jsonl"):
+        with pytest.raises(
+            PackageMissing, match=r"a\.\w+ is an HTML page.*pip install 'penstock\[html\]'.*keep"
+        ):
+            read(write(tmp_path / name))
+        assert read(tmp_path / name, html="keep") == [PAGE]
