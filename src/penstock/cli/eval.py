@@ -1,33 +1,49 @@
-"""Score a model on text: loss, perplexity and bits per byte, by corpus.
+"""Score a model: on tasks, as lm-eval does, or by its loss on text; or compare two results.
 
-PATH is a run (its newest checkpoint is used), one checkpoint, or a Hugging Face folder. A run is scored on
-the held-out rows of its validation, with the same results. With --corpus, any model is scored on every row
+PATH is a run (its newest checkpoint is used), one checkpoint, or a Hugging Face folder.
+
+With --tasks, lm-eval asks the questions and judges, and our engine answers in this process. A task is a
+file, YAML or JSON, or the name of one that lm-eval ships; nothing is downloaded without --download. Results
+are in lm-eval's format (--json, --out). Two files of results, PATH PATH, print their differences with
+standard errors, paired by question if both were written with --log-samples.
+
+Without --tasks, the model is scored on text: loss, perplexity and bits per byte, by corpus. A run is scored
+on the held-out rows of its validation, with the same results. With --corpus, any model is scored on every row
 of the given corpora, or on --rows of each. NAME=CORPUS with --holdout reads what a run with that name and
-that data.holdout holds out.
-
-Bits per byte compares models with different tokenizers; loss and perplexity do not. All three depend on the
-length of the rows, because the first tokens of a row have little context.
+that data.holdout holds out. Bits per byte compares models with different tokenizers; loss and perplexity do
+not. All three depend on the length of the rows, because the first tokens of a row have little context.
 
 example:
+  penstock eval runs/first --tasks ./mine.yaml
+  penstock eval ./Llama-3.2-1B --tasks hellaswag,arc_easy --shots 5 --limit 200 --download
+  penstock eval ./Qwen3-0.6B --tasks ./mine.yaml --chat-template --adapter runs/tuned-adapter
+  penstock eval ./Llama-3.2-1B --tasks ./mine.yaml --log-samples --out base.json
+  penstock eval ./Llama-3.2-1B --tasks ./mine.yaml --weights int8 --log-samples --out int8.json
+  penstock eval base.json int8.json
   penstock eval runs/first
   penstock eval runs/first --corpus wiki --corpus code=corpora/python --json
-  penstock eval ./Llama-3.2-1B --corpus wiki --sequence-length 2048 --rows 500
-  penstock eval runs/first --corpus docs=corpus --holdout 0.02
 
-exit codes: 0 done, 1 no model or corpus, or a damaged one, 2 wrong usage
+exit codes: 0 done, 1 no model or corpus, a damaged one, or a task failed, 2 wrong usage, 130 interrupted
 """
 
 import argparse
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.cli.options import add_fields, fields_of
 from penstock.cli.progress import Display
 from penstock.cli.streams import complain
 from penstock.core.errors import UsageError
+from penstock.core.files import write_atomic
+from penstock.engine.config import EngineConfig
+from penstock.evaluation.compare import cautions, differences, read_results
+from penstock.evaluation.options import EvaluationOptions
+from penstock.evaluation.tables import differences_table, results_table
 from penstock.train.score import Score, total
 
 if TYPE_CHECKING:
@@ -39,29 +55,178 @@ _NAMED = re.compile(r"([\w.-]+)=(.+)")  # an address or FORMAT:PATH has a colon 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("path", type=Path, metavar="PATH", help="run, checkpoint or Hugging Face folder")
     parser.add_argument(
+        "path",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help="run, checkpoint or Hugging Face folder; or two files of results to compare",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    text = parser.add_argument_group("text")
+    text.add_argument(
         "--corpus",
         action="append",
         default=[],
         metavar="[NAME=]CORPUS",
         help="folder, address or FORMAT:PATH[,option=value]; may be repeated",
     )
-    parser.add_argument("--rows", type=int, metavar="N", help="at most N rows of each corpus; default: all")
-    parser.add_argument(
+    text.add_argument("--rows", type=int, metavar="N", help="at most N rows of each corpus; default: all")
+    text.add_argument(
         "--sequence-length", type=int, metavar="L", help="tokens per row; default: the context, at most 4096"
     )
-    parser.add_argument(
+    text.add_argument(
         "--holdout", type=float, default=0.0, metavar="SHARE", help="only what this data.holdout holds out"
     )
-    parser.add_argument(
+    text.add_argument(
         "--compute", choices=("float32", "bfloat16"), help="default: that of the run's recipe, else float32"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    tasks = parser.add_argument_group("tasks")
+    tasks.add_argument(
+        "--tasks",
+        action="append",
+        default=[],
+        metavar="TASK[,TASK]",
+        help="files, or names, groups and patterns of lm-eval's tasks; may be repeated",
+    )
+    add_fields(tasks, EvaluationOptions, *_OPTIONS)
+    tasks.add_argument(
+        "--adapter", metavar="[NAME=]FOLDER", help="a LoRA adapter of this model, saved by PEFT"
+    )
+    tasks.add_argument("--out", type=Path, metavar="FILE", help="write the results as JSON")
+    add_fields(tasks, EngineConfig, "weights", "device", "max_context", max_sequences="--batch")
+
+
+_OPTIONS = tuple(field.name for field in fields(EvaluationOptions))
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Score; return the exit code."""
+    """Evaluate; return the exit code."""
+    if len(arguments.path) == 2 and all(path.is_file() for path in arguments.path):
+        return _compare(arguments)
+    if len(arguments.path) != 1:
+        raise UsageError(
+            "One model is evaluated at a time, and two files of results are compared",
+            got=[str(path) for path in arguments.path],
+            fix="Give one PATH, or two files that --out wrote.",
+        )
+    (path,) = arguments.path
+    if arguments.tasks:
+        return _run_tasks(path, arguments)
+    if given := _given_for_tasks(arguments):
+        raise UsageError(f"{given} needs --tasks", fix="Name a task, or leave it out.")
+    return _run_text(path, arguments)
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    first, second = map(read_results, arguments.path)
+    found = differences(first, second)
+    if arguments.json:
+        print(
+            json.dumps(
+                [
+                    {
+                        "task": one.task,
+                        "metric": one.metric,
+                        "first": one.first,
+                        "second": one.second,
+                        "difference": one.delta,
+                        "stderr": one.stderr,
+                        "pairs": one.num_pairs,
+                    }
+                    for one in found
+                ]
+            )
+        )
+    else:
+        print("\n".join(differences_table(found)))
+    for caution in cautions(first, second):
+        complain(f"Compare with care: {caution}.")
+    return 0
+
+
+def _given_for_tasks(arguments: argparse.Namespace) -> str | None:
+    """Return an option that was given and does nothing without --tasks."""
+    for kind in (EvaluationOptions, EngineConfig):
+        defaults = kind()
+        for name, value in fields_of(arguments, kind).items():
+            if value != getattr(defaults, name):
+                return f"--{name.replace('_', '-').replace('max-sequences', 'batch')}"
+    return "--out" if arguments.out else "--adapter" if arguments.adapter else None
+
+
+def _run_tasks(path: Path, arguments: argparse.Namespace) -> int:
+    if arguments.corpus or arguments.rows or arguments.sequence_length or arguments.holdout:
+        raise UsageError(
+            "--tasks and the options of text are two evaluations", fix="Run one, then the other."
+        )
+    options = EvaluationOptions(**fields_of(arguments, EvaluationOptions))
+    if arguments.out is not None and not arguments.out.absolute().parent.is_dir():
+        raise UsageError(f"{arguments.out.parent} is not a folder", fix="Create it, or correct --out.")
+    names = [name.strip() for text in arguments.tasks for name in text.split(",") if name.strip()]
+    adapter = _adapter_of(arguments.adapter)
+    from penstock.evaluation.tasks import load_tasks
+
+    with Display() as display:
+        display.show("load lm-eval and its tasks", 0, None)
+        tasks = load_tasks(names, options)
+        display.show("open the model", 0, None)
+        from penstock.engine.llm import LLM  # torch, which a refused task does without
+        from penstock.evaluation.evaluate import evaluate
+
+        config = EngineConfig(
+            adapters={} if adapter is None else dict([adapter]),
+            block_size=_BLOCK_SIZE,
+            **fields_of(arguments, EngineConfig),
+        )
+        with LLM(path, config) as llm:
+            display.show("write the prompts", 0, None)
+            results = evaluate(
+                llm,
+                tasks,
+                options,
+                name=str(path),
+                adapter=None if adapter is None else adapter[0],
+                weights=config.weights,
+                on_progress=display.show,
+            )
+    text = json.dumps(results, ensure_ascii=False, indent=None if arguments.json else 2)
+    if arguments.out is not None:
+        write_atomic(arguments.out, json.dumps(results, ensure_ascii=False, indent=2) + "\n")
+    print(text if arguments.json else "\n".join(results_table(results)))
+    if results["num_cut"]:
+        complain(
+            f"{results['num_cut']:,} requests were longer than the model's context of "
+            f"{results['max_length']:,} tokens; their first tokens were cut off, as lm-eval does."
+        )
+    if results["num_without_system"]:
+        complain(
+            f"The chat template refused the system message of {results['num_without_system']:,} prompts; "
+            "they were written without it, as lm-eval does."
+        )
+    return 0
+
+
+_BLOCK_SIZE = 4
+"""Tokens of a cache block, few: what choices share ends anywhere, and the rest of its block is computed for
+each of them."""
+
+
+def _adapter_of(given: str | None) -> tuple[str, Path] | None:
+    """Return name and folder of an adapter.
+
+    >>> _adapter_of("mine=runs/a"), _adapter_of("runs/a")
+    (('mine', PosixPath('runs/a')), ('a', PosixPath('runs/a')))
+    """
+    if given is None:
+        return None
+    match = _NAMED.fullmatch(given)
+    name, folder = match.groups() if match else (Path(given).name, given)
+    return name, Path(folder)
+
+
+def _run_text(path: Path, arguments: argparse.Namespace) -> int:
+    """Score on text."""
     from penstock.train.inspect.offline_eval import (
         is_of_another_tokenizer,
         open_for_scoring,
@@ -69,14 +234,12 @@ def run(arguments: argparse.Namespace) -> int:
         scores_of,
     )
 
-    recipe = recipe_of(arguments.path)
-    opened = open_for_scoring(
-        arguments.path, compute=arguments.compute or (recipe.compute if recipe else "float32")
-    )
+    recipe = recipe_of(path)
+    opened = open_for_scoring(path, compute=arguments.compute or (recipe.compute if recipe else "float32"))
     scores: dict[str, Score] = {}
     rows = 0
     with Display() as display:
-        for heldout in _texts(arguments, opened):
+        for heldout in _texts(path, arguments, opened):
             names = ", ".join(heldout.loader.corpora)
             if is_of_another_tokenizer(opened, heldout):
                 complain(
@@ -89,13 +252,13 @@ def run(arguments: argparse.Namespace) -> int:
     if not total(scores).tokens:
         raise UsageError("These rows have no token to predict", got=rows, fix="Give more --rows.")
     if arguments.json:
-        print(json.dumps(_as_json(arguments.path, scores, rows=rows)))
+        print(json.dumps(_as_json(path, scores, rows=rows)))
     else:
         print("\n".join(_as_text(scores)))
     return 0
 
 
-def _texts(arguments: argparse.Namespace, opened: "OpenedModel") -> Iterator["Heldout"]:
+def _texts(path: Path, arguments: argparse.Namespace, opened: "OpenedModel") -> Iterator["Heldout"]:
     from penstock.train.inspect.offline_eval import EvalRequest, own_rows, rows_of
 
     wanted = EvalRequest(
@@ -107,7 +270,7 @@ def _texts(arguments: argparse.Namespace, opened: "OpenedModel") -> Iterator["He
                 "--sequence-length and --holdout need --corpus: without it they are those of the run",
                 fix="Give --corpus, or leave them out.",
             )
-        yield own_rows(arguments.path, rows=wanted.rows)
+        yield own_rows(path, rows=wanted.rows)
     for name, corpus in _named(arguments.corpus).items():
         yield rows_of(name, corpus, wanted, context=opened.model.config.max_position_embeddings)
 

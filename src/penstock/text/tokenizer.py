@@ -148,6 +148,17 @@ class Tokenizer:
         found = self._plain.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(array("I", encoding.ids)) for encoding in found]
 
+    def encode_special_batch(self, texts: list[str]) -> list[list[int]]:
+        """Return the ids of each text as `encode(text, special=True)` does, computed on all cores.
+
+        Raises:
+            UsageError: a text contains half of a surrogate pair.
+        """
+        try:
+            return self._guard.encode_batch(texts)
+        except TypeError:
+            return [self.encode(text, special=True) for text in texts]  # which names the fault
+
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Return the text of ids; invalid UTF-8 becomes U+FFFD, unknown ids are ignored.
 

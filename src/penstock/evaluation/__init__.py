@@ -1,0 +1,1 @@
+"""Evaluation on tasks by lm-eval: tasks, the model that answers them, results and their differences."""
