@@ -13,13 +13,13 @@ from tests.tiny_models import CONFIGS, save_tiny_model
 
 from penstock.checkpoint.hf import load_pretrained
 from penstock.checkpoint.hf_folder import read_config
+from penstock.checkpoint.peft import read_adapter
 from penstock.core.errors import ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.lora import AdaptedLinear, Adapters
-from penstock.engine.model_runner.lora_file import read_adapter
 from penstock.engine.request import Request
 from penstock.models.llama.tensor_slices import ALONE
 from penstock.nn.linear.packed import can_multiply
@@ -155,7 +155,10 @@ def refused(base, tmp_path, *, settings=None, tensors=None):
     [
         ({"peft_type": "IA3"}, "adapters must be LoRA (got 'IA3')"),
         ({"bias": "all"}, "bias is not supported (got 'all')"),
-        ({"use_dora": True}, "use_dora is not supported (got True)"),
+        (
+            {"use_dora": True},
+            "use_dora changes whole outputs",
+        ),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported (got ['lm_head'])"),
         ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern is not supported"),
         ({"of_the_future": 7}, "of_the_future is not supported (got 7)"),

@@ -13,9 +13,12 @@ from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, Qwen3Config
 
 from penstock.checkpoint.find import find
+from penstock.checkpoint.open_model import open_model
+from penstock.models import FAMILIES
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
+from penstock.train.live_engine import fill_whole
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
@@ -39,7 +42,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "lora": {"method": "lora", "rank": 4, "alpha": 6.0},
     "rslora": {"method": "rslora", "rank": 5, "alpha": 3.0, "layers": "attention"},
     "dora": {"method": "dora", "rank": 3, "alpha": 6.0},
+    "int4": {"method": "lora", "rank": 2, "alpha": 4.0, "base": "int4"},
 }
+OF_PEFT = ("full", "lora", "rslora", "dora")
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("lora", 2, {}),
     ("lora", 2, {"base_sharding": "sharded"}),
@@ -125,7 +130,8 @@ def tuned(recipe, world, *, stop_at=None):
 def references(corpus, folders, tmp_path_factory):
     """What peft computes for each method and model, from the first values of a run on one rank."""
     found = {}
-    for method, tune in METHODS.items():
+    for method in OF_PEFT:
+        tune = METHODS[method]
         for family in folders:
             recipe = recipe_of(corpus, folders[family], tmp_path_factory.mktemp("run") / "r", tune)
             ((first, records, gradients),) = on_ranks(lambda world, r=recipe: tuned(r, world), ranks=1)
@@ -150,7 +156,7 @@ def check(records, gradients, reference, *, clip_norm=0.5) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", OF_PEFT)
 def test_one_process_computes_what_peft_does(references, method, family):
     _, records, gradients, reference = references[method, family]
     check(records, gradients, reference)
@@ -188,6 +194,34 @@ def test_a_run_that_moves_to_other_ranks_goes_on_as_if_it_had_not(corpus, folder
         "magnitude",
     }
     assert sum(name.startswith("optimizer.") for name in saved.tensors) > 0
+
+
+@pytest.mark.parametrize(
+    ("method", "ranks", "settings"),
+    [
+        ("dora", 2, {"base_sharding": "sharded"}),
+        ("dora", 4, {"tensor": 2, "shard": 2}),
+        ("lora", 2, {"pipeline": 2, "rows": 2}),
+        ("int4", 2, {}),
+    ],
+    ids=str,
+)
+def test_the_live_weights_are_those_of_the_checkpoint_merged(
+    corpus, folders, tmp_path, method, ranks, settings
+):
+    recipe = recipe_of(corpus, folders["llama"], tmp_path / "run", METHODS[method], steps=3, **settings)
+
+    def live(world):
+        state = open_state(recipe, world)
+        records_of(state, recipe, world)
+        model = FAMILIES[recipe.model.model_type](recipe.model) if world.is_first else None
+        fill_whole(model, state, recipe, world)
+        return None if model is None else dict(model.named_parameters())
+
+    found, *_ = on_ranks(live, ranks=ranks)
+    merged, _ = open_model(tmp_path / "run")
+    for name, parameter in merged.named_parameters():
+        torch.testing.assert_close(found[name], parameter, rtol=1e-6, atol=1e-7)
 
 
 def test_a_run_is_not_resumed_with_another_adapter(corpus, folders, tmp_path):

@@ -15,7 +15,8 @@ from torch.distributed.tensor import DTensor
 
 from penstock.checkpoint.find import find, saved_of
 from penstock.checkpoint.layout import Meta
-from penstock.checkpoint.load import load_into, open_model
+from penstock.checkpoint.load import load_into
+from penstock.checkpoint.open_model import open_model
 from penstock.checkpoint.resume import agreed
 from penstock.checkpoint.saver import RetentionPolicy, Saver
 from penstock.checkpoint.storage import place_in

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tests.islands import counting_corpus, losses_of, recipe_of, trained, whole
 
-from penstock.checkpoint.load import open_model
+from penstock.checkpoint.open_model import open_model
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core.signals import StopFlag
 from penstock.launch import local

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from penstock.checkpoint import load_start as load_start_module
 from penstock.checkpoint.hf import load_pretrained
-from penstock.checkpoint.load import open_model
+from penstock.checkpoint.open_model import open_model
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.testing.corpora import write_corpus

@@ -100,8 +100,7 @@ def save_pretrained(
         UsageError: the folder is not empty.
         ModelError: `state` does not match `config`, or the folder could not be written (a full disk).
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UsageError(f"{folder} already exists and is not empty", fix="Choose another folder.")
+    check_new(folder)
     names: dict[str, str] = FAMILIES[config.model_type].hugging_face_names(config)
     _check_state(set(state), set(names))
     tensors = {theirs: state[ours] for ours, theirs in names.items()}
@@ -113,6 +112,16 @@ def save_pretrained(
         for name, text in {**texts, **(extra_files or {})}.items():
             (temporary / name).parent.mkdir(exist_ok=True)
             (temporary / name).write_text(text, encoding="utf-8")
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that has files.
+
+    Raises:
+        UsageError: the folder is not empty.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder} already exists and is not empty", fix="Choose another folder.")
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.hugging_face import config_of
 
 CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
@@ -20,6 +21,11 @@ def is_hugging_face(folder: Path) -> bool:
         return "model_type" in load_json(folder / "config.json")
     except (OSError, ConfigError):
         return False
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return True if the folder is an adapter's, as PEFT writes it."""
+    return (folder / ADAPTER_CONFIG).is_file() and not is_hugging_face(folder)
 
 
 def read_config(folder: Path) -> LlamaConfig:

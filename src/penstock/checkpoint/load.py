@@ -1,4 +1,4 @@
-"""Loading a checkpoint: into a training state of any layout on any number of ranks, or as a model.
+"""Loading a checkpoint into a training state of any layout on any number of ranks.
 
 Each rank reads the headers of all files, then the bytes that its own boxes share with stored parts, and
 verifies them. There is no communication here; resume.py makes the ranks agree.
@@ -6,22 +6,17 @@ verifies them. There is no communication here; resume.py makes the ranks agree.
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from penstock.checkpoint.find import SavedCheckpoint, find
+from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import CheckpointIndex, damaged
 from penstock.checkpoint.reader import ShardReader, TensorRead
 from penstock.checkpoint.shard_file import Stored
-from penstock.checkpoint.tensors import DTYPES, MODEL, held
+from penstock.checkpoint.tensors import DTYPES, held
 from penstock.core.boxes import Box, overlaps, span, strides
 from penstock.core.errors import CheckpointError
-from penstock.core.files import TOKENIZER_FILE
-from penstock.models import FAMILIES
-from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
-from penstock.nn.unfilled import unfilled
 
 
 def load_into(saved: SavedCheckpoint, tensors: Mapping[str, Tensor]) -> None:
@@ -86,40 +81,3 @@ def _check_tensors(saved: SavedCheckpoint, index: CheckpointIndex, tensors: Mapp
                 got=tuple(tensor.shape),
                 fix="Resume with the model it was saved with.",
             )
-
-
-def open_model(
-    path: Path, *, step: int | None = None, place: TensorParallelRank = ALONE
-) -> tuple[nn.Module, Path | None]:
-    """Open the model of a checkpoint, or of a run's newest one: float32, on the CPU.
-
-    Args:
-        step: step of a run's checkpoint, instead of the newest.
-        place: part of each matrix to read; the model is then that part.
-
-    Returns:
-        The model in evaluation mode, and its tokenizer.json if the run has one.
-
-    Raises:
-        CheckpointError: there is no checkpoint, or it is damaged.
-    """
-    saved = find(path, step=step)
-    index = saved.index()
-    whole = index.meta.model
-    with unfilled():
-        model: nn.Module = FAMILIES[whole.model_type](sliced_config(whole, place))
-    model = model.to_empty(device="cpu")
-    parts = {
-        f"{MODEL}{name}": (_box(slice_of(name, whole, place), tuple(tensor.shape)), tensor)
-        for name, tensor in model.state_dict().items()
-    }
-    fill_boxes(saved, index, parts)
-    folders = (path, path.parent.parent)  # a run, or a checkpoint inside one
-    tokenizer = next((found for folder in folders if (found := folder / TOKENIZER_FILE).is_file()), None)
-    return model.eval(), tokenizer
-
-
-def _box(part: Slice | None, shape: tuple[int, ...]) -> Box:
-    """Return the box of a slice of that shape within its tensor."""
-    dim, run = part if part is not None else (0, range(0))
-    return Box(tuple(run.start if d == dim else 0 for d in range(len(shape))), shape)

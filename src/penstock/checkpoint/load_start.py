@@ -46,10 +46,23 @@ def load_start(start: Start, parameters: Mapping[str, Tensor]) -> None:
     Raises:
         ModelError, CheckpointError: the weights are missing, of another shape, damaged or quantised.
     """
-    read = _reader(start, {name: tuple(tensor.shape) for name, tensor in parameters.items()})
+    shapes = {name: tuple(tensor.shape) for name, tensor in parameters.items()}
+    fill_start(start, {name: held(name, tensor) for name, tensor in parameters.items()}, shapes)
+
+
+@torch.no_grad()
+def fill_start(start: Start, targets: Targets, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Fill tensors with boxes of starting weights.
+
+    Args:
+        shapes: shape of each whole parameter, in the model that is started.
+
+    Raises:
+        ModelError, CheckpointError: as in `load_start`.
+    """
+    read = _reader(start, shapes)
     old, grown = {}, {}
-    for name, tensor in parameters.items():
-        box, local = held(name, tensor)
+    for name, (box, local) in targets.items():
         if name in GROWING:
             known = min(max(start.model.vocab_size - box.offsets[0], 0), box.sizes[0])
             if local[known:].numel():
@@ -80,6 +93,11 @@ def _reader(start: Start, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Ta
     if start.saved is None:
         return _Folder(start, expected).fill
     saved, index = start.saved, start.saved.index()
+    if index.meta.adapter is not None:
+        raise CheckpointError(
+            f"{saved} has an adapter only, not the weights that it adapts",
+            fix=f"Merge them: penstock export {start.folder} --merge --out FOLDER; then start from FOLDER.",
+        )
     for name, shape in expected.items():
         entry = index.tensors.get(f"{MODEL}{name}")
         if entry is None or entry.shape != shape:

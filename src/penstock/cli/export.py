@@ -1,11 +1,14 @@
-"""Export a checkpoint as a Hugging Face folder, for transformers and vLLM.
+"""Export a checkpoint as a Hugging Face folder, for transformers and vLLM; an adapter as a folder of PEFT.
 
 CHECKPOINT is a run (its newest checkpoint is used), one checkpoint, or a Hugging Face folder, which is
-then written in another dtype. The run may be training: complete checkpoints never change.
+then written in another dtype. The run may be training: complete checkpoints never change. Of a run that
+tunes an adapter, the adapter is written; with --merge its model. --merge merges an adapter's folder too.
 
 example:
   penstock export runs/first --step 2000 --out exported
   penstock export runs/first --out exported --dtype bf16
+  penstock export runs/tuned --out adapter             # for `penstock serve BASE --adapter NAME=adapter`
+  penstock export runs/tuned --merge --out merged
   python -c "from transformers import pipeline; print(pipeline('text-generation', 'exported')('Water'))"
 
 exit codes: 0 done, 1 no model or a damaged one, or the folder cannot be written, 2 wrong usage
@@ -16,6 +19,11 @@ import json
 import sys
 from pathlib import Path
 
+from penstock.checkpoint.find import SavedCheckpoint, find
+from penstock.checkpoint.hf_folder import ADAPTER_CONFIG, is_adapter, is_hugging_face
+from penstock.checkpoint.start import text_folder
+from penstock.core.errors import UsageError
+from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
@@ -25,17 +33,100 @@ _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="run, checkpoint or folder")
+    parser.add_argument("--merge", action="store_true", help="write an adapter's model, not the adapter")
+    parser.add_argument("--base", type=Path, metavar="DIR", help="base of an adapter's folder, if it moved")
     parser.add_argument("--step", type=int, metavar="N", help="checkpoint of a run; default: the newest")
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="new folder; never overwritten"
     )
     parser.add_argument(
-        "--dtype", choices=_DTYPES, default="bf16", help="dtype of the written weights; default: %(default)s"
+        "--dtype", choices=_DTYPES, help="dtype of the written weights; default: bf16; of adapters, theirs"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; return the exit code."""
+    path: Path = arguments.checkpoint
+    saved = _adapter_checkpoint(path, step=arguments.step)
+    has_adapter = saved is not None or is_adapter(path)
+    _check(arguments, has_adapter=has_adapter, is_folder=saved is None)
+    if saved is not None and not arguments.merge:
+        return _export_adapter(saved, arguments)
+    return _export_model(arguments, merges=has_adapter and saved is None)
+
+
+def _check(arguments: argparse.Namespace, *, has_adapter: bool, is_folder: bool) -> None:
+    """Refuse options that do not belong to what is exported."""
+    path = arguments.checkpoint
+    if arguments.merge and not has_adapter:
+        raise UsageError(
+            "--merge is for adapters, and this is a model", got=str(path), fix="Leave --merge out."
+        )
+    if has_adapter and is_folder and not arguments.merge:
+        raise UsageError(
+            "This is an adapter's folder already", got=str(path), fix="Add --merge to write its model."
+        )
+    if arguments.base is not None and not (has_adapter and is_folder):
+        raise UsageError(
+            "--base is for an adapter's folder", got=str(arguments.base), fix="Leave --base out."
+        )
+    if has_adapter and not arguments.merge and arguments.dtype is not None:
+        raise UsageError(
+            "An adapter is written in the dtype in which it was trained", got=f"--dtype {arguments.dtype}",
+            fix="Leave --dtype out, or add --merge to write its model.",
+        )  # fmt: skip
+
+
+def _adapter_checkpoint(path: Path, *, step: int | None) -> SavedCheckpoint | None:
+    """Return the checkpoint of a path if it is that of an adapter."""
+    if not path.is_dir() or is_hugging_face(path) or (path / ADAPTER_CONFIG).is_file():
+        return None
+    saved = find(path, step=step)
+    return None if saved.index().meta.adapter is None else saved
+
+
+def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> int:
+    """Write the adapter of a checkpoint as a folder of PEFT; return the exit code."""
+    from penstock.checkpoint.adapter_run import read_adapter_tensors
+    from penstock.checkpoint.peft import save_adapter
+
+    index = saved.index()
+    meta, tensors = index.meta, read_adapter_tensors(saved, index)
+    assert meta.adapter is not None, meta
+    tokenizer_path = text_folder(arguments.checkpoint) / TOKENIZER_FILE
+    files = {}
+    if tokenizer_path.is_file():
+        files = tokenizer_files(tokenizer_path, context=meta.model.max_position_embeddings)
+    save_adapter(
+        tensors,
+        meta.adapter,
+        meta.model,
+        arguments.out,
+        base=meta.start_from,
+        base_hash=meta.start_hash,
+        extra_files=files,
+    )
+    numbers, size = sum(t.numel() for t in tensors.values()), _size(arguments.out)
+    print(f"{arguments.out}: an adapter of {si(numbers)} parameters, {mib(size)}")
+    weights = "" if meta.adapter.base == "compute" else f" --weights {meta.adapter.base}"
+    if meta.adapter.has_magnitudes:
+        print(f"for serving, merge it: penstock export {arguments.checkpoint} --merge --out DIR")
+    else:
+        served = f"{meta.start_from}{weights} --adapter NAME={arguments.out}"
+        print(f"serve it with its base: penstock serve {served}")
+    return 0
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _export_model(arguments: argparse.Namespace, *, merges: bool) -> int:
+    """Write a model; return the exit code.
+
+    Args:
+        merges: CHECKPOINT is an adapter's folder.
+    """
     import torch  # here and below: not needed for --help
 
     from penstock.checkpoint.hf import save_pretrained
@@ -43,7 +134,13 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.text.companions import end_ids
     from penstock.text.tokenizer import Tokenizer
 
-    model, tokenizer_path = open_model(arguments.checkpoint, step=arguments.step)
+    if merges:
+        from penstock.checkpoint.adapter_run import open_with_adapter
+
+        model, tokenizer_path = open_with_adapter(arguments.checkpoint, base=arguments.base)
+    else:
+        model, tokenizer_path = open_model(arguments.checkpoint, step=arguments.step)
+    dtype = arguments.dtype or "bf16"
     files: dict[str, str] = {}
     eos_id: int | list[int] | None = None
     if tokenizer_path is None:
@@ -59,12 +156,12 @@ def run(arguments: argparse.Namespace) -> int:
         model.state_dict(),
         model.config,
         arguments.out,
-        dtype=getattr(torch, _DTYPES[arguments.dtype]),
+        dtype=getattr(torch, _DTYPES[dtype]),
         eos_id=eos_id,
         extra_files=files,
     )
-    size = sum(file.stat().st_size for file in arguments.out.iterdir())
-    print(f"{arguments.out}: {si(model.config.num_parameters)} parameters in {arguments.dtype}, {mib(size)}")
+    size = _size(arguments.out)
+    print(f"{arguments.out}: {si(model.config.num_parameters)} parameters in {dtype}, {mib(size)}")
     return 0
 
 

@@ -24,6 +24,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from penstock.core.boxes import AxisShard, Box, cut_box, whole
 from penstock.core.rng import key_of
+from penstock.nn.linear.lora import adapted_layers
 
 _GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _CHUNK = 2**18  # elements at a time: about 10 MB of temporaries, which stay in a CPU's cache
@@ -55,6 +56,19 @@ def init_weights(model: nn.Module, *, seed: int) -> None:
             _local(parameter).fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             fill_normal(parameter, key_of(seed, "init", name), std=model.initial_std(name))
+
+
+@torch.no_grad()
+def init_adapters(model: nn.Module, *, seed: int) -> None:
+    """Fill the adapters of a model, sharded or not: A uniform as in PEFT, B zero, magnitudes one.
+
+    A's values are a function of (seed, name, index); with Kaiming's rule for a slope of sqrt(5) they are
+    uniform up to 1 / sqrt(inputs). `measure_magnitudes` sets magnitudes once the frozen weights are there.
+    """
+    for name, layer in adapted_layers(model):
+        a = layer.get_parameter("lora_a")
+        fill_uniform(a, key_of(seed, "init", f"{name}.lora_a"), limit=1 / math.sqrt(layer.in_features))
+        _local(layer.get_parameter("lora_b")).zero_()
 
 
 @torch.no_grad()

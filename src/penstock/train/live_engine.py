@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from penstock.checkpoint.adapter_run import adapters_of
 from penstock.checkpoint.tensors import held
 from penstock.core import env
 from penstock.core.boxes import Box
@@ -37,9 +38,13 @@ from penstock.engine.assemble import engine_of
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.models import FAMILIES
+from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
+from penstock.nn.linear.adapter_config import ATTENTION, MLP, AdapterConfig
+from penstock.nn.linear.lora import adapter_shapes, is_of_adapter, rounded_by_block
 from penstock.nn.unfilled import unfilled
 from penstock.parallel.mesh import World, broadcast
+from penstock.parallel.slices import like
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.state import TrainState
 
@@ -83,8 +88,7 @@ def live_engine(
             lambda: _empty_model(config, world, copies=env.local_world_size() if everywhere else 1)
         )
     _agree(world, why)
-    with torch.no_grad(), state.shown():
-        gather_whole(state.model.state_dict(), model, world, everywhere=everywhere)
+    fill_whole(model, state, config, world, everywhere=everywhere)
     options = EngineConfig(
         max_sequences=max_sequences, max_context=max_context, prefix_caching=True, compile="off"
     )
@@ -126,6 +130,21 @@ def tokenizer_of(config: TrainConfig) -> Path:
     return path
 
 
+@torch.no_grad()
+def fill_whole(
+    model: Llama | None, state: TrainState, config: TrainConfig, world: World, *, everywhere: bool = False
+) -> None:
+    """Fill a plain model with a run's present weights, adapters merged; every rank must call it.
+
+    Args:
+        model: as in `gather_whole`.
+    """
+    with state.shown():
+        gather_whole(PlainTensors(state.model), model, world, everywhere=everywhere)
+        if config.adapter is not None:
+            _merge_adapters(state.model, config.adapter, config.model, model, world, everywhere=everywhere)
+
+
 def gather_whole(
     tensors: Mapping[str, Tensor], model: torch.nn.Module | None, world: World, *, everywhere: bool = False
 ) -> None:
@@ -136,22 +155,93 @@ def gather_whole(
         model: on rank 0, or on all with `everywhere`; its dtype is that in which tensors are sent. Elsewhere
             None.
     """
-    here = {name: held(name, tensor) for name, tensor in tensors.items()}
-    names: list[str] = broadcast(world, sorted(model.state_dict()) if model is not None else None)
     dtype_name = broadcast(world, str(next(model.parameters()).dtype) if model is not None else None)
     dtype = getattr(torch, dtype_name.removeprefix("torch."))
-    rooms = {} if model is None else model.state_dict()
-    boxes = _boxes_of_ranks(names, {name: box for name, (box, _) in here.items()}, world)
+    rooms = None if model is None else model.state_dict()
+    gather_tensors(tensors, rooms, world, dtype=dtype, everywhere=everywhere)
+
+
+def gather_tensors(
+    tensors: Mapping[str, Tensor],
+    rooms: Mapping[str, Tensor] | None,
+    world: World,
+    *,
+    dtype: torch.dtype,
+    everywhere: bool = False,
+) -> None:
+    """Fill whole tensors on rank 0 with those of all ranks; every rank must call it.
+
+    Args:
+        tensors: as in `gather_whole`.
+        rooms: tensors to fill, by name, of type `dtype`: on rank 0, or on all with `everywhere`.
+    """
+    names: list[str] = broadcast(world, sorted(rooms) if rooms is not None else None)
+    rooms = rooms or {}
+    boxes = _boxes_of_ranks(names, {name: held(name, tensors[name])[0] for name in tensors}, world)
     for index, name in enumerate(names):
         owners = _owners(boxes[:, index])
+        mine = held(name, tensors[name]) if name in tensors else None
         if world.is_first:
-            _receive(rooms[name], owners, here.get(name), dtype, world)
+            _receive(rooms[name], owners, mine, dtype, world)
         else:
-            _send(owners, here.get(name), dtype, world)
+            _send(owners, mine, dtype, world)
         if everywhere:
             whole = rooms[name].contiguous()
             dist.broadcast(whole, src=0)
             rooms[name].copy_(whole)
+
+
+class PlainTensors(Mapping[str, Tensor]):
+    """This rank's tensors of a model by name, without adapters; frozen matrices that were rounded are made
+    again when they are asked for.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        stored = model.state_dict()
+        self._stored = {name: tensor for name, tensor in stored.items() if not is_of_adapter(name)}
+        self._rounded = {name: one for block in rounded_by_block(model) for name, one in block.items()}
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a tensor."""
+        if name not in self._rounded:
+            return self._stored[name]
+        product = self._rounded[name]
+        return like(product.like, product.matrix(), tuple(product.like.shape))
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        yield from self._stored
+        yield from self._rounded
+
+    def __len__(self) -> int:
+        """Return the number of tensors."""
+        return len(self._stored) + len(self._rounded)
+
+
+def _merge_adapters(
+    trained: torch.nn.Module,
+    adapter: AdapterConfig,
+    config: LlamaConfig,
+    model: Llama | None,
+    world: World,
+    *,
+    everywhere: bool,
+) -> None:
+    """Merge the adapters of all ranks into a plain model, on the ranks that have it."""
+    own = {name: tensor for name, tensor in trained.state_dict().items() if is_of_adapter(name)}
+    rooms = {
+        f"layers.{number}.{owner}.{name}.{part}": torch.empty(shape, device=world.device)
+        for number in range(config.num_hidden_layers)
+        for owner, names in (("attention", ATTENTION), ("mlp", MLP))
+        for name in names
+        if name in adapter.layers
+        for part, shape in adapter_shapes(adapter, *config.linear_shapes[name]).items()
+    }
+    gather_tensors(own, None if model is None else rooms, world, dtype=torch.float32, everywhere=everywhere)
+    if model is not None:
+        for layer, each in adapters_of(rooms, adapter).items():
+            weight = model.get_parameter(f"{layer}.weight")
+            weight.copy_(each.change(weight))
 
 
 def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Llama:

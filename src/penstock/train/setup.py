@@ -23,8 +23,8 @@ from penstock.data.corpus.spec import absolute
 from penstock.devices import accelerator
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
-from penstock.nn.init import init_weights
-from penstock.nn.linear.lora import init_adapters, is_of_adapter, rounded_by_block
+from penstock.nn.init import init_adapters, init_weights
+from penstock.nn.linear.lora import is_of_adapter, rounded_by_block
 from penstock.nn.unfilled import unfilled
 from penstock.parallel.adapters import measure_magnitudes
 from penstock.parallel.apply import ParallelModel, apply

@@ -25,9 +25,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from penstock.checkpoint.peft import Lora, read_adapter
 from penstock.core.errors import UsageError, nearest
 from penstock.engine.model_runner.batch import StepBatch
-from penstock.engine.model_runner.lora_file import Lora, read_adapter
 from penstock.engine.model_runner.tensor_parallel import SummedLinear
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
@@ -82,12 +82,15 @@ class Adapters:
     Args:
         model: this rank's shard; adapted layers are wrapped in place.
         whole: config of the unsharded model.
+        base_hash: identity of the model's weights; "": unknown.
     """
 
-    def __init__(self, model: Llama, whole: LlamaConfig, *, place: TensorParallelRank = ALONE) -> None:
+    def __init__(
+        self, model: Llama, whole: LlamaConfig, *, place: TensorParallelRank = ALONE, base_hash: str = ""
+    ) -> None:
         self.indexes: dict[str, int] = {}
         """Adapter name -> index in a batch; indices are never reused."""
-        self._model, self._native, self._place = model, whole, place
+        self._model, self._native, self._place, self._base_hash = model, whole, place, base_hash
         self._loras: dict[int, Mapping[str, Lora]] = {}
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
         self._step = Step()
@@ -105,7 +108,7 @@ class Adapters:
             raise UsageError("The name of an adapter is empty", got=name, fix="Give it a name.")
         if name in self.indexes:
             raise UsageError("An adapter of that name exists", got=name, fix="Remove it first.")
-        loras = read_adapter(folder, self._native, place=self._place)
+        loras = read_adapter(folder, self._native, place=self._place, base_hash=self._base_hash)
         self.indexes[name] = next(self._counter)
         self._loras[self.indexes[name]] = loras
         self._change()

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from penstock.checkpoint.peft import Lora
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.collectives import SLOT_BYTES, RankGroup
 from penstock.engine.model_runner.kv_cache import PagedCache
-from penstock.engine.model_runner.lora_file import Lora
 from penstock.engine.model_runner.serving_layers import FusedBlock
 from penstock.engine.model_runner.tensor_parallel import SummedEmbedding, SummedLinear, vocabulary_of
 from penstock.models.llama.model import Llama

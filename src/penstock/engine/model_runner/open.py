@@ -5,6 +5,7 @@ from pathlib import Path
 from penstock.checkpoint.find import find
 from penstock.checkpoint.hf import load_pretrained
 from penstock.checkpoint.hf_folder import is_hugging_face, read_config
+from penstock.checkpoint.start import find_start
 from penstock.core.errors import ModelError, UsageError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
@@ -15,6 +16,12 @@ def open_config(path: Path) -> LlamaConfig:
     """Return the config of the model in a folder; raises as `open_model` does."""
     _check_folder(path)
     return read_config(path) if is_hugging_face(path) else find(path).index().meta.model
+
+
+def identity_of_model(path: Path) -> str:
+    """Return the identity of the weights in a folder, as run.start_hash has it; raises as `open_model`
+    does."""
+    return find_start(path).identity
 
 
 def open_model(
@@ -35,7 +42,7 @@ def open_model(
         tokenizer = path / "tokenizer.json"
         return load_pretrained(path, place=place), tokenizer if tokenizer.is_file() else None
     # imported here: reading checkpoints loads torch.distributed, which a Hugging Face folder does not need
-    from penstock.checkpoint.load import open_model as open_checkpoint
+    from penstock.checkpoint.open_model import open_model as open_checkpoint
 
     model, found = open_checkpoint(path, step=step, place=place)
     assert isinstance(model, Llama), type(model)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from penstock.checkpoint.peft import read_settings
 from penstock.core import env
 from penstock.core.errors import ConfigError
 from penstock.devices import accelerator
@@ -19,8 +20,7 @@ from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.collectives import RankGroup
 from penstock.engine.model_runner.kv_cache import PagedCache, type_of_pages
 from penstock.engine.model_runner.lora import Adapters
-from penstock.engine.model_runner.lora_file import read_settings
-from penstock.engine.model_runner.open import open_config, open_model
+from penstock.engine.model_runner.open import identity_of_model, open_config, open_model
 from penstock.engine.model_runner.runner import Runner
 from penstock.engine.model_runner.serving_layers import convert, fuse, prepare
 from penstock.engine.model_runner.tensor_parallel import join_ranks
@@ -79,16 +79,26 @@ def open_part(
     for folder in config.adapters.values():
         read_settings(Path(folder))  # fails early: loading the model takes long
     model, tokenizer_path = open_model(path, place=place)
-    return part_of(model.to(device), config, whole=whole, place=place, device=device), tokenizer_path
+    part = part_of(
+        model.to(device), config, whole=whole, place=place, device=device, base_hash=identity_of_model(path)
+    )
+    return part, tokenizer_path
 
 
 def part_of(
-    model: Llama, config: EngineConfig, *, whole: LlamaConfig, place: TensorParallelRank, device: torch.device
+    model: Llama,
+    config: EngineConfig,
+    *,
+    whole: LlamaConfig,
+    place: TensorParallelRank,
+    device: torch.device,
+    base_hash: str = "",
 ) -> ModelShard:
     """Prepare a rank's model for inference, in place; it must be on its device.
 
     Args:
         whole: config of the unsharded model.
+        base_hash: identity of its weights, for adapters; "": unknown.
 
     Raises:
         ModelError: an adapter does not fit this model.
@@ -101,7 +111,7 @@ def part_of(
     group = None if place.ranks == 1 else RankGroup(place, device)
     if group is not None:
         join_ranks(model, whole, group)
-    adapters = Adapters(model, whole, place=place)
+    adapters = Adapters(model, whole, place=place, base_hash=base_hash)
     for name, folder in config.adapters.items():
         adapters.add(name, Path(folder))
     prepare(model, config.weights)

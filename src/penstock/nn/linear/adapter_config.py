@@ -20,6 +20,9 @@ MLP = ("gate", "up", "down")
 LINEAR_LAYERS = (*ATTENTION, *MLP)
 """Linear layers of a block, in the order of a forward pass."""
 
+GROUP = 32
+"""Inputs that share a scale in a matrix of 4 bits."""
+
 _GROUPS = {"all": LINEAR_LAYERS, "attention": ATTENTION, "mlp": MLP}
 
 

@@ -15,7 +15,6 @@ The frozen product is `multiply`, so a matrix rounded to 8 or 4 bits takes the p
 multiplied as the engine does; its backward pass multiplies with the rounded matrix.
 """
 
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +24,6 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.core.rng import key_of
-from penstock.nn.init import fill_uniform
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
 from penstock.nn.linear.rounding import GROUP
@@ -134,24 +131,6 @@ def adapter_shapes(config: AdapterConfig, outputs: int, inputs: int) -> dict[str
     """Return the shapes of the parameters of an adapter of a layer, by name."""
     shapes: dict[str, tuple[int, ...]] = {"lora_a": (config.rank, inputs), "lora_b": (outputs, config.rank)}
     return {**shapes, "magnitude": (outputs,)} if config.has_magnitudes else shapes
-
-
-@torch.no_grad()
-def init_adapters(model: nn.Module, *, seed: int) -> None:
-    """Fill the adapters of a model, sharded or not: A uniform as in PEFT, B zero, magnitudes one.
-
-    A's values are a function of (seed, name, index); with Kaiming's rule for a slope of sqrt(5) they are
-    uniform up to 1 / sqrt(inputs). `measure_magnitudes` sets magnitudes once the frozen weights are there.
-    """
-    for name, layer in adapted_layers(model):
-        a = layer.get_parameter("lora_a")
-        fill_uniform(a, key_of(seed, "init", f"{name}.lora_a"), limit=1 / math.sqrt(layer.in_features))
-        _held(layer.get_parameter("lora_b")).zero_()
-
-
-def _held(parameter: Tensor) -> Tensor:
-    to_local = getattr(parameter, "to_local", None)
-    return parameter if to_local is None else to_local()
 
 
 class RoundedProduct:

@@ -20,6 +20,8 @@ from jaxtyping import BFloat16, Float, Int8, Int64, UInt8
 from torch import Tensor
 from torch.nn import functional
 
+from penstock.nn.linear.adapter_config import GROUP
+
 
 def dynamic_map(*, signed: bool) -> list[float]:
     """Return the 256 values of the dynamic data type, ascending, in [-1, 1] or [0, 1].
@@ -128,8 +130,6 @@ def round_stochastically(values: Float[Tensor, "n"], bits: Int64[Tensor, "n"]) -
     return torch.where(values.isfinite(), moved, raw).view(torch.float32).bfloat16()
 
 
-GROUP = 32
-"""Inputs that share a scale in a matrix of 4 bits."""
 _CHUNK_ROWS = 4096
 _LEAST = 1e-30
 """Smallest scale, for rows of zeros."""

@@ -296,6 +296,7 @@ class TrainConfig:
                 got=self.precision.linear,
                 fix="Leave precision.linear out; tune.base = 'int8' or 'int4' takes less memory.",
             )
+        self.tune.check_slices(self.model, ranks=self.parallel.tensor)
         is_whole = self.tune.base_sharding == "whole" or self.tune.base != "compute"
         if self.parallel.offload and is_whole:
             raise ConfigError(

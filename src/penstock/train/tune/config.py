@@ -6,7 +6,7 @@ from typing import Literal
 from penstock.core.checks import at_least
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.nn.linear.adapter_config import AdapterConfig, BaseWeights, layers_named
+from penstock.nn.linear.adapter_config import GROUP, AdapterConfig, BaseWeights, layers_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,27 @@ class TuneConfig:
         return AdapterConfig(
             method=self.method, rank=self.rank, alpha=self.alpha, layers=layers, base=self.base
         )
+
+    def check_slices(self, model: LlamaConfig, *, ranks: int) -> None:
+        """Refuse tensor parallelism that would cut what rounded weights share a scale with.
+
+        Raises:
+            ConfigError: the rounding would depend on the number of ranks.
+        """
+        adapter = self.adapter
+        if adapter is None or adapter.base == "compute" or ranks == 1:
+            return
+        for name in set(adapter.layers) & {"output", "down"}:  # cut between their inputs
+            inputs = model.linear_shapes[name][1]
+            if adapter.base == "int8" or inputs // ranks % GROUP:
+                shared = "all inputs" if adapter.base == "int8" else f"{GROUP} inputs"
+                raise ConfigError(
+                    f"tune.base {adapter.base!r} has one scale for {shared} of an output, and "
+                    f"parallel.tensor cuts the {inputs} inputs of layer {name!r}",
+                    got=ranks,
+                    fix="Set parallel.tensor to 1, or leave tune.base out"
+                    + (", or set it to 'int4'." if adapter.base == "int8" else "."),
+                )
 
     def check_fit(self, model: LlamaConfig) -> None:
         """Refuse a rank that saves nothing over the matrices that it adapts.

@@ -1,24 +1,29 @@
 """LoRA adapter files of PEFT: `adapter_config.json` and `adapter_model.safetensors`.
 
 An adapter adds (alpha / r) B A x to the outputs W x of some linear layers (Hu et al., arXiv:2106.09685), or
-alpha / sqrt(r) (rsLoRA, arXiv:2312.03732). Anything else that PEFT can store (other methods, biases, whole
-layers, changed base weights) is refused by its key, unknown keys included, because an adapter applied in part
-gives wrong answers silently. Nothing is unpickled, and a tensor that belongs to no layer of the model is an
-error.
+alpha / sqrt(r) (rsLoRA, arXiv:2312.03732). DoRA's factors on whole outputs (arXiv:2402.09353) are for merging
+only. Anything else that PEFT can store (other methods, biases, whole layers, changed base weights) is refused
+by its key, unknown keys included, because an adapter applied in part gives wrong answers silently. Nothing is
+unpickled, and a tensor that belongs to no layer of the model is an error.
+
+Folders that Penstock writes name their base by path, as PEFT's do, and by its identity (hf_folder.py), in the
+metadata of the weights, where PEFT passes over it. An adapter for another base is refused.
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from penstock.checkpoint.hf import read_slice
+from penstock.checkpoint.hf import appearing, check_new, read_slice
+from penstock.checkpoint.hf_folder import ADAPTER_CONFIG
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.core.packages import Package
@@ -26,20 +31,24 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.hugging_face import hugging_face_names
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
+from penstock.nn.linear.adapter_config import AdapterConfig, BaseWeights
+from penstock.nn.linear.lora import Adapter
 from penstock.nn.unfilled import unfilled
 
 if TYPE_CHECKING:
     import safetensors
+    import safetensors.torch as safetensors_torch
 else:
     safetensors = Package("safetensors", "Adapters")
+    safetensors_torch = Package("safetensors.torch", "Adapters")
 
 
 MAX_RANK = 512
 """Above this rank an adapter costs more than the layers it adapts."""
 
-_CONFIG, _WEIGHTS, _PICKLED = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+_CONFIG, _WEIGHTS, _PICKLED = ADAPTER_CONFIG, "adapter_model.safetensors", "adapter_model.bin"
 
-_READ = frozenset({"r", "lora_alpha", "use_rslora", "peft_type"})
+_READ = frozenset({"r", "lora_alpha", "use_rslora", "use_dora", "peft_type"})
 _OF_NO_EFFECT = frozenset({
     "alora_invocation_string", "auto_mapping", "base_model_name_or_path", "corda_config",
     "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "kasa_config",
@@ -54,7 +63,12 @@ _EFFECT_FREE_STARTS = (None, True, False, "gaussian", "orthogonal")
 _OUTER = ("embed_tokens", "lm_head")
 """Layers outside the blocks that PEFT can adapt or save whole."""
 
-_TENSOR = re.compile(r"base_model\.model\.(?P<layer>.+)\.lora_(?P<which>[AB])\.weight")
+_TENSOR = re.compile(
+    r"base_model\.model\.(?P<layer>.+)\.lora_(?P<which>A\.weight|B\.weight|magnitude_vector(\.weight)?)"
+)
+_PARTS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
+_BASE_HASH = "penstock.base_hash"
+_BASE_WEIGHTS = "penstock.base_weights"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,21 +80,119 @@ class Lora:
     """Already multiplied by alpha / r."""
 
 
-def read_adapter(folder: Path, config: LlamaConfig, *, place: TensorParallelRank = ALONE) -> dict[str, Lora]:
-    """Load an adapter; return its updates by the name of our linear layer.
+def read_adapter(
+    folder: Path, config: LlamaConfig, *, place: TensorParallelRank = ALONE, base_hash: str = ""
+) -> dict[str, Lora]:
+    """Load an adapter for serving; return its updates by the name of our linear layer.
 
     Args:
         config: of the unsharded model.
         place: tensor-parallel rank whose slices are loaded.
+        base_hash: identity of the model; "": unknown.
 
     Raises:
         ModelError: the folder is not a LoRA adapter of this model, or uses an unsupported feature.
     """
     settings = read_settings(folder)
+    found = _read_tensors(folder, config, place=place, base_hash=base_hash)
+    shapes = _shapes(config, place)
+    return {name: _lora(folder, name, pair, settings, shapes[name]) for name, pair in found.items()}
+
+
+def read_adapters(folder: Path, config: LlamaConfig, *, base_hash: str = "") -> dict[str, Adapter]:
+    """Load an adapter for merging; return it by the name of our linear layer.
+
+    Args:
+        base_hash: identity of the model; "": unknown.
+
+    Raises:
+        ModelError: as in `read_adapter`; but DoRA is supported.
+    """
+    settings = read_settings(folder, serves=False)
+    found = _read_tensors(folder, config, place=ALONE, base_hash=base_hash)
+    shapes = _shapes(config, ALONE)
+    adapters = {}
+    for name, parts in found.items():
+        scale = _scale(settings)
+        _check_parts(folder, name, parts, settings, shapes[name])
+        adapters[name] = Adapter(parts["A"], parts["B"], scale, parts.get("magnitude"))
+    return adapters
+
+
+def base_weights_of(folder: Path) -> str:
+    """Return the rounding of the base that an adapter was trained on, as in AdapterConfig."""
+    with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
+        kind: str = (file.metadata() or {}).get(_BASE_WEIGHTS, "compute")
+    return kind if kind in get_args(BaseWeights) else "compute"
+
+
+def save_adapter(
+    tensors: Mapping[str, Tensor],
+    adapter: AdapterConfig,
+    model: LlamaConfig,
+    folder: Path,
+    *,
+    base: str,
+    base_hash: str,
+    extra_files: Mapping[str, str] | None = None,
+) -> None:
+    """Write an adapter as PEFT does.
+
+    Args:
+        tensors: parameters by our names, whole: `layers.0.attention.query.lora_a`.
+        model: config of the model that it adapts.
+        folder: must not exist, or be empty.
+        base: path of that model.
+        base_hash: its identity, as run.start_hash has it.
+        extra_files: text files to add, by name.
+
+    Raises:
+        UsageError: the folder is not empty.
+        ModelError: the folder could not be written (a full disk).
+    """
+    check_new(folder)
+    theirs = hugging_face_names(model)
+    content, modules = {}, {}
+    for name, tensor in tensors.items():
+        layer, _, part = name.rpartition(".")
+        module = theirs[f"{layer}.weight"].removesuffix(".weight")
+        modules[module.rpartition(".")[2]] = None
+        content[f"base_model.model.{module}.{_PARTS[part]}"] = tensor.detach().cpu().contiguous()
+    alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": adapter.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "use_rslora": adapter.method == "rslora",
+        "use_dora": adapter.has_magnitudes,
+        "target_modules": list(modules),
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+    }
+    metadata = {"format": "pt", _BASE_HASH: base_hash, _BASE_WEIGHTS: adapter.base}
+    with appearing(folder) as temporary:
+        safetensors_torch.save_file(content, temporary / _WEIGHTS, metadata=metadata)
+        texts = {_CONFIG: json.dumps(settings, indent=1) + "\n", **(extra_files or {})}
+        for name, text in texts.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            (temporary / name).write_text(text, encoding="utf-8")
+
+
+def _read_tensors(
+    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str
+) -> dict[str, dict[str, Tensor]]:
+    """Return "A", "B" and "magnitude" of each layer, by its name."""
     layers = {theirs.removesuffix(".weight"): ours for ours, theirs in hugging_face_names(config).items()}
     found: dict[str, dict[str, Tensor]] = {}
     try:
         with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
+            _check_base(folder, (file.metadata() or {}).get(_BASE_HASH), base_hash)
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 ours, which = _layer_of(name, layers, folder)
                 part = _part(slice_of(ours, config, place), which)
@@ -89,12 +201,23 @@ def read_adapter(folder: Path, config: LlamaConfig, *, place: TensorParallelRank
         raise ModelError(f"{folder / _WEIGHTS} cannot be read: {error}", fix="Save it again.") from None
     if not found:
         raise ModelError(f"{folder} adapts no layer", fix="Check the target_modules of its training.")
-    shapes = _shapes(config, place)
-    return {name: _lora(folder, name, pair, settings, shapes[name]) for name, pair in found.items()}
+    return found
 
 
-def read_settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
+def _check_base(folder: Path, trained_on: str | None, base_hash: str) -> None:
+    if trained_on and base_hash and trained_on != base_hash:
+        raise ModelError(
+            f"The adapter in {folder} was trained on other weights ({trained_on[:16]}) than those of this "
+            f"model ({base_hash[:16]}): its answers would be wrong",
+            fix=f"Open the model that {_CONFIG} names, or tune this one.",
+        )
+
+
+def read_settings(folder: Path, *, serves: bool = True) -> Mapping[str, Any]:  # Any: JSON
     """Read adapter_config.json; refuse what can be refused without the model.
+
+    Args:
+        serves: the adapter is applied to single requests, and not merged into the model.
 
     Raises:
         ModelError: the folder is not a LoRA adapter, or uses an unsupported feature.
@@ -125,6 +248,12 @@ def read_settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
             got=settings["init_lora_weights"],
             fix=_PLAIN,
         )
+    if serves and settings.get("use_dora"):
+        raise ModelError(
+            f"{path}: use_dora changes whole outputs, and cannot be applied to single requests",
+            got=True,
+            fix=f"Merge it and serve the result: penstock export {folder} --merge --out DIR.",
+        )
     _check_numbers(path, settings)
     return settings
 
@@ -146,6 +275,8 @@ def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, 
             fix=f"If it was not trained, save with save_embedding_layers=False. {_PLAIN}",
         )
     match = _TENSOR.fullmatch(name)
+    if match is not None and match["which"].startswith("magnitude"):
+        return layers.get(match["layer"], ""), "magnitude"
     ours = layers.get(match["layer"], "") if match else ""
     if match is None or not ours.startswith("layers.") or "norm" in ours:
         raise ModelError(
@@ -153,7 +284,7 @@ def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, 
             got=name,
             fix=_CHECK,
         )
-    return ours, match["which"]
+    return ours, match["which"][0]
 
 
 def _part(part: Slice | None, which: str) -> Slice | None:
@@ -175,8 +306,23 @@ def _shapes(config: LlamaConfig, place: TensorParallelRank) -> dict[str, tuple[i
 def _lora(
     folder: Path, name: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any], shape: tuple[int, int]
 ) -> Lora:
+    _check_parts(folder, name, pair, settings, shape)
+    return Lora(pair["A"], pair["B"] * _scale(settings))
+
+
+def _scale(settings: Mapping[str, Any]) -> float:
     rank: int = settings["r"]
-    expected = {"A": (rank, shape[1]), "B": (shape[0], rank)}
+    scale: float = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+    return scale
+
+
+def _check_parts(
+    folder: Path, name: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any], shape: tuple[int, int]
+) -> None:
+    rank: int = settings["r"]
+    expected: dict[str, tuple[int, ...]] = {"A": (rank, shape[1]), "B": (shape[0], rank)}
+    if settings.get("use_dora"):
+        expected["magnitude"] = (shape[0],)
     shapes = {which: tuple(tensor.shape) for which, tensor in pair.items()}
     if shapes != expected:
         raise ModelError(
@@ -187,9 +333,7 @@ def _lora(
         raise ModelError(
             f"{folder / _WEIGHTS}: the tensors of {name} have non-finite values", fix="Train it again."
         )
-    scale = settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)
-    return Lora(pair["A"], pair["B"] * scale)
 
 
 _CHECK = "Check that the adapter was trained for this model."
-_PLAIN = "Train it as plain LoRA, or merge it into the base model with PEFT and serve that."
+_PLAIN = "Train it as plain LoRA, or merge it into the base model with PEFT and open that."

@@ -1,0 +1,160 @@
+"""Models with an adapter merged: of runs that tuned one, and of folders that PEFT writes.
+
+A checkpoint of such a run has what was learned, and names the base. The adapter is merged as the model is
+opened, matrix by matrix and in float32, so that whatever serves, scores or exports models needs not know of
+it. A base that was rounded to 8 or 4 bits for tuning is rounded here too: the merged model computes what was
+tuned.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from penstock.checkpoint.find import SavedCheckpoint
+from penstock.checkpoint.layout import CheckpointIndex, Meta
+from penstock.checkpoint.load import fill_boxes
+from penstock.checkpoint.load_start import fill_start
+from penstock.checkpoint.peft import base_weights_of, read_adapters, read_settings
+from penstock.checkpoint.start import Start, find_start, text_folder
+from penstock.checkpoint.tensors import MODEL
+from penstock.core.boxes import whole
+from penstock.core.errors import CheckpointError, ModelError
+from penstock.core.files import TOKENIZER_FILE
+from penstock.models import FAMILIES
+from penstock.models.llama.config import LlamaConfig
+from penstock.models.llama.model import Llama
+from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.lora import Adapter, RoundedProduct, is_of_adapter
+from penstock.nn.unfilled import unfilled
+
+
+def base_weights(meta: Meta, *, of: object) -> Start:
+    """Return the weights that an adapter was trained on, and is for.
+
+    Args:
+        of: its checkpoint, for messages.
+
+    Raises:
+        CheckpointError: they are gone, or others are in their place.
+    """
+    folder = Path(meta.start_from)
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{of} is an adapter for the weights in {folder}, which is no folder any more",
+            fix="Put it back at that path; a link to another place will do.",
+        )
+    start = find_start(folder, step=meta.start_step)
+    if start.identity != meta.start_hash:
+        raise CheckpointError(
+            f"{of} is an adapter for other weights than those that are in {folder} now",
+            got=start.identity,
+            fix=f"Restore the ones whose identity is {meta.start_hash}.",
+        )
+    return start
+
+
+def read_adapter_tensors(saved: SavedCheckpoint, index: CheckpointIndex) -> dict[str, Tensor]:
+    """Return the adapter's parameters by name, whole, in the dtype in which they were trained.
+
+    Raises:
+        CheckpointDamaged: stored data was altered.
+    """
+    stored = {
+        name.removeprefix(MODEL): torch.empty(entry.shape)
+        for name, entry in index.tensors.items()
+        if name.startswith(MODEL) and is_of_adapter(name)
+    }
+    boxes = {f"{MODEL}{name}": (whole(tensor.shape), tensor) for name, tensor in stored.items()}
+    fill_boxes(saved, index, boxes)
+    return stored
+
+
+def adapters_of(tensors: Mapping[str, Tensor], config: AdapterConfig) -> dict[str, Adapter]:
+    """Return the adapter of each layer, by the layer's name."""
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
+    return {
+        layer: Adapter(
+            tensors[f"{layer}.lora_a"],
+            tensors[f"{layer}.lora_b"],
+            config.scale,
+            tensors.get(f"{layer}.magnitude"),
+        )
+        for layer in layers
+    }
+
+
+def merged_matrix(weight: Tensor, adapter: Adapter, base: str) -> Tensor:
+    """Return a matrix with its adapter merged, in float32.
+
+    Args:
+        weight: [outputs, inputs] as the base has it.
+        base: rounding that it was tuned with, as in AdapterConfig.
+    """
+    if base != "compute":
+        product = RoundedProduct(weight, base)
+        product.fill(weight)
+        weight = product.matrix()
+    return adapter.change(weight)
+
+
+@torch.no_grad()
+def open_merged(start: Start, model: LlamaConfig, adapters: Mapping[str, Adapter], *, base: str) -> nn.Module:
+    """Return a base model with adapters merged: float32, on the CPU.
+
+    Args:
+        model: its config; may have more token ids than the base.
+        adapters: by the name of the layer.
+        base: as in AdapterConfig.
+    """
+    with unfilled():
+        network: nn.Module = FAMILIES[model.model_type](model)
+    network = network.to_empty(device="cpu")
+    state = network.state_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    fill_start(start, {name: (whole(t.shape), t) for name, t in state.items()}, shapes)
+    for layer, adapter in adapters.items():
+        weight = state[f"{layer}.weight"]
+        weight.copy_(merged_matrix(weight, adapter, base))
+    return network
+
+
+def merged_model(saved: SavedCheckpoint, index: CheckpointIndex) -> nn.Module:
+    """Return the model of a run's checkpoint that has an adapter: float32, on the CPU.
+
+    Raises:
+        CheckpointError: its base is gone, or another.
+        CheckpointDamaged: stored data was altered.
+    """
+    meta = index.meta
+    assert meta.adapter is not None, meta
+    start = base_weights(meta, of=saved)
+    adapters = adapters_of(read_adapter_tensors(saved, index), meta.adapter)
+    return open_merged(start, meta.model, adapters, base=meta.adapter.base)
+
+
+def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama, Path | None]:
+    """Open an adapter's base with the adapter merged: float32, on the CPU; and the path of a tokenizer.json.
+
+    Args:
+        base: folder of the model that it adapts; None: the one that it names.
+
+    Raises:
+        ModelError: the adapter is not one of this model, or names none that is here.
+    """
+    settings = read_settings(folder, serves=False)
+    named = base or settings.get("base_model_name_or_path")
+    if not named or not Path(named).is_dir():
+        raise ModelError(
+            f"The adapter in {folder} names a base model that is no folder here",
+            got=named,
+            fix="Give the folder of that model with --base.",
+        )
+    start = find_start(Path(named))
+    adapters = read_adapters(folder, start.model, base_hash=start.identity)
+    model = open_merged(start, start.model, adapters, base=base_weights_of(folder))
+    places = (folder, text_folder(start.folder))
+    tokenizer = next((found for place in places if (found := place / TOKENIZER_FILE).is_file()), None)
+    return cast(Llama, model).eval(), tokenizer
