@@ -30,6 +30,9 @@ from penstock.core.errors import ConfigError, ModelError, UsageError
 
 _FILES = {"default": "chat_template.jinja", "tool_use": "additional_chat_templates/tool_use.jinja"}
 
+TEMPLATE_FILES = (*_FILES.values(), "tokenizer_config.json")
+"""Files of a folder that `load_template` reads."""
+
 
 class Message(TypedDict):
     """Message of a conversation."""
@@ -86,6 +89,8 @@ def render(
     tools: Sequence[object] = (),
     variables: Mapping[str, object] | None = None,
     add_generation_prompt: bool = True,
+    marked: bool = False,
+    date: str | None = None,
 ) -> str:
     """Return the prompt text for the model's next answer.
 
@@ -94,6 +99,8 @@ def render(
         tools: functions the model may call, as JSON; they require a template.
         variables: more template variables, such as `enable_thinking`.
         add_generation_prompt: True to end with the beginning of an answer; False: the conversation alone.
+        marked: True to put ANSWER_MARKS around what the template writes within `{% generation %}`.
+        date: day that the template is told, YYYY-MM-DD; None: today.
 
     Raises:
         UsageError: the template rejects these messages, or there are none; or `variables` make it fail.
@@ -115,8 +122,10 @@ def render(
         "tools": list(tools) or None,
     }
     known = {**template.variables, **known}
+    if date is not None:
+        known["strftime_now"] = datetime.fromisoformat(date).strftime
     try:
-        return _compiled(source).render({**(variables or {}), **known})
+        return _compiled(source, marked).render({**(variables or {}), **known})
     except _RefusedMessages as refusal:
         raise UsageError(f"The model's chat template refuses these messages: {refusal}") from None
     except _FAILURES as error:
@@ -133,7 +142,7 @@ def render(
 def _fails_so(error: Exception, source: str, known: Mapping[str, object]) -> bool:
     """Return True if a template fails in the same way without the caller's variables."""
     try:
-        _compiled(source).render(known)
+        _compiled(source, False).render(known)
     except _RefusedMessages:
         return False
     except _FAILURES as other:
@@ -203,6 +212,10 @@ class _RefusedMessages(Exception):
     """Raised inside a template that rejects the messages."""
 
 
+ANSWER_MARKS = "\ufdd4\ufdd5"
+"""Begin and end of a `{% generation %}` block: code points that Unicode reserves as unused."""
+
+
 class _Generation(Extension):
     """Jinja extension that accepts `{% generation %}` (a training mark of answers) and ignores it."""
 
@@ -213,15 +226,23 @@ class _Generation(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class _MarkedGeneration(_Generation):
+    """The same, with a mark written at both ends of the block."""
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        first, last = (jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in ANSWER_MARKS)
+        return [first, *super().parse(parser), last]
+
+
 @lru_cache(maxsize=4)
-def _compiled(source: str) -> jinja2.Template:
-    return _environment().from_string(source)
+def _compiled(source: str, marked: bool) -> jinja2.Template:
+    return _environment(_MarkedGeneration if marked else _Generation).from_string(source)
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
+def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
     # settings, names and filters that templates on the Hub expect
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse

@@ -14,6 +14,9 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.core.errors import ModelError, UsageError
 from penstock.core.packages import Package
 
@@ -79,8 +82,12 @@ class SpecialTokenGuard:
     def __init__(self, parsed: "tokenizers.Tokenizer") -> None:
         tokens = parsed.get_added_tokens_decoder().values()
         names = {token.content[:_COMPARED] for token in tokens if _is_control(token)}
+        self.names = sorted(token.content for token in tokens if _is_control(token))
+        """Names of the control tokens."""
         self._names = re.compile(_any_of(sorted({*names, _MARK})))
         self._tokenizer = parsed
+        # A post-processor may cut white space from the characters of a token; nothing is added around a text.
+        self._tokenizer.post_processor = None
         self._tokenizer.add_special_tokens([tokenizers.AddedToken(_MARK, normalized=False)])
         self._mark_id = self._tokenizer.token_to_id(_MARK)
 
@@ -95,6 +102,26 @@ class SpecialTokenGuard:
         except BaseException as error:  # a panic of the Rust library is no Exception
             raise panic_of(error) from None
         return [[token for token in encoding.ids if token != self._mark_id] for encoding in found]
+
+    def encode_batch_with_offsets(
+        self, texts: Sequence[str]
+    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Return the ids [n] of each text, and first and past-the-last character [n, 2] of each token.
+
+        Raises:
+            ModelError: the library panicked.
+        """
+        try:
+            found = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        except BaseException as error:  # a panic of the Rust library is no Exception
+            raise panic_of(error) from None
+        made = []
+        for encoding in found:
+            ids = np.array(encoding.ids, np.int64)
+            offsets = np.array(encoding.offsets, np.int64).reshape(-1, 2)
+            kept = ids != self._mark_id
+            made.append((ids[kept], offsets[kept]))
+        return made
 
     def guarded(self, value: T) -> T:
         """Return texts, or JSON with texts inside, with all special names guarded.

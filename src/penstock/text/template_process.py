@@ -8,15 +8,18 @@ sides exchange JSON, one object per line.
 """
 
 import json
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import IO, TypedDict
+from dataclasses import asdict, replace
+from functools import partial
+from typing import IO, Any, TypedDict
 
 from penstock.core.errors import ModelError, PenstockError, UsageError
 from penstock.text.chat_template import ChatTemplate, render
+from penstock.text.learned_tokens import Answer, Rendered, Renderer, find_answers
 
 CPU_S = 2.0
 """CPU seconds for one conversation; a long one takes a few milliseconds."""
@@ -26,6 +29,8 @@ MEMORY_BYTES = 1 << 30
 
 class _Answer(TypedDict, total=False):
     text: str
+    answers: list[list[list[int] | int]]
+    dropped: int
     refused: str
     failed: str
 
@@ -35,10 +40,11 @@ class TemplateProcess:
 
     Args:
         template: chat template of the model.
+        control: names of the tokenizer's control tokens; `answers` needs them.
     """
 
-    def __init__(self, template: ChatTemplate) -> None:
-        self._template = template
+    def __init__(self, template: ChatTemplate, *, control: Sequence[str] = ()) -> None:
+        self._template, self._control = template, list(control)
         self._turn = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
 
@@ -63,13 +69,35 @@ class TemplateProcess:
                 "add_generation_prompt": add_generation_prompt,
             }
         )
+        return self._answer(request)["text"]
+
+    def answers(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        tools: Sequence[object] = (),
+        date: str | None = None,
+    ) -> Rendered:
+        """Return the text and the assistant's turns in it; errors as of `text.learned_tokens.find_answers`.
+
+        Args:
+            date: day that the template is told, YYYY-MM-DD; None: today.
+
+        Raises:
+            ModelError: also if the template exceeded its limits.
+        """
+        found = self._answer(json.dumps({"messages": messages, "tools": tools, "find": True, "date": date}))
+        answers = [Answer(index, tuple((a, b) for a, b in spans)) for index, spans in found["answers"]]  # type: ignore[union-attr, misc]
+        return Rendered(found["text"], tuple(answers), found["dropped"])
+
+    def _answer(self, request: str) -> _Answer:
         with self._turn:
             answer = self._ask(request)
         if "refused" in answer:
             raise UsageError(answer["refused"])
         if "failed" in answer:
             raise ModelError(answer["failed"])
-        return answer["text"]
+        return answer
 
     def close(self) -> None:
         """End the process; the next request starts it again."""
@@ -105,7 +133,7 @@ class TemplateProcess:
             start_new_session=True,  # Ctrl-C at the server's terminal is handled by the server
         )
         stdin, _ = _pipes(process)
-        stdin.write(json.dumps(asdict(self._template)) + "\n")
+        stdin.write(json.dumps([asdict(self._template), self._control]) + "\n")
         return process
 
     def _end(self) -> None:
@@ -141,9 +169,19 @@ def _limit_time() -> None:
     signal.setitimer(signal.ITIMER_PROF, CPU_S)
 
 
-def _answer(request: str, template: ChatTemplate) -> _Answer:
+def _answer(request: str, renderer: Renderer) -> _Answer:
+    wanted = json.loads(request)
     try:
-        return {"text": render(template=template, **json.loads(request))}
+        if not wanted.pop("find", False):
+            return {"text": renderer.render(**wanted)}
+        date = wanted["date"]
+        dated = replace(renderer, render=partial(renderer.render, date=date))
+        found = find_answers(wanted["messages"], wanted["tools"], dated)
+        answers: list[list[list[int] | int]] = [
+            [answer.message, [list(span) for span in answer.spans]]  # type: ignore[list-item]
+            for answer in found.answers
+        ]
+        return {"text": found.text, "answers": answers, "dropped": found.dropped}
     except UsageError as error:
         return {"refused": str(error)}
     except PenstockError as error:
@@ -153,10 +191,21 @@ def _answer(request: str, template: ChatTemplate) -> _Answer:
 
 
 def _serve(requests: IO[str], answers: IO[str]) -> None:
-    template = ChatTemplate(**json.loads(requests.readline()))
-    for line in requests:
+    values, control = json.loads(requests.readline())
+    template = ChatTemplate(**values)
+
+    def timed(messages: Sequence[Mapping[str, object]], **options: Any) -> str:  # Any: of `render`
         _limit_time()
-        answers.write(json.dumps(_answer(line, template)) + "\n")
+        return render(messages, template, **options)
+
+    sources = (template.source or "", template.tool_source or "")
+    renderer = Renderer(
+        render=timed,
+        control=re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)"),
+        has_tags=any("endgeneration" in source for source in sources),
+    )
+    for line in requests:
+        answers.write(json.dumps(_answer(line, renderer)) + "\n")
         answers.flush()
 
 

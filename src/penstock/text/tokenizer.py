@@ -139,6 +139,20 @@ class Tokenizer:
         """
         return self._guard.guarded(value)
 
+    @property
+    def control_names(self) -> list[str]:
+        """Names of the tokens that structure a conversation."""
+        return self._guard.names
+
+    def encode_rendered_batch(
+        self, texts: Sequence[str]
+    ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Return the ids [n] and the characters [n, 2] of each token of rendered conversations.
+
+        Names of special tokens stand for them, as in `encode(special=True)`; computed on all cores.
+        """
+        return self._guard.encode_batch_with_offsets(texts)
+
     def encode_batch(self, texts: list[str]) -> list[npt.NDArray[np.uint32]]:
         """Return the ids of each text, computed on all cores; other threads run meanwhile.
 

@@ -1,0 +1,320 @@
+"""Answers in a rendered conversation: which characters of the text an assistant's turns are.
+
+Published templates do not say which part of their text is the assistant's; few have `{% generation %}` tags.
+So each assistant turn is replaced by a mark, the conversation is rendered again, and the two texts compared:
+
+    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nHello.<|im_end|>\\n
+    <|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\nMARK<|im_end|>\\n
+                                                            ^^^^^^ the answer
+
+The texts agree up to the answer, and what follows the mark follows the answer. An answer begins where the
+generation prompt ends (so an empty thinking block that the template inserts is learned: the model must write
+it), and ends with the end-of-turn token. White space after that token is not the answer's. If later turns are
+written differently without this one, or cannot be written at all, the conversation up to this turn is
+compared instead, and its text is looked up in the whole.
+
+Tags are compared with what was found: what they leave out of a header or after the end-of-turn token does not
+matter; any other difference is refused. Nothing is learned because a guess failed.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from penstock.core.errors import PenstockError, UsageError
+from penstock.text.chat_template import ANSWER_MARKS
+
+MARK = "\ufdd6\ufdd7"
+"""Stands in place of an answer: code points that Unicode reserves as unused."""
+
+Messages = Sequence[Mapping[str, object]]
+Span = tuple[int, int]
+"""First and past-the-last character."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Text of one assistant turn."""
+
+    message: int
+    """Index of the turn among the messages."""
+    spans: tuple[Span, ...]
+    """Its characters, ascending; the end-of-turn token is the last."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Rendered conversation."""
+
+    text: str
+    answers: tuple[Answer, ...]
+    """Assistant turns in order."""
+    dropped: int
+    """Turns of which the template left out something on purpose, such as reasoning of earlier turns."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renderer:
+    """What is needed to render conversations with one template."""
+
+    render: Callable[..., str]
+    """As `chat_template.render`, with the template given."""
+    control: re.Pattern[str]
+    """Names of the tokenizer's control tokens."""
+    has_tags: bool
+    """True if the template has `{% generation %}` tags."""
+
+
+def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer) -> Rendered:
+    """Render a conversation and find its assistant turns.
+
+    Args:
+        messages: guarded from names of control tokens (see special_tokens.py).
+
+    Raises:
+        UsageError: the template refuses the messages or drops one, a turn cannot be found, or the tags
+            disagree.
+        ModelError: the template fails.
+    """
+    given = json.dumps([list(messages), list(tools)], ensure_ascii=False)
+    if found := next((letter for letter in (*MARK, *ANSWER_MARKS) if letter in given), None):
+        raise UsageError("A message has a code point that marks answers here", got=f"U+{ord(found):04X}")
+    render = _with(renderer.render, tools)
+    text = render(messages)
+    _check_kept(messages, tools, text)
+    prompt = _generation_prompt(renderer)
+    marked = None
+    if renderer.has_tags:
+        marked = _tagged(_with(partial(renderer.render, marked=True), tools), messages, text)
+    answers: list[Answer] = []
+    before = dropped = 0
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        start, content, stop, end = _located(messages, index, text, before, render, renderer)
+        at = text.rfind(prompt, before, content) if prompt else -1
+        start = at + len(prompt) if at >= 0 else start
+        dropped += _dropped(message, text[start:stop], index)
+        learned: tuple[Span, ...] = ((start, end),)
+        if marked is not None:
+            learned = _within_tags(marked, (start, end), (content, stop), text, index)
+        if all(message["role"] != "assistant" for message in messages[index + 1 :]):
+            learned = (*learned, *_closing(text, end, renderer.control))
+        answers.append(Answer(index, learned))
+        before = end
+    return Rendered(text, tuple(answers), dropped)
+
+
+Render = Callable[[Messages], str]
+
+
+def _with(render: Callable[..., str], tools: Sequence[object]) -> Render:
+    return lambda messages: render(messages, tools=tools, add_generation_prompt=False)
+
+
+def _located(
+    messages: Messages, index: int, text: str, before: int, render: Render, renderer: Renderer
+) -> tuple[int, int, int, int]:
+    """Return where a turn starts, its content starts, its content stops, and its end-of-turn token ends.
+
+    Args:
+        before: end of the previous answer.
+
+    Raises:
+        UsageError: the turn cannot be found.
+    """
+    mark = {"role": "assistant", "content": MARK}
+    try:
+        other = render([*messages[:index], mark, *messages[index + 1 :]])
+    except UsageError:  # the template wants the tool results to follow a call, for example
+        other = ""
+    head, is_there, tail = other.partition(MARK)
+    stop = len(text) - len(tail)
+    if is_there and text.endswith(tail) and (first := _common(text, head)) >= before and first <= stop:
+        first = _before_token(text, first, renderer.control)
+        if ending := _ending(tail, renderer.control):
+            return first, first, stop, stop + ending
+        raise UsageError(
+            "The template writes no end-of-turn token of the vocabulary after an answer, so the model would "
+            "not learn to stop",
+            got=tail[:40],
+            fix="Use the tokenizer and the template of one model.",
+        )
+    alone = render(messages[: index + 1]).rstrip()
+    head, is_there, _ = render([*messages[:index], mark]).partition(MARK)
+    first = _before_token(alone, _common(alone, head), renderer.control)
+    turn = alone[first:]
+    tokens = list(renderer.control.finditer(turn))
+    found = text.find(turn, before) if turn else -1
+    if not is_there or found < 0 or not tokens or tokens[-1].end() != len(turn):
+        raise UsageError(
+            f"The assistant's turn, message {index + 1}, cannot be found in the text of the template",
+            fix="Correct the template, or leave the conversation out.",
+        )
+    return found, found, found + tokens[-1].start(), found + len(turn)
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common prefix of two texts.
+
+    >>> _common("abcd", "abx"), _common("", "a")
+    (2, 0)
+    """
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one.startswith(other[low:middle], low):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _before_token(text: str, at: int, control: re.Pattern[str]) -> int:
+    """Return a position, moved to the start of the control token that it is inside of."""
+    for found in control.finditer(text, max(0, at - 64), at + 64):
+        if found.start() < at < found.end():
+            return found.start()
+    return at
+
+
+def _ending(tail: str, control: re.Pattern[str]) -> int:
+    """Return the length of an end-of-turn token, with white space before it; 0 if there is none."""
+    space = len(tail) - len(tail.lstrip())
+    found = control.match(tail, space)
+    return found.end() if found else 0
+
+
+def _closing(text: str, end: int, control: re.Pattern[str]) -> list[Span]:
+    """Return the control tokens that end the text after the last answer, if nothing else follows it."""
+    found, at = [], end
+    while token := control.match(text, at + len(text[at:]) - len(text[at:].lstrip())):
+        found.append(token.span())
+        at = token.end()
+    return [] if text[at:].strip() else found
+
+
+def _generation_prompt(renderer: Renderer) -> str:
+    """Return what the template writes for the model to continue, after a user's message; "" if unknown."""
+    probe = [{"role": "user", "content": "a"}]
+    try:
+        alone = renderer.render(probe, add_generation_prompt=False)
+        asked = renderer.render(probe, add_generation_prompt=True)
+    except PenstockError:
+        return ""
+    return asked[len(alone) :] if asked.startswith(alone) else ""
+
+
+def _tagged(render: Render, messages: Messages, text: str) -> list[Span]:
+    """Return the spans of a text within `{% generation %}` tags.
+
+    Raises:
+        UsageError: with the tags, the template writes another text.
+    """
+    opening, closing = ANSWER_MARKS
+    found: list[Span] = []
+    plain: list[str] = []
+    at, start = 0, None
+    for part in re.split(f"([{ANSWER_MARKS}])", render(messages)):
+        if part == opening and start is None:
+            start = at
+        elif part == closing and start is not None:
+            found.append((start, at))
+            start = None
+        elif part in (opening, closing):
+            raise UsageError("The template's {% generation %} tags are nested")
+        else:
+            plain.append(part)
+            at += len(part)
+    if "".join(plain) != text or start is not None:
+        raise UsageError("The template changes the text between its {% generation %} tags")
+    return found
+
+
+def _within_tags(
+    tagged: Sequence[Span], turn: Span, content: Span, text: str, index: int
+) -> tuple[Span, ...]:
+    """Return the parts of a turn that are within the tags, with its end-of-turn token.
+
+    Raises:
+        UsageError: the tags leave out some of its content.
+    """
+    learned, at = [], turn[0]
+    for first, past in tagged:
+        first, past = max(first, at), min(past, turn[1])
+        if first < past:
+            if text[max(at, content[0]) : min(first, content[1])].strip():
+                break
+            learned.append((first, past))
+            at = past
+    if not learned or text[max(at, content[0]) : content[1]].strip():
+        raise UsageError(
+            f"The template's {{% generation %}} tags leave out text of the assistant's turn, message "
+            f"{index + 1}",
+            fix="Correct the tags, or remove all of them: answers are then found by comparing.",
+        )
+    if learned[-1][1] < turn[1]:
+        learned.append((learned[-1][1], turn[1]))
+    return tuple(learned)
+
+
+def _check_kept(messages: Messages, tools: Sequence[object], text: str) -> None:
+    """Refuse a text that lacks a message of the user or the system, or the tools.
+
+    Raises:
+        UsageError: with the message.
+    """
+    for index, message in enumerate(messages):
+        content = str(message.get("content") or "").strip()
+        if message["role"] in ("system", "user") and not _holds(text, content):
+            raise UsageError(
+                f"The template drops the {message['role']}'s turn, message {index + 1}, or changes its text",
+                got=content[:60],
+                fix="Use a template that has such turns, or leave it out of the conversation.",
+            )
+    for tool in tools:
+        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
+        name = str(function.get("name", "")) if isinstance(function, Mapping) else ""
+        if name and name not in text:
+            raise UsageError(
+                "The template drops the tools",
+                got=name,
+                fix="Use the template of a model that calls tools.",
+            )
+
+
+def _dropped(message: Mapping[str, object], answer: str, index: int) -> bool:
+    """Return True if the template left out reasoning, or a text beside tool calls.
+
+    Raises:
+        UsageError: it left out something else.
+    """
+    content = str(message.get("content") or "").strip()
+    calls = message.get("tool_calls")
+    names = (
+        [str(call.get("function", call).get("name", "")) for call in calls] if isinstance(calls, list) else []
+    )
+    if missing := [name for name in names if name not in answer]:
+        raise UsageError(
+            f"The template drops the tool call of message {index + 1}",
+            got=missing[0],
+            fix="Use the template of a model that calls tools.",
+        )
+    reasoning = str(message.get("reasoning_content") or "").strip()
+    dropped = not _holds(answer, reasoning)
+    if not _holds(answer, content):
+        rest = content.rpartition("</think>")[2].strip()
+        if not names and (rest == content or not _holds(answer, rest)):
+            raise UsageError(
+                f"The template drops or changes the text of the assistant's turn, message {index + 1}",
+                got=content[:60],
+                fix="Correct the template, or leave the conversation out.",
+            )
+        dropped = True
+    return dropped
+
+
+def _holds(text: str, part: str) -> bool:
+    return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
