@@ -7,6 +7,7 @@ from penstock.core import config as configs
 from penstock.core.toml import toml_text
 from penstock.core.units import mib, plural, si
 from penstock.data import Loader
+from penstock.data.corpus.columns import LEARNED
 from penstock.data.schedule.adaptive import thousandths
 from penstock.parallel.layout import layout_of
 from penstock.train.data_setup import (
@@ -84,6 +85,12 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
     }
     for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
         numbers[f"epochs of {name}"] = round(epochs, 3)
+    for name, corpus in loader.corpora.items():
+        if (learned := corpus.manifest.count(LEARNED)) is not None:
+            share = 100 * learned / max(corpus.manifest.num_tokens, 1)
+            numbers[f"learned tokens of {name}"] = (
+                f"{learned:,} of {corpus.manifest.num_tokens:,} ({share:.1f}%)"
+            )
     if data.overlong is not None:
         for name, waste in loader.left_out_by_corpus(config.run.steps).items():
             numbers[f"left out of {name}"] = (

@@ -2,21 +2,28 @@
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from penstock.core.units import mib, plural
+from rich.console import Console
+from rich.text import Text
+
+from penstock.cli.data.prepare import learned_lines, learned_of
+from penstock.core.units import mib, parse_count, plural
 from penstock.data.corpus.manifest import Manifest
-from penstock.data.tools.describe import Description, describe
+from penstock.data.tools.describe import Description, TextSample, describe
 
 _BAR_WIDTH = 40
+_WHOLE_TOKENS = 4096  # of a document that --rows prints
 
 EPILOG = """\
 Lengths are exact, over all documents, in tokens with the end token counted; memory stays bounded.
 
 example:
   penstock data describe corpus
+  penstock data describe chats --rows 3
   penstock data describe megatron:/data/web_text_document
 
 exit codes: 0 done, 1 no corpus or a damaged one, 2 wrong usage
@@ -26,14 +33,52 @@ exit codes: 0 done, 1 no corpus or a damaged one, 2 wrong usage
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("corpus", metavar="CORPUS", help="folder, address, or FORMAT:PATH[,option=value]")
+    parser.add_argument("--rows", type=parse_count, metavar="N",
+        help="print N documents whole; of conversations, with the learned tokens in colour")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the description of a corpus."""
-    found = describe(arguments.corpus)
-    print(json.dumps(as_json(found)) if arguments.json else "\n".join(as_text(found)))
+    if arguments.rows is None:
+        found = describe(arguments.corpus)
+    else:
+        found = describe(arguments.corpus, num_samples=arguments.rows, sample_tokens=_WHOLE_TOKENS)
+    if arguments.json:
+        print(json.dumps(as_json(found)))
+    elif arguments.rows is None or not any(sample.runs for sample in found.samples):
+        print("\n".join(as_text(found)))
+    else:
+        print("\n".join(as_text(replace(found, samples=()))))
+        _print_conversations(found.samples, Console(highlight=False, soft_wrap=True))
     return 0
+
+
+def _print_conversations(samples: Sequence[TextSample], console: Console) -> None:
+    """Print conversations with learned tokens in colour, or between marks if there is no colour."""
+    colour = console.is_terminal and console.color_system is not None and not console.no_color
+    print(f"\nlearned tokens are {'in colour' if colour else 'between [[ and ]]'}:")
+    for sample in samples:
+        print(f"\ndocument at token {sample.position:,}:")
+        line, is_rejected = Text("  "), False
+        for kind, written in sample.runs:
+            if kind.endswith("-rejected") and not is_rejected:
+                is_rejected = True
+                line.append("\n  -- the rejected side:\n  ")
+            shown = _lines(written)
+            if not kind.startswith("learned"):
+                line.append(shown)
+            elif colour:
+                line.append(shown, style="bold red" if is_rejected else "bold green")
+            else:
+                line.append(f"[[{shown}]]")
+        line.append("" if sample.whole else " ...")
+        console.print(line)
+
+
+def _lines(text: str) -> str:
+    """Return a text with its line ends kept and indented, and other control characters escaped."""
+    return "\n  ".join(printable(line) for line in text.split("\n"))
 
 
 def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
@@ -58,6 +103,7 @@ def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
         "tokenizer": manifest.tokenizer,
         "rejected": manifest.rejected,
         "fingerprint": manifest.fingerprint,
+        **learned_of(manifest),
         "unigram_entropy": found.unigram_entropy,
         "document_tokens": {
             "min": lengths.min,
@@ -66,8 +112,14 @@ def as_json(found: Description) -> dict[str, Any]:  # Any: what JSON can write
             "max": lengths.max,
             "histogram": [{"from": low, "below": high, "documents": n} for low, high, n in lengths.histogram],
         },
-        "samples": [{"position": s.position, "text": s.text, "whole": s.whole} for s in found.samples],
+        "samples": [_sample(sample) for sample in found.samples],
     }
+
+
+def _sample(sample: TextSample) -> dict[str, Any]:  # Any: what JSON can write
+    found = {"position": sample.position, "text": sample.text, "whole": sample.whole}
+    runs = [{"kind": kind, "text": text} for kind, text in sample.runs]
+    return {**found, "runs": runs} if runs else found
 
 
 def as_text(found: Description) -> Iterator[str]:
@@ -83,6 +135,7 @@ def as_text(found: Description) -> Iterator[str]:
     name = f"tokenizer {manifest.tokenizer[:16]}" if manifest.tokenizer else "no tokenizer"
     yield f"  vocabulary   {manifest.vocab_size:,}, {end}, {name}"
     yield f"  rejected     {manifest.rejected:,}{' (rejected.jsonl)' if manifest.rejected else ''}"
+    yield from learned_lines(manifest)
     yield f"  fingerprint  {manifest.fingerprint}"
     yield f"  entropy      {found.unigram_entropy:.3f} nats per token, of token frequencies alone"
     yield ""

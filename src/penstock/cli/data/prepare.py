@@ -13,8 +13,11 @@ from typing import Any
 
 from penstock.cli.progress import Display
 from penstock.core.clock import monotonic
+from penstock.core.config import dump
+from penstock.core.errors import UsageError
 from penstock.core.units import duration, mib, parse_count, plural, si
-from penstock.data.corpus.manifest import tokenizer_at
+from penstock.data.corpus.columns import LEARNED
+from penstock.data.corpus.manifest import Manifest, tokenizer_at
 from penstock.data.prepare import (
     DEFAULT_SUFFIXES,
     PLAIN_SUFFIXES,
@@ -24,8 +27,9 @@ from penstock.data.prepare import (
     Summary,
     prepare,
 )
-from penstock.data.prepare.documents import EMPTY
-from penstock.data.prepare.plan import FIRST_PART_TOKENS
+from penstock.data.prepare.chat_tokens import CUT, DROPPED, TURNS
+from penstock.data.prepare.documents import EMPTY, NOT_ERRORS, TOO_LONG
+from penstock.data.prepare.plan import FIRST_PART_TOKENS, ChatConfig
 
 EXIT_INTERRUPTED, EXIT_RESUMABLE = 130, 75
 
@@ -35,6 +39,8 @@ inputs:
   .jsonl        one JSON object a line (.jsonl.gz, .jsonl.zst, .ndjson as well)
   .parquet      one document a row
   a dataset     a folder of Hugging Face datasets (save_to_disk) or of MDS shards: one document a row
+  with --chat   one conversation a line or row: messages (OpenAI), conversations (ShareGPT), prompt and
+                completion; pairs: [prompt,] chosen, rejected; thumbs: prompt, completion, label
   other files   one document each (.txt, .rst.gz, .py.zst, ...)
   HTML pages, as files or in rows, are stored as their main text: pip install 'penstock[html]'.
   Text is UTF-8, or the encoding of its byte order mark. Files and folders whose names start with a dot,
@@ -49,6 +55,8 @@ A run that was stopped or killed is continued by the same command, with the same
 example:
   penstock data prepare docs/ web.jsonl.zst --train-tokenizer 4096 --exclude tests --out corpus
   penstock data prepare web/ --tokenizer tokenizer.json --stream --out corpus &
+  penstock data prepare chats.jsonl --chat --tokenizer models/qwen3 --out chats
+  penstock data describe chats --rows 3
 
 To train while --stream prepares: docs/how-to/grow-a-corpus.md
 
@@ -83,6 +91,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     """Add the options for selecting and reading inputs, and the shard size."""
     add = parser.add_argument
+    add("--chat", action="store_true",
+        help="the inputs are conversations, written by the template in the tokenizer's folder")  # fmt: skip
+    add("--chat-template", type=Path, metavar="FILE", help="with --chat: use this Jinja template")
+    add("--train-on", choices=("all_assistant", "last"), default="all_assistant",
+        help="with --chat: assistant turns that are learned (default all_assistant)")  # fmt: skip
+    add("--max-tokens", type=parse_count, metavar="N",
+        help="with --chat: tokens that a row of the training run holds")  # fmt: skip
+    add("--too-long", choices=("refuse", "drop", "cut"), default="refuse",
+        help="with --max-tokens: what happens to a longer conversation (default refuse)")  # fmt: skip
     add("--shard-tokens", type=parse_count, default=100_000_000, metavar="N",
         help="tokens per shard, held in memory (default 100M)")  # fmt: skip
     add("--text-column", default="text", metavar="NAME",
@@ -102,7 +119,26 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
 def reading_options_of(arguments: argparse.Namespace) -> dict[str, Any]:  # Any: of the fields' types
     """Return the fields of `PrepareConfig` that `add_reading_options` declared."""
     names = ("shard_tokens", "text_column", "html", "max_document_bytes", "max_errors")
-    return {name: getattr(arguments, name) for name in names}
+    return {**{name: getattr(arguments, name) for name in names}, "chat": _chat_of(arguments)}
+
+
+def _chat_of(arguments: argparse.Namespace) -> ChatConfig | None:
+    if arguments.chat:
+        return ChatConfig(
+            template=arguments.chat_template,
+            train_on=arguments.train_on,
+            max_tokens=arguments.max_tokens,
+            too_long=arguments.too_long,
+        )
+    given = {
+        "--chat-template": arguments.chat_template,
+        "--max-tokens": arguments.max_tokens,
+        "--train-on": arguments.train_on != "all_assistant",
+        "--too-long": arguments.too_long != "refuse",
+    }
+    if wrong := [name for name, value in given.items() if value]:
+        raise UsageError(f"{wrong[0]} is for conversations", fix="Add --chat, or leave it out.")
+    return None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -213,6 +249,7 @@ def as_json(
         "vocab_size_asked": asked,
         "eos_id": manifest.eos_id,
         "fingerprint": manifest.fingerprint,
+        **learned_of(manifest),
         "seconds": round(seconds, 3),
     }
 
@@ -232,10 +269,13 @@ def as_text(
     if len(manifest.part_ends) > 1:
         yield f"  parts        {len(manifest.part_ends):,}"
     yield f"  documents    {manifest.num_documents:,}, {mib(manifest.text_bytes)} of text"
+    yield from learned_lines(manifest)
     yield f"  inputs       {summary.num_inputs:,} files, {mib(summary.input_bytes)}"
     if empty := summary.rejected.get(EMPTY, 0):
         yield f"  left out     {plural(empty, 'document')} without text, listed in {out / 'rejected.jsonl'}"
-    if wrong := {kind: n for kind, n in sorted(summary.rejected.items()) if kind != EMPTY}:
+    if dropped := summary.rejected.get(TOO_LONG, 0):
+        yield f"  left out     {plural(dropped, 'conversation')} longer than --max-tokens, listed there too"
+    if wrong := {kind: n for kind, n in sorted(summary.rejected.items()) if kind not in NOT_ERRORS}:
         kinds = ", ".join(f"{kind.replace('_', ' ')}: {n:,}" for kind, n in wrong.items())
         yield f"  rejected     {sum(wrong.values()):,} ({kinds}), listed in {out / 'rejected.jsonl'}"
     if summary.skipped:
@@ -247,6 +287,28 @@ def as_text(
     if asked and manifest.vocab_size < asked:
         yield f"               requested {asked:,}, the text yields {manifest.vocab_size:,}"
     yield f"next: penstock data describe {out}"
+
+
+def learned_of(manifest: Manifest) -> dict[str, Any]:  # Any: what JSON can write
+    """Return the counts of learned tokens as JSON values; empty for plain text."""
+    chat = manifest.chat
+    found = {} if (learned := manifest.count(LEARNED)) is None else {"learned_tokens": learned}
+    return found if chat is None else {**found, "chat": dump(chat)}
+
+
+def learned_lines(manifest: Manifest) -> Iterator[str]:
+    """Yield lines about the learned tokens; none for plain text."""
+    if (learned := manifest.count(LEARNED)) is not None:
+        share = 100 * learned / max(manifest.num_tokens, 1)
+        yield f"  learned      {learned:,} of {manifest.num_tokens:,} tokens ({share:.1f}%)"
+    if (chat := manifest.chat) is not None:
+        counts = chat.counts
+        turns = plural(counts.get(TURNS, 0), "assistant turn")
+        yield f"  chat         {chat.kind}, {turns} learned ({chat.train_on}), template {chat.template}"
+        if dropped := counts.get(DROPPED, 0):
+            yield f"               the template left out reasoning or text of {plural(dropped, 'turn')}"
+        if cut := counts.get(CUT, 0):
+            yield f"               cut at --max-tokens: {plural(cut, 'conversation')}"
 
 
 @contextmanager

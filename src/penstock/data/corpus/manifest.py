@@ -101,6 +101,20 @@ class ShardEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatOrigin:
+    """How a corpus of conversations was made."""
+
+    kind: Literal["conversations", "pairs", "thumbs"]
+    """`pairs`: chosen and rejected answers; `thumbs`: answers wanted or not."""
+    template: str
+    """Hash of the chat template, 16 hex digits."""
+    train_on: str
+    """Assistant turns that are learned."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counts: turns learned, turns of which the template dropped reasoning, conversations cut."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """Description of a corpus: its format, token type, tokenizer and shards."""
 
@@ -125,6 +139,8 @@ class Manifest:
     reader."""
     columns: tuple[ColumnEntry, ...] = ()
     """Columns of every shard."""
+    chat: ChatOrigin | None = None
+    """How the conversations were made; None: the corpus is of plain text."""
     shards: tuple[ShardEntry, ...]
     """In token order."""
     parts: tuple[int, ...] = ()
@@ -244,6 +260,8 @@ def check_inside(file: str, of: str) -> None:
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Write a corpus's manifest, which marks the corpus as complete."""
     values = config.dump(manifest)
+    if manifest.chat is None:
+        del values["chat"]
     if not manifest.columns:  # as earlier versions read it
         del values["columns"]
         for shard in values["shards"]:

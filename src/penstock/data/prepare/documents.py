@@ -12,8 +12,8 @@ import json
 import os
 import shlex
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Final, Literal, cast
 
 import pyarrow as pa
@@ -22,6 +22,8 @@ from penstock.core.errors import InputError, UsageError
 from penstock.core.packages import Package
 from penstock.core.units import mib
 from penstock.data.formats.choice import text_columns
+from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
+from penstock.data.prepare.chat_records import without_nulls
 from penstock.data.prepare.columnar import (
     TABULAR,
     BrokenTable,
@@ -44,10 +46,23 @@ from penstock.data.prepare.plan import InputFile
 pq = Package("pyarrow.parquet", "Parquet files")
 
 Reason = Literal[
-    "broken_json", "missing_field", "not_text", "undecodable", "empty", "too_large", "unreadable"
+    "broken_json",
+    "missing_field",
+    "not_text",
+    "undecodable",
+    "empty",
+    "too_large",
+    "unreadable",
+    "bad_conversation",
+    "over_long",
+    "too_long",
 ]
 
 EMPTY: Final = "empty"
+TOO_LONG: Final = "too_long"
+"""Kind of a conversation that is longer than a row, and is left out because the user said so."""
+NOT_ERRORS = (EMPTY, TOO_LONG)
+"""Kinds of rejections that are counted and listed, but tolerated."""
 
 # Longer marks first: UTF-32's begins with UTF-16's.
 _MARKS = (
@@ -68,6 +83,18 @@ class Document:
     """Length in UTF-8 bytes."""
     is_extracted: bool = False
     """True if it is the main text of an HTML page."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Counts of a conversation, summed for the corpus (see chat_tokens.py)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RawChat:
+    """Record of conversations as it was read, not yet written by a template."""
+
+    value: object
+    """JSON values."""
+    num_bytes: int
+    """Length in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +113,7 @@ class Record:
 
     index: int
     """Number of the record in the file, from 0."""
-    content: Document | Rejection
+    content: Document | RawChat | Rejection
     consumed: int
     """Bytes of the file read so far; used only for progress."""
 
@@ -101,6 +128,8 @@ class ReadOptions:
     """Largest file, line or value accepted, in bytes."""
     html: HtmlRule = "extract"
     """HTML pages: their main text, or their mark-up as it is."""
+    chat: bool = False
+    """True to read conversations: `RawChat` in place of `Document`."""
 
 
 def read_records(file: InputFile, options: ReadOptions, *, start: int = 0) -> Iterator[Record]:
@@ -167,14 +196,33 @@ def decode_text(content: bytes) -> Document | Rejection:
         return Rejection("undecodable", f"not {encoding} at byte {error.start}", whole_file=True)
 
 
-def document_of_line(line: bytes, column: str) -> Document | Rejection:
-    """Return the document in one JSON line, or the reason why it has none."""
+def chat_of_line(line: bytes) -> RawChat | Rejection:
+    """Return the record of conversations in one JSON line, or the reason why it has none."""
+    value = _json(line)
+    if isinstance(value, Rejection):
+        return value
+    if b"\\ud" in line.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            return Rejection("undecodable", "half a surrogate pair")
+    return RawChat(value, len(line))
+
+
+def _json(line: bytes) -> Any:  # Any: JSON values, or a Rejection
     try:
-        value = json.loads(line.decode())
+        return json.loads(line.decode())
     except UnicodeDecodeError as error:
         return Rejection("undecodable", f"not utf-8 at byte {error.start}")
     except (ValueError, RecursionError) as error:
         return Rejection("broken_json", f"{error}")
+
+
+def document_of_line(line: bytes, column: str) -> Document | Rejection:
+    """Return the document in one JSON line, or the reason why it has none."""
+    value = _json(line)
+    if isinstance(value, Rejection):
+        return value
     if not isinstance(value, dict):
         return Rejection("missing_field", f"the line is a JSON {type(value).__name__}, not an object")
     if column not in value:
@@ -216,14 +264,14 @@ def _read_lines(file: InputFile, handle: BinaryIO, options: ReadOptions, start: 
         for index, line in enumerate(split_lines(chunks(stream), limit=limit)):
             if index < start:
                 continue
-            content: Document | Rejection
+            content: Document | RawChat | Rejection
             if isinstance(line, int):
                 content = Rejection("too_large", f"a line of {mib(line)}; the limit is {mib(limit)}")
             else:
                 line = line.removeprefix(codecs.BOM_UTF8) if index == 0 else line
                 if not line.strip():
                     continue
-                content = document_of_line(line, options.text_column)
+                content = chat_of_line(line) if options.chat else document_of_line(line, options.text_column)
             yield Record(index, content, handle.tell())
     except BROKEN_STREAM as error:
         reason = f"nothing can be read after line {index + 1}: {error}"
@@ -272,7 +320,10 @@ def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start:
     try:
         # Buffered, so that a column chunk is read page by page.
         table = pq.ParquetFile(handle, buffer_size=2**20, pre_buffer=False)
-        if problem := _unusable(table.schema_arrow, options.text_column):
+        columns = [options.text_column]
+        if options.chat:
+            columns = [name for name in CHAT_FIELDS if name in table.schema_arrow.names]
+        elif problem := _unusable(table.schema_arrow, options.text_column):
             yield Record(0, problem, file.bytes)
             return
         total = max(table.metadata.num_rows, 1)
@@ -282,8 +333,9 @@ def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start:
                 index += rows
                 continue
             size = _batch_rows(table.metadata.row_group(group))
-            for batch in table.iter_batches(size, row_groups=[group], columns=[options.text_column]):
-                for content in _contents(batch.column(0), options):
+            for batch in table.iter_batches(size, row_groups=[group], columns=columns):
+                contents = _chats(batch) if options.chat else _contents(batch.column(0), options)
+                for content in contents:
                     yield Record(index, content, file.bytes * (index + 1) // total)
                     index += 1
     except (pa.ArrowException, OSError) as error:
@@ -408,6 +460,17 @@ def _contents(
             yield Rejection("too_large", f"{mib(document.num_bytes)} of text")
         else:
             yield document
+
+
+def _chats(batch: Any) -> Iterator[RawChat | Rejection]:  # Any: pyarrow has no types
+    size = batch.nbytes // max(batch.num_rows, 1)
+    for index in range(batch.num_rows):
+        try:
+            [row] = batch.slice(index, 1).to_pylist()
+        except UnicodeDecodeError as error:
+            yield Rejection("undecodable", f"not utf-8 at byte {error.start}")
+            continue
+        yield RawChat(without_nulls(row), size)
 
 
 CHUNK_BYTES = 2**20

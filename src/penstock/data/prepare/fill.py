@@ -1,15 +1,18 @@
 """Write records as shards: tokenize, fill shards, and add each finished shard to the journal."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from penstock.core.arrays import Tokens
+from penstock.core.arrays import Bits, Tokens
 from penstock.core.errors import CorpusError
+from penstock.data.corpus.manifest import ColumnEntry
+from penstock.data.prepare.chat_tokens import ChatEncoder, Encoded
 from penstock.data.prepare.columnar import TABULAR
 from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejection, read_records
 from penstock.data.prepare.html import HtmlRule, is_html
@@ -40,10 +43,14 @@ def fill_shards(
     limit_of: Callable[[int], int],
     on_progress: OnProgress,
     on_entries: OnEntries,
+    chats: Callable[[], ChatEncoder] | None = None,
+    columns: Sequence[ColumnEntry] = (),
 ) -> None:
     """Write all missing shards.
 
     Args:
+        chats: opens the encoder of conversations; None: the records are texts.
+        columns: columns that the encoder makes.
         limit_of: number of a shard -> its maximum number of tokens.
         on_entries: called with the journal of an earlier run and again after each new entry; the last entry
             of the last call is `done`.
@@ -66,16 +73,32 @@ def fill_shards(
         return
     dtype = np.uint16 if dtype_of(tokenizer) == "uint16" else np.uint32
     with open_journal(out, last) as journal:
-        builder = ShardBuilder(dtype, limit_of=limit_of, number=len(shards))
+        builder = ShardBuilder(dtype, limit_of=limit_of, number=len(shards), columns=columns)
         filler = _Filler(out, journal, builder, entries, plan=plan, on_entries=on_entries, html=options.html)
         on_progress(filler.progress(last.input, 0))
         places = _places(plan.files, options, last)
-        for batch in tokenised(places, tokenizer.encode_batch, dtype=dtype, eos_id=tokenizer.eos_id):
-            for (number, record), tokens in batch:
-                filler.take(number, record, tokens)
+        for batch in _encoded(places, tokenizer, dtype, chats):
+            for (number, record), tokens, found in batch:
+                filler.take(number, record, tokens, found)
             on_progress(filler.progress(number, record.consumed))
         filler.finish()
         on_progress(filler.progress(len(plan.files), 0))
+
+
+def _encoded(
+    places: Iterator[RecordPosition],
+    tokenizer: Tokenizer,
+    dtype: type[np.uint16 | np.uint32],
+    chats: Callable[[], ChatEncoder] | None,
+) -> Iterator[list[Encoded]]:
+    """Yield batches of records with their tokens and columns."""
+    if chats is None:
+        for batch in tokenised(places, tokenizer.encode_batch, dtype=dtype, eos_id=tokenizer.eos_id):
+            yield [(place, tokens, {}) for place, tokens in batch]
+        return
+    with closing(chats()) as encoder:
+        encoder.check()
+        yield from encoder.batches(places, dtype=dtype)
 
 
 def _places(files: Sequence[InputFile], options: ReadOptions, last: JournalEntry) -> Iterator[RecordPosition]:
@@ -109,13 +132,14 @@ class _Filler:
         self._tokens = sum(shard.tokens for shard in shards)
         self._documents = sum(shard.documents for shard in shards)
 
-    def take(self, number: int, record: Record, tokens: Tokens | None) -> None:
+    def take(self, number: int, record: Record, tokens: Tokens | None, columns: Mapping[str, Bits]) -> None:
         """Store the next record of input file `number`, or list its rejection."""
         if isinstance(record.content, Document) and tokens is not None:
             if not self._builder.fits(tokens):
                 self._finish_shard(number, record.index)
-            self._builder.add(tokens)
-            self._tell_of_html(number, record)
+            self._builder.add(tokens, columns)
+            if not columns:
+                self._tell_of_html(number, record)
             self._journal.accept(record.content)
         elif isinstance(record.content, Rejection):
             self._journal.reject(_row(self._files[number], record.index, record.content), record.content.kind)

@@ -23,6 +23,7 @@ from penstock.data.prepare import plan
 from penstock.data.prepare.documents import Document
 from penstock.data.prepare.plan import PreparationPlan, differences
 from penstock.data.prepare.shards import shard_files
+from penstock.text.chat_template import TEMPLATE_FILES
 
 FILE = "journal.jsonl"
 REJECTED_FILE = "rejected.jsonl"
@@ -44,6 +45,8 @@ class JournalEntry:
     """UTF-8 bytes of the accepted documents so far."""
     rejected: dict[str, int] = field(default_factory=dict)
     """Rejections so far, by kind."""
+    counts: dict[str, int] = field(default_factory=dict)
+    """Counts of conversations so far (see chat_tokens.py)."""
     rejected_bytes: int = 0
     """Length of rejected.jsonl at this point; the rest is cut off."""
     done: bool = False
@@ -92,6 +95,7 @@ class Journal:
         self._journal, self._rejected = journal, rejected
         self._tokenizer, self._text_bytes = last.tokenizer, last.text_bytes
         self._counts, self._rejected_bytes = dict(last.rejected), last.rejected_bytes
+        self._chat_counts = Counter(last.counts)
 
     @property
     def num_rejected(self) -> int:
@@ -101,6 +105,7 @@ class Journal:
     def accept(self, document: Document) -> None:
         """Count one document."""
         self._text_bytes += document.num_bytes
+        self._chat_counts.update(document.counts)
 
     def reject(self, row: dict[str, str | int], kind: str) -> None:
         """List one rejection; it is durable with the next entry."""
@@ -119,6 +124,7 @@ class Journal:
             record=record,
             text_bytes=self._text_bytes,
             rejected=dict(self._counts),
+            counts=dict(self._chat_counts),
             rejected_bytes=self._rejected_bytes,
             done=done,
         )
@@ -181,7 +187,7 @@ def clear(folder: Path, *, keep: Path | None) -> None:
     """
     # The manifest is deleted first and the plan last, so that a kill in between leaves neither a corpus that
     # seems complete nor shards without a plan.
-    names = (MANIFEST_FILE, FILE, REJECTED_FILE, TOKENIZER_FILE)
+    names = (MANIFEST_FILE, FILE, REJECTED_FILE, TOKENIZER_FILE, *TEMPLATE_FILES)
     appended = (*folder.glob("inputs-[0-9]*.jsonl"), *folder.glob("rejected-[0-9]*.jsonl"))
     remove_tree(folder / APPEND_FOLDER)
     for path in (*(folder / name for name in names), *appended, *shard_files(folder), folder / plan.FILE):

@@ -11,7 +11,7 @@ have. They are upper limits: a shard ends before the document that does not fit.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -92,6 +92,31 @@ class Growth:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChatConfig:
+    """Options of conversations: how a template writes them, and what is learned."""
+
+    template: Path | None = None
+    """A Jinja file; None: the template in the tokenizer's folder."""
+    train_on: Literal["all_assistant", "last"] = "all_assistant"
+    """Turns that are learned: all of the assistant, or the last one of each conversation."""
+    max_tokens: int | None = None
+    """Tokens that a row of the training run holds; None: conversations of any length are stored."""
+    too_long: Literal["refuse", "drop", "cut"] = "refuse"
+    """What happens to a longer conversation: an error, or it is left out, or its end is; both are counted."""
+
+    def __post_init__(self) -> None:
+        if self.max_tokens is not None and self.max_tokens < 2:
+            raise UsageError("--max-tokens must be at least 2", got=self.max_tokens)
+        if self.max_tokens is None and self.too_long != "refuse":
+            raise UsageError(
+                f"--too-long {self.too_long} needs the length of a row",
+                fix="Add --max-tokens N, with the sequence_length of the recipe.",
+            )
+        if self.template is not None and not self.template.is_file():
+            raise UsageError(f"--chat-template {self.template} is no file", fix="Give a Jinja file.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareConfig:
     """Options of a preparation: raw text to token shards."""
 
@@ -118,8 +143,14 @@ class PrepareConfig:
     part_tokens: int | None = None
     """Maximum tokens of its largest parts; None: as many as a shard. The first epoch is shuffled within
     parts."""
+    chat: ChatConfig | None = None
+    """How conversations are read; None: the inputs are text."""
 
     def __post_init__(self) -> None:
+        if self.chat is not None and self.tokenizer is None:
+            raise UsageError(
+                "--chat needs the tokenizer and the template of a model", fix="Give --tokenizer FOLDER."
+            )
         if (self.tokenizer is None) == (self.train_tokenizer is None):
             fix = "Give --tokenizer FILE to use that one, or --train-tokenizer 4096 to train one."
             raise UsageError("Exactly one of --tokenizer and --train-tokenizer is needed", fix=fix)
@@ -169,12 +200,17 @@ class PreparationPlan:
 
 
 def make_plan(
-    config: PrepareConfig, files: tuple[InputFile, ...], *, tokenizer: str | None
+    config: PrepareConfig,
+    files: tuple[InputFile, ...],
+    *,
+    tokenizer: str | None,
+    chat: Mapping[str, str | int] | None = None,
 ) -> PreparationPlan:
     """Return the plan of a configuration.
 
     Args:
         tokenizer: fingerprint of the given tokenizer; None if one is to be trained.
+        chat: options of conversations, in place of the column of texts.
     """
     options: dict[str, str | int] = {
         "shard-tokens": config.shard_tokens,
@@ -193,6 +229,9 @@ def make_plan(
         options["tokenizer"] = tokenizer
     elif config.train_tokenizer is not None:
         options["train-tokenizer"] = config.train_tokenizer
+    if chat is not None:
+        del options["text-column"]
+        options |= chat
     return PreparationPlan(options=options, files=files)
 
 

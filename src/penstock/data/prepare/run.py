@@ -19,13 +19,22 @@ from penstock.core.files import exclusive
 from penstock.data.corpus.manifest import Manifest, load_manifest, save_manifest
 from penstock.data.prepare import journal
 from penstock.data.prepare import journal as folder
+from penstock.data.prepare.chat_setup import ChatSetup, chat_setup
+from penstock.data.prepare.chat_tokens import columns_of_kind
 from penstock.data.prepare.columnar import TABULAR
-from penstock.data.prepare.documents import EMPTY, ReadOptions
+from penstock.data.prepare.documents import NOT_ERRORS, ReadOptions
 from penstock.data.prepare.fill import dtype_of, fill_shards
 from penstock.data.prepare.html import check_extractor, is_named_html
 from penstock.data.prepare.inputs import Selection, Skipped, find_inputs, shown
 from penstock.data.prepare.journal import JournalEntry
-from penstock.data.prepare.plan import Growth, OnProgress, PreparationPlan, PrepareConfig, make_plan
+from penstock.data.prepare.plan import (
+    Growth,
+    InputFile,
+    OnProgress,
+    PreparationPlan,
+    PrepareConfig,
+    make_plan,
+)
 from penstock.data.prepare.train_tokenizer import settle_tokenizer
 from penstock.text.tokenizer import Tokenizer
 
@@ -77,19 +86,24 @@ def prepare(
     given = Tokenizer.load(config.tokenizer) if config.tokenizer else None
     selection = selection or Selection()
     files, skipped = find_inputs(paths, replace(selection, never=selection.never or out))
-    if any(file.kind in TABULAR for file in files):
-        from penstock.data.prepare.documents import check_text_column  # loading pyarrow.parquet takes 0.1 s
-
-        check_text_column(files, config.text_column)
-    if config.html == "extract" and (page := next((f for f in files if is_named_html(f.path)), None)):
-        check_extractor(shown(page.path))
-    plan = make_plan(config, files, tokenizer=given.fingerprint if given else None)
+    chat = None
+    if config.chat is not None:
+        assert config.tokenizer is not None
+        chat = chat_setup(config.chat, files, tokenizer=config.tokenizer)
+    else:
+        _check_texts(files, config)
+    plan = make_plan(
+        config,
+        files,
+        tokenizer=given.fingerprint if given else None,
+        chat=chat.options if chat else None,
+    )
     with exclusive(out, purpose="data prepare"):
         if restart:
             folder.clear(out, keep=config.tokenizer)
         state = folder.settle(out, plan)
         if state != "finished":
-            _work(out, plan, config=config, given=given, on_progress=on_progress)
+            _work(out, plan, config=config, given=given, chat=chat, on_progress=on_progress)
         (out / journal.FILE).unlink(missing_ok=True)
         return Summary(
             manifest=load_manifest(out),
@@ -101,19 +115,36 @@ def prepare(
         )
 
 
+def _check_texts(files: Sequence[InputFile], config: PrepareConfig) -> None:
+    """Refuse inputs without the column of texts, or pages that cannot be read, before anything is written."""
+    if any(file.kind in TABULAR for file in files):
+        from penstock.data.prepare.documents import check_text_column  # loading pyarrow.parquet takes 0.1 s
+
+        check_text_column(files, config.text_column)
+    if config.html == "extract" and (page := next((f for f in files if is_named_html(f.path)), None)):
+        check_extractor(shown(page.path))
+
+
 def _work(
     out: Path,
     plan: PreparationPlan,
     *,
     config: PrepareConfig,
     given: Tokenizer | None,
+    chat: ChatSetup | None,
     on_progress: OnProgress,
 ) -> None:
     options = ReadOptions(
-        text_column=config.text_column, max_document_bytes=config.max_document_bytes, html=config.html
+        text_column=config.text_column,
+        max_document_bytes=config.max_document_bytes,
+        html=config.html,
+        chat=chat is not None,
     )
     tokenizer = settle_tokenizer(out, plan, options=options, given=given, on_progress=on_progress)
+    if chat is not None:
+        chat.store(out)
     growth = config.growth
+    commit = {"tokenizer": tokenizer, "growth": growth, "max_errors": config.max_errors, "chat": chat}
     fill_shards(
         out,
         plan,
@@ -121,7 +152,9 @@ def _work(
         tokenizer=tokenizer,
         limit_of=growth.shard_limit if growth else lambda _: config.shard_tokens,
         on_progress=on_progress,
-        on_entries=partial(_commit, out, tokenizer=tokenizer, growth=growth, max_errors=config.max_errors),
+        on_entries=partial(_commit, out, **commit),
+        chats=chat.opener(tokenizer) if chat else None,
+        columns=columns_of_kind(chat.rules.kind) if chat else (),
     )
 
 
@@ -132,6 +165,7 @@ def _commit(
     tokenizer: Tokenizer,
     growth: Growth | None,
     max_errors: int,
+    chat: ChatSetup | None,
 ) -> None:
     """Write the manifest if the last entry ends a part or the corpus; a function of the journal alone."""
     last, shards = entries[-1], tuple(entry.shard for entry in entries if entry.shard)
@@ -143,10 +177,12 @@ def _commit(
         format="arrow",
         dtype=dtype_of(tokenizer),
         vocab_size=tokenizer.vocab_size,
-        eos_id=tokenizer.eos_id,
+        eos_id=tokenizer.eos_id if chat is None else None,  # the template ends each turn
         tokenizer=tokenizer.fingerprint,
         text_bytes=last.text_bytes,
         rejected=sum(last.rejected.values()),
+        columns=columns_of_kind(chat.rules.kind) if chat else (),
+        chat=chat.origin(last.counts) if chat else None,
         shards=shards,
         parts=parts,
         streamed_parts=(len(parts) if last.done else 0) if growth else None,
@@ -157,7 +193,9 @@ def _commit(
 def _judge(out: Path, last: JournalEntry, *, max_errors: int, any_document: bool) -> None:
     """Refuse a corpus without documents, or with more rejections (empty records aside) than tolerated."""
     listed = out / journal.REJECTED_FILE
-    wrong = {k: count for k, count in sorted(last.rejected.items()) if not any_document or k != EMPTY}
+    wrong = {
+        k: count for k, count in sorted(last.rejected.items()) if not any_document or k not in NOT_ERRORS
+    }
     total = sum(wrong.values())
     kinds = ", ".join(f"{kind.replace('_', ' ')}: {count:,}" for kind, count in wrong.items())
     if not any_document:
@@ -181,7 +219,7 @@ def _judge(out: Path, last: JournalEntry, *, max_errors: int, any_document: bool
 def _first_of(listed: Path) -> str:
     """Return the first rejection that is not an empty record, for the message."""
     with listed.open("rb") as lines:
-        row = next((found for line in lines if (found := json.loads(line))["kind"] != EMPTY), None)
+        row = next((found for line in lines if (found := json.loads(line))["kind"] not in NOT_ERRORS), None)
     if row is None:
         return ""
     place = next((f", {unit} {row[unit]}" for unit in ("line", "row") if unit in row), "")

@@ -2,16 +2,16 @@
 
 import os
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from penstock.core.arrays import Tokens
+from penstock.core.arrays import Bits, Tokens
 from penstock.core.errors import InputError
 from penstock.core.files import checksum, commit, temporary_beside
-from penstock.data.corpus.columns import LEARNED, REJECTED
-from penstock.data.corpus.manifest import ShardEntry
+from penstock.data.corpus.columns import LEARNED, REJECTED, write_column
+from penstock.data.corpus.manifest import ColumnEntry, ShardEntry
 from penstock.data.formats.arrow import write_shard
 from penstock.storage.base import LocalStorage, probe
 
@@ -25,11 +25,19 @@ class ShardBuilder:
     Args:
         limit_of: number of a shard -> its maximum number of tokens.
         number: number of the first shard to fill.
+        columns: columns of bits that every document has.
     """
 
     def __init__(
-        self, dtype: type[np.uint16 | np.uint32], *, limit_of: Callable[[int], int], number: int
+        self,
+        dtype: type[np.uint16 | np.uint32],
+        *,
+        limit_of: Callable[[int], int],
+        number: int,
+        columns: Sequence[ColumnEntry] = (),
     ) -> None:
+        self._columns = columns
+        self._bits: dict[str, list[Bits]] = {entry.name: [] for entry in columns}
         self._limit_of = limit_of
         self._limit = limit_of(number)
         self._tokens = _empty(min(self._limit, 2**20), dtype)
@@ -49,8 +57,14 @@ class ShardBuilder:
         """Return True if a document may still be added; an empty shard accepts any."""
         return not self.num_documents or self.num_tokens + len(tokens) <= self._limit
 
-    def add(self, tokens: Tokens) -> None:
-        """Append a copy of one document."""
+    def add(self, tokens: Tokens, columns: Mapping[str, Bits]) -> None:
+        """Append a copy of one document.
+
+        Args:
+            columns: the bits of its tokens, by column.
+        """
+        for name, held in self._bits.items():
+            held.append(columns[name])
         start, stop = self.num_tokens, self.num_tokens + len(tokens)
         if stop > len(self._tokens):
             grown = _empty(max(stop, min(2 * len(self._tokens), self._limit)), self._tokens.dtype.type)
@@ -78,12 +92,17 @@ class ShardBuilder:
                 bytes=temporary.stat().st_size,
                 checksum=checksum(temporary),
                 probe=probe(LocalStorage(folder), temporary.name),
+                columns=tuple(
+                    write_column(folder, path.name, column, np.concatenate(self._bits[column.name]))
+                    for column in self._columns
+                ),
             )
             commit(temporary, path)
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
         self._offsets = array("q", [0])
+        self._bits = {name: [] for name in self._bits}
         self._limit = self._limit_of(number + 1)
         return entry
 

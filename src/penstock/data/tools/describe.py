@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from penstock.core.arrays import Int64, Tokens
+from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import Manifest
 from penstock.data.corpus.open import open_corpus
@@ -48,6 +50,9 @@ class TextSample:
     """Decoded text; may contain control characters."""
     whole: bool
     """True if the text is the whole document."""
+    runs: tuple[tuple[str, str], ...] = ()
+    """(kind, text) of consecutive tokens that are alike, special names included: `learned`, `context`, and
+    the same with `-rejected` in a pair's second answer; empty for plain text."""
 
 
 def unigram_entropy(corpus: Corpus) -> float:
@@ -182,5 +187,34 @@ def _samples(corpus: Corpus, number: int, max_tokens: int) -> Iterator[TextSampl
         seen = start
         # One token more than is shown, to see whether the document continues.
         first = corpus.fragments([(start, min(start + max_tokens + 1, corpus.num_tokens))]).lengths[0]
-        tokens = corpus.tokens(start, start + min(int(first), max_tokens)).tolist()
-        yield TextSample(position=start, text=tokenizer.decode(tokens), whole=int(first) <= max_tokens)
+        stop = start + min(int(first), max_tokens)
+        tokens = corpus.tokens(start, stop).tolist()
+        yield TextSample(
+            position=start,
+            text=tokenizer.decode(tokens),
+            whole=int(first) <= max_tokens,
+            runs=tuple(_runs(corpus, tokenizer, tokens, start)),
+        )
+
+
+def _runs(
+    corpus: Corpus, tokenizer: Tokenizer, tokens: Sequence[int], start: int
+) -> Iterator[tuple[str, str]]:
+    """Yield the text of consecutive tokens whose bits are alike, with their kind."""
+    if LEARNED not in corpus.columns:
+        return
+    learned, rejected = (_bits(corpus, name, start, start + len(tokens)) for name in (LEARNED, REJECTED))
+    kinds = learned + 2 * rejected
+    edges = [0, *(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(tokens)]
+    for first, past in pairwise(edges):
+        if first < past:
+            name = "learned" if learned[first] else "context"
+            text = tokenizer.decode(tokens[first:past], special=True)
+            yield f"{name}-rejected" if rejected[first] else name, text
+
+
+def _bits(corpus: Corpus, name: str, start: int, stop: int) -> Int64:
+    if name not in corpus.columns:
+        return np.zeros(stop - start, np.int64)
+    found = [corpus.columns[name].values(*span) for span in corpus.spans([(start, stop)])]
+    return np.concatenate(found).astype(np.int64)

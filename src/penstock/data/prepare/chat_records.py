@@ -1,0 +1,309 @@
+"""Conversations as people store them: OpenAI messages, ShareGPT, prompt and completion, pairs, thumbs.
+
+    messages [, tools]                        OpenAI; tool calls, tool turns, reasoning_content, weight
+    conversations [, system, tools]           ShareGPT: from, value
+    prompt, completion                        texts, or lists of messages
+    [prompt,] chosen, rejected                pairs of TRL: texts or messages, the prompt apart or in both
+    prompt, completion, label                 thumbs of KTO
+
+All become messages as the server hands them to a template: content as one text, the arguments of calls as
+objects, the role `developer` as `system`. What is not a conversation is refused with the reason.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from penstock.core.errors import UsageError
+
+ChatKind = Literal["conversations", "pairs", "thumbs"]
+
+FIELDS = (
+    "messages",
+    "conversations",
+    "conversation",
+    "prompt",
+    "completion",
+    "chosen",
+    "rejected",
+    "label",
+    "tools",
+    "functions",
+    "system",
+)
+"""Fields of a record that are read."""
+
+Message = dict[str, object]
+
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "human": "user",
+    "user": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bard": "assistant",
+    "bing": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "tool": "tool",
+    "observation": "tool",
+    "function_response": "tool",
+    "function": "tool",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Conversation with the turns that may be learned."""
+
+    messages: tuple[Message, ...]
+    """Messages without weights."""
+    learned: frozenset[int]
+    """Indices of the assistant turns whose tokens are learned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """One record: a conversation, or the two of a pair."""
+
+    sides: tuple[Side, ...]
+    """One, or the chosen and the rejected one of a pair."""
+    tools: tuple[object, ...] = ()
+    """Functions that the assistant may call."""
+    is_rejected: bool = False
+    """True for an answer with a thumb down."""
+
+
+def kind_of_chat(value: object) -> ChatKind | None:
+    """Return what a record is, by its fields; None if it is no conversation.
+
+    >>> kind_of_chat({"prompt": "2+2", "chosen": "4", "rejected": "5"})
+    'pairs'
+    """
+    if not isinstance(value, Mapping):
+        return None
+    has = {name for name in FIELDS if value.get(name) is not None}
+    if {"chosen", "rejected"} <= has:
+        return "pairs"
+    if {"prompt", "completion", "label"} <= has:
+        return "thumbs"
+    if {"prompt", "completion"} <= has or has & {"messages", "conversations", "conversation"}:
+        return "conversations"
+    return None
+
+
+def conversation_of(value: object, *, kind: ChatKind, last_only: bool) -> Conversation:
+    """Return a record as a conversation.
+
+    Args:
+        kind: what the records of the corpus are.
+        last_only: True to learn the last assistant turn alone.
+
+    Raises:
+        UsageError: it is none, or one of another kind; the message says why.
+    """
+    found = kind_of_chat(value)
+    if found is None or not isinstance(value, Mapping):
+        names = ", ".join(map(str, value)) if isinstance(value, Mapping) else type(value).__name__
+        raise UsageError(
+            "The record is no conversation",
+            got=names[:120],
+            fix="It needs messages, conversations, prompt and completion, or chosen and rejected.",
+        )
+    if found != kind:
+        raise UsageError(f"The record is of the kind {found}, the corpus of the kind {kind}")
+    tools = tuple(_tools(value.get("tools") or value.get("functions")))
+    if kind == "pairs":
+        sides = _pair(value)
+        if sides[0].messages == sides[1].messages:
+            raise UsageError("The chosen and the rejected answer are equal")
+    elif "prompt" in value and value.get("completion") is not None:
+        sides = (_answered(_turns(value["prompt"], "user"), _turns(value["completion"], "assistant")),)
+    else:
+        turns = _first_of(value, "messages", "conversations", "conversation")
+        messages = _messages(turns)
+        if (system := value.get("system")) and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": str(system)}, *messages]
+        sides = (_side(messages, 0),)
+    if last_only:
+        sides = tuple(Side(side.messages, frozenset(sorted(side.learned)[-1:])) for side in sides)
+    for side in sides:
+        _check_order(side)
+    return Conversation(sides, tools, kind == "thumbs" and not _label(value["label"]))
+
+
+def _first_of(value: Mapping[str, object], *names: str) -> object:
+    return next(value[name] for name in names if value.get(name) is not None)
+
+
+def _label(value: object) -> bool:
+    if value in (True, False, 0, 1):
+        return bool(value)
+    raise UsageError("The label is neither true nor false", got=value)
+
+
+def _pair(value: Mapping[str, object]) -> tuple[Side, ...]:
+    chosen, rejected = (_turns(value[name], "assistant") for name in ("chosen", "rejected"))
+    if value.get("prompt") is not None:
+        prompt = _turns(value["prompt"], "user")
+        if all(each[: len(prompt)] == prompt for each in (chosen, rejected)):  # it stands in both as well
+            chosen, rejected = chosen[len(prompt) :], rejected[len(prompt) :]
+    else:
+        if isinstance(value["chosen"], str):
+            raise UsageError(
+                "The pair has texts without a prompt",
+                got=value["chosen"][:60],
+                fix="Give the prompt in a field of its own, or both sides as lists of messages.",
+            )
+        same = 0
+        while same < min(len(chosen), len(rejected)) and chosen[same] == rejected[same]:
+            same += 1
+        # A turn of the assistant that both begin with is an answer, unless something follows it in both.
+        same = min(same, len(chosen) - 1, len(rejected) - 1)
+        prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+    return _answered(prompt, chosen), _answered(prompt, rejected)
+
+
+def _answered(prompt: list[Message], answer: list[Message]) -> Side:
+    return _side([*prompt, *answer], len(prompt))
+
+
+def _turns(value: object, role: str) -> list[Message]:
+    """Return a text as one message of a role, a message or a list of them as a list."""
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    return _messages([value] if isinstance(value, Mapping) else value)
+
+
+def _messages(value: object) -> list[Message]:
+    if isinstance(value, str):  # JSON in a column of text
+        value = _json(value, "The messages")
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise UsageError("The record has no list of messages", got=type(value).__name__)
+    return [_message(each, index + 1) for index, each in enumerate(value)]
+
+
+def _message(value: object, number: int) -> Message:
+    if not isinstance(value, Mapping):
+        raise UsageError(f"Message {number} is no object", got=type(value).__name__)
+    given = {name: each for name, each in value.items() if each is not None}
+    said = given.pop("role", given.pop("from", None))
+    role = _ROLES.get(str(said).lower())
+    if role is None:
+        raise UsageError(
+            f"Message {number} has an unknown role", got=said, fix=f"Known: {', '.join(_ROLES)}."
+        )
+    content = given.pop("content", given.pop("value", None))
+    calls = given.pop("tool_calls", None)
+    if str(said).lower() == "function_call":
+        calls, content = [_json(content, f"The call of message {number}")], None
+    message: Message = {**given, "role": role, "content": _text(content, number)}
+    if calls:
+        if role != "assistant" or not isinstance(calls, Sequence):
+            raise UsageError(f"Message {number} has tool calls, but is none of the assistant", got=role)
+        message["tool_calls"] = [_call(call, number) for call in calls]
+    elif content is None and role == "assistant" and not given.get("reasoning_content"):
+        raise UsageError(f"Message {number} of the assistant has neither content nor tool calls")
+    return message
+
+
+def _text(content: object, number: int) -> str:
+    """Return the content of a message as one text; parts of text are joined."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = content if isinstance(content, Sequence) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
+    if all(isinstance(text, str) for text in texts):
+        return "".join(str(text) for text in texts)
+    raise UsageError(f"Message {number} has content that is not text", got=type(content).__name__)
+
+
+def _call(value: object, number: int) -> Message:
+    call = dict(value) if isinstance(value, Mapping) else {}
+    function = call.get("function", call)
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UsageError(f"A tool call of message {number} names no function", got=str(value)[:80])
+    arguments = function.get("arguments", function.get("parameters"))
+    if arguments is None or arguments == "":
+        arguments = {}
+    if isinstance(arguments, str):
+        arguments = _json(arguments, f"The arguments of a tool call of message {number}")
+    if not isinstance(arguments, Mapping):
+        raise UsageError(
+            f"The arguments of a tool call of message {number} are no JSON object", got=str(arguments)[:80]
+        )
+    made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return {"id": call["id"], **made} if call.get("id") is not None else made
+
+
+def _tools(value: object) -> Sequence[object]:
+    if isinstance(value, str):
+        value = _json(value, "The tools") if value.strip() else []
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence):
+        raise UsageError("The tools are no list", got=type(value).__name__)
+    tools = [_json(tool, "A tool") if isinstance(tool, str) else tool for tool in value]
+    return [
+        {"type": "function", "function": tool} if isinstance(tool, Mapping) and "name" in tool else tool
+        for tool in tools
+    ]
+
+
+def without_nulls(value: Any) -> Any:  # Any: JSON values
+    """Return a row of Parquet without nulls: it has a value for every key that any row has.
+
+    >>> without_nulls({"role": "user", "tool_calls": None})
+    {'role': 'user'}
+    """
+    if isinstance(value, Mapping):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def _json(text: object, what: str) -> Any:  # Any: JSON values
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError):
+        raise UsageError(f"{what} is not JSON", got=str(text)[:80]) from None
+
+
+def _side(messages: list[Message], first: int) -> Side:
+    """Return messages and the assistant turns from `first` on whose weight is not 0."""
+    learned, plain = set(), []
+    for index, message in enumerate(messages):
+        weight = message.get("weight", 1)
+        if weight not in (0, 1):
+            raise UsageError(f"Message {index + 1} has a weight that is neither 0 nor 1", got=weight)
+        if message["role"] == "assistant" and index >= first and weight:
+            learned.add(index)
+        plain.append({name: value for name, value in message.items() if name != "weight"})
+    if not learned:
+        raise UsageError("The conversation has no turn of the assistant to learn")
+    return Side(tuple(plain), frozenset(learned))
+
+
+def _check_order(side: Side) -> None:
+    """Refuse roles out of order.
+
+    Raises:
+        UsageError: with the two roles.
+    """
+    before: Message = {"role": "start"}
+    for index, message in enumerate(side.messages):
+        role, last = message["role"], before["role"]
+        called = last == "tool" or bool(before.get("tool_calls"))
+        wrong = (
+            (role == "system" and index > 0)
+            or (role == "tool" and not called)
+            or (role in ("user", "assistant") and role == last)
+        )
+        if wrong:
+            raise UsageError(
+                f"Roles are out of order: message {index + 1} is of the role {role}, after {last}",
+                fix="The system comes first, a tool after a call, and nobody speaks twice in a row.",
+            )
+        before = message

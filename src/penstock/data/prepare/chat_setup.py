@@ -1,0 +1,130 @@
+"""Set-up of a preparation of conversations: their kind, the template, and what the plan records of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from penstock.core import config as configs
+from penstock.core.errors import InputError, UsageError
+from penstock.core.files import write_atomic
+from penstock.data.corpus.manifest import ChatOrigin
+from penstock.data.prepare.chat_records import ChatKind, kind_of_chat
+from penstock.data.prepare.chat_tokens import ChatEncoder, ChatRules
+from penstock.data.prepare.documents import RawChat, ReadOptions, read_records
+from penstock.data.prepare.inputs import shown
+from penstock.data.prepare.plan import ChatConfig, InputFile
+from penstock.text.chat_template import TEMPLATE_FILES, ChatTemplate, load_template
+from penstock.text.tokenizer import Tokenizer
+
+_PEEKED = 1000  # records looked at to find out what they are
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSetup:
+    """Everything that turns the records of a preparation into tokens."""
+
+    rules: ChatRules
+    template: ChatTemplate
+    folder: Path
+    """Folder of the tokenizer and its template."""
+    train_on: str
+
+    @property
+    def options(self) -> dict[str, str | int]:
+        """What the plan records."""
+        rules, length = self.rules, dict[str, str | int]()
+        if rules.max_tokens is not None:
+            length = {"max-tokens": rules.max_tokens, "too-long": rules.too_long}
+        return {
+            "chat": rules.kind,
+            "chat-template": self.fingerprint,
+            "train-on": self.train_on,
+            "date": rules.date or "",
+            **length,
+        }
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the template and its variables, 16 hex digits."""
+        return configs.fingerprint(
+            [self.template.source, self.template.tool_source, dict(self.template.variables)]
+        )
+
+    def origin(self, counts: dict[str, int]) -> ChatOrigin:
+        """Return what the manifest records."""
+        return ChatOrigin(
+            kind=self.rules.kind, template=self.fingerprint, train_on=self.train_on, counts=counts
+        )
+
+    def opener(self, tokenizer: Tokenizer) -> Callable[[], ChatEncoder]:
+        """Return the function that starts the encoder."""
+        return partial(ChatEncoder, tokenizer, self.template, self.rules)
+
+    def store(self, out: Path) -> None:
+        """Write the template into a corpus's folder, for `data append` and for people."""
+        if out.resolve() == self.folder.resolve():
+            return
+        for name in TEMPLATE_FILES:
+            source = self.folder / name
+            if source.is_file():
+                (out / name).parent.mkdir(exist_ok=True)
+                write_atomic(out / name, source.read_bytes())
+        if self.template.source is not None:
+            write_atomic(out / TEMPLATE_FILES[0], self.template.source)
+
+
+def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Path) -> ChatSetup:
+    """Find out what the records are, and read the template.
+
+    Raises:
+        UsageError: a file holds no records, there is no template, or no record is a conversation.
+    """
+    if others := [file for file in files if file.kind not in ("jsonl", "parquet")]:
+        what = "a text" if others[0].kind == "text" else f"of the kind {others[0].kind}"
+        raise UsageError(
+            f"{shown(others[0].path)} is {what}; conversations are read from JSON lines and Parquet",
+            fix="A JSON list becomes lines with `jq -c '.[]' FILE`; datasets.load_from_disk(...) has to_parquet.",
+        )
+    template = load_template(tokenizer.parent)
+    if config.template is not None:
+        source = config.template.read_text(encoding="utf-8")
+        template = replace(template, source=source, tool_source=None)
+    if template.source is None:
+        raise UsageError(
+            f"{tokenizer.parent} has no chat template",
+            fix="Give one with --chat-template FILE.jinja, or the folder of a model that was tuned to chat.",
+        )
+    kind = _kind(files)
+    if kind == "pairs" and config.too_long == "cut":
+        raise UsageError("A pair cannot be cut: its answers would not be whole", fix="Use --too-long drop.")
+    newest = max(file.mtime_ns for file in files) // 10**9
+    rules = ChatRules(
+        kind=kind,
+        last_only=config.train_on == "last",
+        max_tokens=config.max_tokens,
+        too_long=config.too_long,
+        # A template may write the day; that of the inputs, so that the same inputs give the same bytes.
+        date=datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d"),
+    )
+    return ChatSetup(rules, template, tokenizer.parent, config.train_on)
+
+
+def _kind(files: Sequence[InputFile]) -> ChatKind:
+    options = ReadOptions(text_column="", max_document_bytes=256 * 2**20, chat=True)
+    seen: object = None
+    for file in files:
+        for record in read_records(file, options):
+            if isinstance(record.content, RawChat):
+                if kind := kind_of_chat(record.content.value):
+                    return kind
+                seen = seen or record.content.value
+            if record.index >= _PEEKED:
+                break
+    names = ", ".join(map(str, seen)) if isinstance(seen, dict) else "no JSON object"
+    raise InputError(
+        "No record of the inputs is a conversation",
+        got=names[:200],
+        fix="Records need messages, conversations, prompt and completion, or chosen and rejected.",
+    )

@@ -1,0 +1,239 @@
+"""Conversations to tokens and columns: rendered in sandboxed processes, encoded in one batch on all cores.
+
+A document is a conversation as the model's template writes it, and nothing else: no end token is added, since
+the template ends each turn. A pair is one document, the chosen conversation followed by the rejected one, so
+that no packing separates them.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from queue import SimpleQueue
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.core.arrays import Bits, Tokens
+from penstock.core.env import num_cores
+from penstock.core.errors import ModelError, PenstockError, UsageError
+from penstock.data.corpus.columns import LEARNED, REJECTED
+from penstock.data.corpus.manifest import ColumnEntry
+from penstock.data.prepare.chat_records import ChatKind, Conversation, Side, conversation_of
+from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record, Rejection
+from penstock.data.prepare.tokenize import RecordPosition
+from penstock.text.chat_template import ChatTemplate
+from penstock.text.learned_tokens import Rendered
+from penstock.text.template_process import TemplateProcess
+from penstock.text.tokenizer import Tokenizer
+
+_BATCH_BYTES = 2**20
+_BATCH_RECORDS = 512
+_MOST_PROCESSES = 8
+
+TooLong = Literal["drop", "cut", "refuse"]
+
+Encoded = tuple[RecordPosition, Tokens | None, Mapping[str, Bits]]
+"""Record, its tokens (None for a rejection), and its columns."""
+
+DROPPED, CUT, TURNS = "turns_with_dropped_text", "cut", "learned_turns"
+"""Counts of a preparation, as in the manifest's `chat`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRules:
+    """How conversations become tokens."""
+
+    kind: ChatKind
+    """What the records are."""
+    last_only: bool
+    """True to learn the last turn of the assistant alone."""
+    max_tokens: int | None
+    """Tokens that a row holds; None: conversations may have any length."""
+    too_long: TooLong
+    """What happens to a longer conversation."""
+    date: str | None
+    """Day that the template is told, YYYY-MM-DD."""
+
+
+def columns_of_kind(kind: str) -> tuple[ColumnEntry, ...]:
+    """Return the columns of a corpus of conversations."""
+    names = (LEARNED,) if kind == "conversations" else (LEARNED, REJECTED)
+    return tuple(ColumnEntry(name=name, dtype="bit") for name in names)
+
+
+class ChatEncoder:
+    """Encoder of conversations; its processes end with `close`.
+
+    Args:
+        num_processes: processes that run the template; None: one per core, eight at most.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        rules: ChatRules,
+        *,
+        num_processes: int | None = None,
+    ) -> None:
+        self._tokenizer, self._rules = tokenizer, rules
+        self._num = num_processes or min(num_cores(), _MOST_PROCESSES)
+        self._processes = [
+            TemplateProcess(template, control=tokenizer.control_names) for _ in range(self._num)
+        ]
+        self._free: SimpleQueue[TemplateProcess] = SimpleQueue()
+        for process in self._processes:
+            self._free.put(process)
+        self._threads = ThreadPoolExecutor(self._num, "chat-template")
+
+    def check(self) -> None:
+        """Try the template and the vocabulary on a short conversation.
+
+        Raises:
+            UsageError: they do not belong together, or the template fails.
+        """
+        probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
+        try:
+            self._processes[0].answers(probe, date=self._rules.date)
+        except ModelError as error:
+            raise UsageError(
+                f"A conversation of two turns cannot be written: {str(error).rstrip('.')}",
+                fix="Correct the template, or give another with --chat-template FILE.",
+            ) from None
+
+    def batches(
+        self, places: Iterable[RecordPosition], *, dtype: type[np.uint16 | np.uint32]
+    ) -> Iterator[list[Encoded]]:
+        """Yield batches of records with their tokens and columns, in the given order."""
+        ahead: Future[list[Encoded]] | None = None
+        pool = ThreadPoolExecutor(1, "chat-tokens")
+        try:
+            for batch in _batches(places):
+                following = pool.submit(self._encoded, batch, dtype)
+                if ahead is not None:
+                    yield ahead.result()
+                ahead = following
+            if ahead is not None:
+                yield ahead.result()
+        finally:  # after Ctrl-C, batches that have not begun are dropped
+            pool.shutdown(cancel_futures=True)
+
+    def close(self) -> None:
+        """End the processes."""
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            process.close()
+
+    def _encoded(self, batch: list[RecordPosition], dtype: type[np.uint16 | np.uint32]) -> list[Encoded]:
+        written = list(self._threads.map(self._written, [record for _, record in batch]))
+        texts = [side.text for found in written if isinstance(found, _Written) for side in found.rendered]
+        encoded = iter(self._tokenizer.encode_rendered_batch(texts))
+        made: list[Encoded] = []
+        for (number, record), found in zip(batch, written, strict=True):
+            if isinstance(found, Rejection):
+                made.append(((number, replace(record, content=found)), None, {}))
+                continue
+            sides = [next(encoded) for _ in found.rendered]
+            content, tokens, columns = self._document(found, sides)
+            stored = None if tokens is None else tokens.astype(dtype)
+            made.append(((number, replace(record, content=content)), stored, columns))
+        return made
+
+    def _written(self, record: Record) -> "_Written | Rejection":
+        """Return a record as the template writes it, or the reason why it cannot."""
+        if not isinstance(record.content, RawChat):
+            assert isinstance(record.content, Rejection)
+            return record.content
+        try:
+            found = conversation_of(
+                record.content.value, kind=self._rules.kind, last_only=self._rules.last_only
+            )
+            tools = self._tokenizer.guarded(list(found.tools))
+            process = self._free.get()
+            try:
+                rendered = [
+                    process.answers(
+                        self._tokenizer.guarded(list(side.messages)), tools=tools, date=self._rules.date
+                    )
+                    for side in found.sides
+                ]
+            finally:
+                self._free.put(process)
+        except PenstockError as error:
+            return Rejection("bad_conversation", str(error))
+        return _Written(found, rendered, record.content.num_bytes)
+
+    def _document(
+        self, written: "_Written", sides: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
+    ) -> tuple[Document | Rejection, npt.NDArray[np.int64] | None, Mapping[str, Bits]]:
+        ids = [side[0] for side in sides]
+        learned = [
+            learned_bits(rendered, side, offsets)
+            for rendered, side, (_, offsets) in zip(
+                written.rendered, written.conversation.sides, sides, strict=True
+            )
+        ]
+        tokens, bits = np.concatenate(ids), np.concatenate(learned)
+        first = len(ids[0]) if len(ids) > 1 else (0 if written.conversation.is_rejected else len(tokens))
+        rejected = np.arange(len(tokens)) >= first
+        counts = {
+            TURNS: sum(len(side.learned) for side in written.conversation.sides),
+            DROPPED: sum(rendered.dropped for rendered in written.rendered),
+        }
+        most = self._rules.max_tokens
+        if most is not None and len(tokens) > most:
+            if self._rules.too_long != "cut" or len(ids) > 1 or not bits[:most].any():
+                is_error = self._rules.too_long == "refuse"
+                reason = f"{len(tokens):,} tokens, the limit is {most:,}"
+                return Rejection("over_long" if is_error else TOO_LONG, reason), None, {}
+            tokens, bits, rejected = tokens[:most], bits[:most], rejected[:most]
+            counts[CUT] = 1
+        if not all(each.any() for each in (learned if len(ids) > 1 else [bits])):
+            return Rejection("bad_conversation", "no token of the assistant's turns is learned"), None, {}
+        columns = {LEARNED: bits} | ({} if self._rules.kind == "conversations" else {REJECTED: rejected})
+        text = "".join(rendered.text for rendered in written.rendered)
+        counts = {name: count for name, count in counts.items() if count}
+        return Document(text, written.num_bytes, counts), tokens, columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    conversation: Conversation
+    rendered: Sequence[Rendered]
+    num_bytes: int
+
+
+def learned_bits(rendered: Rendered, side: Side, ends: npt.NDArray[np.int64]) -> Bits:
+    """Return which tokens are learned: [tokens].
+
+    A token is learned if any of its characters belongs to an answer that is.
+
+    Args:
+        ends: [tokens, 2] first and past-the-last character of each token.
+    """
+    inside = np.zeros(len(rendered.text) + 1, np.int64)
+    for answer in rendered.answers:
+        if answer.message in side.learned:
+            for first, past in answer.spans:
+                inside[first + 1 : past + 1] = 1
+    before = np.cumsum(inside)
+    firsts, pasts = ends[:, 0], ends[:, 1]
+    found: Bits = before[pasts] > before[firsts]
+    for index in np.flatnonzero(pasts <= firsts).tolist():  # part of the character before
+        found[index] = index > 0 and found[index - 1]
+    return found
+
+
+def _batches(places: Iterable[RecordPosition]) -> Iterator[list[RecordPosition]]:
+    batch: list[RecordPosition] = []
+    size = 0
+    for place in places:
+        batch.append(place)
+        content = place[1].content
+        size += content.num_bytes if isinstance(content, RawChat) else 0
+        if size >= _BATCH_BYTES or len(batch) >= _BATCH_RECORDS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
