@@ -85,7 +85,7 @@ def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Pat
         what = "a text" if others[0].kind == "text" else f"of the kind {others[0].kind}"
         raise UsageError(
             f"{shown(others[0].path)} is {what}; conversations are read from JSON lines and Parquet",
-            fix="A JSON list becomes lines with `jq -c '.[]' FILE`; datasets.load_from_disk(...) has to_parquet.",
+            fix="A JSON list becomes lines with `jq -c '.[]' FILE`, a dataset Parquet with to_parquet.",
         )
     template = load_template(tokenizer.parent)
     if config.template is not None:

@@ -194,7 +194,7 @@ class ChatEncoder:
         columns = {LEARNED: bits} | ({} if self._rules.kind == "conversations" else {REJECTED: rejected})
         text = "".join(rendered.text for rendered in written.rendered)
         counts = {name: count for name, count in counts.items() if count}
-        return Document(text, written.num_bytes, counts), tokens, columns
+        return Document(text, written.num_bytes, counts=counts), tokens, columns
 
 
 @dataclass(frozen=True, slots=True)
