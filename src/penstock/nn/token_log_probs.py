@@ -32,7 +32,7 @@ def token_log_probs(
     """
     size = tokens_at_once or chunk_tokens(head.weight.shape[0])
     learned = (labels != ignored).nonzero()[:, 0]
-    found = _TokenLogProbs.apply(hidden[learned], head.weight, head, labels[learned].long(), size)  # type: ignore[no-untyped-call]
+    found: Tensor = _TokenLogProbs.apply(hidden[learned], head.weight, head, labels[learned].long(), size)  # type: ignore[no-untyped-call]
     return found.new_zeros(len(labels)).index_copy(0, learned, found)
 
 

@@ -50,6 +50,12 @@ class World:
         sums: list[float] = total.tolist()
         return sums
 
+    def most(self, value: float) -> float:
+        """Return the largest value over the ranks; every rank must call it."""
+        found = torch.tensor(value, dtype=torch.float64, device=self.device)
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
+        return found.item()
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:

@@ -25,8 +25,10 @@ class Sums(Protocol):
 class Objective(Protocol):
     """Loss of a run; it is a mean over something that is counted over all ranks and micro-batches."""
 
-    fields: tuple[str, ...]
-    """Fields that it reads from a batch besides those of every step."""
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields that it reads from a batch besides those of every step."""
+        ...
 
     def begin_step(
         self, state: Any, batch: DeviceBatch, world: World, *, rows: int
@@ -46,7 +48,7 @@ class Objective(Protocol):
         """Return the number of terms of the mean in some columns of the batch: labels, or pairs."""
         ...
 
-    def finish(self, part: DeviceBatch, sums: Sums) -> Finish:
+    def finish(self, part: DeviceBatch, sums: Any) -> Finish:  # Any: what begin_step returned
         """Return the function that computes the summed loss of a micro-batch, and adds to `sums`."""
         ...
 

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -48,7 +49,6 @@ from penstock.train.data_setup import (
 from penstock.train.guard import StepGuard
 from penstock.train.islands.checkpoint import load_as_one, load_islands
 from penstock.train.islands.outer_optimizer import Outer
-from penstock.train.next_token import NextToken
 from penstock.train.optim.optimizer import Optimizer, build_optimizer
 from penstock.train.optim.weight_storage import STORAGES
 from penstock.train.planning.memory import recompute_modes
@@ -57,6 +57,13 @@ from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.starts import KeptRecipe, keep_recipe
 from penstock.train.state import TrainState
 from penstock.train.tune.base_sharding import is_whole
+from penstock.train.tune.choose import (
+    check_answers,
+    choose_objective,
+    lacks_reference,
+    reference_rows,
+)
+from penstock.train.tune.corpus_pass import Pass
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +100,16 @@ def build_model(config: TrainConfig, world: World, mesh: Mesh) -> tuple[nn.Modul
     return model, spread
 
 
-def start_weights(config: TrainConfig, world: World, model: nn.Module, optimizer: Optimizer) -> None:
+def start_weights(
+    config: TrainConfig, world: World, model: nn.Module, optimizer: Optimizer, *, always: bool = False
+) -> None:
     """Fill the parameters, and their float32 copies, with the weights that the run starts from.
 
     Does nothing without run.start_from. If there is a checkpoint to resume from, only the frozen weights are
     read, which it does not have.
+
+    Args:
+        always: True to read all weights in any case; the checkpoint then replaces those that it has.
 
     Raises:
         ModelError, CheckpointError: they cannot be read, on any rank.
@@ -106,7 +118,7 @@ def start_weights(config: TrainConfig, world: World, model: nn.Module, optimizer
     run = config.run
     if not run.start_from:
         return
-    resumes = broadcast(world, bool(checkpoints(config)) if world.is_first else None)
+    resumes = not always and broadcast(world, bool(checkpoints(config)) if world.is_first else None)
     if resumes and config.adapter is None:
         return
     wanted = {
@@ -167,8 +179,10 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     num_data = mesh.layout.num_data
     check_rows(config, world_size=num_data)
     deliver = "pinned" if accelerator.is_accelerator(world.device) else "torch"
-    loader = train_loader(config, rank=mesh.data_rank, world_size=num_data, deliver=deliver)
+    open_loader = partial(train_loader, config, rank=mesh.data_rank, world_size=num_data, deliver=deliver)
+    loader = open_loader()
     continue_from_newest(config, loader)  # early: refuses an impossible resume before anything is built
+    check_answers(config, loader.corpora)
     check_supply(config, loader)
     check_tokenizers(loader, start_from=config.run.start_from)
     model, spread = build_model(config, world, mesh)
@@ -181,9 +195,15 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     )
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
-    start_weights(config, world, model, optimizer)
+    scorer = Pass(model=model, world=world, mesh=mesh, rows=reference_rows(config, mesh))
+    start_weights(config, world, model, optimizer, always=lacks_reference(config, loader.corpora, world))
+    chosen = choose_objective(config, loader.corpora, scorer)
+    if chosen.loader_options:
+        loader = open_loader(**chosen.loader_options)
+        continue_from_newest(config, loader)
+    heldout = heldout_rows(config, **chosen.heldout_options)
     state = TrainState(
-        model, optimizer, loader, mesh, heldout_rows(config), ethernet, NextToken(), spread.pipeline, adaptive
+        model, optimizer, loader, mesh, heldout, ethernet, chosen.objective, spread.pipeline, adaptive
     )
     state.guard = StepGuard(config.guard)
     if config.outer.every:
@@ -237,6 +257,8 @@ def write_identity(config: TrainConfig, loader: Loader) -> KeptRecipe:
         recipe["checkpoint"]["dir"] = absolute(config.checkpoint.dir)
     for corpus in recipe["data"]["corpora"].values():
         corpus["path"] = absolute(corpus["path"])
+        if corpus["columns"]:
+            corpus["columns"] = absolute(corpus["columns"])
     kept = keep_recipe(folder, json.loads(json.dumps(recipe)), step=loader.step)
     _keep_tokenizer(folder, tokenizer_of(loader), start_from=config.run.start_from)
     return kept

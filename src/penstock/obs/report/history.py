@@ -27,6 +27,9 @@ STEP_METRICS = tuple(
 )
 """Metrics of a step's record that are single numbers."""
 
+REWARDS = ("reward_margin", "reward_accuracy", "reward_chosen", "reward_rejected")
+"""Metrics of preferences that are charted, of training and of held-out answers."""
+
 _MIXTURE_POINTS = 200
 _FIX = "Restore the file, or cut it before that line."
 
@@ -121,6 +124,8 @@ class History:
     """[validations] nats per token."""
     validation_bits: Float64
     """[validations] bits per byte; NaN if the bytes of text are unknown."""
+    validation_rewards: dict[str, Float64]
+    """Metric of training -> [validations] its value on held-out answers; NaN where there is none."""
     heldout: dict[str, dict[str, float]]
     """Scores of the last validation: corpus -> metric -> value; "" -> all corpora together."""
     starts: tuple[Start, ...]
@@ -188,6 +193,7 @@ class _Gathering:
         self._columns = {name: array("d") for name in STEP_METRICS}
         self._validation_steps, self._validation_loss = array("d"), array("d")
         self._validation_bits = array("d")
+        self._validation_rewards = {name: array("d") for name in REWARDS}
         self._heldout: dict[str, dict[str, float]] = {}
         self._starts: list[Start] = []
         self._corpus_tokens: dict[str, int] = {}
@@ -224,6 +230,8 @@ class _Gathering:
             self._validation_steps.append(int(record["step"]))
             self._validation_loss.append(_number(record["validation_loss"]))
             self._validation_bits.append(_number(record.get("validation_bits_per_byte")))
+            for name, column in self._validation_rewards.items():
+                column.append(_number(record.get(f"validation_{name}")))
             self._heldout = _heldout(record)
         elif "loss" in record:
             self._add_step(record)
@@ -259,6 +267,7 @@ class _Gathering:
             validation_steps=np.array(self._validation_steps),
             validation_loss=np.array(self._validation_loss),
             validation_bits=np.array(self._validation_bits),
+            validation_rewards={name: np.array(column) for name, column in self._validation_rewards.items()},
             heldout=self._heldout,
             starts=tuple(self._starts),
             corpus_tokens=self._corpus_tokens,

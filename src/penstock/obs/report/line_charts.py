@@ -1,6 +1,7 @@
 """Line charts of a report: series, smoothing, scales, marks and descriptions."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
 
@@ -29,6 +30,10 @@ def charts(history: History, references: Mapping[str, float]) -> list[Chart]:
     found = [
         _loss_chart(history, references),
         _bits_chart(history),
+        _reward_chart(history, "reward_margin", "Margin of rewards"),
+        _reward_chart(history, "reward_accuracy", "Accuracy of rewards", unit="share"),
+        _reward_chart(history, "reward_chosen", "Reward of chosen answers"),
+        _reward_chart(history, "reward_rejected", "Reward of rejected answers"),
         _chart(history, "tokens_per_s", "Tokens per second", from_zero=True, smoothing="between starts"),
         _chart(
             history,
@@ -59,7 +64,7 @@ def _loss_chart(history: History, references: Mapping[str, float]) -> Chart:
         text += f" {_described('Validation loss', history.validation_steps, history.validation_loss)}"
     return Chart(
         key="loss",
-        title="Loss, nats per token",
+        title="Loss, nats per answer" if _has_rewards(history) else "Loss, nats per token",
         description=" ".join(
             [text, *(f"{mark.text.capitalize()}{mark.where}." for mark in _marks(history)[:10])]
         ),
@@ -88,6 +93,17 @@ def _bits_chart(history: History) -> Chart:
         last_step=float(history.steps[-1]),
         marks=[Mark(step=mark.step, text=mark.text, is_labelled=False) for mark in _marks(history)],
     )
+
+
+def _reward_chart(history: History, metric: str, title: str, *, unit: Unit = "number") -> Chart:
+    """Return a chart of training with the held-out values as dots."""
+    chart = _chart(history, metric, title, from_zero=unit == "share", unit=unit)
+    steps, values = history.validation_steps, history.validation_rewards[metric]
+    if not np.isfinite(values).any():
+        return chart
+    dots = Layer(name="validation", series=shrink(steps, values, limit=_MAX_VALIDATIONS), style="dots")
+    said = _described(f"{title}, held out", steps, values, unit=unit)
+    return replace(chart, layers=[*chart.layers, dots], description=f"{chart.description} {said}")
 
 
 def _chart(
@@ -130,6 +146,10 @@ def _layers(
     breaks = np.searchsorted(steps, later, side="right").tolist()
     mean = shrink(steps, smooth(values, window=window, breaks=breaks))
     return [raw, Layer(name=f"mean of {window:,} steps", series=mean, style="smooth")]
+
+
+def _has_rewards(history: History) -> bool:
+    return bool(np.isfinite(history.columns["reward_accuracy"]).any())
 
 
 def _marks(history: History) -> list[Mark]:

@@ -274,6 +274,37 @@ class TrainConfig:
             self._check_moments()
         if self.adapter is not None:
             self._check_adapter()
+        if self.tune is not None and self.tune.is_preference:
+            self._check_preference(self.tune)
+        for name, corpus in self.data.corpora.items():
+            if corpus.columns and (self.tune is None or self.tune.loss != "distillation"):
+                raise ConfigError(
+                    f"data.corpora.{name}.columns is for tune.loss 'distillation'",
+                    got=corpus.columns,
+                    fix="Leave it out, or set tune.loss.",
+                )
+
+    def _check_preference(self, tune: TuneConfig) -> None:
+        """Refuse data settings that would take the sides of a pair apart, or have no meaning for pairs."""
+        data = self.data
+        if data.packing != "whole" or data.overlong != "drop":
+            raise ConfigError(
+                f"tune.loss {tune.loss!r} needs whole documents: the two answers of a pair stay together",
+                got=f"data.packing {data.packing!r}, data.overlong {data.overlong!r}",
+                fix='Set data.packing = "whole" and data.overlong = "drop"; documents longer than a row are '
+                "then left out, and counted.",
+            )
+        if data.is_adaptive:
+            raise ConfigError(
+                f"data.adaptive follows losses of tokens; tune.loss {tune.loss!r} has losses of answers",
+                got=data.adaptive.policy,
+                fix="Leave data.adaptive out.",
+            )
+        if tune.has_reference and not self.run.start_from:
+            raise ConfigError(
+                f"tune.loss {tune.loss!r} compares with the model that the run starts from: there is none",
+                fix="Set run.start_from to a Hugging Face folder or a run.",
+            )
 
     @property
     def adapter(self) -> AdapterConfig | None:

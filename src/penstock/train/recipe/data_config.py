@@ -20,6 +20,8 @@ class CorpusConfig:
     """Share of samples, relative to the other corpora; absent for all corpora: in proportion to tokens."""
     epochs: int | None = None
     """Maximum passes over the corpus; a run that needs more is refused at the start. Absent: no limit."""
+    columns: str = ""
+    """Folder that `penstock data teach` made for this corpus, for tune.loss = "distillation"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,6 +180,11 @@ class DataConfig:
     def epochs(self) -> dict[str, int]:
         """Maximum epochs by name, for the corpora that have one."""
         return {name: corpus.epochs for name, corpus in self.corpora.items() if corpus.epochs is not None}
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """Folders of columns by name, for the corpora that have one."""
+        return {name: corpus.columns for name, corpus in self.corpora.items() if corpus.columns}
 
     @property
     def paths(self) -> dict[str, str]:

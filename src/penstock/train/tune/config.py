@@ -1,5 +1,6 @@
 """The [tune] section of a recipe: what is learned on top of a model that was trained before; no torch."""
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +33,29 @@ class TuneConfig:
     """Place of the frozen weights. whole: every rank reads all of them once, and a step sends the adapter's
     gradients only. sharded: over the ranks, and gathered for each pass. auto: whole where they fit."""
 
+    loss: Literal["next_token", "dpo", "ipo", "simpo", "kto", "distillation"] = "next_token"
+    """next_token: cross entropy of the learned tokens. dpo (arXiv:2305.18290), ipo (arXiv:2310.12036) and
+    simpo (arXiv:2405.14734, without a reference model): pairs of a chosen and a rejected answer. kto
+    (arXiv:2402.01306): single answers, each wanted or not. distillation: divergence from a teacher's most
+    likely tokens; see `penstock data teach`."""
+    beta: float = 0.1
+    """dpo, ipo, kto: how closely the model stays by the one it started from; a larger value is closer. simpo:
+    scale of the rewards; 2 to 2.5 in its paper."""
+    margin: float = 0.5
+    """simpo: the reward by which the chosen answer should lead, the paper's gamma."""
+    desirable_weight: float = 1.0
+    """kto: weight of wanted answers. Keep weight times number of both kinds within a factor of 4/3."""
+    undesirable_weight: float = 1.0
+    """kto: weight of answers that are not wanted."""
+    temperature: float = 1.0
+    """distillation: divisor of the logits, as given to `penstock data teach`."""
+
     def __post_init__(self) -> None:
+        for name in ("beta", "desirable_weight", "undesirable_weight", "temperature"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"tune.{name} must be above 0", got=getattr(self, name))
+        if not 0 <= self.margin < math.inf:
+            raise ConfigError("tune.margin must be 0 or above", got=self.margin)
         at_least(1, "tune.rank", self.rank)
         if not self.alpha > 0:
             raise ConfigError("tune.alpha must be above 0", got=self.alpha, fix="Twice tune.rank is usual.")
@@ -49,6 +72,16 @@ class TuneConfig:
                 got=self.base_sharding,
                 fix="Leave tune.base_sharding out, or tune.base.",
             )
+
+    @property
+    def is_preference(self) -> bool:
+        """True if the loss learns from answers that are preferred to others, or wanted or not."""
+        return self.loss in ("dpo", "ipo", "simpo", "kto")
+
+    @property
+    def has_reference(self) -> bool:
+        """True if the loss compares with the model that the run started from."""
+        return self.loss in ("dpo", "ipo", "kto")
 
     @property
     def adapter(self) -> AdapterConfig | None:

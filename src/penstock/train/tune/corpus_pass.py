@@ -1,0 +1,224 @@
+"""A forward pass over every document of a corpus by the model of a run, each rank its share.
+
+The ranks that train also score: sharded, sliced and staged as they are, they make equally many passes, and
+the values of a block are added up over all of them, which costs 4 bytes a token and value. So every rank has
+every value, and machines need no common folder. One process per machine keeps them (`keeps`), block by block,
+so that a pass that is interrupted goes on where it was.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from penstock.core import clock, config
+from penstock.core.arrays import Table
+from penstock.core.files import remove_tree, write_json
+from penstock.data.corpus.columns import ColumnWriter
+from penstock.data.corpus.corpus import Corpus
+from penstock.data.corpus.manifest import ColumnEntry
+from penstock.data.corpus_rows import CorpusRows
+from penstock.data.types import IGNORED_LABEL
+from penstock.nn.head import OutputHead
+from penstock.parallel.mesh import Mesh, World
+from penstock.train.objective import DeviceBatch, Finish
+from penstock.train.step import loss_sum, micro_batches
+from penstock.train.tune.pairs import split_pairs
+
+log = logging.getLogger(__name__)
+
+Values = Sequence[Tensor]
+"""Values of some tokens, one tensor per column: [tokens] or [tokens, width]."""
+Score = Callable[[Tensor, OutputHead, Tensor], Values]
+"""Function (hidden [tokens, hidden], head, labels [tokens]) -> values of the labels, 0 if there is none."""
+BLOCK_TOKENS = 2**18
+"""Tokens after which values are kept; fixed, so that other ranks can go on."""
+_SAID_EVERY_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A model and the ranks that it runs on."""
+
+    model: torch.nn.Module
+    world: World
+    mesh: Mesh | None
+    """None: one process, with the whole model."""
+    rows: int
+    """Rows per forward pass of a rank."""
+
+    @property
+    def parts(self) -> int:
+        """Number of shares of the rows."""
+        return 1 if self.mesh is None else self.mesh.layout.num_data
+
+    @property
+    def part(self) -> int:
+        """Share of this rank."""
+        return 0 if self.mesh is None else self.mesh.data_rank
+
+    @property
+    def gives(self) -> bool:
+        """True if this rank's values count: it computes the loss, as the first of those with equal ones."""
+        mesh = self.mesh
+        return mesh is None or (mesh.has_loss and mesh.layout.place(mesh.rank)["tensor"] == 0)
+
+    def slice_of(self, length: int) -> slice:
+        """Return this rank's slice of a row."""
+        return slice(0, length) if self.mesh is None else self.mesh.sequence_slice(length)
+
+
+@torch.no_grad()
+def score_block(
+    of: Pass, rows: CorpusRows, tables: Sequence[Table], score: Score, entries: Sequence[ColumnEntry]
+) -> list[Tensor]:
+    """Return the values of every token of a block's rows, on every rank: [rows, length], or [..., width]."""
+    length = int(np.sum(tables[0][:, 2] - tables[0][:, 1]))
+    found = [_zeros(entry, len(tables), length, of.world.device) for entry in entries]
+    for first in range(0, len(tables), of.rows * of.parts):
+        mine = range(first + of.part * of.rows, first + (of.part + 1) * of.rows)
+        chosen = [min(index, len(tables) - 1) for index in mine]
+        batch: DeviceBatch = {
+            name: torch.from_numpy(values) for name, values in rows.batch([tables[i] for i in chosen]).items()
+        }
+        excess = torch.tensor([index >= len(tables) for index in mine])
+        batch["labels"][excess] = IGNORED_LABEL
+        columns = of.slice_of(length)
+        fields = ("rejected",) if "rejected" in batch else ()
+        (part,) = micro_batches(
+            batch,
+            rows=of.rows,
+            device=of.world.device,
+            sequence_slice=columns,
+            fields=fields,
+            prepare=split_pairs if fields else lambda part: part,
+        )
+        values: list[Tensor] = []
+
+        loss_sum(of.model, part, _keeping(values, score, part["labels"].flatten()))
+        if of.gives:
+            kept = [row for row, index in enumerate(mine) if index < len(tables)]
+            for into, each in zip(found, values, strict=True):
+                by_row = each.view(of.rows, -1, *each.shape[1:])
+                into[[mine[row] for row in kept], columns] = by_row[kept].to(into.dtype)
+    if of.world.ranks.world_size > 1:
+        for values_of_all in found:
+            dist.all_reduce(values_of_all)
+    return found
+
+
+def _keeping(values: list[Tensor], score: Score, labels: Tensor) -> Finish:
+    """Return a function that adds the values of labels to a list; its own result means nothing."""
+
+    def finish(hidden: Tensor, head: OutputHead) -> Tensor:
+        values.extend(score(hidden.flatten(0, 1), head, labels))
+        return hidden.new_zeros((), dtype=torch.float32)
+
+    return finish
+
+
+def _zeros(entry: ColumnEntry, rows: int, length: int, device: torch.device) -> Tensor:
+    shape = (rows, length) if entry.width == 1 else (rows, length, entry.width)
+    return torch.zeros(shape, dtype=getattr(torch, entry.dtype), device=device)
+
+
+class Partial:
+    """Values computed so far, kept in a folder beside the final one.
+
+    Args:
+        folder: folder of the finished columns, which does not exist yet.
+        made_with: what the values depend on, as JSON values: values made with something else are dropped.
+        keeps: True if this process writes; the others do nothing.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        corpus: Corpus,
+        entries: Sequence[ColumnEntry],
+        made_with: Mapping[str, Any],  # Any: JSON values
+        *,
+        keeps: bool,
+    ) -> None:
+        self._folder, self._corpus, self._entries, self._keeps = folder, corpus, entries, keeps
+        self._made_with = {"corpus": corpus.manifest.fingerprint, **made_with}
+        self._work = folder.with_name(f"{folder.name}.partial")
+        self._maps: list[Any] = []  # Any: memory maps of the columns' types
+        if keeps:
+            if self._progress().get("made_with") != self._made_with:
+                remove_tree(self._work)
+            self._work.mkdir(parents=True, exist_ok=True)
+            self._maps = [self._open(entry) for entry in entries]
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks done."""
+        return int(self._progress().get("blocks", 0))
+
+    def _progress(self) -> dict[str, Any]:  # Any: JSON values
+        path = self._work / "progress.json"
+        return config.load_json(path) if path.is_file() else {}
+
+    def put(
+        self, rows: CorpusRows, tables: Sequence[Table], values: Sequence[Tensor], *, blocks: int
+    ) -> None:
+        """Keep the values of a block durably; `blocks` are then done."""
+        if not self._keeps:
+            return
+        for stored, tensor in zip(self._maps, values, strict=True):
+            flat = tensor.cpu().flatten(0, 1).numpy()
+            for at, position, count in rows.labelled(tables):
+                stored[position : position + count] = flat[at : at + count]
+            stored.flush()
+        write_json(self._work / "progress.json", {"blocks": blocks, "made_with": self._made_with})
+
+    def publish(self) -> None:
+        """Make the columns from the values, and remove these."""
+        writer = ColumnWriter(self._folder, self._corpus.manifest, self._entries, made_with=self._made_with)
+        with writer:
+            for entry, stored in zip(self._entries, self._maps, strict=True):
+                for first in range(0, len(stored), 2**20):
+                    writer.put(entry.name, first, stored[first : first + 2**20])
+        self.remove()
+
+    def remove(self) -> None:
+        """Remove the partial values."""
+        self._maps.clear()
+        remove_tree(self._work)
+
+    def _open(self, entry: ColumnEntry) -> Any:  # Any: as above
+        path, tokens = self._work / entry.name, self._corpus.num_tokens
+        dtype = np.dtype(entry.dtype)
+        with path.open("ab") as file:  # zeros take no space until they are written
+            file.truncate(entry.bytes_of(tokens))
+        return np.memmap(path, dtype, "r+", shape=(tokens,) if entry.width == 1 else (tokens, entry.width))
+
+
+def progress_said(what: str, blocks: int, *, says: bool) -> Callable[[int], None]:
+    """Return a function that logs the number of blocks done, now and then."""
+    began, said = clock.monotonic(), clock.monotonic()
+
+    def on_block(done: int) -> None:
+        nonlocal said
+        now = clock.monotonic()
+        if says and (now - said >= _SAID_EVERY_S or done == blocks):
+            said = now
+            left = (now - began) / done * (blocks - done)
+            log.info(
+                "%s blocks=%d of=%d seconds_left=%.0f", what, done, blocks, left,
+                extra={"told": f"{what}: {done / blocks:.0%}" + (f", {left:.0f} s left." if left else ".")},
+            )  # fmt: skip
+
+    return on_block
+
+
+def blocks_from(rows: CorpusRows, first: int) -> Iterator[tuple[int, list[Table]]]:
+    """Yield the number and the tables of each block from the first on."""
+    for block in range(first, rows.num_blocks):
+        yield block, rows.tables(block)

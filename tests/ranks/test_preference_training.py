@@ -1,0 +1,186 @@
+"""Preference losses in training: the same on any layout and after a resume, and a preference is learned.
+
+Losses agree to 1e-5 of themselves: float32 sums in another order, and nothing else.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+from tests.peft_loop import folder_of
+from tests.preferences import VOCAB, answers, pairs_corpus, recipe_of, thumbs_corpus
+from transformers import LlamaConfig
+
+from penstock.parallel.config import EthernetConfig
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.setup import open_state
+from penstock.train.tune.preference import PreferencePairs
+from penstock.train.tune.preference_loss import PAIR_LOSSES
+
+SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,
+}
+LOSSES = {
+    "dpo": {"loss": "dpo", "beta": 0.3},
+    "simpo": {"loss": "simpo", "beta": 2.0, "margin": 0.4},
+    "kto": {"loss": "kto", "beta": 0.3, "undesirable_weight": 0.7},
+}
+LORA = {"method": "lora", "rank": 4, "alpha": 8.0}
+COMPARED = (
+    "loss",
+    "grad_norm",
+    "reward_margin",
+    "log_prob_chosen",
+    "kto_divergence",
+    "validation_loss",
+    "validation_reward_margin",
+    "validation_kto_divergence",
+)
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory):
+    where = tmp_path_factory.mktemp("corpora")
+    pairs, thumbs = pairs_corpus(where / "pairs", answers(200)), thumbs_corpus(where / "thumbs", answers(200))
+    return {"dpo": pairs, "simpo": pairs, "kto": thumbs}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return folder_of(tmp_path_factory.mktemp("model") / "m", LlamaConfig(**SMALL))
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache folder of each test's own."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "reference"
+
+
+def trained(recipe, world, *, stop_at=None):
+    torch.set_num_threads(1)
+    return records_of(open_state(recipe, world), recipe, world, stop_at=stop_at)
+
+
+def compared(records):
+    return [
+        {name: r[name] for name in COMPARED if name in r}
+        for r in records
+        if "loss" in r or "validation_loss" in r
+    ]
+
+
+def check_alike(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, rel=1e-4, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def alone(corpora, start, tmp_path_factory):
+    """Records of one process, each loss computed once."""
+    known = {}
+
+    def run(kind, method):
+        if (kind, method) not in known:
+            folder = tmp_path_factory.mktemp(f"alone-{kind}-{method}")
+            tune = LOSSES[kind] | (LORA if method == "lora" else {})
+            recipe = recipe_of(corpora[kind], start, folder, tune)
+            (records,) = on_ranks(lambda world: trained(recipe, world), ranks=1)
+            known[kind, method] = compared(records)
+        return known[kind, method]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "ranks", "options"),
+    [
+        ("dpo", "full", 1, {"rows": 4}),
+        ("dpo", "full", 4, {}),
+        ("dpo", "lora", 4, {"context": 2, "tensor": 2, "rows": 4}),
+        ("dpo", "full", 2, {"pipeline": 2, "rows": 3}),
+        ("simpo", "full", 2, {"rows": 3}),
+        ("kto", "full", 2, {"context": 2}),
+        ("kto", "lora", 4, {"pipeline": 2, "rows": 3}),
+    ],
+    ids=str,
+)
+def test_losses_and_rewards_are_those_of_one_process(
+    alone, corpora, start, tmp_path, kind, method, ranks, options
+):
+    tune = LOSSES[kind] | (LORA if method == "lora" else {})
+    recipe = recipe_of(corpora[kind], start, tmp_path / "run", tune, **options)
+    expected = alone(kind, method)
+    for records in on_ranks(lambda world: trained(recipe, world), ranks=ranks):
+        check_alike(compared(records), expected)
+
+
+def test_breadth_first_micro_batches_have_the_same_losses(alone, corpora, start, tmp_path):
+    recipe = recipe_of(corpora["dpo"], start, tmp_path / "run", LOSSES["dpo"], rows=2)
+    recipe = dataclasses.replace(recipe, ethernet=EthernetConfig(schedule="breadth_first"))
+    for records in on_ranks(lambda world: trained(recipe, world), ranks=2):
+        check_alike(compared(records), alone("dpo", "full"))
+
+
+def test_the_first_loss_is_that_of_no_preference(alone):
+    """The model is its own reference, and so is one with an adapter that adds zero."""
+    for method in ("full", "lora"):
+        first = alone("dpo", method)[0]
+        assert first["loss"] == pytest.approx(0.6931472, abs=1e-6)
+        assert first["reward_margin"] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "kto"])
+def test_references_are_computed_once_and_again_where_they_are_lost(
+    alone, corpora, start, tmp_path, cache, kind
+):
+    """Stopped on 2 ranks, resumed on 1 with the references, then on 3 without: the curve is the same."""
+    recipe = recipe_of(corpora[kind], start, tmp_path / "run", LOSSES[kind])
+    records = on_ranks(lambda world: trained(recipe, world, stop_at=2), ranks=2)[0]
+    made = {file.name: file.stat().st_mtime_ns for file in cache.rglob("*")}
+    assert made
+    assert not [name for name in made if name.endswith((".partial", ".tmp"))]
+    records += on_ranks(lambda world: trained(recipe, world, stop_at=3), ranks=1)[0]
+    assert {file.name: file.stat().st_mtime_ns for file in cache.rglob("*")} == made
+    for file in sorted(cache.rglob("*"), reverse=True):
+        file.rmdir() if file.is_dir() else file.unlink()
+    records += on_ranks(lambda world: trained(recipe, world), ranks=3)[0]
+    assert {file.name for file in cache.rglob("*")} == made.keys()
+    steps = {r["step"]: r["loss"] for r in records if "loss" in r}
+    expected = [each["loss"] for each in alone(kind, "full") if "loss" in each]
+    assert [*steps.values()] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_stated_preference_moves_from_a_half_to_nine_tenths(start, tmp_path, method):
+    """Of two answers that a model finds equally good, one token's ending is preferred: held-out accuracy."""
+    pairs = []
+    for prompt, answer, _ in answers(300, seed=1):
+        pairs.append((prompt, [*answer[:2], 7], [*answer[:2], 8]))
+    corpus = pairs_corpus(tmp_path / "c", pairs)
+    tune = {"loss": "dpo", "beta": 0.1} | (LORA if method == "lora" else {})
+    recipe = recipe_of(corpus, start, tmp_path / "run", tune, steps=24, batch=8, rate=1e-2)
+    (records,) = on_ranks(lambda world: preferred(recipe, world), ranks=1)
+    before, after = records
+    assert 0.3 < before < 0.7
+    assert after > 0.9
+
+
+def preferred(recipe, world):
+    """Return the share of held-out pairs whose chosen answer is the likelier one, before and after."""
+    torch.set_num_threads(1)
+    state = open_state(recipe, world)
+    likelier = PreferencePairs(PAIR_LOSSES["simpo"], 1.0, 0.0, has_reference=False)
+    before = likelier.validate(state, world, rows=8)
+    records_of(state, recipe, world)
+    after = likelier.validate(state, world, rows=8)
+    return [found["validation_reward_accuracy"] for found in (before, after)]
