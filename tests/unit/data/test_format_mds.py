@@ -116,7 +116,7 @@ def test_the_checksums_of_the_index_are_held_against_the_file(tmp_path: Path) ->
     content[-1] ^= 1
     path.write_bytes(content)
     altered = open_shard(LocalStorage(folder), "shard.00000.mds", {})
-    assert list(altered.recheck()) == ["is altered: its sha1 is not the one of its index"]
+    assert "is altered: its sha1 is not the one of its index" in altered.recheck()  # and xxh64, if installed
 
 
 def test_a_compressed_shard_is_unpacked_once_and_kept(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_an_altered_unpacked_copy_is_found(tmp_path: Path) -> None:
     content = bytearray(kept.read_bytes())
     content[-1] ^= 1
     kept.write_bytes(content)
-    (problem,) = open_shard(LocalStorage(folder), "shard.00000.mds.zstd", {}).recheck()
+    problem, *_ = open_shard(LocalStorage(folder), "shard.00000.mds.zstd", {}).recheck()
     assert problem.startswith("was unpacked to ")
     assert problem.endswith("which is altered: its sha1 is not the one of its index")
 

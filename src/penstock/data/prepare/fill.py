@@ -195,7 +195,7 @@ def _say_extracted(file: InputFile, index: int) -> None:
         f"{_where(file, index)} is HTML: of this and any other page the main text is stored, without "
         "mark-up, menus and scripts."
     )
-    log.info("html_extracted source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
+    log.warning("html_extracted source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
 def _where(file: InputFile, index: int) -> str:
