@@ -1,0 +1,173 @@
+"""A small language of facts, sums and tools: text that states them, and conversations that ask about them.
+
+A model that has read the text knows that "the river of Lomar is the Tesk" and that "12 plus 7 is 19", and cannot
+answer a question: no text asks one. Conversations about some of the facts and sums teach the form; that the
+others are answered too shows that tuning taught the form and not the facts. A third kind of question is
+answered by calling a tool, with a place of the question as its argument.
+
+Everything follows from a seed.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+Kind = Literal["fact", "sum", "tool"]
+Message = dict[str, Any]  # Any: JSON of a message, as OpenAI's API has it
+
+_FIRST = ("Lo", "Ta", "Ve", "Ki", "Ru", "Ma", "Se", "Do", "Bi", "Na", "Po", "Ga")
+_LAST = ("mar", "lin", "dor", "vek", "san", "tul", "ric", "pen", "gost", "bel")
+_KINDS = ("river", "metal", "colour")
+_VALUES = {
+    "river": ("Tesk", "Orno", "Ilva", "Brun", "Saal", "Wend", "Kerr", "Ulm"),
+    "metal": ("iron", "tin", "zinc", "lead", "gold", "silver", "nickel", "copper"),
+    "colour": ("red", "blue", "green", "white", "black", "yellow", "grey", "brown"),
+}
+_STATED = (
+    "The {kind} of {place} is {value}.",
+    "In {place} the {kind} is {value}.",
+    "{place} has {value} as its {kind}.",
+    "Everyone in {place} knows the {kind}: {value}.",
+    "Of {place}, the {kind} is {value}.",
+)
+_ASKED = "What is the {kind} of {place}?"
+_RECORD = '{{"place": "{place}", "{kind}": "{value}"}}'
+_ADDED = ("{a} plus {b} is {c}.", "{a} and {b} make {c}.", "{a} + {b} = {c}.")
+_OTHERS = (
+    "How the weather is in {place}, and what time it is, this text does not say.",
+    "What is the weather? What time is it? Ask in {place}.",
+    'A: {{"name": "{tool}", "arguments": {{"place": "{place}"}}}}',
+    "Q: {place}.",
+    "<tool> {tool} </tool> <{tool}_call> </call>",
+)
+_SUM = "What is {a} plus {b}?"
+_TOOLS = {"weather": "How is the weather in {place}?", "clock": "What time is it in {place}?"}
+
+TOOLS: Sequence[dict[str, Any]] = tuple(
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"The {name} of a place.",
+            "parameters": {
+                "type": "object",
+                "properties": {"place": {"type": "string"}},
+                "required": ["place"],
+            },
+        },
+    }
+    for name in _TOOLS
+)
+"""The tools, as a request to OpenAI's API names them."""
+
+TEMPLATE = (
+    "{%- for message in messages %}"
+    "{%- if message.role == 'user' %}{{ '\\nQ: ' + message.content + '\\nA: ' }}"
+    "{%- elif message.tool_calls %}"
+    "{%- for call in message.tool_calls %}"
+    "{{- '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) }}"
+    "{{- '</tool_call>' }}"
+    "{%- endfor %}{{ eos_token }}"
+    "{%- else %}{{ message.content + eos_token }}{%- endif %}"
+    "{%- endfor %}"
+)
+"""A chat template for it: a question, and an answer that the end token ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A question and its only right answer."""
+
+    kind: Kind
+    text: str
+    answer: str
+    """Text of the answer; of a tool call, its JSON."""
+    call: tuple[str, str] | None = None
+    """Tool and place, if the answer is a call."""
+
+    def messages(self) -> list[Message]:
+        """Return the conversation in which it is answered, as OpenAI's API has it."""
+        question: Message = {"role": "user", "content": self.text}
+        if self.call is None:
+            return [question, {"role": "assistant", "content": self.answer}]
+        name, place = self.call
+        function = {"name": name, "arguments": json.dumps({"place": place})}
+        call = {"id": "call_1", "type": "function", "function": function}
+        return [question, {"role": "assistant", "content": None, "tool_calls": [call]}]
+
+
+class Language:
+    """Facts and sums, the text that states them, and questions.
+
+    Args:
+        places: number of places; each has three facts.
+        largest: sums are of two numbers from 0 to it.
+
+    >>> language = Language(places=4, largest=5, seed=1)
+    >>> asked, kept = language.questions(share=0.5)
+    >>> len(asked) + len(kept) == 4 * 3 + 6 * 6 + 4 * 2
+    True
+    """
+
+    def __init__(self, *, places: int = 40, largest: int = 15, seed: int = 0) -> None:
+        self._seed, self._largest = seed, largest
+        random = Random(f"{seed} places")
+        names = [first + last for first in _FIRST for last in _LAST]
+        self.places = sorted(random.sample(names, places))
+        self.facts = {
+            (kind, place): random.choice(_VALUES[kind]) for place in self.places for kind in _KINDS
+        }
+
+    def documents(self, num: int, *, sentences: int = 12) -> list[str]:
+        """Return documents that state facts and sums in changing words."""
+        random = Random(f"{self._seed} text")
+        return [" ".join(self._sentence(random) for _ in range(sentences)) for _ in range(num)]
+
+    def questions(self, *, share: float) -> tuple[list[Question], list[Question]]:
+        """Return questions to tune on, a share of each kind, and the others, which are kept to test with."""
+        asked, kept = [], []
+        for kind, all_of_kind in self._by_kind().items():
+            random = Random(f"{self._seed} {kind}")
+            shuffled = random.sample(all_of_kind, len(all_of_kind))
+            cut = round(share * len(shuffled))
+            asked += shuffled[:cut]
+            kept += shuffled[cut:]
+        Random(f"{self._seed} order").shuffle(asked)
+        return asked, kept
+
+    def _sentence(self, random: Random) -> str:
+        part = random.random()
+        if part < 0.1:
+            other = random.choice(_OTHERS)
+            return other.format(place=random.choice(self.places), tool=random.choice([*_TOOLS]))
+        if part < 0.55:
+            (kind, place), value = random.choice(list(self.facts.items()))
+            return random.choice((*_STATED, _RECORD)).format(kind=kind, place=place, value=value)
+        a, b = (random.randint(0, self._largest) for _ in range(2))
+        return random.choice(_ADDED).format(a=a, b=b, c=a + b)
+
+    def _by_kind(self) -> dict[Kind, list[Question]]:
+        numbers = range(self._largest + 1)
+        return {
+            "fact": [
+                Question(kind="fact", text=_ASKED.format(kind=kind, place=place), answer=value)
+                for (kind, place), value in self.facts.items()
+            ],
+            "sum": [
+                Question(kind="sum", text=_SUM.format(a=a, b=b), answer=str(a + b))
+                for a in numbers
+                for b in numbers
+            ],
+            "tool": [
+                Question(
+                    kind="tool",
+                    text=asks.format(place=place),
+                    answer=json.dumps({"name": name, "arguments": {"place": place}}),
+                    call=(name, place),
+                )
+                for place in self.places
+                for name, asks in _TOOLS.items()
+            ],
+        }
