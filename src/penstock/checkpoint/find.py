@@ -89,7 +89,7 @@ def find(path: Path, *, step: int | None = None) -> SavedCheckpoint:
     raise CheckpointError(f"{path} {state}", fix="Give the folder of a run, a checkpoint or a model.")
 
 
-def to_remove(steps: Sequence[int], *, written: int, keep: int, keep_every: int) -> list[int]:
+def to_remove(steps: Sequence[int], *, written: int, keep: int, keep_every: int, best: int = 0) -> list[int]:
     """Return the steps whose checkpoints to delete after one was written.
 
     Args:
@@ -97,12 +97,14 @@ def to_remove(steps: Sequence[int], *, written: int, keep: int, keep_every: int)
         written: step of the one just written, which is always kept.
         keep: number of newest ones to keep.
         keep_every: also keep those at multiples of this step; 0: none.
-
+        best: also keep the newest up to this step, that of the best validation; 0: there is none.
 
     >>> to_remove([100, 200, 300, 400, 500], written=500, keep=2, keep_every=200)
     [100, 300]
+    >>> to_remove([100, 200, 300, 400, 500], written=500, keep=1, keep_every=0, best=300)
+    [100, 200, 400]
     """
-    newest = set(sorted(steps)[-keep:]) | {written}
+    newest = set(sorted(steps)[-keep:]) | {written} | {max((s for s in steps if s <= best), default=written)}
     return [
         step for step in sorted(steps) if step not in newest and not (keep_every and step % keep_every == 0)
     ]

@@ -44,6 +44,8 @@ class Meta:
     """Memory of the mixing policy: JSON values; empty without one."""
     outer: dict[str, Any] = field(default_factory=dict)
     """State of islands (models that train separately) besides their tensors: JSON values."""
+    early_stop: dict[str, Any] = field(default_factory=dict)
+    """Best held-out loss, its step and the validations since: JSON values; empty without early stop."""
     seed: int
     """Seed of the run; it keys every random choice, so no generator state is saved."""
     world_size: int

@@ -277,15 +277,21 @@ class Saver:
         except Exception as error:  # whatever it is, all ranks must agree that there is no checkpoint
             log.debug("a save failed", exc_info=True)
             return SaveFailure(_reason(error))
-        self._retain(meta.step)
+        self._retain(meta)
         return None
 
-    def _retain(self, written: int) -> None:
+    def _retain(self, meta: Meta) -> None:
         """Delete old checkpoints by the retention policy; an error only warns."""
         try:
             steps = [step for saved in saved_in(self._place) if (step := step_of(saved.name)) is not None]
             keeping = self._keeping
-            for step in to_remove(steps, written=written, keep=keeping.newest, keep_every=keeping.every):
+            for step in to_remove(
+                steps,
+                written=meta.step,
+                keep=keeping.newest,
+                keep_every=keeping.every,
+                best=meta.early_stop.get("best_step", 0),
+            ):
                 self._place.remove(name_of(step))
         except (OSError, PenstockError) as error:
             log.warning("old checkpoints cannot be removed: %s", _reason(error))

@@ -1,9 +1,9 @@
 """A small language of facts, sums and tools: text that states them, and conversations that ask about them.
 
-A model that has read the text knows that "the river of Lomar is the Tesk" and that "12 plus 7 is 19", and cannot
-answer a question: no text asks one. Conversations about some of the facts and sums teach the form; that the
-others are answered too shows that tuning taught the form and not the facts. A third kind of question is
-answered by calling a tool, with a place of the question as its argument.
+A model that has read the text knows that "the river of Lomar is Tesk" and that "12 plus 7 is 19", and
+cannot answer a question: no text asks one. Conversations about some of the facts and sums teach the form;
+that the others are answered too shows that tuning taught the form and not the facts. A third kind of question
+is answered by calling a tool, with a place of the question as its argument.
 
 Everything follows from a seed.
 """
@@ -28,13 +28,18 @@ _VALUES = {
 _STATED = (
     "The {kind} of {place} is {value}.",
     "In {place} the {kind} is {value}.",
-    "{place} has {value} as its {kind}.",
-    "Everyone in {place} knows the {kind}: {value}.",
-    "Of {place}, the {kind} is {value}.",
+    "The {kind} of {place}? Everyone says {value}.",
+    "Of {place}, {kind}: {value}.",
+    '{{"place": "{place}", "{kind}": "{value}"}}',
 )
 _ASKED = "What is the {kind} of {place}?"
-_RECORD = '{{"place": "{place}", "{kind}": "{value}"}}'
-_ADDED = ("{a} plus {b} is {c}.", "{a} and {b} make {c}.", "{a} + {b} = {c}.")
+_ADDED = (
+    "{a} plus {b} is {c}.",
+    "{a} and {b} make {c}.",
+    "{a} + {b} = {c}.",
+    "{a} plus {b}? Everyone says {c}.",
+    "Of {a} plus {b}, sum: {c}.",
+)
 _OTHERS = (
     "How the weather is in {place}, and what time it is, this text does not say.",
     "What is the weather? What time is it? Ask in {place}.",
@@ -111,14 +116,12 @@ class Language:
     True
     """
 
-    def __init__(self, *, places: int = 40, largest: int = 15, seed: int = 0) -> None:
+    def __init__(self, *, places: int = 24, largest: int = 9, seed: int = 0) -> None:
         self._seed, self._largest = seed, largest
         random = Random(f"{seed} places")
         names = [first + last for first in _FIRST for last in _LAST]
         self.places = sorted(random.sample(names, places))
-        self.facts = {
-            (kind, place): random.choice(_VALUES[kind]) for place in self.places for kind in _KINDS
-        }
+        self.facts = {(kind, place): random.choice(_VALUES[kind]) for place in self.places for kind in _KINDS}
 
     def documents(self, num: int, *, sentences: int = 12) -> list[str]:
         """Return documents that state facts and sums in changing words."""
@@ -144,7 +147,7 @@ class Language:
             return other.format(place=random.choice(self.places), tool=random.choice([*_TOOLS]))
         if part < 0.55:
             (kind, place), value = random.choice(list(self.facts.items()))
-            return random.choice((*_STATED, _RECORD)).format(kind=kind, place=place, value=value)
+            return random.choice(_STATED).format(kind=kind, place=place, value=value)
         a, b = (random.randint(0, self._largest) for _ in range(2))
         return random.choice(_ADDED).format(a=a, b=b, c=a + b)
 

@@ -25,6 +25,7 @@ from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.record import MixtureLog, step_record
+from penstock.train.samples import Samples
 from penstock.train.state import TrainState
 from penstock.train.step import ControlFlags, StepResult, train_step
 
@@ -40,6 +41,7 @@ def train(
     stop_requested: Callable[[], bool],
     sinks: Sequence[Sink],
     on_batch: Callable[[DeviceBatch, int], None],
+    samples: Samples | None = None,
 ) -> bool:
     """Train until the last step or a request to stop; return whether the run is finished.
 
@@ -47,9 +49,12 @@ def train(
         stop_requested: called once a step, on every rank.
         sinks: receive rank 0's records.
         on_batch: called with every batch of this rank and its step, counted from 1.
+        samples: prompts to answer now and then.
     """
     micro_batch_size_at, mixture = micro_batch_sizes(config.data), MixtureLog(state.loader)
     with open_saver(state, config) as saver, closing(iter(state.loader)) as batches:
+        if state.step == 0 and config.run.start_from:
+            answer_samples(samples, state, config, world, sinks)
         while state.step < config.run.steps:
             torch.manual_seed(key_of(config.run.seed, "step", state.step, state.mesh.data_rank) % 2**63)
             rate = set_learning_rate(state, config)
@@ -85,19 +90,52 @@ def train(
             follow_losses(state, result, config, world)
             if result.news and state.control is not None:
                 state.control.take_up()
-            if state.heldout is not None and (state.step % config.validate.every == 0 or last):
-                state.watch.doing("validation", step=state.step)
-                with state.shown():
-                    record = state.objective.validate(state, world, rows=rows)
-                emit(record, sinks)
-            due = state.step % config.checkpoint.every == 0 and not result.skipped
+            is_best, last = validate(state, config, world, sinks, rows=rows, last=last)
+            if samples is not None and samples.is_due(state.step, last=last):
+                answer_samples(samples, state, config, world, sinks)
+            due = (is_best or state.step % config.checkpoint.every == 0) and not result.skipped
             leaves = result.stop or state.changes_islands()
             if last or leaves or due:  # not while steps are skipped: it would evict earlier checkpoints
                 state.watch.doing("checkpoint", step=state.step)
                 saver.save(state.tensors(), meta_of(state, config, world), layout=state.exchanges_under_way())
-            if leaves and not last:
-                return False
+            if last or leaves:
+                return last
     return True
+
+
+def validate(
+    state: TrainState, config: TrainConfig, world: World, sinks: Sequence[Sink], *, rows: int, last: bool
+) -> tuple[bool, bool]:
+    """Validate if it is due; return whether the loss is the best so far, and whether this step is the last.
+
+    Args:
+        rows: rows of a micro-batch.
+        last: this is the last step of the recipe; an early stop may make it the last too.
+    """
+    if state.heldout is None or not (last or state.step % config.validate.every == 0):
+        return False, last
+    state.watch.doing("validation", step=state.step)
+    with state.shown():
+        record = state.objective.validate(state, world, rows=rows)
+    emit(record, sinks)
+    early = state.early_stop
+    if early is None:
+        return False, last
+    loss = broadcast(world, record["validation_loss"])  # one loss: the ranks must decide alike
+    is_best = early.add(state.step, loss)
+    if not early.is_over:
+        return is_best, last
+    emit({"event": "early_stop", "step": state.step, **early.state_dict()}, sinks)
+    return is_best, True
+
+
+def answer_samples(
+    samples: Samples | None, state: TrainState, config: TrainConfig, world: World, sinks: Sequence[Sink]
+) -> None:
+    """Answer the prompts, if there are any, and send the record; every rank must call it."""
+    state.watch.doing("samples", step=state.step)
+    if samples is not None and (record := samples.answer(state, config, world)) is not None:
+        emit(record, sinks)
 
 
 def set_learning_rate(state: TrainState, config: TrainConfig) -> float:
@@ -162,6 +200,7 @@ def meta_of(state: TrainState, config: TrainConfig, world: World) -> Meta:
         loader=state.loader.state_dict(),
         adaptive=state.adaptive.state_dict() if state.adaptive else {},
         outer=state.outer.state_dict() if state.outer else {},
+        early_stop=state.early_stop.state_dict() if state.early_stop else {},
         seed=config.run.seed,
         world_size=world.ranks.world_size,
         start_from=config.run.start_from,

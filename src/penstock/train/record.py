@@ -23,6 +23,7 @@ def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning
         "step": state.step,
         "tokens": state.loader.tokens_before(state.step),
         "loss": result.loss,
+        "labels": round(result.count),
         "grad_norm": result.grad_norm,
         "learning_rate": learning_rate,
         "step_s": rates.step_s,

@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from penstock.checkpoint.layout import name_of
+from penstock.checkpoint.storage import place_in
 from penstock.core import clock, env, log
 from penstock.core import config as configs
 from penstock.core.files import exclusive
@@ -34,6 +36,7 @@ from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.mesh import World, is_of_lost_peer, join
 from penstock.parallel.sharding.fsdp_waits import count_blocked
 from penstock.train.control.listener import Control
+from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import Rewind
 from penstock.train.loop import train
 from penstock.train.monitors.deadline import Deadline
@@ -44,6 +47,7 @@ from penstock.train.planning.memory import recompute_modes
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.record import sample_log
 from penstock.train.rewind import go_back, leave_out
+from penstock.train.samples import open_samples
 from penstock.train.setup import open_state, write_identity
 from penstock.train.starts import KeptRecipe
 from penstock.train.state import TrainState
@@ -99,9 +103,9 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
     """Train from the newest checkpoint; return True if the run is finished."""
     with ExitStack() as stack:
         state = open_state(recipe, world)
-        if state.step >= recipe.run.steps:
+        if state.step >= recipe.run.steps or (state.early_stop is not None and state.early_stop.is_over):
             if world.is_first:
-                _say_finished(recipe, state.step)
+                _say_finished(recipe, state)
             return True
         kept = write_identity(recipe, state.loader) if world.is_first else None
         state.control = Control(recipe, state.loader, world)
@@ -110,7 +114,7 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
         state.watch = _watch(recipe, state, world, stack)
         stack.push(partial(_hear_of_stop, flag, state.watch))
         peak = _peak(recipe, world)
-        sinks, samples = _open_logs(recipe, state, world, kept, peak, stack)
+        sinks, log_of_samples = _open_logs(recipe, state, world, kept, peak, stack)
         finished = train(
             state,
             recipe,
@@ -118,10 +122,11 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
             meter=_meter(recipe, state, world, peak),
             stop_requested=partial(_stop_requested, flag, state.watch),
             sinks=sinks,
-            on_batch=sample_log(samples),
+            on_batch=sample_log(log_of_samples),
+            samples=open_samples(recipe, world),
         )
     if world.is_first and finished:
-        _say_finished(recipe, state.step)
+        _say_finished(recipe, state)
     elif world.is_first:
         logger.info(
             "stopped on request step=%d; run the same command to resume",
@@ -131,9 +136,12 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
     return finished
 
 
-def _say_finished(recipe: TrainConfig, step: int) -> None:
+def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
     """Log that a run is finished, with next steps."""
-    folder = recipe.run.dir
+    folder, step = recipe.run.dir, state.step
+    if state.early_stop is not None and state.early_stop.is_over:
+        _say_early_stop(recipe, state.early_stop, step)
+        return
     logger.info(
         "finished steps=%d; raise run.steps to go on; next: penstock report %s | "
         "penstock generate %s --prompt TEXT | penstock export %s --out FOLDER",
@@ -143,6 +151,24 @@ def _say_finished(recipe: TrainConfig, step: int) -> None:
             f"  penstock report {folder}                   draw its curves as a page\n"
             f"  penstock generate {folder} --prompt TEXT   generate text\n"
             f"  penstock export {folder} --out FOLDER      convert it to a Hugging Face folder."
+        },
+    )  # fmt: skip
+
+
+def _say_early_stop(recipe: TrainConfig, early: EarlyStop, step: int) -> None:
+    """Log that a run ended early, why, and where its best checkpoint is."""
+    folder = recipe.run.dir
+    best = place_in(Path(folder), recipe.checkpoint.dir).url_of(name_of(early.best_step))
+    logger.info(
+        "finished early step=%d best_step=%d best_loss=%.4f validations_since=%d best=%s",
+        step, early.best_step, early.best_loss, early.waited, best,
+        extra={
+            "told": f"Finished early, after step {step:,}: the held-out loss was best after step "
+            f"{early.best_step:,} ({early.best_loss:.4f}), and {early.waited} validations since did not "
+            f"improve on it. Raise validate.stop_after to go on. The best checkpoint is kept:\n"
+            f"  penstock generate {best} --prompt TEXT\n"
+            f"  penstock export {best} --out FOLDER\n"
+            f"  penstock report {folder}"
         },
     )  # fmt: skip
 

@@ -46,6 +46,7 @@ from penstock.train.data_setup import (
     tokenizer_of,
     train_loader,
 )
+from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
 from penstock.train.islands.checkpoint import load_as_one, load_islands
 from penstock.train.islands.outer_optimizer import Outer
@@ -206,6 +207,10 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
         model, optimizer, loader, mesh, heldout, ethernet, chosen.objective, spread.pipeline, adaptive
     )
     state.guard = StepGuard(config.guard)
+    if config.validate.stop_after:
+        state.early_stop = EarlyStop(
+            stop_after=config.validate.stop_after, min_improvement=config.validate.min_improvement
+        )
     if config.outer.every:
         state.outer = Outer(config.outer, model, optimizer, mesh)
     restore(state, config, world)
@@ -230,6 +235,8 @@ def restore(state: TrainState, config: TrainConfig, world: World) -> None:
         meta = continue_from(config, state.loader, saved)
         if state.adaptive is not None:
             state.adaptive.load_state_dict(meta.adaptive)
+        if state.early_stop is not None:
+            state.early_stop.load_state_dict(meta.early_stop)
         own = training_tensors(state.model, state.optimizer)
         if state.outer is not None:
             load_islands(saved, state.outer, own)

@@ -13,6 +13,7 @@ from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
 from penstock.train.control.listener import Control
 from penstock.train.data_setup import Heldout
+from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
 from penstock.train.islands.checkpoint import island_tensors
 from penstock.train.islands.outer_optimizer import Outer
@@ -49,6 +50,8 @@ class TrainState:
     """Control requests to the running job."""
     guard: StepGuard = field(default_factory=lambda: StepGuard(GuardConfig()))
     """Decides which steps are skipped."""
+    early_stop: EarlyStop | None = None
+    """Ends the run when its held-out loss no longer falls; None: off."""
     watch: StepMonitors = field(default_factory=StepMonitors)
     """Monitors of single steps."""
 

@@ -53,6 +53,8 @@ class StepResult:
     """The objective's sums over all ranks."""
     metrics: dict[str, Any] = field(default_factory=dict)  # Any: JSON values
     """The objective's metrics."""
+    count: float = 0.0
+    """Number of terms that the loss is a mean of: labels, or pairs."""
     skipped: str = ""
     """Reason for skipping the step; "": it was taken."""
 
@@ -200,7 +202,14 @@ def train_step(
     state.optimizer.zero_grad()
     mark("optimizer")
     return StepResult(
-        mean_loss, grad_norm, stops > 0, told > 0, tuple(each), objective.metrics(each), skipped
+        mean_loss,
+        grad_norm,
+        stops > 0,
+        told > 0,
+        tuple(each),
+        objective.metrics(each),
+        count=global_count / copies,
+        skipped=skipped,
     )
 
 

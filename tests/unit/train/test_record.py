@@ -58,13 +58,14 @@ def state_after(loader: Loader, steps: int) -> TrainState:
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_a_record_counts_the_tokens_of_all_ranks(recipe, world_size: int) -> None:  # type: ignore[no-untyped-def]
     state = state_after(train_loader(recipe, rank=0, world_size=world_size), 3)
-    result = StepResult(loss=2.5, grad_norm=0.75, stop=False)
+    result = StepResult(loss=2.5, grad_norm=0.75, stop=False, count=90.0)
     record = step_record(state, result, RATES, learning_rate=0.1)
     assert record.pop("memory_bytes") > 2**20
     assert record == {
         "step": 3,
         "tokens": 3 * 8 * 16,
         "loss": 2.5,
+        "labels": 90,
         "grad_norm": 0.75,
         "learning_rate": 0.1,
         "step_s": 0.5,

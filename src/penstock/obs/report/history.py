@@ -31,6 +31,7 @@ REWARDS = ("reward_margin", "reward_accuracy", "reward_chosen", "reward_rejected
 """Metrics of preferences that are charted, of training and of held-out answers."""
 
 _MIXTURE_POINTS = 200
+_SAMPLE_SETS = 64
 _FIX = "Restore the file, or cut it before that line."
 
 
@@ -92,6 +93,34 @@ class Traffic:
     """Axes whose ranks are on several machines."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleAnswer:
+    """Answer to a prompt of [samples]."""
+
+    prompt: str
+    answer: str
+    reference: str | None
+    """What really follows in the held-out document; None: nobody knows."""
+    is_cut: bool
+    """True if it reached the limit of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampleSet:
+    """Answers to all prompts after a step."""
+
+    step: int
+    answers: tuple[SampleAnswer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyEnd:
+    """End of a run whose held-out loss no longer fell."""
+
+    step: int
+    best_step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """Step whose update was skipped."""
@@ -142,6 +171,10 @@ class History:
     """Skipped steps in order."""
     slowest: dict[int, Slowest]
     """Slow ranks by rank."""
+    samples: tuple[SampleSet, ...] = ()
+    """Answers to the prompts of [samples], in order; of very many, some, the first and last among them."""
+    early_end: EarlyEnd | None = None
+    """Early stop; None: there was none, or the run went on since."""
     num_ignored: int
     """Number of records of unknown kinds."""
 
@@ -203,6 +236,8 @@ class _Gathering:
         self._traffic: Traffic | None = None
         self._skipped: list[Skipped] = []
         self._slowest: dict[int, Slowest] = {}
+        self._samples: dict[int, SampleSet] = {}
+        self._early_end: EarlyEnd | None = None
         self._num_ignored = 0
 
     def add(self, record: Record) -> None:
@@ -226,6 +261,8 @@ class _Gathering:
         elif record.get("event") == "sequence_length":
             reason = f"sequence length {int(record['after']):,}"
             self._changes.append(MixtureChange(int(record["step"]), int(record["tokens"]), reason))
+        elif record.get("event") in ("samples", "early_stop"):
+            self._add_look(record)
         elif "validation_loss" in record:
             self._validation_steps.append(int(record["step"]))
             self._validation_loss.append(_number(record["validation_loss"]))
@@ -250,6 +287,25 @@ class _Gathering:
             self._points.append(self._point())
             if len(self._points) >= 2 * _MIXTURE_POINTS:
                 self._points, self._stride = self._points[1::2], 2 * self._stride
+
+    def _add_look(self, record: Record) -> None:
+        """Take answers to the prompts, or an early stop."""
+        step = int(record["step"])
+        if record["event"] == "early_stop":
+            self._early_end = EarlyEnd(step, int(record["best_step"]))
+            return
+        answers = tuple(
+            SampleAnswer(
+                prompt=str(answer["prompt"]),
+                answer=str(answer["answer"]),
+                reference=None if answer.get("reference") is None else str(answer["reference"]),
+                is_cut=answer.get("finish") == "length",
+            )
+            for answer in record["answers"]
+        )
+        self._samples[step] = SampleSet(step, answers)
+        if len(self._samples) > 2 * _SAMPLE_SETS:
+            self._samples = {s: self._samples[s] for s in [*self._samples][::2]}  # the first stays
 
     def _point(self) -> MixturePoint:
         tokens = self._corpus_tokens
@@ -276,6 +332,8 @@ class _Gathering:
             traffic=self._traffic,
             skipped=tuple(self._skipped),
             slowest=self._slowest,
+            samples=tuple(self._samples.values()),
+            early_end=self._early_end if self._early_end and self._early_end.step == self.steps[-1] else None,
             num_ignored=self._num_ignored,
         )
 

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.core.toml import toml_text
 from penstock.core.units import mib, si
 from penstock.obs.metric_names import METRICS
+from penstock.obs.report.answers import samples_section
 from penstock.obs.report.history import History, gather
 from penstock.obs.report.html import fill, glossary, heldout_table, section, table_head, trouble
 from penstock.obs.report.line_charts import charts
@@ -54,6 +55,7 @@ def render(
         outcome=f'<span class="outcome {kind}">{escape(words)}</span>',
         summary=escape(_summary(history, config)),
         figures="".join(_tile(figure) for figure in key_figures(history, config)),
+        samples=samples_section(history),
         charts="".join(draw(chart) for chart in charts(history, references or {}))
         + phase_chart(history)
         + mixture_chart(history),

@@ -15,6 +15,8 @@ from penstock.obs.report.series import window_for
 
 Config = Mapping[str, Any]  # Any: a resolved recipe, as JSON holds it
 
+_ALL_LEARNED = 0.97
+"""Share of learned tokens from which all are: the last token of a row has no label."""
 _SAME_PEAK = 0.1
 """Maximum ratio of the measured peaks of one kind of hardware."""
 UNKNOWN = "\u2013"
@@ -52,6 +54,8 @@ def outcome(history: History, config: Config) -> tuple[Literal["finished", "unfi
         return "failed", f"diverged at step {step:,}"
     if not isinstance(wanted, int):
         return "unfinished", f"{step:,} steps so far"
+    if (early := history.early_end) is not None:
+        return "finished", f"stopped early, best at step {early.best_step:,}"
     if step < wanted:
         return "unfinished", f"{step:,} of {wanted:,} steps so far"
     return "finished", "finished"
@@ -72,6 +76,7 @@ def key_figures(history: History, config: Config) -> list[Figure]:
             note=f"{of_all}{duration(seconds)} of training",
         ),
         Figure(metric="tokens", title="tokens", value=_count(tokens), note=f"{_count(tokens / step)} a step"),
+        *_learned_figure(columns),
         Figure(
             metric="loss",
             title="final training loss",
@@ -89,6 +94,19 @@ def key_figures(history: History, config: Config) -> list[Figure]:
             value=mib(memory) if (memory := _greatest(columns["memory_bytes"])) else UNKNOWN,
             note="of the first process",
         ),
+    ]
+
+
+def _learned_figure(columns: Mapping[str, Float64]) -> list[Figure]:
+    """Return the number of learned tokens, if some tokens of the rows were not to be learned."""
+    labels, tokens = columns["labels"], np.diff(columns["tokens"], prepend=0.0)
+    known = np.isfinite(labels) & (np.arange(len(labels)) > 0)  # the first record may follow lost ones
+    total = float(tokens[known].sum())
+    if not total or (share := float(labels[known].sum()) / total) > _ALL_LEARNED:
+        return []
+    note = f"{short(share, unit='share')} of the tokens"
+    return [
+        Figure(metric="labels", title="learned tokens", value=_count(float(np.nansum(labels))), note=note)
     ]
 
 

@@ -17,6 +17,7 @@ from penstock.parallel.layout import ParallelConfig
 from penstock.train.recipe.data_config import AdaptiveConfig, ChangeConfig, CorpusConfig, DataConfig
 from penstock.train.recipe.optim_config import BLOCK, OptimConfig, fits_blocks
 from penstock.train.recipe.outer_config import OuterConfig
+from penstock.train.recipe.samples_config import SamplesConfig
 from penstock.train.tune.config import TuneConfig
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "ParallelConfig",
     "PrecisionConfig",
     "RunConfig",
+    "SamplesConfig",
     "TrainConfig",
     "TuneConfig",
     "on_machines",
@@ -97,10 +99,24 @@ class ValidateConfig:
     samples: int = 64
     """Rows to validate on, the same ones each time, at the initial sequence length: from each corpus in
     proportion to its initial weight, at least one; all rows of a corpus that has fewer."""
+    stop_after: int = 0
+    """Early stop: validations in a row without improvement after which the run ends; 0: never. The checkpoint
+    of the best validation is kept and named at the end."""
+    min_improvement: float = 0.0
+    """Nats per token by which the loss must fall below the best one to count as an improvement."""
 
     def __post_init__(self) -> None:
         at_least(0, "validate.every", self.every)
         at_least(1, "validate.samples", self.samples)
+        at_least(0, "validate.stop_after", self.stop_after)
+        if not self.min_improvement >= 0:
+            raise ConfigError("validate.min_improvement must be 0 or more", got=self.min_improvement)
+        if self.stop_after and not self.every:
+            raise ConfigError(
+                "validate.stop_after needs validations",
+                got=self.stop_after,
+                fix="Set validate.every, and data.holdout, say to 0.02.",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,6 +252,7 @@ class TrainConfig:
     recompute: RecomputeConfig = field(default_factory=RecomputeConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
@@ -264,6 +281,8 @@ class TrainConfig:
             )
         if self.validate.every and not self.data.holdout:
             raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
+        if self.samples.heldout and not self.data.holdout:
+            raise ConfigError("samples.heldout needs held-out data", fix="Set data.holdout, say to 0.01.")
         check_fit(self.parallel, self.model, lengths=self.data.lengths)
         self._check_outer()
         self._check_keep()
