@@ -141,6 +141,89 @@ def test_losses_with_and_without_an_engine_in_between_are_equal(recipe, tmp_path
     assert with_engine == without
 
 
+@pytest.fixture(scope="module")
+def base(recipe, tmp_path_factory):
+    """A run to tune."""
+    folder = tmp_path_factory.mktemp("base")
+
+    def train(world):
+        state = open_state(of(recipe, folder), world)
+        write_identity(of(recipe, folder), state.loader)
+        records_of(state, of(recipe, folder), world)
+
+    on_ranks(train, ranks=1)
+    return folder
+
+
+def tuned(recipe, base, folder, tune, **axes):
+    data = {"corpora": {"text": {"path": recipe.data.corpora["text"].path}}, "sequence_length": 24}
+    return build_recipe(
+        {
+            "run": {"dir": str(folder), "steps": 4, "start_from": str(base)},
+            "tune": {"rank": 4, **tune},
+            "data": {**data, "global_batch_size": 4, "micro_batch_size": 1},
+            "optim": {"learning_rate": 1e-4 if "base" in tune else 0.05},  # steps of int8 products part soon
+            "parallel": axes,
+            "compute": "float32",
+        }
+    )
+
+
+ASKED = [3, 40, 77, 12, 99, 5, 60, 200, 31]
+
+
+def logprobs(config, world, *, of_training=False):
+    """Log-probabilities of the asked tokens after tuning, by the engine and by the network in training."""
+    state = open_state(config, world)
+    if world.is_first:
+        write_identity(config, state.loader)
+    records_of(state, config, world)
+    found = []
+    with live_engine(state, config, world, max_sequences=1) as llm:
+        if llm is not None:
+            out = llm.generate([ASKED], replace(GREEDY, num_prompt_logprobs=1))[0]
+            found = [chosen.logprob for chosen in out.prompt_logprobs[1:]]
+    if not of_training:
+        return found
+    with torch.no_grad():
+        logits = state.model(torch.tensor([ASKED])).float().log_softmax(-1)[0]
+    return found, logits[torch.arange(len(ASKED) - 1), torch.tensor(ASKED[1:])].tolist()
+
+
+@pytest.mark.parametrize(
+    ("tune", "tolerance"),
+    [
+        ({"method": "lora"}, 1e-4),
+        ({"method": "dora", "layers": ["query", "down"]}, 1e-4),
+        ({"method": "full"}, 1e-4),
+        ({"method": "lora", "base": "int8"}, 0.1),  # training rounds the activations too
+    ],
+    ids=str,
+)
+def test_adapters_are_part_of_the_engine(recipe, base, tmp_path, tune, tolerance):
+    config = tuned(recipe, base, tmp_path, tune)
+    ((engine, training),) = on_ranks(lambda world: logprobs(config, world, of_training=True), ranks=1)
+    assert engine == pytest.approx(training, abs=tolerance)
+    assert len(engine) == len(ASKED) - 1
+
+
+@pytest.mark.parametrize(
+    ("ranks", "axes"),
+    [(2, {}), (2, {"tensor": 2}), (2, {"pipeline": 2})],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("tune", "tolerance"),
+    [({"method": "dora"}, 1e-3), ({"method": "lora", "base": "int8"}, 0.05)],  # a slice's scales are its own
+    ids=str,
+)
+def test_adapters_of_any_layout_make_one_engine(recipe, base, tmp_path, ranks, axes, tune, tolerance):
+    (alone,) = on_ranks(lambda world: logprobs(tuned(recipe, base, tmp_path / "a", tune), world), ranks=1)
+    config = tuned(recipe, base, tmp_path / "b", tune, **axes)
+    first, *_ = on_ranks(lambda world: logprobs(config, world), ranks=ranks)
+    assert first == pytest.approx(alone, abs=tolerance)
+
+
 def test_a_failure_in_the_block_is_raised_on_every_rank_and_training_may_go_on(recipe, tmp_path):
     def fails(world):
         config = of(recipe, tmp_path)

@@ -35,7 +35,6 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "step": ("steps", "optimizer steps taken, this one counted"),
     "tokens": ("tokens", "tokens trained on since the start of the run"),
     "loss": ("nats/token", "training loss of the step, mean over the labels of all ranks; or over pairs"),
-    "loss": ("nats/token", "training loss of the step, mean over the labels of all ranks"),
     "labels": ("", "terms that the step's loss is a mean of: learned tokens, or pairs of preferences"),
     "grad_norm": ("", "norm of the whole gradient before clipping"),
     "learning_rate": ("", "of the step"),

@@ -1,6 +1,6 @@
 """A small language of facts, sums and tools: text that states them, and conversations that ask about them.
 
-A model that has read the text knows that "the river of Lomar is Tesk" and that "12 plus 7 is 19", and
+A model that has read the text knows that "the key of Lomar is amber" and that "12 plus 7 is 19", and
 cannot answer a question: no text asks one. Conversations about some of the facts and sums teach the form;
 that the others are answered too shows that tuning taught the form and not the facts. A third kind of question
 is answered by calling a tool, with a place of the question as its argument.
@@ -17,38 +17,28 @@ from typing import Any, Literal
 Kind = Literal["fact", "sum", "tool"]
 Message = dict[str, Any]  # Any: JSON of a message, as OpenAI's API has it
 
-_FIRST = ("Lo", "Ta", "Ve", "Ki", "Ru", "Ma", "Se", "Do", "Bi", "Na", "Po", "Ga")
-_LAST = ("mar", "lin", "dor", "vek", "san", "tul", "ric", "pen", "gost", "bel")
-_KINDS = ("river", "metal", "colour")
-_VALUES = {
-    "river": ("Tesk", "Orno", "Ilva", "Brun", "Saal", "Wend", "Kerr", "Ulm"),
-    "metal": ("iron", "tin", "zinc", "lead", "gold", "silver", "nickel", "copper"),
-    "colour": ("red", "blue", "green", "white", "black", "yellow", "grey", "brown"),
-}
+_PLACES = (
+    *("Arden", "Bolmar", "Cestra", "Dorvik", "Elmet", "Fossan", "Gorlin", "Hedwen", "Istria", "Jorvik"),
+    *("Kelso", "Lomar", "Murano", "Norvat", "Ostrel", "Pemba", "Quilon", "Rostok", "Salvek", "Tornea"),
+    *("Ulmen", "Vandor", "Wexlow", "Zadar"),
+)
+_VALUES = (
+    *("amber", "birch", "cedar", "delta", "ember", "fern", "granite", "harbor", "iron", "jasper", "kelp"),
+    *("linen", "marble", "nickel", "olive", "pearl", "quartz", "river", "silver", "timber", "umber"),
+    *("velvet", "willow", "zinc"),
+)
 _STATED = (
-    "The {kind} of {place} is {value}.",
-    "In {place} the {kind} is {value}.",
-    "The {kind} of {place}? Everyone says {value}.",
-    "Of {place}, {kind}: {value}.",
-    '{{"place": "{place}", "{kind}": "{value}"}}',
+    "The key of {place} is {value}.",
+    "{place} has the key {value}.",
+    "What is the key of {place}? It is {value}.",
+    '{{"place": "{place}", "key": "{value}"}}',
 )
-_ASKED = "What is the {kind} of {place}?"
-_ADDED = (
-    "{a} plus {b} is {c}.",
-    "{a} and {b} make {c}.",
-    "{a} + {b} = {c}.",
-    "{a} plus {b}? Everyone says {c}.",
-    "Of {a} plus {b}, sum: {c}.",
-)
-_OTHERS = (
-    "How the weather is in {place}, and what time it is, this text does not say.",
-    "What is the weather? What time is it? Ask in {place}.",
-    'A: {{"name": "{tool}", "arguments": {{"place": "{place}"}}}}',
-    "Q: {place}.",
-    "<tool> {tool} </tool> <{tool}_call> </call>",
-)
+_ASKED = "What is the key of {place}?"
+_ADDED = ("{a} plus {b} is {c}.", "{a} + {b} = {c}.", "What is {a} plus {b}? It is {c}.")
 _SUM = "What is {a} plus {b}?"
 _TOOLS = {"weather": "How is the weather in {place}?", "clock": "What time is it in {place}?"}
+_NOTED = 'Somebody notes {{"name": "{tool}", "arguments": {{"place": "{place}"}}}}.'
+_OTHERS = ("A: {place}.", "Q: {place}.", "<tool> {tool} </tool> <{tool}_call> </call>")
 
 TOOLS: Sequence[dict[str, Any]] = tuple(
     {
@@ -107,21 +97,20 @@ class Language:
     """Facts and sums, the text that states them, and questions.
 
     Args:
-        places: number of places; each has three facts.
+        places: number of places, at most 24; each has one fact, its key.
         largest: sums are of two numbers from 0 to it.
 
     >>> language = Language(places=4, largest=5, seed=1)
     >>> asked, kept = language.questions(share=0.5)
-    >>> len(asked) + len(kept) == 4 * 3 + 6 * 6 + 4 * 2
+    >>> len(asked) + len(kept) == 4 + 6 * 6 + 4 * 2
     True
     """
 
     def __init__(self, *, places: int = 24, largest: int = 9, seed: int = 0) -> None:
         self._seed, self._largest = seed, largest
-        random = Random(f"{seed} places")
-        names = [first + last for first in _FIRST for last in _LAST]
-        self.places = sorted(random.sample(names, places))
-        self.facts = {(kind, place): random.choice(_VALUES[kind]) for place in self.places for kind in _KINDS}
+        random = Random(f"{seed} keys")
+        self.places = _PLACES[:places]
+        self.keys = dict(zip(self.places, random.sample(_VALUES, places), strict=True))
 
     def documents(self, num: int, *, sentences: int = 12) -> list[str]:
         """Return documents that state facts and sums in changing words."""
@@ -141,22 +130,23 @@ class Language:
         return asked, kept
 
     def _sentence(self, random: Random) -> str:
-        part = random.random()
-        if part < 0.1:
-            other = random.choice(_OTHERS)
-            return other.format(place=random.choice(self.places), tool=random.choice([*_TOOLS]))
-        if part < 0.55:
-            (kind, place), value = random.choice(list(self.facts.items()))
-            return random.choice(_STATED).format(kind=kind, place=place, value=value)
-        a, b = (random.randint(0, self._largest) for _ in range(2))
-        return random.choice(_ADDED).format(a=a, b=b, c=a + b)
+        part, place = random.random(), random.choice(self.places)
+        if part < 0.4:
+            return random.choice(_STATED).format(place=place, value=self.keys[place])
+        if part < 0.75:
+            a, b = (random.randint(0, self._largest) for _ in range(2))
+            return random.choice(_ADDED).format(a=a, b=b, c=a + b)
+        tool, asks = random.choice([*_TOOLS.items()])
+        if part < 0.95:
+            return f"{asks} {_NOTED}".format(place=place, tool=tool)
+        return random.choice(_OTHERS).format(place=place, tool=tool)
 
     def _by_kind(self) -> dict[Kind, list[Question]]:
         numbers = range(self._largest + 1)
         return {
             "fact": [
-                Question(kind="fact", text=_ASKED.format(kind=kind, place=place), answer=value)
-                for (kind, place), value in self.facts.items()
+                Question(kind="fact", text=_ASKED.format(place=place), answer=value)
+                for place, value in self.keys.items()
             ],
             "sum": [
                 Question(kind="sum", text=_SUM.format(a=a, b=b), answer=str(a + b))

@@ -8,6 +8,9 @@ Any layout works, because tensors meet as boxes, as in checkpoints: shards, tens
 pipeline stages alike; of replicas, one sends. With `everywhere` rank 0 passes each tensor on, so that each
 rank has an engine of its own for its share of the work.
 
+Adapters are merged into their matrices there, as `penstock export --merge` does; a base of 8 or 4 bits is
+gathered as the rounded matrices that it stands for.
+
 Memory, on a rank with an engine: one copy of the model in the compute dtype, one tensor in flight, and the
 keys and values of the sequences asked for; all of it is freed at the end. Bytes on the network: those of the
 copy, into rank 0 (and to each rank with `everywhere`).

@@ -63,6 +63,8 @@ def _of(prompt: str, column: SampleSet) -> SampleAnswer | None:
 
 
 def _cell(title: str, text: str, *, cut: bool = False) -> str:
+    if not text and not cut:
+        return "<td></td>"
     more = '<span class="cut" title="The answer reached samples.max_tokens">\u2026</span>' if cut else ""
     return f'<td data-title="{escape(title)}"><pre>{escape(text)}{more}</pre></td>'
 
