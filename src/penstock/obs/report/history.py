@@ -6,7 +6,7 @@ Columns are packed doubles: a million steps take 80 MB, where their records woul
 import json
 import math
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -239,41 +239,60 @@ class _Gathering:
         self._samples: dict[int, SampleSet] = {}
         self._early_end: EarlyEnd | None = None
         self._num_ignored = 0
+        self._of_events: dict[object, Callable[[Record], None]] = {
+            "start": self._add_start,
+            "mixture": self._add_mixture,
+            "sequence_length": self._add_length,
+            "traffic": self._add_traffic,
+            "skipped": self._add_skipped,
+            "ranks": self._add_ranks,
+            "samples": self._add_samples,
+            "early_stop": self._add_early_end,
+        }
 
     def add(self, record: Record) -> None:
-        if record.get("event") == "start":
-            self._starts.append(_start(record))
-        elif record.get("event") == "mixture":
-            step, tokens, reason = int(record["step"]), int(record["tokens"]), str(record["reason"])
-            self._changes.append(MixtureChange(step, tokens, reason))
-        elif record.get("event") == "traffic":
-            sent = {str(axis): int(number) for axis, number in record["sent_bytes"].items()}
-            far = tuple(map(str, record["network_axes"]))
-            self._traffic = Traffic(step=int(record["step"]), sent_bytes=sent, network_axes=far)
-        elif record.get("event") == "skipped":
-            self._skipped.append(Skipped(int(record["step"]), str(record["why"])))
-        elif record.get("event") == "ranks":
-            rank = self._slowest.setdefault(int(record["slowest_rank"]), Slowest())
-            rank.times += 1
-            rank.ratio = max(
-                rank.ratio, _number(record["slowest_s"]) / max(_number(record["median_s"]), 1e-9)
-            )
-        elif record.get("event") == "sequence_length":
-            reason = f"sequence length {int(record['after']):,}"
-            self._changes.append(MixtureChange(int(record["step"]), int(record["tokens"]), reason))
-        elif record.get("event") in ("samples", "early_stop"):
-            self._add_look(record)
+        event = record.get("event")
+        if event in self._of_events:
+            self._of_events[event](record)
         elif "validation_loss" in record:
-            self._validation_steps.append(int(record["step"]))
-            self._validation_loss.append(_number(record["validation_loss"]))
-            self._validation_bits.append(_number(record.get("validation_bits_per_byte")))
-            for name, column in self._validation_rewards.items():
-                column.append(_number(record.get(f"validation_{name}")))
-            self._heldout = _heldout(record)
+            self._add_validation(record)
         elif "loss" in record:
             self._add_step(record)
         else:
             self._num_ignored += 1
+
+    def _add_start(self, record: Record) -> None:
+        self._starts.append(_start(record))
+
+    def _add_mixture(self, record: Record) -> None:
+        step, tokens, reason = int(record["step"]), int(record["tokens"]), str(record["reason"])
+        self._changes.append(MixtureChange(step, tokens, reason))
+
+    def _add_length(self, record: Record) -> None:
+        reason = f"sequence length {int(record['after']):,}"
+        self._changes.append(MixtureChange(int(record["step"]), int(record["tokens"]), reason))
+
+    def _add_traffic(self, record: Record) -> None:
+        sent = {str(axis): int(number) for axis, number in record["sent_bytes"].items()}
+        far = tuple(map(str, record["network_axes"]))
+        self._traffic = Traffic(step=int(record["step"]), sent_bytes=sent, network_axes=far)
+
+    def _add_skipped(self, record: Record) -> None:
+        self._skipped.append(Skipped(int(record["step"]), str(record["why"])))
+
+    def _add_ranks(self, record: Record) -> None:
+        rank = self._slowest.setdefault(int(record["slowest_rank"]), Slowest())
+        rank.times += 1
+        ratio = _number(record["slowest_s"]) / max(_number(record["median_s"]), 1e-9)
+        rank.ratio = max(rank.ratio, ratio)
+
+    def _add_validation(self, record: Record) -> None:
+        self._validation_steps.append(int(record["step"]))
+        self._validation_loss.append(_number(record["validation_loss"]))
+        self._validation_bits.append(_number(record.get("validation_bits_per_byte")))
+        for name, column in self._validation_rewards.items():
+            column.append(_number(record.get(f"validation_{name}")))
+        self._heldout = _heldout(record)
 
     def _add_step(self, record: Record) -> None:
         step = int(record["step"])
@@ -288,12 +307,11 @@ class _Gathering:
             if len(self._points) >= 2 * _MIXTURE_POINTS:
                 self._points, self._stride = self._points[1::2], 2 * self._stride
 
-    def _add_look(self, record: Record) -> None:
-        """Take answers to the prompts, or an early stop."""
+    def _add_early_end(self, record: Record) -> None:
+        self._early_end = EarlyEnd(int(record["step"]), int(record["best_step"]))
+
+    def _add_samples(self, record: Record) -> None:
         step = int(record["step"])
-        if record["event"] == "early_stop":
-            self._early_end = EarlyEnd(step, int(record["best_step"]))
-            return
         answers = tuple(
             SampleAnswer(
                 prompt=str(answer["prompt"]),

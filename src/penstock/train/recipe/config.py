@@ -279,10 +279,13 @@ class TrainConfig:
                 got=self.run.steps,
                 fix="Lower them, or train for more steps.",
             )
-        if self.validate.every and not self.data.holdout:
-            raise ConfigError("validate.every needs held-out data", fix="Set data.holdout, say to 0.01.")
-        if self.samples.heldout and not self.data.holdout:
-            raise ConfigError("samples.heldout needs held-out data", fix="Set data.holdout, say to 0.01.")
+        for key, asked in (
+            ("validate.every", self.validate.every),
+            ("samples.heldout", self.samples.heldout),
+        ):
+            if asked and not self.data.holdout:
+                raise ConfigError(f"{key} needs held-out data", fix="Set data.holdout, say to 0.01.")
+        self._check_columns()
         check_fit(self.parallel, self.model, lengths=self.data.lengths)
         self._check_outer()
         self._check_keep()
@@ -295,6 +298,9 @@ class TrainConfig:
             self._check_adapter()
         if self.tune is not None and self.tune.is_preference:
             self._check_preference(self.tune)
+
+    def _check_columns(self) -> None:
+        """Refuse columns of a corpus that no objective reads."""
         for name, corpus in self.data.corpora.items():
             if corpus.columns and (self.tune is None or self.tune.loss != "distillation"):
                 raise ConfigError(
