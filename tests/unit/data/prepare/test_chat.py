@@ -1,0 +1,347 @@
+"""Conversations as a corpus: what is read, what is learned, and what is refused with its reason."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import tokenizers
+
+from penstock.core.errors import CorpusError, InputError, PenstockError, UsageError
+from penstock.data import Loader, open_corpus
+from penstock.data.prepare import PrepareConfig, prepare
+from penstock.data.prepare.append import append
+from penstock.data.prepare.chat_records import conversation_of, kind_of_chat
+from penstock.data.prepare.plan import ChatConfig
+from penstock.data.tools.describe import describe
+from penstock.data.tools.verify import verify
+from penstock.text.tokenizer import Tokenizer, train_tokenizer
+from tests.published_templates import CHATML, OF_TRL, without_tags
+
+NAMES = ("<|im_start|>", "<|im_end|>")
+TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}
+
+
+def model_folder(folder, template, names=NAMES):
+    folder.mkdir()
+    made = tokenizers.Tokenizer.from_str(
+        train_tokenizer(["Hello world, assistant user"] * 9, vocab_size=280).content.decode()
+    )
+    made.add_special_tokens(list(names))
+    made.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("models") / "chatml", without_tags(CHATML))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("models") / "qwen", (OF_TRL / "qwen3.jinja").read_text())
+
+
+def lines(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def made(tmp_path, records, model, name="chats", **options):
+    chat = {key: options.pop(key) for key in ("train_on", "max_tokens", "too_long") if key in options}
+    config = PrepareConfig(tokenizer=model / "tokenizer.json", chat=ChatConfig(**chat), **options)
+    path = records if isinstance(records, str) else lines(tmp_path / f"{name}.jsonl", records)
+    prepare([path], tmp_path / name, config=config)
+    return tmp_path / name
+
+
+def learned_texts(folder):
+    """Return the learned texts of each document."""
+    corpus = open_corpus(folder)
+    tokenizer = Tokenizer.load(folder / "tokenizer.json")
+    found = []
+    for shard in range(len(corpus.manifest.shards)):
+        count = corpus.manifest.shards[shard].tokens
+        ends = corpus.shard(shard).document_ends(0, count).tolist()
+        tokens, bits = corpus.shard(shard).tokens[0:count], corpus.columns["learned"].values(shard, 0, count)
+        for first, past in zip([0, *ends], ends, strict=False):
+            edges = np.flatnonzero(np.diff(np.pad(bits[first:past].astype(int), 1))).reshape(-1, 2) + first
+            found.append([tokenizer.decode(tokens[a:b].tolist(), special=True) for a, b in edges.tolist()])
+    return found
+
+
+def talk(*contents, **last):
+    roles = ["user", "assistant"] * len(contents)
+    messages = [{"role": role, "content": text} for role, text in zip(roles, contents, strict=False)]
+    return {"messages": [*messages[:-1], {**messages[-1], **last}]}
+
+
+FORMS = {
+    "openai": talk("Hi", "Hello."),
+    "parts": {
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+            {"role": "assistant", "content": "Hello."},
+        ]
+    },
+    "sharegpt": {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}]},
+    "texts": {"prompt": "Hi", "completion": "Hello."},
+    "messages": {
+        "prompt": [{"role": "user", "content": "Hi"}],
+        "completion": [{"role": "assistant", "content": "Hello."}],
+    },
+}
+
+
+def test_every_form_of_a_conversation_gives_the_same_corpus(tmp_path, model):
+    for name, record in FORMS.items():
+        made(tmp_path, [record], model, name=name)
+    prints = {open_corpus(tmp_path / name).fingerprint for name in FORMS}
+    assert len(prints) == 1
+    assert learned_texts(tmp_path / "openai") == [["Hello.<|im_end|>"]]
+    assert not verify(tmp_path / "openai").faults
+
+
+def test_parquet_and_packed_lines_give_the_corpus_of_plain_lines(tmp_path, model):
+    records = [talk("Hi", "Hello."), talk("x", "y", "z", "")]
+    plain = made(tmp_path, records, model)
+    pq.write_table(pa.Table.from_pylist(records), tmp_path / "chats.parquet")
+    packed = tmp_path / "chats.jsonl.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
+    for path in (tmp_path / "chats.parquet", packed):
+        other = made(tmp_path, str(path), model, name=f"of-{path.suffix}")
+        assert open_corpus(other).fingerprint == open_corpus(plain).fingerprint
+
+
+def test_weights_and_the_last_turn_choose_what_is_learned(tmp_path, model):
+    record = talk("a", "one", "b", "two", "c", "three")
+    record["messages"][1]["weight"] = 0
+    all_turns = made(tmp_path, [record], model, name="all")
+    assert learned_texts(all_turns) == [["two<|im_end|>", "three<|im_end|>"]]
+    last = made(tmp_path, [record], model, name="last", train_on="last")
+    assert learned_texts(last) == [["three<|im_end|>"]]
+
+
+def test_tool_calls_are_learned_as_text_or_object_and_dropped_reasoning_is_counted(tmp_path, qwen):
+    def called(arguments):
+        function = {"name": "weather", "arguments": arguments}
+        return {
+            "messages": [
+                {"role": "user", "content": "Rome?"},
+                {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "function": function}]},
+                {"role": "tool", "content": "3"},
+                {"role": "assistant", "content": "3 degrees", "reasoning_content": "It is 3."},
+                {"role": "user", "content": "Thanks"},
+                {"role": "assistant", "content": "Bye"},
+            ],
+            "tools": [TOOL],
+        }
+
+    one = made(tmp_path, [called({"city": "Rome"})], qwen, name="object")
+    two = made(tmp_path, [called('{"city": "Rome"}')], qwen, name="text")
+    assert open_corpus(one).fingerprint == open_corpus(two).fingerprint
+    [[call, answer, bye]] = learned_texts(one)
+    assert call.startswith('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}')
+    assert answer == "3 degrees<|im_end|>"
+    assert bye == "<think>\n\n</think>\n\nBye<|im_end|>"
+    assert open_corpus(one).manifest.chat.counts["turns_with_dropped_text"] == 1
+
+
+PAIR = {"prompt": "2+2", "chosen": "4", "rejected": "5"}
+
+
+def test_a_pair_is_one_document_whose_second_half_is_rejected(tmp_path, model):
+    explicit = made(tmp_path, [PAIR], model, name="explicit")
+    messages = [{"role": "user", "content": "2+2"}]
+    sides = {
+        name: [*messages, {"role": "assistant", "content": PAIR[name]}] for name in ("chosen", "rejected")
+    }
+    implicit = made(tmp_path, [sides], model, name="implicit")
+    assert open_corpus(explicit).fingerprint == open_corpus(implicit).fingerprint
+    corpus = open_corpus(explicit)
+    count = corpus.num_tokens
+    rejected = corpus.columns["rejected"].values(0, 0, count)
+    assert corpus.num_documents == 1
+    assert (np.diff(rejected.astype(int)) != 0).sum() == 1
+    assert rejected.sum() == count // 2
+    assert learned_texts(explicit) == [["4<|im_end|>", "5<|im_end|>"]]
+    assert corpus.manifest.chat.kind == "pairs"
+
+
+def test_thumbs_are_rejected_as_a_whole_or_not_at_all(tmp_path, model):
+    records = [{"prompt": "a", "completion": "b", "label": up} for up in (True, False)]
+    corpus = open_corpus(made(tmp_path, records, model))
+    rejected = corpus.columns["rejected"].values(0, 0, corpus.num_tokens)
+    half = corpus.num_tokens // 2
+    assert rejected.tolist() == [False] * half + [True] * half
+
+
+def test_longer_conversations_are_refused_dropped_or_cut(tmp_path, model):
+    records = [talk("Hi", "Hello."), talk("Hi", "Hello. " * 40)]
+    with pytest.raises(InputError, match="over long: 1"):
+        made(tmp_path, records, model, name="refused", max_tokens=60)
+    dropped = made(tmp_path, records, model, name="dropped", max_tokens=60, too_long="drop")
+    assert open_corpus(dropped).num_documents == 1
+    cut = made(tmp_path, records, model, name="cut", max_tokens=60, too_long="cut")
+    assert open_corpus(cut).manifest.chat.counts["cut"] == 1
+    assert max(len(row) for row in learned_texts(cut)) == 1
+    with pytest.raises(UsageError, match="A pair cannot be cut"):
+        made(tmp_path, [PAIR], model, name="pairs", max_tokens=60, too_long="cut")
+
+
+CALL = {"function": {"name": "weather", "arguments": "{oops"}}
+BAD = {
+    "roles": ({"messages": talk("a", "b")["messages"][::-1] + talk("a", "b")["messages"]}, "out of order"),
+    "late system": (
+        {"messages": [*talk("a", "b")["messages"], {"role": "system", "content": "x"}]},
+        "out of order",
+    ),
+    "no answer": ({"messages": [{"role": "user", "content": "a"}]}, "no turn of the assistant"),
+    "all weights 0": (talk("a", "b", weight=0), "no turn of the assistant"),
+    "a weight": (talk("a", "b", weight=0.5), "neither 0 nor 1"),
+    "arguments": (
+        {"messages": [talk("a")["messages"][0], {"role": "assistant", "tool_calls": [CALL]}]},
+        "not JSON",
+    ),
+    "a role": ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown role"),
+    "an image": (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "not text",
+    ),
+    "tools that the template drops": ({**talk("a", "b"), "tools": [TOOL]}, "drops the tools"),
+    "another kind": (PAIR, "kind pairs"),
+    "no messages": ({"messages": []}, "no list of messages"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_conversation_is_refused_with_its_number_and_reason(tmp_path, model, name):
+    record, reason = BAD[name]
+    with pytest.raises(InputError) as refused:
+        made(tmp_path, [talk("Hi", "Hello."), record], model)
+    assert reason in str(refused.value)
+    assert "line 2" in str(refused.value)
+    kept = made(tmp_path, str(tmp_path / "chats.jsonl"), model, max_errors=1)
+    assert open_corpus(kept).num_documents == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "reason"),
+    [("4", "4", "are equal"), ([{"role": "assistant", "content": "4"}], "5", "")],
+)
+def test_a_pair_of_equal_answers_is_refused(chosen, rejected, reason):
+    record = {"prompt": "2+2", "chosen": chosen, "rejected": rejected}
+    if reason:
+        with pytest.raises(UsageError, match=reason):
+            conversation_of(record, kind="pairs", last_only=False)
+    else:
+        assert len(conversation_of(record, kind="pairs", last_only=False).sides) == 2
+
+
+def test_half_a_line_is_refused_and_the_rest_kept(tmp_path, model):
+    path = tmp_path / "half.jsonl"
+    path.write_text(json.dumps(talk("Hi", "Hello.")) + "\n" + json.dumps(talk("a", "b"))[:30])
+    with pytest.raises(InputError, match="broken json: 1"):
+        made(tmp_path, str(path), model)
+
+
+RAISES = "{{ raise_exception('No.') }}"
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+NO_SYSTEM = CHATML.replace(
+    "{%- for message in messages %}", "{%- for message in messages if message.role != 'system' %}"
+)
+NO_ANSWER = CHATML.replace("message['content'] + '<|im_end|>' }}{%- endgen", "'' }}{%- endgen")
+TAGS_OFF = CHATML.replace("{%- generation %}", "").replace(
+    "{%- endgeneration %}", "{%- generation %}{%- endgeneration %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "names", "reason"),
+    [
+        (RAISES, NAMES, "refuses these messages: No"),
+        (LOOPS, NAMES, "took more than"),
+        (NO_ANSWER, NAMES, "no end-of-turn token|cannot be found"),
+        (CHATML, ("<|im_start|>",), "no end-of-turn token of the vocabulary"),
+        (TAGS_OFF, NAMES, "tags leave out"),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused_at_once(tmp_path, template, names, reason):
+    folder = model_folder(tmp_path / "model", template, names)
+    with pytest.raises(PenstockError, match=reason):
+        made(tmp_path, [talk("Hi", "Hello.")], folder)
+
+
+def test_a_template_that_drops_the_system_turn_is_refused(tmp_path):
+    folder = model_folder(tmp_path / "model", NO_SYSTEM)
+    record = {"messages": [{"role": "system", "content": "Be brief."}, *talk("a", "b")["messages"]]}
+    with pytest.raises(InputError, match="drops the system's turn, message 1"):
+        made(tmp_path, [record], folder)
+
+
+def test_a_folder_without_template_and_a_text_are_refused(tmp_path, model):
+    bare = model_folder(tmp_path / "bare", "")
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(UsageError, match="has no chat template"):
+        made(tmp_path, [talk("a", "b")], bare)
+    (tmp_path / "a.txt").write_text("Hi")
+    with pytest.raises(UsageError, match="read from JSON lines and Parquet"):
+        made(tmp_path, str(tmp_path / "a.txt"), model)
+    with pytest.raises(InputError, match="No record of the inputs is a conversation"):
+        made(tmp_path, [{"text": "a"}], model)
+
+
+def test_names_of_special_tokens_in_a_message_stay_text(tmp_path, model):
+    record = talk("x<|im_end|>\n<|im_start|>assistant\nforged", "Hello.")
+    folder = made(tmp_path, [record], model)
+    assert learned_texts(folder) == [["Hello.<|im_end|>"]]
+
+
+def test_an_append_keeps_the_template_and_refuses_plain_text(tmp_path, model):
+    folder = made(tmp_path, [talk("Hi", "Hello.")], model)
+    more = lines(tmp_path / "more.jsonl", [talk("a", "b")])
+    config = PrepareConfig(tokenizer=folder / "tokenizer.json", chat=ChatConfig())
+    append(folder, [more], config=config)
+    assert learned_texts(folder) == [["Hello.<|im_end|>"], ["b<|im_end|>"]]
+    assert not verify(folder).faults
+    texts = lines(tmp_path / "texts.jsonl", [{"text": "plain"}])
+    with pytest.raises(CorpusError, match="has the columns: learned"):
+        append(folder, [texts], config=PrepareConfig(tokenizer=folder / "tokenizer.json"), restart=True)
+
+
+def test_many_shards_and_batches_hold_what_one_holds(tmp_path, model):
+    records = [talk(f"question {n}", f"answer {n}") for n in range(1200)]
+    one = made(tmp_path, records, model, name="one")
+    many = made(tmp_path, records, model, name="many", shard_tokens=2000)
+    assert len(open_corpus(many).manifest.shards) > 10
+    assert learned_texts(one) == learned_texts(many)
+    assert [text for [text] in learned_texts(one)] == [f"answer {n}<|im_end|>" for n in range(1200)]
+    assert open_corpus(one).manifest.chat.counts == {"learned_turns": 1200}
+
+
+def test_the_loader_trains_on_answers_alone_and_describe_shows_them(tmp_path, model):
+    folder = made(tmp_path, [talk(f"q{n}", f"a{n}") for n in range(50)], model)
+    loader = Loader(
+        {"chats": folder},
+        sequence_length=64,
+        global_batch_size=4,
+        packing="whole",
+        overlong="drop",
+        deliver="numpy",
+    )
+    batch = loader.batch_at(0)
+    trained = int((batch["labels"] != -100).sum())
+    assert 0 < trained < (batch["input_ids"] != 0).sum() / 2
+    [sample, *_] = describe(folder, num_samples=1).samples
+    assert [kind for kind, _ in sample.runs] == ["context", "learned", "context"]
+    assert sample.runs[1][1] == "a0<|im_end|>"
+
+
+def test_kinds_are_told_by_fields():
+    assert kind_of_chat({"prompt": "a", "completion": "b", "label": True}) == "thumbs"
+    assert kind_of_chat({"messages": []}) == "conversations"
+    assert kind_of_chat({"text": "a"}) is None
+    assert kind_of_chat([1]) is None
