@@ -213,7 +213,7 @@ def _tagged(render: Render, messages: Messages, text: str) -> list[Span]:
     Raises:
         UsageError: with the tags, the template writes another text.
     """
-    opening, closing = ANSWER_MARKS
+    opening, closing = tuple(ANSWER_MARKS)
     found: list[Span] = []
     plain: list[str] = []
     at, start = 0, None

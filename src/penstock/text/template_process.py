@@ -29,7 +29,7 @@ MEMORY_BYTES = 1 << 30
 
 class _Answer(TypedDict, total=False):
     text: str
-    answers: list[list[list[int] | int]]
+    answers: list[tuple[int, list[tuple[int, int]]]]
     dropped: int
     refused: str
     failed: str
@@ -87,7 +87,7 @@ class TemplateProcess:
             ModelError: also if the template exceeded its limits.
         """
         found = self._answer(json.dumps({"messages": messages, "tools": tools, "find": True, "date": date}))
-        answers = [Answer(index, tuple((a, b) for a, b in spans)) for index, spans in found["answers"]]  # type: ignore[union-attr, misc]
+        answers = [Answer(index, tuple((a, b) for a, b in spans)) for index, spans in found["answers"]]
         return Rendered(found["text"], tuple(answers), found["dropped"])
 
     def _answer(self, request: str) -> _Answer:
@@ -177,10 +177,7 @@ def _answer(request: str, renderer: Renderer) -> _Answer:
         date = wanted["date"]
         dated = replace(renderer, render=partial(renderer.render, date=date))
         found = find_answers(wanted["messages"], wanted["tools"], dated)
-        answers: list[list[list[int] | int]] = [
-            [answer.message, [list(span) for span in answer.spans]]  # type: ignore[list-item]
-            for answer in found.answers
-        ]
+        answers = [(answer.message, list(answer.spans)) for answer in found.answers]
         return {"text": found.text, "answers": answers, "dropped": found.dropped}
     except UsageError as error:
         return {"refused": str(error)}

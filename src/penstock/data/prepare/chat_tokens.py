@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +136,7 @@ class ChatEncoder:
                 continue
             sides = [next(encoded) for _ in found.rendered]
             content, tokens, columns = self._document(found, sides)
-            stored = None if tokens is None else tokens.astype(dtype)
+            stored = None if tokens is None else cast("Tokens", tokens.astype(dtype))
             made.append(((number, replace(record, content=content)), stored, columns))
         return made
 

@@ -144,7 +144,6 @@ def _work(
     if chat is not None:
         chat.store(out)
     growth = config.growth
-    commit = {"tokenizer": tokenizer, "growth": growth, "max_errors": config.max_errors, "chat": chat}
     fill_shards(
         out,
         plan,
@@ -152,7 +151,9 @@ def _work(
         tokenizer=tokenizer,
         limit_of=growth.shard_limit if growth else lambda _: config.shard_tokens,
         on_progress=on_progress,
-        on_entries=partial(_commit, out, **commit),
+        on_entries=partial(
+            _commit, out, tokenizer=tokenizer, growth=growth, max_errors=config.max_errors, chat=chat
+        ),
         chats=chat.opener(tokenizer) if chat else None,
         columns=columns_of_kind(chat.rules.kind) if chat else (),
     )
