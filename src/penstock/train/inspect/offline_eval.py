@@ -88,9 +88,14 @@ def own_rows(path: Path, *, rows: int | None) -> Heldout:
     """Open the held-out rows that a run validates on, or the first `rows` of them.
 
     Raises:
-        UsageError: not a run, or a run without validation.
+        UsageError: not a run, or a run without validation, or one on preferences.
     """
     recipe = recipe_of(path)
+    if recipe is not None and recipe.tune is not None and recipe.tune.is_preference:
+        raise UsageError(
+            f"{path} is validated on preferences (tune.loss {recipe.tune.loss!r}), not on tokens",
+            fix="See its report for rewards and accuracies, or give --corpus DIR.",
+        )
     heldout = None if recipe is None else heldout_rows(recipe)
     if heldout is None:
         why = "is not a run" if recipe is None else "is a run without validation"

@@ -127,12 +127,30 @@ def check_answers(config: TrainConfig, corpora: Mapping[str, Corpus]) -> None:
                 fix="Prepare it from preference data (`penstock data prepare --chat`), or leave tune.loss "
                 "out.",
             )
+        if prefers and _holds_pairs(corpus) != (loss != "kto"):
+            found, wanted = (
+                ("pairs", "'dpo', 'ipo' or 'simpo'") if loss == "kto" else ("single answers", "'kto'")
+            )
+            raise ConfigError(
+                f"Corpus {name!r} has {found}, and tune.loss {loss!r} does not learn from them",
+                got=corpus.location,
+                fix=f"Set tune.loss to {wanted}, or prepare other data.",
+            )
         if not prefers and (corpus.manifest.count(REJECTED) or 0):
             raise ConfigError(
                 f"Corpus {name!r} has rejected answers, and tune.loss {loss!r} would learn them too",
                 got=corpus.location,
                 fix="Set tune.loss to 'dpo', 'ipo', 'simpo' or 'kto', or prepare the chosen answers only.",
             )
+
+
+def _holds_pairs(corpus: Corpus) -> bool:
+    """Return True if the first document is a pair: its bits `rejected` turn on inside of it."""
+    start = corpus.next_document(0)
+    first = corpus.fragments([(start, max(corpus.next_document(start + 1), start + 1))])
+    (shard,), (inside,) = corpus.locate(first.starts[:1])
+    bits = corpus.columns[REJECTED].values(int(shard), int(inside), int(inside + first.lengths[0]))
+    return bool(bits.any() and not bits.all())
 
 
 def _check_teacher(config: TrainConfig, tune: TuneConfig) -> None:
