@@ -2,12 +2,15 @@
 
 import json
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tokenizers
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from penstock.evaluation.tasks import prepare
 from penstock.text.tokenizer import EOS, Tokenizer, train_tokenizer
 
 TEXT = (
@@ -17,7 +20,7 @@ TEXT = (
 WORDS = TEXT.split()
 
 TEMPLATE = (
-    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{{ bos_token }}{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
     "{% if not loop.last or add_generation_prompt %}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -112,6 +115,17 @@ KINDS = {
     "made_writing": WRITING,
     "made_shots": {**CHOICE, "num_fewshot": 3},
 }
+
+
+@contextmanager
+def own_cache(folder: Path) -> Iterator[None]:
+    """Context manager: data sets of tests leave nothing in the user's cache."""
+    prepare(download=False)
+    import datasets
+
+    before, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, folder
+    yield
+    datasets.config.HF_DATASETS_CACHE = before
 
 
 def save_tasks(folder: Path, *, questions: int = 60, words: int = 120) -> list[Path]:

@@ -5,26 +5,17 @@ import json
 import pytest
 
 from penstock.cli.main import main
-from tests.made_tasks import save_model, save_tasks
+from tests.made_tasks import own_cache, save_model, save_tasks
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """A model and tasks, with data sets that leave nothing in the user's cache."""
-    from penstock.evaluation.tasks import prepare
-
-    prepare(download=False)
-    import datasets
-
-    before, datasets.config.HF_DATASETS_CACHE = (
-        datasets.config.HF_DATASETS_CACHE,
-        tmp_path_factory.mktemp("hf"),
-    )
     folder = tmp_path_factory.mktemp("made")
     save_tasks(folder, questions=8)
     save_model(folder / "model")
-    yield folder
-    datasets.config.HF_DATASETS_CACHE = before
+    with own_cache(tmp_path_factory.mktemp("hf")):
+        yield folder
 
 
 def typed(capsys, *words):

@@ -8,7 +8,7 @@ import numpy as np
 import peft
 import pytest
 import torch
-from tests.made_tasks import CHOICE, CLOZE, KINDS, WRITING, save_model, save_tasks
+from tests.made_tasks import CHOICE, CLOZE, KINDS, WRITING, own_cache, save_model, save_tasks
 from transformers import AutoModelForCausalLM
 
 from penstock.core.errors import InputError, UsageError
@@ -26,17 +26,8 @@ SMALL = EngineConfig(device="cpu", block_size=4, max_sequences=16)
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
     """Data sets of tests leave nothing in the user's cache."""
-    from penstock.evaluation.tasks import prepare
-
-    prepare(download=False)
-    import datasets
-
-    before, datasets.config.HF_DATASETS_CACHE = (
-        datasets.config.HF_DATASETS_CACHE,
-        tmp_path_factory.mktemp("hf"),
-    )
-    yield
-    datasets.config.HF_DATASETS_CACHE = before
+    with own_cache(tmp_path_factory.mktemp("hf")):
+        yield
 
 
 @pytest.fixture(scope="module")

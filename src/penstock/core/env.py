@@ -273,12 +273,11 @@ def status_server() -> StatusServer | None:
 
 
 def prepare_hub(*, offline: bool) -> None:
-    """Set what Hugging Face's libraries, lm-eval and tqdm read from the environment when they are imported.
+    """Set what Hugging Face's libraries and lm-eval read from the environment when they are imported.
 
     Args:
         offline: True: their hub is not reached.
     """
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = str(int(offline))
-    os.environ.setdefault("TQDM_DISABLE", "1")  # progress is shown by the command
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("DISABLE_MULTIPROC", "1")  # lm-eval would fork for each standard error

@@ -45,6 +45,8 @@ def evaluate(
     """
     from penstock.evaluation.language_model import EngineModel  # with lm-eval
 
+    for task in tasks["tasks"].values():
+        task.set_fewshot_seed(seed=options.fewshot_seed)  # the same examples each time
     template = llm.text_processor.template.source
     if options.chat_template and template is None:
         raise UsageError(

@@ -33,6 +33,24 @@ def results_table(results: Mapping[str, Any]) -> Iterator[str]:  # Any: JSON val
     yield from _lines(rows, right=(2, 4, 5))
 
 
+def scores_of(results: Mapping[str, Any]) -> dict[str, tuple[float, float | None]]:
+    """Return "TASK METRIC" -> its value and standard error, None if unknown.
+
+    >>> scores_of({"results": {"mine": {"alias": "mine", "acc,none": 0.5, "acc_stderr,none": "N/A"}}})
+    {'mine acc': (0.5, None)}
+    """
+    found: dict[str, tuple[float, float | None]] = {}
+    for task, metrics in results["results"].items():
+        for key, value in metrics.items():
+            name, _, chosen = key.partition(",")
+            if not chosen or name.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            error = metrics.get(f"{name}_stderr,{chosen}")
+            label = f"{task} {name}" if chosen == "none" else f"{task} {name} ({chosen})"
+            found[label] = value, error if isinstance(error, int | float) else None
+    return found
+
+
 def differences_table(found: Sequence[Difference]) -> Iterator[str]:
     """Yield the lines of a table: both values, what the second has more, and its standard error.
 

@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,16 @@ def prepare(*, download: bool) -> None:
     try:
         import datasets
         import lm_eval.evaluator  # noqa: F401
+        from tqdm import tqdm
     except ModuleNotFoundError as error:
         raise PackageMissing(
             f"Tasks need the package {error.name}, which is not installed",
             fix="pip install 'penstock[eval]'",
         ) from None
     import huggingface_hub.constants
+    import lm_eval.api.task as task
 
+    task.tqdm = partial(tqdm, disable=True)  # progress is shown by the caller
     datasets.config.HF_HUB_OFFLINE = huggingface_hub.constants.HF_HUB_OFFLINE = not download
     datasets.disable_progress_bars()
     logging.getLogger("lm_eval").setLevel(logging.ERROR)

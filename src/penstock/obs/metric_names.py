@@ -31,6 +31,9 @@ BY_CORPUS: Final = (
 )
 """Metrics that are tables by corpus."""
 
+BY_TASK: Final = ("task_scores", "task_stderrs")
+"""Metrics that are tables by task and its metric."""
+
 METRICS: Final[dict[str, tuple[str, str]]] = {
     "step": ("steps", "optimizer steps taken, this one counted"),
     "tokens": ("tokens", "tokens trained on since the start of the run"),
@@ -83,6 +86,9 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "corpus_validation_loss": ("nats/token", "mean loss on held-out documents of each corpus, by name"),
     "corpus_perplexity": ("", "exp of that loss, by name"),
     "corpus_bits_per_byte": ("bits/byte", "that loss over the bytes of text, by name"),
+    "task_scores": ("", "scores of the tasks of [evaluate], by task and metric"),
+    "task_stderrs": ("", "standard errors of these scores, where a formula gives them"),
+    "evaluation_s": ("s", "time that training waited for the tasks of [evaluate]"),
 }
 
 SERVING: Final[dict[str, tuple[str, str]]] = {

@@ -93,6 +93,7 @@ def train(
             is_best, last = validate(state, config, world, sinks, rows=rows, last=last)
             if samples is not None and samples.is_due(state.step, last=last):
                 answer_samples(samples, state, config, world, sinks)
+            evaluate_tasks(state, config, world, sinks, last=last)
             due = (is_best or state.step % config.checkpoint.every == 0) and not result.skipped
             leaves = result.stop or state.changes_islands()
             if last or leaves or due:  # not while steps are skipped: it would evict earlier checkpoints
@@ -127,6 +128,15 @@ def validate(
         return is_best, last
     emit({"event": "early_stop", "step": state.step, **early.state_dict()}, sinks)
     return is_best, True
+
+
+def evaluate_tasks(
+    state: TrainState, config: TrainConfig, world: World, sinks: Sequence[Sink], *, last: bool
+) -> None:
+    """Evaluate the recipe's tasks on the live weights if they are due; every rank must call it."""
+    if state.tasks is not None and (state.step % config.evaluate.every == 0 or last):
+        state.watch.doing("evaluation", step=state.step)
+        emit(state.tasks.record(state, config, world), sinks)
 
 
 def answer_samples(

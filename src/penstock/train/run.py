@@ -112,6 +112,10 @@ def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
         state.control.start()
         leave_out(Path(recipe.run.dir), state.loader, world)
         state.watch = _watch(recipe, state, world, stack)
+        if recipe.evaluate.tasks:
+            from penstock.train.live_tasks import LiveTasks  # with lm-eval, which takes seconds
+
+            state.tasks = LiveTasks(recipe, world)
         stack.push(partial(_hear_of_stop, flag, state.watch))
         peak = _peak(recipe, world)
         sinks, log_of_samples = _open_logs(recipe, state, world, kept, peak, stack)

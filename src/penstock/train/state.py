@@ -2,13 +2,15 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor, nn
 
 from penstock.checkpoint.tensors import training_tensors
 from penstock.data import Loader
+from penstock.obs.sinks import Record
 from penstock.parallel.ethernet.scheduler import Ethernet
-from penstock.parallel.mesh import Mesh
+from penstock.parallel.mesh import Mesh, World
 from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
 from penstock.train.control.listener import Control
@@ -20,7 +22,15 @@ from penstock.train.islands.outer_optimizer import Outer
 from penstock.train.monitors.step_monitors import StepMonitors
 from penstock.train.objective import Objective
 from penstock.train.optim.optimizer import Optimizer
-from penstock.train.recipe.config import GuardConfig
+from penstock.train.recipe.config import GuardConfig, TrainConfig
+
+
+class Evaluated(Protocol):
+    """Tasks that are evaluated between steps (train/live_tasks.py)."""
+
+    def record(self, state: "TrainState", config: TrainConfig, world: World) -> Record:
+        """Evaluate the run's weights; return the record of it. Every rank must call it."""
+        ...
 
 
 @dataclass(slots=True)
@@ -54,6 +64,8 @@ class TrainState:
     """Ends the run when its held-out loss no longer falls; None: off."""
     watch: StepMonitors = field(default_factory=StepMonitors)
     """Monitors of single steps."""
+    tasks: "Evaluated | None" = None
+    """Tasks to evaluate during training; None: none."""
 
     @property
     def step(self) -> int:

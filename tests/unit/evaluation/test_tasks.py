@@ -7,7 +7,7 @@ import pytest
 from penstock.core.errors import UsageError
 from penstock.evaluation.options import EvaluationOptions
 from penstock.evaluation.tasks import load_tasks, shipped
-from tests.made_tasks import CLOZE
+from tests.made_tasks import CLOZE, own_cache
 
 EVIL = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
 
@@ -15,17 +15,8 @@ EVIL = "{{ ''.__class__.__mro__[1].__subclasses__() }}"
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
     """Data sets of tests leave nothing in the user's cache."""
-    from penstock.evaluation.tasks import prepare
-
-    prepare(download=False)
-    import datasets
-
-    before, datasets.config.HF_DATASETS_CACHE = (
-        datasets.config.HF_DATASETS_CACHE,
-        tmp_path_factory.mktemp("hf"),
-    )
-    yield
-    datasets.config.HF_DATASETS_CACHE = before
+    with own_cache(tmp_path_factory.mktemp("hf")):
+        yield
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.core.errors import PenstockError
 from penstock.core.toml import plain
-from penstock.obs.metric_names import BY_CORPUS, METRICS
+from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS
 from penstock.obs.sinks import Record
 
 Float64 = npt.NDArray[np.float64]
@@ -23,7 +23,7 @@ Float64 = npt.NDArray[np.float64]
 STEP_METRICS = tuple(
     name
     for name in METRICS
-    if name not in BY_CORPUS and name != "step" and not name.startswith("validation_")
+    if name not in (*BY_CORPUS, *BY_TASK, "step", "evaluation_s") and not name.startswith("validation_")
 )
 """Metrics of a step's record that are single numbers."""
 
@@ -140,6 +140,16 @@ class Slowest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScore:
+    """One score of a task at one step."""
+
+    step: int
+    value: float
+    stderr: float | None
+    """Standard error; None: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """Records of a run as columns; steps increase, and there is at least one."""
 
@@ -157,6 +167,8 @@ class History:
     """Metric of training -> [validations] its value on held-out answers; NaN where there is none."""
     heldout: dict[str, dict[str, float]]
     """Scores of the last validation: corpus -> metric -> value; "" -> all corpora together."""
+    tasks: dict[str, tuple[TaskScore, ...]]
+    """Scores of each task and metric, in order."""
     starts: tuple[Start, ...]
     """Starts in order."""
     corpus_tokens: dict[str, int]
@@ -228,6 +240,7 @@ class _Gathering:
         self._validation_bits = array("d")
         self._validation_rewards = {name: array("d") for name in REWARDS}
         self._heldout: dict[str, dict[str, float]] = {}
+        self._tasks: dict[str, list[TaskScore]] = {}
         self._starts: list[Start] = []
         self._corpus_tokens: dict[str, int] = {}
         self._points: list[MixturePoint] = []
@@ -248,6 +261,7 @@ class _Gathering:
             "ranks": self._add_ranks,
             "samples": self._add_samples,
             "early_stop": self._add_early_end,
+            "evaluation": self._add_scores,
         }
 
     def add(self, record: Record) -> None:
@@ -293,6 +307,17 @@ class _Gathering:
         for name, column in self._validation_rewards.items():
             column.append(_number(record.get(f"validation_{name}")))
         self._heldout = _heldout(record)
+
+    def _add_scores(self, record: Record) -> None:
+        errors = record.get("task_stderrs", {})
+        for name, value in record["task_scores"].items():
+            error = errors.get(name)
+            score = TaskScore(
+                step=int(record["step"]),
+                value=_number(value),
+                stderr=None if error is None else _number(error),
+            )
+            self._tasks.setdefault(str(name), []).append(score)
 
     def _add_step(self, record: Record) -> None:
         step = int(record["step"])
@@ -343,6 +368,7 @@ class _Gathering:
             validation_bits=np.array(self._validation_bits),
             validation_rewards={name: np.array(column) for name, column in self._validation_rewards.items()},
             heldout=self._heldout,
+            tasks={name: tuple(scores) for name, scores in self._tasks.items()},
             starts=tuple(self._starts),
             corpus_tokens=self._corpus_tokens,
             mixture=self._mixture(),

@@ -34,6 +34,22 @@ def heldout_table(history: History) -> str:
     return section(f"Held-out text, after step {history.validation_steps[-1]:,.0f}", titles, rows)
 
 
+def task_table(history: History) -> str:
+    """Return the table of the scores of tasks as an HTML section; "" if none were recorded."""
+    if not history.tasks:
+        return ""
+    rows = [
+        [
+            name,
+            *(f"{short(one.value)} (step {one.step:,})" for one in (scores[0], scores[-1])),
+            UNKNOWN if scores[-1].stderr is None else short(scores[-1].stderr),
+            f"{len(scores):,}",
+        ]
+        for name, scores in history.tasks.items()
+    ]
+    return section("Tasks", ("task and metric", "first", "last", "its standard error", "evaluations"), rows)
+
+
 def _row(name: str, values: list[float | None]) -> list[str]:
     return [name, *(UNKNOWN if value is None else short(value) for value in values)]
 

@@ -14,7 +14,7 @@ from penstock.core.units import mib, si
 from penstock.obs.metric_names import METRICS
 from penstock.obs.report.answers import samples_section
 from penstock.obs.report.history import History, gather
-from penstock.obs.report.html import fill, glossary, heldout_table, section, table_head, trouble
+from penstock.obs.report.html import fill, glossary, heldout_table, section, table_head, task_table, trouble
 from penstock.obs.report.line_charts import charts
 from penstock.obs.report.stacked_areas import mixture_chart, phase_chart
 from penstock.obs.report.summary import Config, Figure, key_figures, outcome, setting, starts
@@ -60,7 +60,7 @@ def render(
         + phase_chart(history)
         + mixture_chart(history),
         traffic=_traffic(history) + trouble(history),
-        corpora=_corpora(history.corpus_tokens) + heldout_table(history),
+        corpora=_corpora(history.corpus_tokens) + heldout_table(history) + task_table(history),
         starts=_starts(history),
         recipe=escape(toml_text(config)),
         glossary=glossary(),

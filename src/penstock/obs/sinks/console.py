@@ -54,6 +54,9 @@ class ProgressLine:
         """Show one record."""
         if "validation_loss" in record:
             self._validated(record)
+        if record.get("event") == "evaluation" and self._bar is None:
+            said = "  ".join(f"{name} {value:.4f}" for name, value in record["task_scores"].items())
+            print(f"step {record['step']}/{self._steps}  {said}", file=sys.stderr, flush=True)  # noqa: T201
         if "loss" in record:
             self._stepped(record)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.obs.metric_names import BY_CORPUS, METRICS, TRAINING, training_metric
+from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS, TRAINING, training_metric
 from penstock.obs.sinks import Record
 
 if TYPE_CHECKING:
@@ -101,12 +101,13 @@ class PrometheusEndpoint:
             gauge = GaugeMetricFamily(name, TRAINING[name][1], labels=("run",))
             gauge.add_metric((self._run,), value)
             yield gauge
-        for metric in BY_CORPUS:
+        for metric in (*BY_CORPUS, *BY_TASK):
             if values := record.get(metric):
                 name = training_metric(metric)
-                gauge = GaugeMetricFamily(name, TRAINING[name][1], labels=("run", "corpus"))
-                for corpus, value in values.items():
-                    gauge.add_metric((self._run, corpus), math.nan if value is None else value)
+                label = "corpus" if metric in BY_CORPUS else "task"
+                gauge = GaugeMetricFamily(name, TRAINING[name][1], labels=("run", label))
+                for key, value in values.items():
+                    gauge.add_metric((self._run, key), math.nan if value is None else value)
                 yield gauge
         for name, count in (
             ("penstock_train_skipped_steps", self._skipped),

@@ -120,6 +120,36 @@ class ValidateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateConfig:
+    """Tasks of lm-eval, asked of the live weights; needs the extra `eval`. [validate] is held-out loss."""
+
+    tasks: tuple[str, ...] = ()
+    """Task files, such as "./mine.yaml", or names of tasks that lm-eval ships. Nothing is downloaded: what is
+    in Hugging Face's cache is found, after one `penstock eval --download`."""
+    every: int = 0
+    """Steps between evaluations; the last step is evaluated too. The first rank computes, the others wait."""
+    shots: int | None = None
+    """Examples in front of each question; default: as the task says, else 0. A task that says 0 keeps 0."""
+    limit: int | None = 100
+    """Questions of each task, the first ones. All of a large task can take longer than guard.hang_s."""
+    chat_template: bool = False
+    """Write questions as messages, by the run's chat template."""
+
+    def __post_init__(self) -> None:
+        at_least(0, "evaluate.every", self.every)
+        if self.shots is not None:
+            at_least(0, "evaluate.shots", self.shots)
+        if self.limit is not None:
+            at_least(1, "evaluate.limit", self.limit)
+        if bool(self.tasks) != bool(self.every):
+            raise ConfigError(
+                "evaluate.tasks and evaluate.every need each other",
+                got=f"{len(self.tasks)} tasks, every {self.every} steps",
+                fix='Write both, say tasks = ["./mine.yaml"] and every = 500.',
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """Checkpoint interval, location and retention."""
 
@@ -253,6 +283,7 @@ class TrainConfig:
     compile: CompileConfig = field(default_factory=CompileConfig)
     validate: ValidateConfig = field(default_factory=ValidateConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     measure: MeasureConfig = field(default_factory=MeasureConfig)
     guard: GuardConfig = field(default_factory=GuardConfig)
