@@ -1,6 +1,10 @@
 """The planned memory of a step is what it takes, within 10%; benchmarks/plan_memory.py has more."""
 
+from typing import Any
+
 import pytest
+from tests.peft_loop import folder_of
+from transformers import LlamaConfig
 
 from penstock.parallel.layout import layout_of
 from penstock.testing.corpora import write_corpus
@@ -9,6 +13,7 @@ from penstock.testing.step_memory import peak_of_step
 from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.load import build_recipe
 
+LORA = {"method": "lora", "rank": 8, "alpha": 8.0}
 CASES = {
     "alone, recomputed": (1, {"recompute": {"policy": "full"}}),
     "shards": (2, {}),
@@ -28,6 +33,15 @@ CASES = {
     "no window": (2, {"ethernet": {"window_mib": float("inf")}}),
     "stock FSDP2": (2, {"ethernet": {"overlap": False}}),
     "copies of shards": (4, {"parallel": {"shard": 2, "replicate": 2}}),
+    "adapters, whole base": (2, {"tune": LORA}),
+    "adapters, sharded base": (2, {"tune": {**LORA, "base_sharding": "sharded"}}),
+    "adapters with magnitudes": (1, {"tune": {**LORA, "method": "dora"}}),
+    "adapters of attention, slices": (
+        2,
+        {"tune": {**LORA, "layers": "attention"}, "parallel": {"tensor": 2}},
+    ),
+    "adapters, 4 bits": (1, {"tune": {**LORA, "base": "int4"}}),
+    "adapters, stages": (2, {"tune": LORA, "parallel": {"pipeline": 2}}),
 }
 
 
@@ -35,17 +49,22 @@ CASES = {
 def test_the_planned_peak_of_a_step_is_the_measured_one(tmp_path, name):
     ranks, sections = CASES[name]
     corpus = write_corpus(tmp_path / "c", [[1 + n % 60] * (20 + n % 90) for n in range(200)], vocab_size=512)
+    model = {
+        "vocab_size": 512,
+        "hidden_size": 128,
+        "intermediate_size": 344,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    run: dict[str, Any] = {"dir": str(tmp_path / "run"), "steps": 3}
+    if "tune" in sections:
+        base = LlamaConfig(**model, max_position_embeddings=64)
+        run, model = {**run, "start_from": str(folder_of(tmp_path / "base", base))}, {}
     config = build_recipe(
         {
-            "run": {"dir": str(tmp_path / "run"), "steps": 3},
-            "model": {
-                "vocab_size": 512,
-                "hidden_size": 128,
-                "intermediate_size": 344,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 4,
-                "num_key_value_heads": 2,
-            },
+            "run": run,
+            **({"model": model} if model else {}),
             "data": {
                 "corpora": {"c": {"path": str(corpus)}},
                 "sequence_length": 64,

@@ -76,7 +76,6 @@ class LoraRowLinear(RowLinear, _Adapted):
             out = out * factors(magnitude, self._squared_lengths(adapter))
         return out if self.bias is None else out + local(self.bias)
 
-    @torch.no_grad()
     def _squared_lengths(self, adapter: Adapter) -> Tensor:
         return all_reduce(adapter.squared_lengths(local(matrix_of(self))), "sum", self.group)
 

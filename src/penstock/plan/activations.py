@@ -13,6 +13,7 @@ widths of queries and keys, f: feed-forward, c: bytes of a number.
 import math
 
 from penstock.models.llama.config import LlamaConfig
+from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.layout import ContextRule
 
@@ -62,6 +63,23 @@ def block_bytes(
         "operators": tokens * operators // tensor,
         "full": tokens * c * h // tensor,
     }
+
+
+def adapter_bytes(
+    model: LlamaConfig, adapter: AdapterConfig, *, compute_bytes: int, tensor: int = 1
+) -> float:
+    """Return the bytes per token that a block with an adapter keeps beyond one that learns all its weights.
+
+    Negative if fewer: frozen weights need no inputs for gradients of their own.
+    """
+    c, h, layers = compute_bytes, model.hidden_size, {*adapter.layers}
+    found = float(c * adapter.rank * len(layers)) - 2 * _FLOAT32 * h / tensor  # normalised, of two norms
+    found -= sum(c * h for group in ({"query", "key", "value"}, {"gate", "up"}) if not layers & group)
+    if "down" not in layers:
+        found -= c * model.intermediate_size / tensor
+    if adapter.has_magnitudes:  # outputs before they are multiplied
+        found += c * sum(model.linear_shapes[name][0] for name in layers) / tensor
+    return found
 
 
 def widths(model: LlamaConfig, tensor: int = 1) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from penstock.parallel.layout import blocks_of
-from penstock.plan.comm import FREE, Cost, GroupTopology, all_reduce, groups_of, ring
+from penstock.plan.comm import FREE, Cost, GroupTopology, all_reduce, group, groups_of, ring
 from penstock.plan.compute import (
     RESERVE_GIB,
     Constants,
@@ -81,7 +81,7 @@ def _blocks(
     plain = block_seconds(job, cluster.device, constants)
     seconds = _coded(plain, job, cluster, constants)
     inline = _exposed(_inline(job, cluster, groups), job, seconds, constants)
-    transfers = _transfers(job, cluster, groups, job.block_parameters)
+    transfers = _transfers(job, cluster, groups, job.block_parameters, learned=job.learned_of_block())
     mine = _blocks_of_last(job)
     kept, others = kept_blocks(job, len(mine)), job.batches_per_pass - 1
     return [
@@ -123,17 +123,32 @@ def _ends(
         name="head",
         forward=job.batches_per_pass * seconds.forward / share,
         backward=job.batches_per_pass * seconds.backward / share,
-        transfers=_transfers(job, cluster, groups, matrix)._replace(again=FREE),
+        transfers=_transfers(
+            job, cluster, groups, matrix, learned=0.0 if job.adapter else matrix / job.layout.tensor
+        )._replace(again=FREE),
         kept=is_pipeline or math.isinf(job.keep_mib),
         agrees_always=not job.overlapped,
     )
 
 
 def _transfers(
-    job: TrainingStep, cluster: Cluster, groups: dict[str, GroupTopology], parameters: float
+    job: TrainingStep,
+    cluster: Cluster,
+    groups: dict[str, GroupTopology],
+    parameters: float,
+    *,
+    learned: float,
 ) -> Transfers:
-    """Return the collectives over a unit's parameters."""
+    """Return the collectives over a unit's parameters.
+
+    Args:
+        learned: numbers that this rank learns of them.
+    """
+    if job.whole_base:
+        return Transfers(across=_over_copies(job, cluster, learned))
     mine, over = parameters / job.layout.tensor, groups["shard"]
+    if job.adapter is not None:
+        mine += learned
     gather = ring(mine * job.gather_bytes, over, cluster, by_messages=job.overlapped)
     again = gather if job.reshard_after_forward else FREE
     if not isinstance(job.reshard_after_forward, bool):
@@ -142,10 +157,18 @@ def _transfers(
         again = ring(mine * job.gather_bytes, GroupTopology(job.reshard_after_forward, nodes, 1), cluster)
     across = FREE
     if not job.outer_every:
-        across = all_reduce(mine * job.reduce_bytes / job.shard_ranks, groups["replicate"], cluster)
+        across = all_reduce(learned * job.reduce_bytes / job.shard_ranks, groups["replicate"], cluster)
     rounds = 1 if job.overlapped or cluster.device.architecture != "cpu" else 2  # gloo's own reduce-scatter
-    reduction = ring(mine * job.reduce_bytes, over, cluster, rounds=rounds, by_messages=job.overlapped)
+    reduction = ring(learned * job.reduce_bytes, over, cluster, rounds=rounds, by_messages=job.overlapped)
     return Transfers(gather, again, reduction, across)
+
+
+def _over_copies(job: TrainingStep, cluster: Cluster, learned: float) -> Cost:
+    """Return the cost of averaging what is learned over the ranks that hold all of it."""
+    layout = job.layout
+    copies = layout.shard * layout.context * (1 if job.outer_every else layout.replicate)
+    over = group(copies, stride=layout.tensor, devices_per_node=cluster.devices_per_node)
+    return all_reduce(learned * job.reduce_bytes, over, cluster)
 
 
 def _inline(job: TrainingStep, cluster: Cluster, groups: dict[str, GroupTopology]) -> Cost:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
+from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.parallel.feasibility import check_fit
 from penstock.parallel.layout import REST, ContextRule, ParallelConfig, RankLayout
 from penstock.plan.hardware import Cluster
@@ -45,6 +46,9 @@ class Question:
     outer_every: int = 0
     """As in TrainingStep; the caller then decides the number of replicas."""
     outer_bits: Literal[4, 8, 32] = 32
+    adapter: AdapterConfig | None = None
+    """As in TrainingStep."""
+    whole_base: bool = False
     may_compress: bool = False
     """True if weights and gradients may be sent in 8 bits, which changes the result."""
     decided: Mapping[str, Any] = field(default_factory=dict)
@@ -103,6 +107,8 @@ def jobs(
             checkpoint_every=question.checkpoint_every,
             on_cpu=cluster.device.architecture == "cpu",
             data_tokens_per_s=cluster.loader_tokens_s or math.inf,
+            adapter=question.adapter,
+            whole_base=question.whole_base,
             outer_every=question.outer_every if layout.replicate > 1 else 0,
             outer_bits=question.outer_bits,
             **{name: decided[name] for name in _PASSED_ON if name in decided},

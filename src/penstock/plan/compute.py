@@ -137,6 +137,8 @@ def products(
     forward = sum(n * (k + fill) for k, n in matrices) * tokens
     inputs = sum(k * (n + fill) for k, n in matrices) * tokens
     weights = sum(k * n for k, n in matrices) * (tokens + fill)
+    if job.adapter is not None:  # frozen; those of the adapter are thin
+        weights = 0.0
     return 2 * forward / rate, 2 * (inputs + weights) / rate
 
 
@@ -160,8 +162,7 @@ def head_seconds(job: TrainingStep, device: Device, constants: Constants) -> Sec
 
 def update_seconds(job: TrainingStep, device: Device, constants: Constants) -> float:
     """Return the time of the optimizer's step: each byte of its state is read and written once."""
-    parameters = job.model.num_parameters / job.layout.pipeline / job.layout.tensor / job.shard_ranks
-    return 2 * job.state_bytes * parameters / _memory(device, constants)
+    return 2 * job.state_bytes * job.learned_of_rank / _memory(device, constants)
 
 
 def attention_flops(job: TrainingStep) -> float:

@@ -6,11 +6,12 @@ from typing import Literal
 
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
+from penstock.nn.linear.adapter_config import GROUP, AdapterConfig
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.config import Schedule
 from penstock.parallel.ethernet.wire_size import BLOCK, CodecName, encoded_bytes
 from penstock.parallel.layout import ContextRule, RankLayout
-from penstock.plan.activations import block_bytes
+from penstock.plan.activations import adapter_bytes, block_bytes
 
 Compute = Literal["bfloat16", "float32"]
 Linear = Literal["compute", "float8_tensorwise", "float8_rowwise", "mxfp8"]
@@ -81,6 +82,11 @@ class TrainingStep:
     measurements of other trainers. Penstock's ranks wait for them."""
     state_bytes: float = 16.0
     """Bytes of weight, gradient and optimizer state per parameter: read and written once per update."""
+    adapter: AdapterConfig | None = None
+    """The adapter that is trained on frozen weights; None: all weights are trained."""
+    whole_base: bool = False
+    """With an adapter: True if each rank holds all frozen weights of its stages and slices, so that nothing
+    is gathered, and what is learned is averaged over the ranks that share rows; False: they are sharded."""
     outer_every: int = 0
     """Steps between synchronisations of the replicas of `layout.replicate` (DiLoCo); 0: every step's
     gradients are reduced."""
@@ -112,7 +118,7 @@ class TrainingStep:
     @property
     def kept_by_mode(self) -> dict[Mode, int]:
         """Bytes that one block keeps on a rank for a micro-batch, by mode."""
-        return block_bytes(
+        kept = block_bytes(
             self.model,
             tokens=self.rank_tokens,
             compute_bytes=self.compute_bytes,
@@ -121,6 +127,14 @@ class TrainingStep:
             rule=self.context_rule,
             row=self.sequence_length,
         )
+        if self.adapter is not None:
+            kept["keep"] += round(
+                self.rank_tokens
+                * adapter_bytes(
+                    self.model, self.adapter, compute_bytes=self.compute_bytes, tensor=self.layout.tensor
+                )
+            )
+        return kept
 
     @property
     def rows_tokens(self) -> int:
@@ -165,7 +179,7 @@ class TrainingStep:
     @property
     def shard_ranks(self) -> int:
         """Number of ranks that FSDP shards each parameter over."""
-        return self.layout.shard * self.layout.context
+        return 1 if self.whole_base else self.layout.shard * self.layout.context
 
     @property
     def block_parameters(self) -> int:
@@ -181,6 +195,37 @@ class TrainingStep:
     def outside(self) -> int:
         """Parameters of the embedding and the output matrix."""
         return self.model.vocab_size * self.model.hidden_size * (1 if self.model.tie_word_embeddings else 2)
+
+    def learned_of_block(self) -> int:
+        """Return the numbers of a block that a rank learns, before FSDP shards them."""
+        tensor = self.layout.tensor
+        if self.adapter is None:
+            return self.block_parameters // tensor
+        numbers = 0
+        for name in self.adapter.layers:
+            outputs, inputs = self.model.linear_shapes[name]
+            by_inputs = name in ("output", "down")  # the matrix with a side that is not cut is on every rank
+            outputs, inputs = (outputs, inputs // tensor) if by_inputs else (outputs // tensor, inputs)
+            numbers += self.adapter.num_parameters(outputs, inputs)
+        return numbers
+
+    @property
+    def learned_of_rank(self) -> float:
+        """Numbers that a rank updates, on average over pipeline stages."""
+        layout = self.layout
+        if self.adapter is None:
+            return self.model.num_parameters / layout.tensor / layout.pipeline / self.shard_ranks
+        return self.learned_of_block() * self.model.num_hidden_layers / layout.pipeline / self.shard_ranks
+
+    @property
+    def frozen_block_bytes(self) -> float:
+        """Bytes of a block's frozen weights on a rank, before FSDP shards them."""
+        if self.adapter is None:
+            return 0.0
+        rounded = {"compute": 0.0, "int8": 1.0, "int4": 0.5 + 2 / GROUP}[self.adapter.base]
+        matrices = sum(math.prod(self.model.linear_shapes[name]) for name in self.adapter.layers)
+        other = self.block_parameters - (matrices if rounded else 0)
+        return (self.compute_bytes * other + rounded * matrices * bool(rounded)) / self.layout.tensor
 
     @property
     def outer_bytes(self) -> float:

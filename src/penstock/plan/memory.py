@@ -95,7 +95,7 @@ def moments(job: TrainingStep, kept: BytesPerParameter, place: int = 0) -> Itera
         yield from _in_stages(rank)
     else:
         yield from _in_place(rank) if rank.is_whole else _in_turn(rank)
-    update = round(kept.update * rank.all / rank.cut)
+    update = round(kept.update * rank.learned / rank.cut)
     yield replace(_stays(rank), gradients=rank.gradients, working=update, moment="update")
 
 
@@ -119,6 +119,12 @@ class Rank:
     """Parameters of the output matrix, if it has it and it is not tied to the embedding."""
     has_loss: bool
     place: int
+    learned_block: int
+    """Numbers of a block that it learns: the parameters, or those of its adapters."""
+    learned_outside: int
+    """Numbers outside of the blocks that it learns."""
+    frozen: int
+    """Bytes of its frozen weights."""
 
     @classmethod
     def of(cls, job: TrainingStep, kept: BytesPerParameter, place: int) -> "Rank":
@@ -132,16 +138,38 @@ class Rank:
         ]
         matrix = model.vocab_size * model.hidden_size // layout.tensor
         is_last = place == layout.pipeline - 1
+        first = matrix if place == 0 else 0
+        last = matrix if is_last and (place > 0 or not model.tie_word_embeddings) else 0
+        block, learned, frozen = job.block_parameters // layout.tensor, job.learned_of_block(), 0
+        if job.adapter is not None:
+            frozen = round(len(mine) * job.frozen_block_bytes) + job.compute_bytes * (first + last)
+            block = learned + (0 if job.whole_base else block)
+            first, last = (0, 0) if job.whole_base else (first, last)  # what is gathered
         return cls(
             job=job,
             kept=kept,
             modes=tuple(job.block_modes[index] for index in mine),
-            block=job.block_parameters // layout.tensor,
-            first=matrix if place == 0 else 0,
-            last=matrix if is_last and (place > 0 or not model.tie_word_embeddings) else 0,
+            block=block,
+            first=first,
+            last=last,
             has_loss=is_last,
             place=place,
+            learned_block=learned,
+            learned_outside=0 if job.adapter is not None else first + last,
+            frozen=frozen,
         )
+
+    @property
+    def learned(self) -> int:
+        """Numbers that it learns, before FSDP shards them."""
+        return self.learned_outside + self.learned_in_blocks
+
+    @property
+    def learned_in_blocks(self) -> int:
+        """Those in its blocks."""
+        if self.job.adapter is None:
+            return self.in_blocks
+        return self.learned_block * len(self.modes)
 
     @property
     def cut(self) -> int:
@@ -161,6 +189,8 @@ class Rank:
     @property
     def in_blocks(self) -> int:
         """Parameters in the blocks, the last norm included."""
+        if self.job.adapter is not None:
+            return self.block * len(self.modes)
         layers = self.job.model.num_hidden_layers
         return self.job.in_blocks * len(self.modes) // layers // self.job.layout.tensor
 
@@ -168,7 +198,8 @@ class Rank:
     def is_whole(self) -> bool:
         """True if parameters are used in place: nothing to gather, reduce or convert."""
         layout, exact = self.job.layout, self.c == self.kept.weights == FLOAT32
-        return self.cut == layout.replicate == 1 and exact
+        ranks = layout.replicate * layout.shard * layout.context
+        return ranks == 1 and exact
 
     @property
     def feedback(self) -> int:
@@ -176,14 +207,14 @@ class Rank:
         copies = self.job.layout.replicate
         if not self.job.feedback:
             return 0
-        numbers = self.all if self.cut > 1 else 0
-        numbers += self.all // self.cut * (copies + 1) // copies if copies > 1 else 0
+        numbers = self.learned if self.cut > 1 else 0
+        numbers += self.learned // self.cut * (copies + 1) // copies if copies > 1 else 0
         return _BFLOAT16 * numbers
 
     @property
     def gradients(self) -> int:
         """Bytes of reduced gradients that it keeps."""
-        return round(self.kept.gradients * self.all / self.cut)
+        return round(self.kept.gradients * self.learned / self.cut)
 
     @property
     def c(self) -> int:
@@ -239,14 +270,24 @@ class Rank:
         exact = self.c == FLOAT32
         logits = at_once * rows * (FLOAT32 if exact else FLOAT32 + self.c)
         product = 0 if exact else self.c * rows * model.hidden_size
+        gradient = FLOAT32 * rows * model.hidden_size
+        if job.adapter is not None:  # the output matrix is frozen
+            product = gradient = 0
         hidden = self.c * tokens * model.hidden_size * (1 if job.layout.tensor == 1 else 2)
-        return logits + product + FLOAT32 * rows * model.hidden_size + hidden
+        return logits + product + gradient + hidden
 
     @property
     def down(self) -> int:
         """Bytes of the gradient of the feed-forward's last matrix, the first one of a block."""
+        if self.job.adapter is not None:
+            return 0
         model = self.job.model
         return self.c * model.hidden_size * model.intermediate_size // self.job.layout.tensor
+
+    @property
+    def output_gradient(self) -> int:
+        """Bytes of the output matrix's gradient, from the loss on."""
+        return 0 if self.job.adapter is not None else self.c * (self.last or self.first)
 
     @property
     def tables(self) -> int:
@@ -283,7 +324,7 @@ class Rank:
         """Bytes of gradients accumulated unreduced, in the room that parameters leave."""
         if self.cut == 1 or self.job.num_passes == 1:
             return 0
-        return round(min(self.job.keep_mib * _MIB - self.kept_parameters, FLOAT32 * self.all))
+        return round(min(self.job.keep_mib * _MIB - self.kept_parameters, FLOAT32 * self.learned))
 
     @property
     def is_behind(self) -> bool:
@@ -297,17 +338,17 @@ class Rank:
         """
         if self.cut == 1:
             return 0
-        block, root = FLOAT32 * self.block, FLOAT32 * self.outside
+        block, root = FLOAT32 * self.learned_block, FLOAT32 * self.learned_outside
         if not self.is_behind:
             return block if done else 0
-        window_bytes = min(self.job.window_mib * _MIB, FLOAT32 * self.all * self.job.num_passes)
+        window_bytes = min(self.job.window_mib * _MIB, FLOAT32 * self.learned * self.job.num_passes)
         window = max(_REDUCED_BEHIND * block, window_bytes)
         if not self.job.on_cpu:
             return round(min(done * block, window))
         before = root if self.job.num_passes > 1 and not self.kept_gradients else 0
         in_progress = min(done, int(window // block)) * block
         in_progress += before if root + in_progress <= window or not done else 0
-        earlier = FLOAT32 * self.all * (self.job.num_passes - 1)  # still waiting with a wide window
+        earlier = FLOAT32 * self.learned * (self.job.num_passes - 1)  # still waiting with a wide window
         return 2 * max(in_progress, round(min(window_bytes, earlier + done * block)))
 
     @property
@@ -324,9 +365,9 @@ class Rank:
 
 def _stays(rank: Rank) -> Memory:
     """Return the memory present at every moment."""
-    optimizer = rank.kept.optimizer * rank.in_blocks
-    optimizer += rank.kept.optimizer_outside * rank.outside
-    weights = round(rank.kept.weights * rank.all / rank.cut)
+    optimizer = rank.kept.optimizer * rank.learned_in_blocks
+    optimizer += rank.kept.optimizer_outside * rank.learned_outside
+    weights = round((rank.kept.weights * rank.learned + rank.frozen) / rank.cut)
     return Memory(weights=weights, optimizer=round(optimizer / rank.cut), feedback=rank.feedback)
 
 
@@ -337,7 +378,8 @@ def _in_place(rank: Rank) -> Iterator[Memory]:
     kept = sum(activations) + rank.around
     yield replace(_stays(rank), gradients=before, activations=kept, loss=rank.loss, moment="loss")
     for index in {len(rank.modes) - 1, 0}:
-        done = rank.block * (len(rank.modes) - 1 - index) + (rank.last or rank.first)
+        done = rank.learned_block * (len(rank.modes) - 1 - index)
+        done += (rank.last or rank.first) if rank.learned_outside else 0
         yield replace(
             _stays(rank),
             gradients=before or FLOAT32 * done,
@@ -353,11 +395,11 @@ def _in_turn(rank: Rank) -> Iterator[Memory]:
     unreduced = rank.kept_gradients
     stay = rank.job.num_passes > 1 or (rank.job.on_cpu and rank.is_behind and rank.cut > 1)
     before = rank.gradients if stay else 0  # pending reductions hold the last step's until the next
-    before = round(before * (1 - unreduced / (FLOAT32 * rank.all)))
+    before = round(before * (1 - unreduced / (FLOAT32 * rank.learned)))
     root, sharded = rank.c * rank.outside, rank.cut > 1
     activations = [rank.in_pass(mode) for mode in rank.modes]
     stays = replace(_stays(rank), gradients=before, gathered=unreduced)
-    reduced = round(rank.kept.gradients * rank.block / rank.cut)
+    reduced = round(rank.kept.gradients * rank.learned_block / rank.cut)
     yield replace(
         stays,
         gathered=unreduced + root + rank.after_forward() + rank.turned(rank.after_forward()),
@@ -371,8 +413,8 @@ def _in_turn(rank: Rank) -> Iterator[Memory]:
         yield from _of_backward(
             rank, replace(stays, gradients=before or reduced * done), activations[: index + 1], root=root
         )
-    reduction = FLOAT32 * rank.outside * (1 + 1 / rank.cut if sharded else 1)
-    reduction = max(reduction, rank.behind(done=0) + FLOAT32 * rank.outside / rank.cut)
+    reduction = FLOAT32 * rank.learned_outside * (1 + 1 / rank.cut if sharded else 1)
+    reduction = max(reduction, rank.behind(done=0) + FLOAT32 * rank.learned_outside / rank.cut)
     turned = rank.turned(rank.kept_parameters) if rank.job.num_passes > 1 else 0
     yield replace(
         stays,
@@ -391,7 +433,7 @@ def _of_backward(rank: Rank, stays: Memory, activations: list[int], *, root: int
     """
     index, sharded = len(activations) - 1, rank.cut > 1
     done = len(rank.modes) - len(activations)
-    around = stays.gathered + root + rank.c * (rank.last or rank.first)  # the output matrix's gradient
+    around = stays.gathered + root + rank.output_gradient
     are_there = rank.after_forward() >= rank.c * rank.block * len(rank.modes)
     ahead = rank.ahead if index and not are_there else 0
     stays = replace(stays, moment="backward")
@@ -408,8 +450,8 @@ def _of_backward(rank: Rank, stays: Memory, activations: list[int], *, root: int
         activations=sum(activations[:-1]) + rank.tables,
         working=rank.stream + rank.other_streams,
         buffers=ahead
-        + max(FLOAT32 * rank.block, rank.behind(done=done + 1))
-        + (FLOAT32 * rank.block // rank.cut if sharded else 0),
+        + max(FLOAT32 * rank.learned_block, rank.behind(done=done + 1))
+        + (FLOAT32 * rank.learned_block // rank.cut if sharded else 0),
     )
 
 
@@ -424,7 +466,7 @@ def _in_stages(rank: Rank) -> Iterator[Memory]:
     root = 0 if rank.is_whole else rank.c * (rank.outside + blocks * rank.block)
     stays = replace(_stays(rank), buffers=messages + rank.ahead, moment="backward")
     begun = min(held, job.num_micro_batches)
-    for held, gradients in ((begun, 0), (min(begun, job.num_micro_batches - 1), FLOAT32 * rank.all)):
+    for held, gradients in ((begun, 0), (min(begun, job.num_micro_batches - 1), FLOAT32 * rank.learned)):
         kept = round(held * (each + job.stages_per_rank * rank.tables)) + rank.around + rank.stream
         stays = replace(stays, gathered=root + gradients, activations=kept)
         yield replace(stays, gathered=root + max(gradients, rank.down), working=rank.at_work(rank.modes[-1]))

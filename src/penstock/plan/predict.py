@@ -221,8 +221,9 @@ def _outer(job: TrainingStep, cluster: Cluster) -> Cost:
     """Return the cost of synchronising replicas, per step on average."""
     if not job.outer_every:
         return FREE
-    mine = job.model.num_parameters / job.layout.tensor / job.layout.pipeline / job.shard_ranks
-    cost = ring(mine * job.outer_bytes, groups_of(job.layout, cluster)["replicate"], cluster, rounds=2)
+    cost = ring(
+        job.learned_of_rank * job.outer_bytes, groups_of(job.layout, cluster)["replicate"], cluster, rounds=2
+    )
     every = job.outer_every
     return cost._replace(seconds=cost.seconds / every, node_bytes=cost.node_bytes / every)
 
@@ -235,7 +236,8 @@ def _checkpoint(job: TrainingStep, cluster: Cluster, steps_s: float) -> float:
     """
     if not job.checkpoint_every:
         return 0.0
-    saved = job.state_bytes * job.model.num_parameters
+    layout = job.layout
+    saved = job.state_bytes * job.learned_of_rank * layout.tensor * layout.pipeline * job.shard_ranks
     copied = saved / cluster.num_devices / (HOST_COPY_GB_S * 1e9)
     written = saved / cluster.nodes / (cluster.disk_gb_s * 1e9)
     return max(copied, written - job.checkpoint_every * steps_s) / job.checkpoint_every

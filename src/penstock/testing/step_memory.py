@@ -86,6 +86,7 @@ class LiveBytes(TorchDispatchMode):
         for tensor in tree_leaves(out):
             if (
                 isinstance(tensor, torch.Tensor)
+                and not tensor.is_meta
                 and _storage(tensor)._cdata not in before | self._known.keys()
             ):
                 self._watch(_storage(tensor))

@@ -46,13 +46,12 @@ class Adapter:
         """Return scale * B A x."""
         return functional.linear(functional.linear(x, self.a) * self.scale, self.b)
 
-    @torch.no_grad()
     def squared_lengths(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs"]:
         """Return the squared lengths of the rows of `weight` + scale * B A, in float32.
 
-        Slices of the inputs, each with its part of A, add up to those of the whole.
+        They have no graph. Slices of the inputs, each with its part of A, add up to those of the whole.
         """
-        w, a, b = weight.float(), self.a.float(), self.b.float()
+        w, a, b = weight.detach().float(), self.a.detach().float(), self.b.detach().float()
         own = torch.linalg.vector_norm(w, dim=1).square_()
         mixed = ((w @ a.t()) * b).sum(1)
         return own + 2 * self.scale * mixed + self.scale**2 * ((b @ (a @ a.t())) * b).sum(1)

@@ -41,9 +41,11 @@ class EachMicroBatch:
     def __call__(
         self, x: Tensor | tuple[Tensor, ...], *others: Any, **named: Any
     ) -> Tensor | tuple[Tensor, ...]:
-        """Run the block; with a tuple of inputs, which need gradients, `others` are tuples too."""
+        """Run the block; with a tuple of inputs `others` are tuples too."""
         if not isinstance(x, tuple):
             return self.one(x, *others, **named)
+        if torch.is_grad_enabled():  # over a frozen embedding the first block's inputs have no graph
+            x = tuple(each if each.requires_grad else each.detach().requires_grad_() for each in x)
         found = _EachInTurn.apply(self.one, self._add_up, [*zip(*others, strict=True)], *x)  # type: ignore[no-untyped-call]
         return cast(tuple[Tensor, ...], found)
 

@@ -18,21 +18,27 @@ from penstock.train.recipe.outer_config import outer_bytes_per_parameter
 from penstock.train.recipe.planned_changes import plan as planned_changes
 
 
-def memory_plan(config: TrainConfig, layout: RankLayout, *, on_cpu: bool | None = None) -> Memory:
+def memory_plan(
+    config: TrainConfig, layout: RankLayout, *, on_cpu: bool | None = None, whole_base: bool | None = None
+) -> Memory:
     """Predict the memory of the rank that needs most, at the recipe's largest micro-batch.
 
     Args:
         on_cpu: True if ranks are on CPUs; None: assumed if the recipe computes in float32.
+        whole_base: True if each rank holds all frozen weights; None: as tune.base_sharding says.
 
     Raises:
         ConfigError: recompute.budget is too small.
     """
-    job = job_of(config, layout)
+    job = job_of(config, layout, whole_base=whole_base)
     return peak(job if on_cpu is None else replace(job, on_cpu=on_cpu), kept_of(config))
 
 
-def job_of(config: TrainConfig, layout: RankLayout) -> TrainingStep:
+def job_of(config: TrainConfig, layout: RankLayout, *, whole_base: bool | None = None) -> TrainingStep:
     """Return the planner's description of a step with the recipe's largest micro-batches.
+
+    Args:
+        whole_base: as in `memory_plan`; auto counts as whole.
 
     Raises:
         ConfigError: recompute.budget is too small.
@@ -64,10 +70,19 @@ def job_of(config: TrainConfig, layout: RankLayout) -> TrainingStep:
         on_cpu=config.compute == "float32",  # an assumption: GPUs train in bfloat16
         turning=ethernet.overlap,
         state_bytes=kept.weights + kept.gradients + kept.optimizer,
+        adapter=config.adapter,
+        whole_base=is_whole(config) if whole_base is None else whole_base,
         outer_every=config.outer.every if layout.replicate > 1 else 0,
         outer_bits=config.outer.bits,
         checkpoint_every=config.checkpoint.every,
     )
+
+
+def is_whole(config: TrainConfig) -> bool:
+    """Return True if a recipe's frozen weights are whole on each rank; auto counts as such."""
+    if config.tune is None or config.adapter is None or config.parallel.offload:
+        return False
+    return config.tune.base_sharding != "sharded"
 
 
 def kept_of(config: TrainConfig) -> BytesPerParameter:

@@ -7,7 +7,7 @@ from penstock.parallel.layout import AXES, REST
 from penstock.plan.candidates import Question
 from penstock.plan.recipe_sections import decided, sections_of, with_plan
 from penstock.plan.search import Option
-from penstock.train.planning.memory import kept_of
+from penstock.train.planning.memory import is_whole, kept_of
 from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.planned_changes import plan
 
@@ -48,6 +48,8 @@ def question_of(config: TrainConfig, raw: Raw, *, may_compress: bool = False) ->
         checkpoint_every=config.checkpoint.every,
         outer_every=config.outer.every,
         outer_bits=config.outer.bits,
+        adapter=config.adapter,
+        whole_base=is_whole(config),
         may_compress=may_compress,
         decided=knobs,
     )

@@ -1,10 +1,11 @@
 """Place of a tuned model's frozen weights: sharded over the ranks, or whole on each; no torch."""
 
 from penstock.parallel.layout import RankLayout
+from penstock.train.planning.memory import memory_plan
 from penstock.train.recipe.config import TrainConfig
 
-SHARE_OF_MEMORY = 0.5
-"""Share of a device's memory that whole frozen weights may take."""
+SHARE_OF_MEMORY = 0.8
+"""Share of a device's memory that a step with whole frozen weights may take."""
 
 
 def is_whole(config: TrainConfig, layout: RankLayout, *, memory_bytes: int) -> bool:
@@ -12,6 +13,9 @@ def is_whole(config: TrainConfig, layout: RankLayout, *, memory_bytes: int) -> b
 
     Args:
         memory_bytes: memory of a rank's device.
+
+    Raises:
+        ConfigError: recompute.budget is too small.
     """
     tune = config.tune
     if tune is None or tune.adapter is None or config.parallel.offload:
@@ -20,6 +24,4 @@ def is_whole(config: TrainConfig, layout: RankLayout, *, memory_bytes: int) -> b
         return True
     if tune.base_sharding == "sharded":
         return False
-    number_bytes = 2 if config.compute == "bfloat16" else 4
-    frozen_bytes = number_bytes * config.model.num_parameters // (layout.tensor * layout.pipeline)
-    return frozen_bytes <= SHARE_OF_MEMORY * memory_bytes
+    return memory_plan(config, layout, whole_base=True).total <= SHARE_OF_MEMORY * memory_bytes

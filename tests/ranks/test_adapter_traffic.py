@@ -1,0 +1,135 @@
+"""What a step with an adapter sends, by the traffic meter on real ranks; and islands that tune one."""
+
+from dataclasses import replace
+
+import pytest
+from tests.peft_loop import folder_of
+from transformers import LlamaConfig
+
+from penstock.devices.figures import DEVICES
+from penstock.parallel.flight_recorder import TrafficMeter
+from penstock.parallel.layout import layout_of
+from penstock.plan.hardware import Cluster
+from penstock.plan.predict import predict
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.monitors.step_monitors import StepMonitors
+from penstock.train.planning.memory import job_of
+from penstock.train.recipe.load import build_recipe
+from penstock.train.setup import open_state
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+}
+LORA = {"method": "lora", "rank": 4, "alpha": 8.0}
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    where = tmp_path_factory.mktemp("adapters")
+    documents = [[1 + (i * j) % 60 for j in range(1 + i % 50)] for i in range(300)]
+    write_corpus(where / "corpus", documents, vocab_size=64)
+    return where / "corpus", folder_of(where / "base", LlamaConfig(**SMALL))
+
+
+def recipe_of(places, run, tune, **sections):
+    corpus, base = places
+    return build_recipe(
+        {
+            "run": {"dir": str(run), "steps": 4, "start_from": str(base)},
+            "tune": tune,
+            "data": {
+                "corpora": {"c": {"path": str(corpus)}},
+                "sequence_length": 24,
+                "global_batch_size": 8,
+                "micro_batch_size": 2,
+            },
+            "schedule": {"rule": "constant"},
+            "compute": "float32",
+            **sections,
+        }
+    )
+
+
+def sent(recipe, world):
+    """Return the bytes that a rank sends in a step, and those of its own gradients."""
+    state = open_state(recipe, world)
+    state.watch = StepMonitors(traffic=TrafficMeter(state.mesh))
+    records = records_of(state, recipe, world)
+    gradients = sum(p.numel() * 4 for p in state.model.parameters() if p.requires_grad)
+    (found,) = (record["sent_bytes"] for record in records if "sent_bytes" in record)
+    return sum(found.values()), gradients, [r["loss"] for r in records if "loss" in r]
+
+
+def test_a_step_sends_the_adapters_gradients_and_nothing_else(places, tmp_path):
+    recipe = recipe_of(places, tmp_path / "run", {**LORA, "base_sharding": "whole"})
+    for bytes_sent, gradients, _ in on_ranks(lambda world: sent(recipe, world), ranks=2):
+        assert gradients <= bytes_sent <= 1.1 * gradients
+
+
+def test_with_a_sharded_base_a_step_sends_less_than_full_tuning(places, tmp_path):
+    found = {}
+    for name, tune in {"full": {"method": "full"}, "lora": {**LORA, "base_sharding": "sharded"}}.items():
+        recipe = recipe_of(places, tmp_path / name, tune)
+        found[name] = max(each[0] for each in on_ranks(lambda world, r=recipe: sent(r, world), ranks=2))
+    assert found["lora"] < 0.7 * found["full"]
+
+
+@pytest.mark.parametrize("placed", ["whole", "sharded"])
+def test_the_planned_bytes_of_a_step_are_those_that_are_sent(places, tmp_path, placed):
+    recipe = recipe_of(places, tmp_path / "run", {**LORA, "base_sharding": placed})
+    measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
+    job = job_of(recipe, layout_of(recipe.parallel, world_size=2))
+    cluster = Cluster(
+        name="two hosts", nodes=2, devices_per_node=1, device=DEVICES["CPU"], nics=1, nic_gbit_s=1.0
+    )
+    assert predict(replace(job, checkpoint_every=0), cluster).network_bytes == pytest.approx(
+        measured, rel=0.1
+    )
+
+
+def test_islands_tune_one_adapter(places, tmp_path):
+    """Frozen weights whole on each rank, sharded within an island: the same losses."""
+    outer = {"every": 2, "rule": "nesterov"}
+    losses = []
+    for placed in ("whole", "sharded"):
+        recipe = recipe_of(
+            places,
+            tmp_path / placed,
+            {**LORA, "base_sharding": placed},
+            parallel={"replicate": 2, "shard": 2},
+            outer=outer,
+        )
+        losses.append(on_ranks(lambda world, r=recipe: sent(r, world), ranks=4)[0][2])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"recompute": {"policy": "full"}},
+        {"ethernet": {"schedule": "breadth_first"}},
+        {"ethernet": {"keep_mib": 1000.0}},
+        {"ethernet": {"overlap": False}},
+        {"precision": {"weights": "bfloat16_stochastic"}, "compute": "bfloat16"},
+        {"compute": "bfloat16", "ethernet": {"gather": "int8", "reduce": "int8"}},
+        {"optim": {"rule": "muon"}},
+    ],
+    ids=str,
+)
+def test_levers_work_with_frozen_weights_sharded_or_whole(places, tmp_path, sections):
+    found = []
+    for placed in ("whole", "sharded"):
+        tune = {**LORA, "method": "dora", "base_sharding": placed}
+        recipe = recipe_of(places, tmp_path / placed, tune, **sections)
+        ((_, _, losses), _) = on_ranks(lambda world, r=recipe: sent(r, world), ranks=2)
+        found.append(losses)
+    exact = sections.get("compute") != "bfloat16"
+    assert found[0] == pytest.approx(found[1], rel=1e-4 if exact else 0.02)
