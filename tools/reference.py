@@ -131,6 +131,11 @@ METRICS_PAGE = """\
 `run`, the name of the run's folder; metrics of a corpus have `corpus` too.
 
 {training}
+## Of a node
+
+`GET /metrics` at the port of `penstock doctor --every TIME --metrics-port N`; each has the label `node`.
+
+{node}
 ## Of a server
 
 `GET /metrics`, in the text format of Prometheus.
@@ -745,7 +750,7 @@ def number(value: float) -> str:
 def metrics_page() -> str:
     """Return the metrics of a run and those of a server."""
     from penstock.engine.stats import EngineCounters, Stats
-    from penstock.obs.metric_names import BY_CORPUS, METRICS, SERVING, TRAINING, training_metric
+    from penstock.obs.metric_names import BY_CORPUS, METRICS, NODE, SERVING, TRAINING, training_metric
     from penstock.serve.metrics import Metrics
 
     nothing = {field.name: 0 for field in dataclasses.fields(Stats) if field.name != "counts"}
@@ -770,12 +775,27 @@ def metrics_page() -> str:
         )
         for name, (unit, meaning) in TRAINING.items()
     ]
-    run, training, server = (
+    labels = {
+        "penstock_node_findings": " by `check`, `level`",
+        "penstock_node_xid": " by `gpu`, `xid`",
+    }
+    checked = [
+        (
+            f"`{name}_total`" if name == "penstock_node_xid" else f"`{name}`",
+            ("counter" if name == "penstock_node_xid" else "gauge")
+            + labels.get(name, " by `gpu`" if "_gpu_" in name else ""),
+            unit,
+            cell(meaning),
+        )
+        for name, (unit, meaning) in NODE.items()
+    ]
+    run, training, node, server = (
         table(("metric", "unit", "meaning"), rows),
         table(("metric", "kind", "unit", "meaning"), watched),
+        table(("metric", "kind", "unit", "meaning"), checked),
         table(("metric", "kind", "unit", "meaning"), served),
     )
-    return METRICS_PAGE.format(run=run, training=training, server=server)
+    return METRICS_PAGE.format(run=run, training=training, node=node, server=server)
 
 
 def decisions_page() -> str:

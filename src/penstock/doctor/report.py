@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.core.units import duration, plural
 from penstock.doctor import collective
-from penstock.doctor.checks import devices, processors
+from penstock.doctor.checks import devices, gpus, processors
 from penstock.doctor.checks.check import BETWEEN, Finding, Level, green, merged, red, worst
 from penstock.doctor.consistency import judge_sameness
 from penstock.doctor.judge_links import judge_links
@@ -126,13 +126,17 @@ def summary(report: DoctorReport) -> str:
 
 
 def as_json(report: DoctorReport) -> dict[str, Any]:  # Any: what JSON can write
-    """Return the report as JSON values; a finding with `nodes` [] is about the network between nodes."""
+    """Return the report as JSON values; a finding with `nodes` [] is about the network between nodes.
+
+    `gpus` are those of the first node.
+    """
     return {
         "level": worst(report.findings),
         "seconds": round(report.seconds, 3),
         "nodes": [{"node": node, "host": host} for node, host in sorted(report.hosts.items())],
         "findings": [_finding(finding) for finding in report.findings],
         "links": [asdict(link) for link in report.links],
+        "gpus": [asdict(gpu) for gpu in seen.gpus] if (seen := report.facts.get(gpus.CHECK)) else [],
     }
 
 

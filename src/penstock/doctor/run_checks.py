@@ -9,9 +9,11 @@ from penstock.core import clock
 from penstock.core.env import local_world_size, ranks
 from penstock.core.errors import PenstockError, UsageError
 from penstock.doctor.checks import (
+    copies,
     corpus,
     devices,
     disk,
+    gpus,
     interfaces,
     kernel,
     object_store,
@@ -125,6 +127,8 @@ def examine_here(
     findings: list[Finding] = []
     facts = {}
     for name, check in CHECKS.items():
+        if options.only and name not in options.only:
+            continue
         on_check(name)
         try:
             facts[name] = check.measure(options)
@@ -199,6 +203,8 @@ CHECKS: Mapping[str, Check] = {
     module.CHECK: module
     for module in (
         devices,
+        gpus,
+        copies,
         processors,
         ulimits,
         interfaces,

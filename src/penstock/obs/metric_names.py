@@ -137,3 +137,19 @@ TRAINING: Final[dict[str, tuple[str, str]]] = {
     "penstock_train_steps_not_finite": ("steps", "Of those, steps whose loss or gradient was not finite."),
 }
 """Metrics of a training run in Prometheus format, gauges by `run`; counters there end in `_total`."""
+
+NODE: Final[dict[str, tuple[str, str]]] = {
+    "penstock_node_healthy": ("", "1: the last check found nothing red; 0: it did, or could not run."),
+    "penstock_node_findings": ("findings", "Findings of the last check, by check and level."),
+    "penstock_node_checked_timestamp_seconds": ("s", "Unix time of the last check's end."),
+    "penstock_node_check_seconds": ("s", "Duration of the last check."),
+    "penstock_node_xid": ("errors", "Xid errors since the daemon started, by GPU and number."),
+    "penstock_node_gpu_uncorrected_errors": (
+        "errors",
+        "ECC errors not corrected since the driver was loaded.",
+    ),
+    "penstock_node_gpu_corrected_errors": ("errors", "ECC errors corrected since the driver was loaded."),
+    "penstock_node_gpu_remapped_rows": ("rows", "Rows of memory replaced by spare ones, for good."),
+    "penstock_node_gpu_throttle_bits": ("", "NVML's clock event reasons, as a sum of bits."),
+}
+"""Metrics of `penstock doctor --metrics-port`, by `node`; counters there end in `_total`."""

@@ -8,9 +8,11 @@ import pytest
 
 from penstock.doctor import consistency
 from penstock.doctor.checks import (
+    copies,
     corpus,
     devices,
     disk,
+    gpus,
     interfaces,
     kernel,
     object_store,
@@ -74,9 +76,29 @@ STORE = object_store.ObjectStoreFacts(
 )
 CORPUS = corpus.LoaderFacts(name="web", tokens_s=5e6, first_batch_s=0.4, num_devices=8)
 SPEEDS = speeds.SpeedFacts(kind="cuda", float32_flops=2e13, bfloat16_flops=3e14, memory_bytes_s=1.5e12)
+CARD = gpus.Gpu(
+    name="H100",
+    bus="0000:3b:00.0",
+    uncorrected_errors=0,
+    corrected_errors=2,
+    remapped_rows=1,
+    is_remap_pending=False,
+    has_remap_failed=False,
+    throttle_bits=0x4,  # a power cap
+    link_width=16,
+    max_link_width=16,
+)
+CARDS = gpus.GpuFacts(gpus=(CARD,) * 8, on_the_bus=8)
+COPIES = tuple(copies.DeviceCopies(index=n, to_bytes_s=25e9, from_bytes_s=24e9) for n in range(2))
 
 SOUND: list[tuple[Check, Any]] = [
     (devices, DEVICES),
+    (gpus, CARDS),
+    (gpus, gpus.GpuFacts()),
+    (gpus, gpus.GpuFacts(why_not="the package nvidia-ml-py is not installed")),
+    (copies, COPIES),
+    (copies, ()),
+    (copies, (copies.DeviceCopies(index=0, is_in_use=True),)),
     (interfaces, INTERFACES),
     (variables, VARIABLES),
     (kernel, KERNEL),
@@ -108,6 +130,66 @@ BAD: list[tuple[Check, Any, Level, str]] = [
         other(DEVICES, devices=(GPU,) * 7 + (replace(GPU, free_bytes=9 * GIB),)),
         Level.YELLOW,
         "Device 7 has 9.0 GiB of 80.0 GiB free",
+    ),
+    (gpus, other(CARDS, expected=9), Level.RED, "has 8 working GPUs of 9"),
+    (gpus, other(CARDS, gpus=(CARD,) * 7), Level.RED, "has 7 working GPUs of 8"),
+    (gpus, other(CARDS, gpus=(), on_the_bus=1), Level.RED, "has 0 working GPUs of 1"),
+    (
+        gpus,
+        other(CARDS, gpus=(CARD,) * 8, lost=("GPU 3: GPU is lost",)),
+        Level.RED,
+        "cannot read GPU 3: GPU is lost",
+    ),
+    (
+        gpus,
+        other(CARDS, why_not="the package nvidia-ml-py is not installed"),
+        Level.YELLOW,
+        "Not measured, with 8 GPUs expected: the package nvidia-ml-py",
+    ),
+    (
+        gpus,
+        gpus.GpuFacts(gpus=(other(CARD, uncorrected_errors=3),), on_the_bus=1),
+        Level.RED,
+        "The H100 at 0000:3b:00.0 has 3 uncorrected ECC errors",
+    ),
+    (
+        gpus,
+        gpus.GpuFacts(gpus=(other(CARD, has_remap_failed=True, is_remap_pending=True),), on_the_bus=1),
+        Level.RED,
+        "no spare one left",
+    ),
+    (
+        gpus,
+        gpus.GpuFacts(gpus=(other(CARD, is_remap_pending=True),), on_the_bus=1),
+        Level.YELLOW,
+        "replaces a bad row of memory at its next reset",
+    ),
+    *(
+        (gpus, gpus.GpuFacts(gpus=(other(CARD, throttle_bits=bit | 0x4),), on_the_bus=1), level, words)
+        for bit, level, words in (
+            (0x8, Level.RED, "held back by hardware slowdown"),
+            (0x40, Level.RED, "held back by hardware thermal slowdown"),
+            (0x80, Level.RED, "held back by power brake"),
+            (0x20, Level.YELLOW, "lowers its clocks because it is warm"),
+        )
+    ),
+    (
+        gpus,
+        gpus.GpuFacts(gpus=(other(CARD, link_width=8),), on_the_bus=1),
+        Level.YELLOW,
+        "uses 8 of 16 PCIe lanes",
+    ),
+    (
+        copies,
+        (*COPIES, copies.DeviceCopies(index=2, to_bytes_s=25e9, from_bytes_s=12e9)),
+        Level.YELLOW,
+        "Copies from device 2 run at 12 GB/s, below 16.8",
+    ),
+    (
+        copies,
+        (copies.DeviceCopies(index=0, to_bytes_s=1.5e9, from_bytes_s=24e9),),
+        Level.YELLOW,
+        "Copies to device 0 run at 1.5 GB/s",
     ),
     (
         interfaces,
@@ -199,7 +281,9 @@ BAD: list[tuple[Check, Any, Level, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("check", "facts"), SOUND, ids=[check.__name__ for check, _ in SOUND])  # type: ignore[attr-defined]
+@pytest.mark.parametrize(
+    ("check", "facts"), SOUND, ids=[f"{number}-{check.__name__}" for number, (check, _) in enumerate(SOUND)]
+)  # type: ignore[attr-defined]
 def test_what_is_sound_is_green_and_asks_for_nothing(check: Check, facts: Any) -> None:
     found = list(check.judge(facts))
     assert found

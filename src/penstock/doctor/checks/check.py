@@ -21,6 +21,10 @@ class CheckOptions:
     """Corpus whose loading speed is measured; empty: none."""
     store: str = ""
     """Address in an object store where test objects are written, read and deleted; empty: none."""
+    only: tuple[str, ...] = ()
+    """Names of the checks to run; empty: all."""
+    expected_gpus: int | None = None
+    """Number of NVIDIA GPUs that each machine should have; None: as many as are on its PCI bus."""
     num_nodes: int = 1
     """Number of machines of the run: with one, the network does not matter."""
     seconds: float = 60.0

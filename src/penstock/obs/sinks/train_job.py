@@ -15,20 +15,18 @@ import http.client
 import json
 import logging
 import math
-import ssl
 from threading import Condition, Thread
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from penstock.core import clock
 from penstock.core.env import StatusServer
+from penstock.core.pod_https import Credentials, Refused, send
 from penstock.obs.sinks import Record
 from penstock.obs.time_left import TimeLeft
 
 log = logging.getLogger(__name__)
 
 _EVERY_S = 10.0  # the Kubeflow SDK reports every 5 s at most
-_TIMEOUT_S = 10.0  # of a connection, and of an answer
 _LAST_S = 5.0  # time for the last report when the run ends
 _PAUSE_S, _LONGEST_PAUSE_S = 10.0, 300.0  # after a failure, doubled at each further one
 _MOST_SECONDS = 2**31 - 1  # the field is an int32
@@ -40,15 +38,6 @@ _METRICS = {
     "step": "step",
 }
 """Metric of a record -> name in the report."""
-
-
-class Refused(Exception):
-    """The controller did not take a report."""
-
-    def __init__(self, status: int, *, retry_after_s: float | None) -> None:
-        super().__init__(f"HTTP status {status}")
-        self.is_passing = status == http.client.TOO_MANY_REQUESTS or status >= 500
-        self.retry_after_s = retry_after_s
 
 
 def trainer_status(record: Record, *, steps: int, left_s: float | None, at: str) -> dict[str, Any]:
@@ -156,7 +145,13 @@ class TrainJobStatus:
     def _deliver(self, report: dict[str, Any]) -> float:
         """Send a report; return the seconds to wait before the next."""
         try:
-            _post(self._server, json.dumps(report).encode())
+            send(
+                "POST",
+                self._server.url,
+                json.dumps(report).encode(),
+                Credentials(ca_file=self._server.ca_file, token_file=self._server.token_file),
+                content_type="application/json",
+            )
         except (OSError, ValueError, http.client.HTTPException, Refused) as error:
             return self._failed(report, error)
         self.sent += 1
@@ -177,31 +172,3 @@ class TrainJobStatus:
         pause_s = min(_PAUSE_S * 2 ** (self._failures - 1), _LONGEST_PAUSE_S)
         asked_s = error.retry_after_s if isinstance(error, Refused) else None
         return pause_s if asked_s is None else min(asked_s, _LONGEST_PAUSE_S)
-
-
-def _post(server: StatusServer, body: bytes) -> None:
-    """Send one report; the token and the certificate authority are read anew, because they change.
-
-    Raises:
-        Refused: the answer is no success.
-        OSError: no connection, or a file that cannot be read.
-        ValueError: the address is not one of HTTPS.
-    """
-    address = urlsplit(server.url)
-    if address.scheme != "https" or not address.hostname:
-        raise ValueError(f"the address is not https:// ({server.url!r})")  # a token is not sent in the clear
-    token = server.token_file.read_text().strip()
-    trust = ssl.create_default_context(cafile=str(server.ca_file))
-    connection = http.client.HTTPSConnection(
-        address.hostname, address.port, timeout=_TIMEOUT_S, context=trust
-    )
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
-    try:
-        connection.request("POST", address.path or "/", body, headers)
-        answer = connection.getresponse()
-        answer.read()
-    finally:
-        connection.close()
-    if not 200 <= answer.status < 300:
-        waits = answer.getheader("Retry-After", "")
-        raise Refused(answer.status, retry_after_s=float(waits) if waits.isdecimal() else None)
