@@ -152,7 +152,8 @@ def save_adapter(
     """
     check_new(folder)
     theirs = hugging_face_names(model)
-    content, modules = {}, {}
+    content: dict[str, Tensor] = {}
+    modules: dict[str, None] = {}
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
         module = theirs[f"{layer}.weight"].removesuffix(".weight")

@@ -25,7 +25,7 @@ from penstock.nn.linear.lora import (
     matrix_of,
     round_frozen,
 )
-from penstock.parallel.collectives import all_reduce, gather, scatter_sum, sum_gradient
+from penstock.parallel.collectives import CollectiveGroup, all_reduce, gather, scatter_sum, sum_gradient
 from penstock.parallel.slices import local
 from penstock.parallel.tensor import ColumnLinear, RowLinear, SharedHeadLinear
 
@@ -41,6 +41,8 @@ class _Adapted(nn.Linear):
 
 class LoraColumnLinear(ColumnLinear, _Adapted):
     """Column-parallel linear layer with an adapter."""
+
+    group: CollectiveGroup
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer: this rank's outputs from whole inputs."""

@@ -36,10 +36,10 @@ from penstock.nn.fused import (
     linears_of,
 )
 from penstock.nn.kernels.paged import LayerPages, Paged
+from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.float8 import RECIPES, has_native
 from penstock.nn.linear.packed import packed
 from penstock.nn.linear.quantized import Float8Linear, Int4Linear, Int8Linear
-from penstock.nn.linear.rounding import GROUP
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.norm import RMSNorm
 

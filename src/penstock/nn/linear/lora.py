@@ -24,9 +24,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
-from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.adapter_config import GROUP, AdapterConfig
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
-from penstock.nn.linear.rounding import GROUP
 
 ADAPTER_PARAMETERS = ("lora_a", "lora_b", "magnitude")
 """Names of an adapter's parameters in its layer."""
@@ -44,7 +43,8 @@ class Adapter:
 
     def low_rank(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return scale * B A x."""
-        return functional.linear(functional.linear(x, self.a) * self.scale, self.b)
+        out: Tensor = functional.linear(functional.linear(x, self.a) * self.scale, self.b)
+        return out
 
     def squared_lengths(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs"]:
         """Return the squared lengths of the rows of `weight` + scale * B A, in float32.
@@ -54,11 +54,12 @@ class Adapter:
         w, a, b = weight.detach().float(), self.a.detach().float(), self.b.detach().float()
         own = torch.linalg.vector_norm(w, dim=1).square_()
         mixed = ((w @ a.t()) * b).sum(1)
-        return own + 2 * self.scale * mixed + self.scale**2 * ((b @ (a @ a.t())) * b).sum(1)
+        squares: Tensor = own + 2 * self.scale * mixed + self.scale**2 * ((b @ (a @ a.t())) * b).sum(1)
+        return squares
 
     def change(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs inputs"]:
         """Return the matrix that computes the same as `weight` with this adapter, in float32."""
-        merged = weight.float() + self.scale * (self.b.float() @ self.a.float())
+        merged: Tensor = weight.float() + self.scale * (self.b.float() @ self.a.float())
         if self.magnitude is None:
             return merged
         return merged * (self.magnitude.float() / torch.linalg.vector_norm(merged, dim=1)).unsqueeze(1)
@@ -187,7 +188,7 @@ def round_frozen(layer: nn.Linear, base: str) -> None:
 def rounded_by_block(model: nn.Module) -> Iterator[dict[str, RoundedProduct]]:
     """Yield the rounded products of each block, by the names of the matrices that they round."""
     for number, block in enumerate(model.get_submodule("layers").children()):
-        found = {
+        found: dict[str, RoundedProduct] = {
             f"layers.{number}.{name}.weight": layer.multiply
             for name, layer in adapted_layers(block)
             if isinstance(layer.multiply, RoundedProduct)

@@ -14,9 +14,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional
 
+from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.float8 import ROW, Scaled, product, scaled
 from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels
-from penstock.nn.linear.rounding import GROUP, _by_chunks, _to_halves, to_int8
+from penstock.nn.linear.rounding import _by_chunks, _to_halves, to_int8
 from penstock.nn.triton_support import has_triton, on_device_of
 
 
