@@ -207,7 +207,8 @@ class PlainTensors(Mapping[str, Tensor]):
     def __getitem__(self, name: str) -> Tensor:
         """Return a tensor."""
         if name not in self._rounded:
-            return self._stored[name]
+            tensor: Tensor = self._stored[name]
+            return tensor
         product = self._rounded[name]
         return like(product.like, product.matrix(), tuple(product.like.shape))
 

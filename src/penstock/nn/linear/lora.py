@@ -62,7 +62,9 @@ class Adapter:
         merged: Tensor = weight.float() + self.scale * (self.b.float() @ self.a.float())
         if self.magnitude is None:
             return merged
-        return merged * (self.magnitude.float() / torch.linalg.vector_norm(merged, dim=1)).unsqueeze(1)
+        lengths = torch.linalg.vector_norm(merged, dim=1)
+        merged *= (self.magnitude.float() / lengths).unsqueeze(1)
+        return merged
 
 
 def factors(magnitude: Tensor, squared_lengths: Tensor) -> Tensor:
