@@ -28,6 +28,7 @@ VERBS = {
     "plan": "find the fastest way to train a model on a cluster, and its memory and time",
     "train": "train a model from a recipe, on one process or many",
     "tune": "tune a model on conversations or text, all of it or an adapter",
+    "launch": "run a recipe on this machine or Slurm, supervised; watch, stop and resize it",
     "islands": "change the number of islands of a running job",
     "eval": "score a model on text: loss, perplexity, bits per byte",
     "checkpoint": "list the checkpoints of a run, or verify every byte of them",

@@ -3,6 +3,7 @@
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -301,3 +302,39 @@ def cluster_api() -> ClusterApi | None:
     if not (host and port and node):
         return None
     return ClusterApi(url=f"https://{f'[{host}]' if ':' in host else host}:{port}", node=node)
+
+
+def set_variables(values: Mapping[str, str]) -> None:
+    """Set environment variables of this process and of those that it starts."""
+    os.environ.update(values)
+
+
+def variable(name: str) -> str:
+    """Return an environment variable; empty if it is not set."""
+    return os.environ.get(name, "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmTask:
+    """This process as a task that `srun` started, one on each node."""
+
+    node: int
+    """Index of the node in the step; nodes are in the order of Slurm's topology."""
+    num_nodes: int
+    host: str
+    """Slurm's name of the node."""
+    address: str
+    """Address of the machine that runs `srun`: the first node."""
+
+
+def slurm_task() -> SlurmTask | None:
+    """Read the variables of `srun`; None outside of a step."""
+    index = os.environ.get("SLURM_NODEID", "")
+    if "SLURM_STEP_ID" not in os.environ or not index.isdecimal():
+        return None
+    return SlurmTask(
+        node=int(index),
+        num_nodes=int(os.environ.get("SLURM_STEP_NUM_NODES") or os.environ.get("SLURM_NNODES") or 1),
+        host=os.environ.get("SLURMD_NODENAME", ""),
+        address=os.environ.get("SLURM_LAUNCH_NODE_IPADDR", ""),
+    )

@@ -9,6 +9,8 @@ from types import FrameType
 
 from penstock.core import clock
 
+_STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 class StopFlag:
     """Flag set by a stop signal; a second Ctrl-C interrupts at once."""
@@ -25,6 +27,7 @@ class StopFlag:
         for number in (signal.SIGINT, signal.SIGHUP):
             if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup`, or a launcher that forwards it
                 signal.signal(number, self._on_signal)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)  # a launcher held them until here
         return self
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

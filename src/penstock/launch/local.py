@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -46,6 +46,8 @@ class JobOutcome:
     """Messages of failed processes, each once."""
     lost: tuple[int, ...] = ()
     """Ranks that were killed from outside, if nothing else went wrong."""
+    was_told: bool = False
+    """True if the job was told to stop by a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,9 @@ class Seat:
     """Environment variables added to the parent's."""
     enter: Callable[[], None] = lambda: None
     """Called by the process before its work, to enter its namespace."""
+    holds_signals: bool = False
+    """True: signals stay blocked until the work has a handler for them (`StopFlag.install`): none ends a
+    new process."""
 
 
 def run(
@@ -92,10 +97,13 @@ def run(
 def run_at(
     work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], seats: Sequence[Seat]
 ) -> JobOutcome:
-    """Run `work` in a process for each seat; see `run`."""
+    """Run `work` in a process for each seat; see `run`.
+
+    Signals that the caller has blocked are received while the processes run.
+    """
     with _held_signals() as before:
-        outcome, _ = _run(work, explain, seats, before)
-    return outcome
+        outcome, was_told = _run(work, explain, seats, before.difference(_FORWARDED))
+    return replace(outcome, was_told=was_told)
 
 
 def _environment(rank: int, *, processes: int, meet: str) -> dict[str, str]:
@@ -161,7 +169,8 @@ def _child(
     die_with(parent)
     for number in (signal.SIGINT, signal.SIGHUP):  # forwarded by the parent
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
+    if not seat.holds_signals:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
     os.environ.update(seat.environment)
     try:
         seat.enter()

@@ -1,0 +1,31 @@
+"""`penstock launch cancel`: stop a launched run for good."""
+
+import argparse
+from pathlib import Path
+
+from penstock.cli.launch_work import folder_of
+from penstock.launch.engines.engine import ENGINES
+
+EPILOG = """\
+The run saves a checkpoint first, and does not go back into the queue. Launch it again to go on.
+
+example:
+  penstock launch cancel runs/first
+  penstock launch cancel runs/first --now
+
+exit codes: 0 stopped, 1 it had ended, or does not end, 2 the run was not launched
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--now", action="store_true", help="kill it without saving")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Stop the run."""
+    folder = folder_of(arguments.run)
+    job = folder.job()
+    print(ENGINES[job.engine].cancel(job, folder, now=arguments.now))
+    return 0

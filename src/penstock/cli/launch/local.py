@@ -1,0 +1,56 @@
+"""`penstock launch local`: run a recipe on this machine."""
+
+import argparse
+import os
+import sys
+
+from penstock.cli import launch_plan
+from penstock.cli.streams import complain, explain
+from penstock.core.env import num_cores
+from penstock.core.files import write_atomic
+from penstock.core.signals import StopFlag
+from penstock.launch.render.local import render
+
+EPILOG = """\
+Each node is a group of processes. With --nodes MIN:MAX nodes may come and go while the run goes on: `penstock
+launch resize` adds nodes or takes them away, and a node that is killed is gone. Without, a run that
+fails starts again from its newest checkpoint. All processes end with this command, whatever ends it.
+
+example:
+  penstock launch local recipe.toml --nodes 2 --processes 2
+  penstock launch local recipe.toml --nodes 1:3 --grace 30
+  penstock launch local recipe.toml --nodes 2 --dry-run --explain
+
+exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after saving, 76 several starts in a
+row without a new checkpoint
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    launch_plan.add_arguments(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the job to its end, or show it."""
+    flag = StopFlag().install()  # before torch is imported
+    plan = launch_plan.planned(arguments)
+    if arguments.dry_run or arguments.explain:
+        launch_plan.show(plan, render(plan.spec, cores=num_cores()), arguments)
+        return 0
+    launch_plan.check_free(plan)
+    from penstock.cli.launch_work import work_of
+    from penstock.launch.engines.local import run_local
+
+    plan.folder.make()
+    with plan.folder.held():  # or another launch changes the recipe of a run that goes on
+        write_atomic(plan.folder.path / launch_plan.RECIPE_FILE, plan.recipe)
+    work = work_of(plan.spec)
+    if plan.spec.nodes.is_elastic:
+        import penstock.launch.elastic_agent  # noqa: F401 - torch elastic; nodes are forked with it
+    code = run_local(plan.spec, plan.folder, work, explain, flag=flag, say=complain)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if plan.spec.nodes.is_elastic:
+        os._exit(code)  # torch's threads may still be there
+    return code

@@ -1,0 +1,37 @@
+"""`penstock launch node`: run one node of a step."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from penstock.cli.launch_work import folder_of, work_of
+from penstock.cli.streams import explain
+
+EPILOG = """\
+srun types this, once on each node; the node's ranks are forked from it and end with it.
+
+exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after saving, 76 several starts in a
+row without a new checkpoint
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument(
+        "--attempt", required=True, metavar="NAME", help="name of the attempt, for its report"
+    )
+    parser.add_argument("--port", type=int, required=True, metavar="N", help="of the rendezvous")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the node to its end."""
+    from penstock.launch.engines.slurm import run_node
+
+    folder = folder_of(arguments.run)
+    spec = folder.spec()
+    code = run_node(spec, folder, work_of(spec), explain, attempt=arguments.attempt, port=arguments.port)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of the rendezvous may still be there

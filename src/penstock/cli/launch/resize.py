@@ -1,0 +1,42 @@
+"""`penstock launch resize`: give a launched run another number of nodes."""
+
+import argparse
+from pathlib import Path
+
+from penstock.cli.launch_plan import check_sizes
+from penstock.cli.launch_work import folder_of
+from penstock.core.errors import UsageError
+from penstock.launch.engines.engine import ENGINES
+from penstock.launch.spec import node_range
+from penstock.train.recipe.load import load_recipe
+
+EPILOG = """\
+The run saves a checkpoint, and goes on with the new number of nodes: in place on this machine, as a new job
+under Slurm. No sample is lost or repeated.
+
+example:
+  penstock launch resize runs/first 3
+
+exit codes: 0 asked for, 1 refused by the engine, 2 wrong usage, or the recipe cannot run on so many
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("nodes", metavar="N", help="number of nodes; under Slurm also MIN:MAX")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Ask for the nodes."""
+    folder = folder_of(arguments.run)
+    job, spec = folder.job(), folder.spec()
+    nodes = node_range(arguments.nodes)
+    if job.engine == "local":
+        if nodes.is_elastic:
+            raise UsageError("A run on this machine takes one number of nodes", got=arguments.nodes)
+        if spec.nodes.is_elastic and not spec.nodes.least <= nodes.most <= spec.nodes.most:
+            raise UsageError(f"The run was launched for {spec.nodes} nodes", got=arguments.nodes)
+    check_sizes(spec.resized(nodes), load_recipe(Path(spec.command[1]), []))
+    print(ENGINES[job.engine].resize(job, folder, nodes))
+    return 0

@@ -1,0 +1,132 @@
+"""`penstock launch slurm`: submit a recipe to Slurm."""
+
+import argparse
+import re
+
+from penstock.cli import launch_plan
+from penstock.core.errors import UsageError
+from penstock.launch.render.rendered import Rendered
+from penstock.launch.render.slurm import render
+
+EPILOG = """\
+One batch script is written into RUN/launch and submitted. It examines the nodes, starts the ranks on all of
+them, and starts them again when they fail. Before the time limit, when it is pre-empted, or when a node
+is lost, the run saves if it can and goes back into the queue.
+
+example:
+  penstock launch slurm recipe.toml --nodes 4 --processes 8 --partition gpu --time-limit 24h --dry-run
+  penstock launch slurm recipe.toml --nodes 4 --processes 8 --sbatch=--gpus-per-node=8 --sbatch=--qos=long
+  penstock launch slurm recipe.toml --nodes 2:4 --secret WANDB_API_KEY=file:/home/me/.wandb-key
+
+exit codes: 0 submitted, 1 Slurm refused or the run's folder is in use, 2 wrong recipe or usage. The
+job's own: 0 finished or stopped for good, 75 requeued too often, 76 several starts in a row without a new
+checkpoint
+"""
+
+_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_RENDERED = (
+    "nodes",
+    "ntasks",
+    "requeue",
+    "no-requeue",
+    "open-mode",
+    "output",
+    "signal",
+    "job-name",
+    "time",
+    "partition",
+)
+"""Options that the script sets itself: given twice, Slurm would take the last."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    launch_plan.add_arguments(parser)
+    add = parser.add_argument
+    add("--partition", default="", metavar="NAME", help="Slurm's partition; default: Slurm's")
+    add("--account", default="", metavar="NAME", help="Slurm's account; default: yours")
+    add(
+        "--time-limit",
+        type=seconds,
+        default=0.0,
+        metavar="TIME",
+        help="of one start, such as 90m or 24h; default: the partition's",
+    )
+    add(
+        "--max-requeues",
+        type=int,
+        default=100,
+        metavar="N",
+        help="times that the job may requeue itself; default: 100",
+    )
+    add(
+        "--doctor",
+        choices=("report", "require", "skip"),
+        default="report",
+        help="examine the nodes first; require: end at a red line; default: report",
+    )
+    add(
+        "--sbatch",
+        action="append",
+        default=[],
+        metavar="=OPTION",
+        help="an #SBATCH option, handed through; may be repeated",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Submit the job, or show it."""
+    plan = launch_plan.planned(
+        arguments,
+        queue=arguments.partition,
+        account=arguments.account,
+        time_limit_s=arguments.time_limit,
+        max_requeues=arguments.max_requeues,
+        doctor=arguments.doctor,
+        extras=tuple(map(_extra, arguments.sbatch)),
+    )
+    rendered = render(plan.spec)
+    from penstock.launch.engines import slurm
+
+    if arguments.dry_run or arguments.explain:
+        notes = [f"sbatch --test-only: {slurm.checked_by_slurm(rendered)}"] if arguments.dry_run else []
+        launch_plan.show(plan, rendered, arguments, notes)
+        return 0
+    launch_plan.check_free(plan)
+    whole = Rendered(
+        files={plan.spec.command[1]: plan.recipe, **rendered.files},
+        commands=rendered.commands,
+        node_command=rendered.node_command,
+        settings=rendered.settings,
+    )
+    ident = slurm.submit(plan.spec, plan.folder, whole)
+    run_folder = plan.spec.run_dir
+    print(
+        f"submitted job {ident}: penstock launch status {run_folder} | penstock launch logs {run_folder} -f"
+    )
+    return 0
+
+
+def seconds(text: str) -> float:
+    """Read a time such as 90m, 24h or 2d.
+
+    >>> seconds("90m"), seconds("2d"), seconds("30")
+    (5400.0, 172800.0, 30.0)
+    """
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)\s*([smhd]?)", text.strip())
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90m, 24h or 2d")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+def _extra(text: str) -> str:
+    name = text.removeprefix("--").partition("=")[0]
+    if not text.startswith("-") or "\n" in text:
+        raise UsageError("--sbatch takes an option of sbatch", got=text, fix="Example: --sbatch=--qos=long.")
+    if text.startswith("--") and name in _RENDERED:
+        raise UsageError(
+            f"The script sets --{name} itself",
+            got=text,
+            fix="Use the option of `penstock launch slurm` for it.",
+        )
+    return text

@@ -1,0 +1,28 @@
+"""`penstock launch supervise`: supervise a run inside its allocation."""
+
+import argparse
+from pathlib import Path
+
+from penstock.cli.launch_work import folder_of
+from penstock.core.signals import StopFlag
+
+EPILOG = """\
+The batch script of `penstock launch slurm` types this on the first node.
+
+exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after saving: back into the queue,
+76 several starts in a row without a new checkpoint
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Supervise."""
+    flag = StopFlag().install()
+    from penstock.launch.engines.slurm import supervise
+
+    folder = folder_of(arguments.run)
+    return supervise(folder.spec(), folder, flag)

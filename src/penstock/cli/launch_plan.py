@@ -1,0 +1,304 @@
+"""A launch as it was asked for: options -> specification, its checks, and what --dry-run prints."""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.find import saved_of
+from penstock.checkpoint.layout import INDEX_FILE
+from penstock.core.config import Raw
+from penstock.core.errors import ConfigError, PenstockError, RunLocked, UsageError
+from penstock.core.toml import toml_text
+from penstock.launch.engines.engine import ENGINES
+from penstock.launch.job_folder import JobFolder
+from penstock.launch.render.rendered import Rendered, ceiling
+from penstock.launch.spec import (
+    RunSpec,
+    check_grace,
+    check_no_secret,
+    environment_of,
+    node_range,
+    secrets_of,
+)
+from penstock.obs.metric_names import METRICS_FILE
+from penstock.obs.sinks.jsonl import read_records
+from penstock.parallel.layout import layout_of
+from penstock.plan.hardware import Cluster, cluster_of
+from penstock.train.control.requests import job_is_running
+from penstock.train.recipe.config import TrainConfig, on_machines
+from penstock.train.recipe.load import build_recipe, check_command, read_recipe
+from penstock.train.recipe.planned_changes import check_rows
+
+_RECENT_STEPS = 200
+_SHOWN_SIZES = 8
+RECIPE_FILE = "recipe.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """A launch that passed its checks."""
+
+    spec: RunSpec
+    folder: JobFolder
+    recipe: str
+    """Text of the frozen recipe."""
+    cluster: Cluster | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options that all engines share."""
+    add = parser.add_argument
+    add("recipe", type=Path, help="TOML file; see `penstock recipes`")
+    add("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key")
+    add("--nodes", default="1", metavar="N|MIN:MAX", help="nodes; MIN:MAX: nodes may come and go; default: 1")
+    add(
+        "--processes",
+        type=int,
+        metavar="N",
+        help="processes of a node; default: the cluster file's devices, or 1",
+    )
+    add("--name", default="", metavar="TEXT", help="name of the job; default: the run's folder")
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="variable of every process")
+    add(
+        "--secret",
+        action="append",
+        default=[],
+        metavar="NAME=file:PATH|env:NAME",
+        help="variable whose value is read from a file on each node, or handed on from this shell",
+    )
+    add(
+        "--network",
+        action="append",
+        default=[],
+        metavar="NIC",
+        help="interface for the run's traffic; may be repeated",
+    )
+    add("--grace", type=float, default=60.0, metavar="S", help="seconds to stop and save in; default: 60")
+    add(
+        "--idle-starts",
+        type=int,
+        default=3,
+        metavar="N",
+        help="starts in a row without a new checkpoint, after which the run ends with 76; default: 3",
+    )
+    add(
+        "--cluster",
+        default="",
+        metavar="NAME|FILE.toml",
+        help="machines and their price; see `penstock plan`",
+    )
+    add(
+        "--dry-run",
+        action="store_true",
+        help="print every file and command, and the ceiling of costs; start nothing",
+    )
+    add("--explain", action="store_true", help="print each setting with its reason; start nothing")
+    add("--json", action="store_true", help="with --dry-run or --explain: print JSON")
+
+
+def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # Any: fields of RunSpec
+    """Return the launch of the options, checked; nothing is written.
+
+    Args:
+        of_engine: fields of the specification that the engine's own options set.
+
+    Raises:
+        UsageError: the recipe or an option is wrong.
+    """
+    raw = read_recipe(arguments.recipe, arguments.set)
+    check_no_secret(raw, where=f"The recipe {arguments.recipe}")
+    tunes = "tune" in raw
+    check_command(raw, tunes=tunes)
+    config = build_recipe(raw)
+    cluster = cluster_of(arguments.cluster) if arguments.cluster else None
+    run = Path(config.run.dir).absolute()
+    folder = JobFolder(run)
+    spec = RunSpec(
+        name=_job_name(arguments.name or run.name),
+        command=("tune" if tunes else "train", str(folder.path / RECIPE_FILE)),
+        run_dir=str(run),
+        work_dir=str(Path.cwd()),
+        python=sys.executable,
+        environment=environment_of(arguments.env),
+        secrets=secrets_of(arguments.secret),
+        nodes=node_range(arguments.nodes),
+        processes=arguments.processes or (cluster.devices_per_node if cluster else 1),
+        networks=tuple(arguments.network),
+        storage=_folders(config),
+        grace_s=arguments.grace,
+        idle_starts=arguments.idle_starts,
+        **of_engine,
+    )
+    _check_cluster(spec, cluster)
+    check_sizes(spec, config)
+    check_grace(arguments.grace, **measured(run))
+    frozen = _with_deadline(raw, config, spec)
+    return LaunchPlan(spec=spec, folder=folder, recipe=toml_text(frozen) + "\n", cluster=cluster)
+
+
+def check_free(plan: LaunchPlan) -> None:
+    """Refuse a run folder that another job uses.
+
+    Raises:
+        RunLocked: the message names the job.
+    """
+    folder, fix = plan.folder, "Wait for it, stop it (penstock launch cancel), or choose another run.dir."
+    if folder.has_job():
+        job = folder.job()
+        try:
+            state = ENGINES[job.engine].state(job, folder)
+        except PenstockError as error:
+            raise RunLocked(
+                f"{folder.run} belongs to job {job.ident} of {job.engine}; {error}", fix=fix
+            ) from None
+        if state.is_live:
+            raise RunLocked(
+                f"{folder.run} is in use by job {job.ident} of {job.engine}, {state.status} ({state.reason})",
+                fix=fix,
+            )
+    if job_is_running(folder.run):
+        raise RunLocked(f"{folder.run} is being trained by another process", fix=fix)
+
+
+def check_sizes(spec: RunSpec, config: TrainConfig) -> None:
+    """Refuse a recipe that cannot run on every number of nodes of the range.
+
+    Raises:
+        ConfigError: the message has the first number that fails, and those that do not.
+    """
+    first: ConfigError | None = None
+    failing, fitting = [], []
+    for nodes in range(spec.nodes.least, spec.nodes.most + 1):
+        ranks = nodes * spec.processes
+        try:
+            resolved = on_machines(config, world_size=ranks, ranks_per_machine=spec.processes)
+            check_rows(config, world_size=layout_of(resolved.parallel, world_size=ranks).num_data)
+        except ConfigError as error:
+            first = first or error
+            failing.append(nodes)
+        else:
+            fitting.append(nodes)
+    if first is None:
+        return
+    if not spec.nodes.is_elastic:
+        raise first
+    shown = ", ".join(map(str, fitting[:_SHOWN_SIZES])) or "none"
+    raise ConfigError(
+        f"The run may shrink or grow to {failing[0]} nodes of {spec.processes} processes, on which the "
+        f"recipe cannot run: {first}",
+        fix=f"Sizes of --nodes {spec.nodes} that would do: {shown}. Choose a batch that every size divides, "
+        "or a range without the others.",
+    )
+
+
+def measured(run: Path) -> dict[str, float]:
+    """Return the longest step and save of the run so far, in seconds; 0: not measured."""
+    step_s = save_s = 0.0
+    if (run / METRICS_FILE).is_file():
+        records = [r for r in read_records(run / METRICS_FILE) if "step_s" in r][-_RECENT_STEPS:]
+        step_s = max((float(record["step_s"]) for record in records), default=0.0)
+        save_s = max((float(record.get("checkpoint_s", 0.0)) for record in records), default=0.0)
+    if (run / "config.json").is_file():
+        save_s = max([save_s, *_save_seconds(run)])
+    return {"step_s": step_s, "save_s": save_s}
+
+
+def _save_seconds(run: Path) -> list[float]:
+    """Return how long the kept checkpoints took, from their beginning to their index, in whole seconds."""
+    from datetime import datetime
+
+    found = []
+    try:
+        for saved in saved_of(run):
+            index = run / "checkpoints" / saved.name / INDEX_FILE
+            if index.is_file():
+                began = datetime.fromisoformat(saved.index().meta.saved_at).timestamp()
+                found.append(max(0.0, index.stat().st_mtime - began - 1.0))
+    except (PenstockError, OSError, ValueError):
+        return []
+    return found
+
+
+def _check_cluster(spec: RunSpec, cluster: Cluster | None) -> None:
+    if cluster is None:
+        return
+    if spec.nodes.least > cluster.nodes:
+        raise UsageError(
+            f"The cluster has {cluster.nodes} nodes, so the run could never start",
+            got=f"--nodes {spec.nodes}",
+            fix=f"Ask for at most {cluster.nodes}, or correct the cluster file.",
+        )
+    if spec.processes > cluster.devices_per_node:
+        raise UsageError(
+            f"A node of the cluster has {cluster.devices_per_node} devices",
+            got=f"--processes {spec.processes}",
+            fix="One process uses one device: ask for fewer, or correct the cluster file.",
+        )
+
+
+def _with_deadline(raw: Raw, config: TrainConfig, spec: RunSpec) -> Raw:
+    """Return the recipe with the deadline of a save that follows from the grace."""
+    own = config.guard.stop_within_s
+    if own > spec.grace_s:
+        raise UsageError(
+            f"The recipe takes guard.stop_within_s = {own:g} s to stop, longer than the grace of "
+            f"{spec.grace_s:g} s",
+            fix=f"Raise --grace above {own:g}, or leave the key out: it then follows from the grace.",
+        )
+    if own:
+        return raw
+    return {**raw, "guard": {**raw.get("guard", {}), "stop_within_s": spec.save_within_s}}
+
+
+def _folders(config: TrainConfig) -> tuple[str, ...]:
+    found = [str(Path(path).absolute()) for path in config.data.paths.values() if ":" not in str(path)]
+    return tuple(dict.fromkeys(found))
+
+
+def _job_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-")[:60] or "penstock"
+
+
+def show(
+    plan: LaunchPlan, rendered: Rendered, arguments: argparse.Namespace, notes: Sequence[str] = ()
+) -> None:
+    """Print what would be done, with --dry-run and --explain."""
+    cluster, spec = plan.cluster, plan.spec
+    costs = ceiling(
+        nodes=spec.nodes.most,
+        devices_per_node=spec.processes,
+        seconds=spec.time_limit_s,
+        price_per_node_hour=cluster.price_per_node_hour if cluster else 0.0,
+    )
+    device = cluster.device.name if cluster else "device"
+    devices = f"{spec.nodes} x {spec.processes} {device}"
+    if arguments.json:
+        values = {
+            "spec": spec.as_json(),
+            "files": {**rendered.files, plan.spec.command[1]: plan.recipe},
+            "commands": [list(command) for command in rendered.commands],
+            "settings": [asdict(setting) for setting in rendered.settings],
+            "devices": devices,
+            "ceiling": list(costs),
+            "notes": list(notes),
+        }
+        print(json.dumps(values, indent=1))
+        return
+    if arguments.dry_run:
+        whole = replace(rendered, files={plan.spec.command[1]: plan.recipe, **rendered.files})
+        print(whole.as_text())
+        print(f"\ndevices: {devices}")
+        for line in costs:
+            print(f"ceiling: {line}")
+        for line in notes:
+            print(f"note: {line}")
+    if arguments.explain:
+        if arguments.dry_run:
+            print()
+        for setting in rendered.settings:
+            print(str(setting) if setting.value else f"{setting.name}  # {setting.reason}")

@@ -1,0 +1,295 @@
+"""One node of an elastic run: torch elastic's rendezvous, driven by the state machine of `supervise.py`.
+
+    next_rendezvous -> start ranks -> watch them, the waiting list and the peers -> stop after saving -> again
+
+Of torch elastic this takes the c10d rendezvous, which numbers the nodes that are there. The rest of its agent
+restarts by count, exits with 1 after a clean stop, and starts an interpreter for each rank; here restarts are
+bounded by progress, exit codes are kept, and ranks are forked (launch/attempt.py).
+
+The store of the rendezvous lives in a process of its own, so that any node may go. A leaving node takes its
+name out of the rendezvous; a killed one is dropped when it has missed its heartbeats.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+from datetime import timedelta
+from multiprocessing.process import BaseProcess
+from types import FrameType
+from typing import Any
+
+from torch._C._distributed_c10d import TCPStore  # typed there only
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
+from torch.distributed.elastic.rendezvous.api import (
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousInfo,
+    RendezvousStateError,
+    RendezvousTimeoutError,
+)
+from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
+    DynamicRendezvousHandler,
+    _RendezvousExitOp,
+    create_handler,
+)
+
+from penstock.core import clock, env
+from penstock.launch.attempt import WarmProcess, rank_environments
+from penstock.launch.job_folder import JobFolder
+from penstock.launch.local import EXIT_STOPPED, JobOutcome, die_with
+from penstock.launch.spec import RunSpec
+from penstock.launch.supervise import (
+    Act,
+    Decision,
+    Ended,
+    Event,
+    NodesCame,
+    NodesLost,
+    RestartPolicy,
+    Started,
+    StopAsked,
+    SupervisorState,
+    advance,
+)
+
+_KEEP_ALIVE_S, _MISSED = 2, 6
+"""Seconds between heartbeats, and how many a lost node misses before the others go on without it."""
+_LAST_CALL_S = 3
+"""Seconds that enough nodes wait for more."""
+_STORE_TIMEOUT_S = 30.0
+_LOOK_S = 0.1
+_LOOK_AT_NODES_S = 0.5
+_AFTER_LOSS_S = (
+    15.0  # of ranks whose peers are gone: they end by themselves, unless they wait for one of those
+)
+_CODE = "penstock/code"
+
+
+class _Told(Exception):
+    """A signal arrived while the node waited for others."""
+
+
+class _Signals:
+    """SIGTERM and SIGINT as a flag, or as an exception while nothing else would look at the flag."""
+
+    def __init__(self) -> None:
+        self.name = ""
+        self.is_waiting = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self.name = self.name or signal.Signals(number).name
+        if self.is_waiting:
+            self.is_waiting = False
+            raise _Told
+
+
+def start_store(host: str) -> tuple[BaseProcess, int]:
+    """Start the process that holds the rendezvous' store; return it and its port. It ends with this one."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_hold_store, args=(host, sender, os.getpid()))
+    process.start()
+    sender.close()
+    port: int = receiver.recv()
+    receiver.close()
+    return process, port
+
+
+def _hold_store(host: str, sender: Any, parent: int) -> None:  # Any: a Connection
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    sender.send(store.port)
+    while True:
+        signal.pause()
+
+
+class ElasticNode:
+    """A node: joins, runs its ranks, and goes on with those that are there, until the run ends or it leaves.
+
+    Args:
+        node: number of this node, for logs.
+        host: address of the rendezvous' store.
+        warm: forks this node's ranks; made before the rendezvous starts its threads.
+        join_s: seconds to wait for enough nodes.
+    """
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: JobFolder,
+        *,
+        node: int,
+        host: str,
+        port: int,
+        warm: WarmProcess,
+        join_s: int,
+    ) -> None:
+        env.set_variables({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+        self._spec, self._folder, self._node, self._warm = spec, folder, node, warm
+        self._signals = _Signals()
+        self._store = TCPStore(
+            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_TIMEOUT_S)
+        )
+        self._handler = _handler(spec, self._store, address=_address_towards(host, port), join_s=join_s)
+        self._policy = RestartPolicy(idle_starts=spec.idle_starts, is_elastic=True)
+        self._state = SupervisorState(newest=folder.newest_step())
+        self._num_nodes, self._join_s = 0, join_s
+
+    def run(self) -> int:
+        """Return the exit code of this node: 0 finished, 75 left after saving, 76 no progress, others."""
+        while True:
+            try:
+                info = self._join()
+            except _Told:
+                decision = self._feed(StopAsked(cause=self._signals.name))
+            except (RendezvousClosedError, RendezvousGracefulExitError):
+                return self._code_of_others()
+            except RendezvousTimeoutError:
+                return self._end(1, f"fewer than {self._spec.nodes.least} nodes came within {self._join_s} s")
+            except (RendezvousConnectionError, RendezvousStateError) as error:
+                return self._end(1, f"the rendezvous is gone: {str(error).splitlines()[0]}")
+            else:
+                decision = self._attempt(info)
+            if decision.act is Act.FINISH:
+                return self._end(decision.code, "")
+            if decision.pause_s:
+                self._pause(decision.pause_s)
+
+    def _join(self) -> RendezvousInfo:
+        self._signals.is_waiting = True
+        try:
+            if self._signals.name:
+                raise _Told
+            return self._handler.next_rendezvous()
+        finally:
+            self._signals.is_waiting = False
+
+    def _attempt(self, info: RendezvousInfo) -> Decision:
+        spec, newest = self._spec, self._folder.newest_step()
+        self._num_nodes = info.world_size
+        self._feed(Started(ranks=info.world_size * spec.processes, newest=newest))
+        origin = f"checkpoint {newest}" if newest >= 0 else "from the beginning"
+        self._log(
+            "start",
+            f"start {self._state.starts} of this node, {origin}",
+            nodes=info.world_size,
+            first_rank=info.rank * spec.processes,
+        )
+        where = info.bootstrap_store_info
+        assert where is not None  # the c10d rendezvous always has it
+        environments = rank_environments(
+            node=info.rank,
+            num_nodes=info.world_size,
+            processes=spec.processes,
+            address=where.master_addr,
+            port=where.master_port,
+        )
+        self._warm.start(environments, title=f"{clock.utc_now()} node {self._node}")
+        outcome = self._watch()
+        newest = self._folder.newest_step()
+        cause = outcome.messages[0] if outcome.messages else ""
+        return self._feed(Ended(code=outcome.code, newest=newest, cause=cause))
+
+    def _watch(self) -> JobOutcome:
+        """Wait for the ranks of an attempt; ask them to stop when this node or the others need it."""
+        kill_at, looked_at, is_lost = float("inf"), clock.monotonic(), False
+        while (outcome := self._warm.poll()) is None:
+            now = clock.monotonic()
+            events: list[Event] = []
+            if self._signals.name and not self._state.told:
+                events.append(StopAsked(cause=self._signals.name))
+            if now - looked_at >= _LOOK_AT_NODES_S:
+                looked_at = now
+                events += self._news_of_nodes()
+            for event in events:
+                is_lost = is_lost or isinstance(event, NodesLost)
+                if self._feed(event).act is Act.STOP:
+                    self._warm.stop()
+                    kill_at = min(kill_at, now + (_AFTER_LOSS_S if is_lost else self._spec.grace_s))
+            if now > kill_at:
+                self._log("kill", f"the processes did not stop within {self._spec.grace_s:g} s")
+                self._warm.kill()
+                kill_at = float("inf")
+            clock.sleep(_LOOK_S)
+        return outcome
+
+    def _news_of_nodes(self) -> list[Event]:
+        try:
+            waiting = self._handler.num_nodes_waiting()
+            present = len(self._handler._state_holder.state.participants)
+        except (RendezvousConnectionError, RendezvousStateError):
+            return []  # the ranks may finish without it
+        if waiting:
+            return [NodesCame(num_nodes=waiting)]
+        return [NodesLost(num_nodes=self._num_nodes - present)] if present < self._num_nodes else []
+
+    def _feed(self, event: Event) -> Decision:
+        self._state, decision = advance(self._state, event, self._policy)
+        if decision.act is not Act.NOTHING:
+            self._log(decision.act.value, decision.cause)
+        return decision
+
+    def _log(self, event: str, cause: str, **values: int) -> None:
+        self._folder.log_event(event, node=self._node, cause=cause, **values)
+
+    def _pause(self, seconds: float) -> None:
+        end = clock.monotonic() + seconds
+        while clock.monotonic() < end and not self._signals.name:
+            clock.sleep(_LOOK_S)
+
+    def _code_of_others(self) -> int:
+        code = int(self._store.get(_CODE)) if self._store.check([_CODE]) else 1
+        self._log("finish", "the other nodes have ended the run", code=code)
+        return code
+
+    def _end(self, code: int, cause: str) -> int:
+        if cause:
+            self._log("finish", cause, code=code)
+        try:
+            if code == EXIT_STOPPED or self._state.told:
+                self._leave()
+            else:
+                self._store.set(_CODE, str(code))
+                self._handler.shutdown()
+        except (RuntimeError, ValueError):  # the store is gone: the others see that too
+            pass
+        self._handler._stop_heartbeats()
+        return code
+
+    def _leave(self) -> None:
+        """Take this node out of the rendezvous, so that the others need not wait for its heartbeat."""
+        self._handler._stop_heartbeats()
+        executor = self._handler._op_executor
+        executor.run(_RendezvousExitOp(), self._handler._get_deadline(timedelta(seconds=5)))
+
+
+def _handler(spec: RunSpec, store: TCPStore, *, address: str, join_s: int) -> DynamicRendezvousHandler:
+    ident = f"penstock-{spec.name}"
+    parameters = RendezvousParameters(
+        backend="c10d",
+        endpoint="",
+        run_id=ident,
+        min_nodes=spec.nodes.least,
+        max_nodes=spec.nodes.most,
+        local_addr=address,
+        join_timeout=join_s,
+        last_call_timeout=_LAST_CALL_S,
+        close_timeout=10,
+        keep_alive_interval=_KEEP_ALIVE_S,
+        keep_alive_max_attempt=_MISSED,
+    )
+    return create_handler(store, C10dRendezvousBackend(store, ident), parameters)
+
+
+def _address_towards(host: str, port: int) -> str:
+    """Return the address of this machine that others on the way to a host use."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_DGRAM) as asking:
+        asking.connect((host, port))
+        found: str = asking.getsockname()[0]
+        return found

@@ -1,0 +1,311 @@
+"""This machine as an engine: nodes are groups of processes, all children of one launcher.
+
+    launcher ---- ranks of a fixed number of nodes          one attempt after another (launch/supervisor.py)
+       |
+       +--------- store, node 0, node 1, ... of an elastic run  (launch/elastic_agent.py)
+
+The launcher imports torch once and forks everything else, so a node that joins imports nothing. Every process
+dies with its parent, the launcher's end included.
+"""
+
+import multiprocessing
+import os
+import platform
+import signal
+from collections.abc import Callable
+from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from penstock.core import clock
+from penstock.core.env import num_cores
+from penstock.core.errors import PenstockError, UsageError
+from penstock.core.signals import StopFlag
+from penstock.core.units import plural
+from penstock.launch.attempt import Explain, WarmProcess, Work, follow, rank_environments
+from penstock.launch.engines.engine import JobState
+from penstock.launch.job_folder import Job, JobFolder
+from penstock.launch.local import EXIT_INTERRUPTED, EXIT_STOPPED, die_with
+from penstock.launch.node import prepare
+from penstock.launch.render.local import local_settings
+from penstock.launch.render.slurm import port_of
+from penstock.launch.spec import NodeRange, RunSpec
+from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
+from penstock.launch.supervisor import supervise_gang
+
+_HERE = "127.0.0.1"
+_LOOK_S = 0.2
+_JOIN_S = 600
+_CANCEL_S = 30.0  # more than the grace, for a launcher that tidies up
+
+
+def run_local(
+    spec: RunSpec,
+    folder: JobFolder,
+    work: Work,
+    explain: Explain,
+    *,
+    flag: StopFlag,
+    say: Callable[[str], None],
+) -> int:
+    """Run a job on this machine to its end; return its exit code. This process has no threads yet.
+
+    Args:
+        work: of each rank; what it needs is imported already.
+        say: prints a sentence for the user.
+
+    Raises:
+        RunLocked: another launcher runs it.
+    """
+    folder.make()
+    with folder.held():
+        folder.forget()
+        folder.write_spec(spec)
+        submitted = Job(
+            engine="local", ident=str(os.getpid()), host=platform.node(), submitted_at=clock.utc_now()
+        )
+        folder.write_job(submitted)
+        folder.log_event("submitted", cause=f"to this machine, process {os.getpid()}", nodes=str(spec.nodes))
+        prepare(spec, local_settings(spec, cores=num_cores()))
+        with _followed(folder.log_of(0)):
+            if spec.nodes.is_elastic:
+                return _Nodes(spec, folder, work, explain, flag, say).run()
+            warm = WarmProcess(work, explain, folder.log_of)
+            try:
+                gang = _LocalGang(warm)
+                return supervise_gang(spec, folder, gang, flag, can_requeue=False, on_event=say)
+            finally:
+                warm.close()
+
+
+@contextmanager
+def _followed(log: Path):  # type: ignore[no-untyped-def] # -> Iterator[None]
+    """Print the first rank's log while the job runs."""
+    parent = os.getpid()
+    process = multiprocessing.get_context("fork").Process(
+        target=follow, args=(log,), kwargs={"parent": parent}
+    )
+    process.start()
+    try:
+        yield
+    finally:
+        clock.sleep(0.5)  # for the last lines
+        process.kill()
+        process.join()
+        process.close()
+
+
+class _LocalGang:
+    def __init__(self, warm: WarmProcess) -> None:
+        self._warm = warm
+
+    def start(self, spec: RunSpec, attempt: int) -> None:
+        port = port_of(os.getpid(), attempt)
+        environments = [
+            environment
+            for node in range(spec.nodes.most)
+            for environment in rank_environments(
+                node=node, num_nodes=spec.nodes.most, processes=spec.processes, address=_HERE, port=port
+            )
+        ]
+        self._warm.start(environments, title=f"{clock.utc_now()} start {attempt + 1}")
+
+    def poll(self) -> Ended | None:
+        outcome = self._warm.poll()
+        if outcome is None:
+            return None
+        return Ended(code=outcome.code, newest=-1, cause=" ".join(outcome.messages))
+
+    def stop(self) -> None:
+        self._warm.stop()
+
+    def kill(self) -> None:
+        self._warm.kill()
+
+
+class _Nodes:
+    """Nodes of an elastic run on this machine: started, asked to leave, missed when they are killed."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: JobFolder,
+        work: Work,
+        explain: Explain,
+        flag: StopFlag,
+        say: Callable[[str], None],
+    ) -> None:
+        self._spec, self._folder, self._work, self._explain = spec, folder, work, explain
+        self._flag, self._say = flag, say
+        self._running: dict[int, BaseProcess] = {}
+        self._codes: list[int] = []
+        self._leaving: set[int] = set()
+        self._started = 0
+        self._port = 0
+
+    def run(self) -> int:
+        from penstock.launch.elastic_agent import start_store  # torch: imported before processes fork
+
+        store, self._port = start_store(_HERE)
+        kill_at = float("inf")
+        try:
+            for _ in range(self._spec.nodes.most):
+                self._add()
+            while self._running:
+                clock.sleep(_LOOK_S)
+                self._look()
+                if nodes := self._folder.take_request():
+                    self._resize(nodes)
+                if self._flag.requested_by and kill_at == float("inf"):
+                    self._tell("stop", f"asked to stop by {self._flag.requested_by}: all nodes save and end")
+                    self._leave(list(self._running))
+                    kill_at = clock.monotonic() + self._spec.grace_s
+                if clock.monotonic() > kill_at:
+                    for process in self._running.values():
+                        process.kill()
+            code = self._code()
+            self._tell("finish", f"all nodes have ended, exit code {code}")
+            return code
+        finally:
+            for process in [*self._running.values(), store]:
+                process.kill()
+                process.join()
+            for process in [*self._running.values(), store]:
+                process.close()
+
+    def _add(self) -> None:
+        node = self._started
+        self._started += 1
+        arguments = (self._spec, self._folder, node, self._port, self._work, self._explain, os.getpid())
+        process = multiprocessing.get_context("fork").Process(target=_node, args=arguments)
+        process.start()
+        self._running[node] = process
+        self._tell("node", f"node {node} is started, process {process.pid}", nodes=len(self._running))
+
+    def _leave(self, nodes: list[int]) -> None:
+        for node in nodes:
+            self._leaving.add(node)
+            self._running[node].terminate()
+
+    def _look(self) -> None:
+        for node in [node for node, process in self._running.items() if not process.is_alive()]:
+            process = self._running.pop(node)
+            process.join()
+            code = process.exitcode or 0
+            process.close()
+            if code < 0:
+                self._tell(
+                    "lost",
+                    f"node {node} was killed by {signal.Signals(-code).name}",
+                    nodes=len(self._running),
+                )
+                self._codes.append(1)
+                continue
+            if not (code == EXIT_STOPPED and node in self._leaving and not self._flag.requested_by):
+                self._codes.append(code)
+            left = plural(len(self._running), "node")
+            self._tell("left", f"node {node} has ended with exit code {code}, {left} left")
+
+    def _resize(self, nodes: int) -> None:
+        staying = [node for node in self._running if node not in self._leaving]
+        self._tell("resize", f"from {len(staying)} to {plural(nodes, 'node')}")
+        self._leave(staying[nodes:])
+        for _ in range(nodes - len(staying)):
+            self._add()
+
+    def _code(self) -> int:
+        for code in (0, EXIT_NO_PROGRESS, 2):
+            if code in self._codes:
+                return code
+        failed = [code for code in self._codes if code != EXIT_STOPPED]
+        return EXIT_STOPPED if not failed or self._flag.requested_by else failed[0]
+
+    def _tell(self, event: str, cause: str, **values: int) -> None:
+        self._folder.log_event(event, cause=cause, **values)
+        self._say(cause)
+
+
+def _node(
+    spec: RunSpec, folder: JobFolder, node: int, port: int, work: Work, explain: Explain, parent: int
+) -> None:
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
+    code = run_elastic_node(spec, folder, node=node, host=_HERE, port=port, work=work, explain=explain)
+    os._exit(code)  # no interpreter shutdown: threads of the rendezvous may still be there
+
+
+def run_elastic_node(
+    spec: RunSpec,
+    folder: JobFolder,
+    *,
+    node: int,
+    host: str,
+    port: int,
+    work: Work,
+    explain: Explain,
+    join_s: int = _JOIN_S,
+) -> int:
+    """Run one node of an elastic run; return its exit code.
+
+    Args:
+        join_s: seconds to wait for enough nodes.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    warm = WarmProcess(work, explain, folder.log_of)  # before the rendezvous has threads
+    from penstock.launch.elastic_agent import ElasticNode
+
+    agent = ElasticNode(spec, folder, node=node, host=host, port=port, warm=warm, join_s=join_s)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+    try:
+        return agent.run()
+    except Exception as error:  # its cause must reach the run's folder
+        folder.log_event("finish", node=node, cause=f"{type(error).__name__}: {error}", code=1)
+        raise
+    finally:
+        warm.close()
+
+
+class _Local:
+    def state(self, job: Job, folder: JobFolder) -> JobState:
+        """Return whether the launcher runs."""
+        if folder.is_held():
+            return JobState(is_live=True, status="RUNNING", reason=f"process {job.ident} on {job.host}")
+        ends = [event for event in folder.events() if event["event"] == "finish"]
+        if not ends:
+            return JobState(is_live=False, status="ENDED", reason="the launcher was killed")
+        return JobState(is_live=False, status="ENDED", reason=str(ends[-1].get("cause", "")))
+
+    def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
+        """Signal the launcher, and wait for its end."""
+        _check_running(job, folder)
+        os.kill(int(job.ident), signal.SIGKILL if now else signal.SIGTERM)
+        end = clock.monotonic() + folder.spec().grace_s + _CANCEL_S
+        while folder.is_held():
+            if clock.monotonic() > end:
+                raise PenstockError(
+                    f"Process {job.ident} has not ended",
+                    fix="See `penstock launch status`; --now kills it without saving.",
+                )
+            clock.sleep(_LOOK_S)
+        return f"killed process {job.ident}" if now else "stopped after saving"
+
+    def resize(self, job: Job, folder: JobFolder, nodes: NodeRange) -> str:
+        """Ask the launcher for another number of nodes."""
+        _check_running(job, folder)
+        folder.ask_for_nodes(nodes.most)
+        return f"asked for {plural(nodes.most, 'node')}; the run saves, and goes on with them"
+
+
+def _check_running(job: Job, folder: JobFolder) -> None:
+    if not folder.is_held():
+        raise PenstockError(
+            f"No launcher runs on {folder.run}", fix=f"Process {job.ident} has ended: start it again."
+        )
+    if job.host != platform.node():
+        raise UsageError(
+            "The run was launched on another machine", got=job.host, fix=f"Type the command on {job.host}."
+        )
+
+
+ENGINE = _Local()
+__all__ = ["ENGINE", "EXIT_INTERRUPTED", "run_elastic_node", "run_local"]

@@ -1,0 +1,419 @@
+"""Slurm as an engine, through its commands: submit, state, cancel, resize; and both ends of a step.
+
+The batch script runs the supervisor on the first node of the allocation. An attempt is one step: `srun`
+starts `penstock launch node` on each node, which forks the node's ranks and reports its end in the run's
+folder.
+A node without a report is lost.
+"""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock.core import clock, env
+from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.files import write_atomic
+from penstock.core.signals import StopFlag
+from penstock.core.units import plural
+from penstock.launch.attempt import Explain, Work, judged, rank_environments, seats_of
+from penstock.launch.engines.engine import JobState
+from penstock.launch.job_folder import Job, JobFolder
+from penstock.launch.local import EXIT_STOPPED, run_at
+from penstock.launch.node import prepare, secret_values
+from penstock.launch.render.rendered import Rendered
+from penstock.launch.render.slurm import port_of, render
+from penstock.launch.spec import NodeRange, RunSpec
+from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
+from penstock.launch.supervisor import supervise_gang
+
+_ANSWER_S = 60.0
+_LOOK_S = 1.0
+_JOIN_S = 60
+"""Seconds that nodes of an elastic job wait for enough of them: Slurm gives a running job no others."""
+_AFTER_FIRST_S = 60  # for the other nodes of a step, once one has ended
+
+
+def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
+    """Write the files and submit the job; return its id. If Slurm refuses, everything is as before.
+
+    Raises:
+        PenstockError: there is no sbatch, or Slurm refused the job.
+    """
+    _find("sbatch")
+    check_queue(spec)
+    secret_values([secret for secret in spec.secrets if secret.source.startswith("env:")])
+    folder.make()
+    folder.forget()
+    written = [*map(Path, rendered.files), folder.path / "spec.json"]
+    before = {path: path.read_bytes() if path.is_file() else None for path in written}
+    try:
+        for path, content in rendered.files.items():
+            write_atomic(Path(path), content)
+        folder.write_spec(spec)
+        ident = _slurm(*rendered.commands[0]).strip().partition(";")[0]
+    except BaseException:
+        for kept, old in before.items():
+            kept.unlink(missing_ok=True) if old is None else write_atomic(kept, old)
+        raise
+    folder.write_job(Job(engine="slurm", ident=ident, host=spec.queue, submitted_at=clock.utc_now()))
+    folder.log_event("submitted", cause=f"to Slurm, job {ident}", nodes=str(spec.nodes))
+    return ident
+
+
+def checked_by_slurm(rendered: Rendered) -> str:
+    """Return what `sbatch --test-only` says of the script.
+
+    Raises:
+        PenstockError: Slurm would refuse it.
+    """
+    if shutil.which("sbatch") is None:
+        return "sbatch is not on this machine: the script was not tested (sbatch --test-only)"
+    (script,) = [text for path, text in rendered.files.items() if path.endswith(".sbatch")]
+    done = subprocess.run(
+        ["sbatch", "--test-only"],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_ANSWER_S,
+    )
+    said = _last_line(done.stderr or done.stdout)
+    if done.returncode:
+        raise _refused("sbatch --test-only", said)
+    return said
+
+
+def check_queue(spec: RunSpec) -> None:
+    """Refuse a run that its partition can never start.
+
+    Raises:
+        UsageError: the partition is unknown, too small, or its time limit is shorter.
+    """
+    rows = [
+        line.split("|")
+        for line in _slurm("sinfo", "--noheader", "--format=%R|%D|%l|%a").splitlines()
+        if line.count("|") == 3
+    ]
+    names = sorted({row[0] for row in rows})
+    if not spec.queue:
+        return  # Slurm's own default; what it can give is checked by sbatch
+    if spec.queue not in names:
+        raise UsageError("Slurm has no such partition", got=spec.queue, fix=nearest(spec.queue, names))
+    mine = [row for row in rows if row[0] == spec.queue]
+    num_nodes = sum(int(row[1]) for row in mine)
+    if spec.nodes.least > num_nodes:
+        raise UsageError(
+            f"Partition {spec.queue} has {plural(num_nodes, 'node')}, so the job would wait for ever",
+            got=f"--nodes {spec.nodes}",
+            fix=f"Ask for at most {num_nodes}, or for another --partition.",
+        )
+    limit_s = seconds_of(mine[0][2])
+    if limit_s and spec.time_limit_s > limit_s:
+        raise UsageError(
+            f"Partition {spec.queue} ends jobs after {mine[0][2]}",
+            got=f"--time-limit {spec.time_limit_s / 3600:g} hours",
+            fix="Ask for less: the job puts itself back into the queue at its time limit.",
+        )
+
+
+def seconds_of(text: str) -> float:
+    """Return the seconds of a time limit in Slurm's form; 0: none.
+
+    >>> seconds_of("1-00:00:10"), seconds_of("30:00"), seconds_of("infinite")
+    (86410.0, 1800.0, 0.0)
+    """
+    days, _, rest = text.strip().rpartition("-")
+    parts = rest.split(":")
+    if not all(part.isdecimal() for part in parts) or (days and not days.isdecimal()):
+        return 0.0
+    total = 0.0
+    for part in parts:
+        total = 60 * total + int(part)
+    if len(parts) == 1:
+        total *= 60
+    return total + 86400 * int(days or 0)
+
+
+def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
+    """Supervise the run inside its allocation: the batch script's part; return the script's code.
+
+    Raises:
+        UsageError: this is not a batch job.
+    """
+    ident = env.variable("SLURM_JOB_ID")
+    if not ident.isdecimal():
+        raise UsageError(
+            "`penstock launch supervise` is for the batch script that `penstock launch slurm` writes",
+            fix="Type `penstock launch slurm RECIPE`.",
+        )
+    restart = env.variable("SLURM_RESTART_COUNT") or "0"
+    nodes = env.variable("SLURM_NODELIST")
+    folder.log_event("allocated", cause=f"job {ident} has {nodes}", requeues=int(restart))
+    store = None
+    try:
+        gang = _Steps(folder, ident, restart)
+        if spec.nodes.is_elastic:
+            from penstock.launch.elastic_agent import start_store  # torch
+
+            store, gang.store_port = start_store("127.0.0.1")
+        return supervise_gang(spec, folder, gang, flag, can_requeue=True)
+    finally:
+        if store is not None:
+            store.kill()
+            store.join()
+
+
+class _Steps:
+    """Attempts as steps of this job."""
+
+    def __init__(self, folder: JobFolder, ident: str, restart: str) -> None:
+        self._folder, self._ident, self._restart = folder, ident, restart
+        self._step: subprocess.Popen[bytes] | None = None
+        self._attempt, self._spec = "", folder.spec()
+        self.store_port = 0
+
+    def start(self, spec: RunSpec, attempt: int) -> None:
+        self._spec = spec
+        self._attempt = f"{self._ident}.{self._restart}.{attempt}"
+        port = self.store_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
+        options = [
+            "--ntasks-per-node=1",
+            "--kill-on-bad-exit=0",
+            f"--wait={_AFTER_FIRST_S}",
+            "--input=none",
+            "--cpu-bind=none",
+        ]
+        options += ["--no-kill"] if spec.nodes.is_elastic else []
+        node = [
+            "-m",
+            "penstock",
+            "launch",
+            "node",
+            spec.run_dir,
+            "--attempt",
+            self._attempt,
+            "--port",
+            str(port),
+        ]
+        self._step = subprocess.Popen(["srun", *options, spec.python, *node], stdin=subprocess.DEVNULL)
+
+    def poll(self) -> Ended | None:
+        if self._step is None or self._step.poll() is None:
+            return None
+        reports = [
+            event
+            for event in self._folder.events()
+            if event["event"] == "node_ended" and event.get("attempt") == self._attempt
+        ]
+        return ended_of(
+            reports,
+            num_nodes=int(env.variable("SLURM_NNODES") or self._spec.nodes.most),
+            srun_code=self._step.returncode,
+            is_elastic=self._spec.nodes.is_elastic,
+        )
+
+    def stop(self) -> None:
+        # To all steps of the job and not to the script. srun itself would take SIGTERM for a cancellation.
+        subprocess.run(["scancel", "--quiet", "--signal=TERM", self._ident], check=False, timeout=_ANSWER_S)
+
+    def kill(self) -> None:
+        subprocess.run(["scancel", "--quiet", "--signal=KILL", self._ident], check=False, timeout=_ANSWER_S)
+        if self._step is not None and self._step.poll() is None:
+            self._step.kill()
+
+
+def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: int, is_elastic: bool) -> Ended:
+    """Return how a step ended, from the reports of its nodes.
+
+    >>> ended_of([{"node": 0, "code": 75}], num_nodes=2, srun_code=137, is_elastic=False).cause
+    '1 node of 2 (1) did not report an end: lost'
+    """
+    codes = [int(report["code"]) for report in reports]
+    missing = sorted(set(range(num_nodes)) - {int(report["node"]) for report in reports})
+    if is_elastic and codes:  # lost nodes are the others' affair
+        code = next((c for c in (0, EXIT_NO_PROGRESS, 2, EXIT_STOPPED) if c in codes), codes[0])
+        lost = bool(missing) and code not in (0, EXIT_NO_PROGRESS, 2, EXIT_STOPPED)
+        return Ended(code=code, newest=-1, cause=_cause_of(reports, code), lost_node=lost)
+    if missing:
+        names = ", ".join(map(str, missing))
+        said = f"{plural(len(missing), 'node')} of {num_nodes} ({names}) did not report an end: "
+        said += "lost" if codes else f"srun ended with {srun_code}"
+        return Ended(code=1, newest=-1, cause=said, lost_node=True)
+    failed = [code for code in codes if code not in (0, EXIT_STOPPED)]
+    code = failed[0] if failed else max(codes)
+    return Ended(code=code, newest=-1, cause=_cause_of(reports, code))
+
+
+def _cause_of(reports: Sequence[dict[str, Any]], code: int) -> str:
+    if code in (0, EXIT_STOPPED):
+        return ""
+    said = [
+        str(report.get("cause", "")) for report in reports if int(report["code"]) not in (0, EXIT_STOPPED)
+    ]
+    return next((cause for cause in said if cause and "lost contact" not in cause), said[0] if said else "")
+
+
+def run_node(
+    spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, attempt: str, port: int
+) -> int:
+    """Run one node of a step; return its exit code.
+
+    Raises:
+        UsageError: this is not a step.
+    """
+    task = env.slurm_task()
+    if task is None:
+        raise UsageError(
+            "`penstock launch node` is started by srun, on each node of a job",
+            fix="Type `penstock launch slurm RECIPE`.",
+        )
+    code, cause = 1, ""
+    try:
+        prepare(spec)
+        if spec.nodes.is_elastic:
+            from penstock.launch.engines.local import run_elastic_node
+
+            code = run_elastic_node(
+                spec,
+                folder,
+                node=task.node,
+                host=task.address,
+                port=port,
+                work=work,
+                explain=explain,
+                join_s=_JOIN_S,
+            )
+        else:
+            environments = rank_environments(
+                node=task.node,
+                num_nodes=task.num_nodes,
+                processes=spec.processes,
+                address=task.address,
+                port=port,
+            )
+            seats = seats_of(environments, folder.log_of, f"{clock.utc_now()} node {task.host}")
+            outcome = judged(run_at(work, explain, seats))
+            code, cause = outcome.code, " ".join(outcome.messages)
+    except PenstockError as error:
+        code, cause = error.exit_code, str(error)
+        raise
+    finally:
+        folder.log_event(
+            "node_ended", node=task.node, host=task.host, attempt=attempt, code=code, cause=cause
+        )
+    return code
+
+
+class _Slurm:
+    def state(self, job: Job, folder: JobFolder) -> JobState:
+        """Return what squeue says, or the job's end."""
+        del folder
+        found = _slurm("squeue", "--noheader", f"--jobs={job.ident}", "--format=%T|%r|%S|%N", is_tried=True)
+        if found.strip():
+            status, reason, begin, nodes = (found.strip().splitlines()[0].split("|") + [""] * 3)[:4]
+            said = f"on {nodes}" if nodes else f"Slurm's reason: {reason}"
+            if status == "PENDING":
+                start = "" if begin in ("N/A", "") else f"; expected to start at {begin}"
+                said = f"Slurm's reason: {reason}{_in_words(reason)}{start}"
+            return JobState(is_live=True, status=status, reason=said)
+        shown = _slurm("scontrol", "--oneliner", "show", "job", job.ident, is_tried=True)
+        fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
+        status = fields.get("JobState", "ENDED")
+        said = f"exit code {fields['ExitCode'].partition(':')[0]}" if "ExitCode" in fields else ""
+        return JobState(is_live=False, status=status, reason=said or "Slurm no longer knows the job")
+
+    def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
+        """Stop the job for good: after saving, by the script, if it runs."""
+        state = self.state(job, folder)
+        if not state.is_live:
+            raise PenstockError(f"Job {job.ident} has ended already: {state.status}, {state.reason}")
+        folder.ask_to_stop()
+        if now or state.status != "RUNNING":
+            _slurm("scancel", job.ident)
+            return f"cancelled job {job.ident}, which was {state.status}"
+        _slurm("scancel", "--batch", "--signal=USR1", job.ident)
+        end = clock.monotonic() + folder.spec().grace_s + _ANSWER_S
+        while (state := self.state(job, folder)).is_live:
+            if clock.monotonic() > end:
+                raise PenstockError(
+                    f"Job {job.ident} is still {state.status}",
+                    fix="See `penstock launch status`; --now cancels it without saving.",
+                )
+            clock.sleep(_LOOK_S)
+        return f"job {job.ident} stopped after saving"
+
+    def resize(self, job: Job, folder: JobFolder, nodes: NodeRange) -> str:
+        """Stop the job after saving, and submit it for another number of nodes."""
+        spec = folder.spec().resized(nodes)
+        check_queue(spec)
+        rendered = render(spec)
+        checked_by_slurm(rendered)  # before anything is stopped
+        done = self.cancel(job, folder, now=False)
+        ident = submit(spec, folder, rendered)
+        return f"{done}; submitted job {ident} for {nodes} nodes"
+
+
+_REASONS = {
+    "Resources": "it waits for nodes to become free",
+    "Priority": "jobs of higher priority come first",
+    "PartitionNodeLimit": "the partition never gives so many nodes to a job",
+    "PartitionTimeLimit": "its time limit is longer than the partition allows",
+    "PartitionDown": "the partition is down",
+    "PartitionInactive": "the partition is inactive",
+    "ReqNodeNotAvail": "nodes it needs are down, drained or reserved",
+    "BeginTime": "a requeued job waits a while before it may start",
+    "JobHeldUser": "it is held: scontrol release",
+    "JobHeldAdmin": "an administrator holds it",
+    "Dependency": "it waits for another job",
+    "AssocGrpNodeLimit": "your account has reached its number of nodes",
+    "QOSMaxJobsPerUserLimit": "you have reached your number of jobs",
+}
+
+
+def _in_words(reason: str) -> str:
+    known = next((text for name, text in _REASONS.items() if reason.startswith(name)), "")
+    return f" ({known})" if known else ""
+
+
+def _find(command: str) -> None:
+    if shutil.which(command) is None:
+        raise PenstockError(
+            f"There is no {command} on this machine, so nothing was submitted",
+            fix="Type the command where Slurm's commands are, on a login node; --dry-run works without.",
+        )
+
+
+def _slurm(*words: str, is_tried: bool = False) -> str:
+    """Run a command of Slurm; return what it prints.
+
+    Args:
+        is_tried: return "" if it fails.
+    """
+    _find(words[0])
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
+    except subprocess.TimeoutExpired:
+        raise PenstockError(
+            f"Slurm did not answer {words[0]} within {_ANSWER_S:g} s", fix="Ask `scontrol ping`."
+        ) from None
+    if done.returncode and not is_tried:
+        raise _refused(words[0], _last_line(done.stderr or done.stdout))
+    return "" if done.returncode else done.stdout
+
+
+def _refused(command: str, said: str) -> PenstockError:
+    said = said.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("allocation failure: ")
+    return PenstockError(
+        f"{command} refused: {said}",
+        fix="Correct the option that it names; nothing was submitted.",
+    )
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+ENGINE = _Slurm()

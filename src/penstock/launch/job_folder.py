@@ -1,0 +1,214 @@
+"""Files of a launched run, in RUN/launch: specification, job, transitions, logs, requests; no torch.
+
+spec.json           the RunSpec
+job.json            engine, its name for the job, where and when it was submitted
+supervisor.json     state of the supervisor, kept across requeues
+events.jsonl        transitions, each with its cause: one line, appended by any node
+request.json        number of nodes that was asked for while the run goes on
+stop                exists once the run was asked to stop for good: it does not requeue itself
+logs/rank-00000.log what the process of a rank printed, all its starts one below the other
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.checkpoint.find import saved_of
+from penstock.checkpoint.layout import step_of
+from penstock.core import clock
+from penstock.core import config as configs
+from penstock.core.errors import PenstockError, UsageError
+from penstock.core.files import exclusive, write_atomic, write_json
+from penstock.launch.spec import RunSpec
+from penstock.launch.supervise import SupervisorState
+
+LAUNCH_FOLDER = "launch"
+_RECIPE = "config.json"
+"""File of a run that was started: without it there are no checkpoints to look for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A submitted job, as its engine knows it."""
+
+    engine: str
+    ident: str
+    """Job id of Slurm; process id of the local launcher."""
+    host: str
+    submitted_at: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobFolder:
+    """Access to the files of a launched run."""
+
+    run: Path
+    """Folder of the run."""
+
+    @property
+    def path(self) -> Path:
+        """Folder of the launch files."""
+        return self.run / LAUNCH_FOLDER
+
+    def make(self) -> None:
+        """Make the folders."""
+        (self.path / "logs").mkdir(parents=True, exist_ok=True)
+
+    def log_of(self, rank: int) -> Path:
+        """Return the log file of a rank."""
+        return self.path / "logs" / f"rank-{rank:05d}.log"
+
+    def ranks_with_logs(self) -> list[int]:
+        """Return the ranks that have printed something, in order."""
+        names = (self.path / "logs").glob("rank-*.log")
+        return sorted(int(path.stem.removeprefix("rank-")) for path in names)
+
+    def write_spec(self, spec: RunSpec) -> None:
+        """Write the specification."""
+        write_json(self.path / "spec.json", spec.as_json())
+
+    def spec(self) -> RunSpec:
+        """Read the specification.
+
+        Raises:
+            UsageError: the run was not launched.
+        """
+        return RunSpec.read(self._read("spec.json"))
+
+    def write_job(self, job: Job) -> None:
+        """Write the engine's name for the job."""
+        write_json(self.path / "job.json", asdict(job))
+
+    def job(self) -> Job:
+        """Read the engine's name for the job.
+
+        Raises:
+            UsageError: the run was not launched.
+        """
+        return configs.build(Job, self._read("job.json"))
+
+    def has_job(self) -> bool:
+        """True if the run was launched before."""
+        return (self.path / "job.json").is_file()
+
+    def _read(self, name: str) -> configs.Raw:
+        if not (self.path / name).is_file():
+            raise UsageError(
+                f"{self.run} was not started by `penstock launch`",
+                fix="Give the folder of the run: run.dir of its recipe.",
+            )
+        return configs.load_json(self.path / name)
+
+    def supervisor(self) -> SupervisorState:
+        """Return the counts of an earlier start of this job; a new state if there was none."""
+        try:
+            kept = json.loads((self.path / "supervisor.json").read_text())
+            return SupervisorState(idle=int(kept["idle"]), newest=int(kept["newest"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return SupervisorState()
+
+    def write_supervisor(self, state: SupervisorState) -> None:
+        """Keep the counts of a supervisor for its next start."""
+        write_json(self.path / "supervisor.json", {"idle": state.idle, "newest": state.newest})
+
+    def forget(self) -> None:
+        """Remove what an earlier job of this run left: its counts and requests; its events and logs stay."""
+        for name in ("supervisor.json", "request.json", "stop"):
+            (self.path / name).unlink(missing_ok=True)
+
+    def ask_for_nodes(self, num_nodes: int) -> None:
+        """Ask for another number of nodes."""
+        write_json(self.path / "request.json", {"nodes": num_nodes})
+
+    def take_request(self) -> int:
+        """Return the number of nodes that was asked for since the last call; 0: none."""
+        path = self.path / "request.json"
+        try:
+            asked = int(json.loads(path.read_text())["nodes"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+        path.unlink(missing_ok=True)
+        return asked
+
+    def ask_to_stop(self) -> None:
+        """Mark the run as one that is to stop for good."""
+        write_atomic(self.path / "stop", f"{clock.utc_now()}\n")
+
+    @property
+    def is_to_stop(self) -> bool:
+        """True if the run was asked to stop for good."""
+        return (self.path / "stop").exists()
+
+    def log_event(self, event: str, **values: Any) -> None:  # Any: JSON values
+        """Append one transition; nodes that share the folder append whole lines."""
+        line = json.dumps({"time": clock.utc_now(), "event": event, **values}, ensure_ascii=False) + "\n"
+        descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+
+    def events(self) -> list[dict[str, Any]]:  # Any: JSON values
+        """Return the transitions, oldest first."""
+        try:
+            lines = (self.path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+        except OSError:
+            return []
+        return [found for line in lines if (found := _object(line))]
+
+    def newest_step(self) -> int:
+        """Return the step of the newest complete checkpoint; -1: there is none."""
+        if not (self.run / _RECIPE).is_file():
+            return -1
+        try:
+            names = [saved.name for saved in saved_of(self.run)]
+        except (PenstockError, OSError):  # storage that does not answer now: no news
+            return -1
+        return max((step_of(name) or 0 for name in names), default=-1)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the job's lock: one launcher for a run.
+
+        Raises:
+            RunLocked: another launcher holds it.
+        """
+        with exclusive(self.path, purpose="penstock launch"):
+            yield
+
+    def is_held(self) -> bool:
+        """True if a launcher holds the lock."""
+        path = self.path / ".lock"
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+
+def _object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:  # cut by a power failure
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def line_of(event: Mapping[str, Any]) -> str:
+    """Return a transition as one line for people.
+
+    >>> line_of({"time": "2026-01-01T00:00:00+00:00", "event": "start", "node": 1, "cause": "first start"})
+    '2026-01-01T00:00:00+00:00  start        node 1: first start'
+    """
+    who = f"node {event['node']}" if "node" in event else ""
+    shown = [f"{k}={v}" for k, v in event.items() if k not in ("time", "event", "node", "cause") and v != ""]
+    said = " ".join([str(event.get("cause") or ""), *shown]).strip()
+    return f"{event['time']}  {event['event']:<11}  {f'{who}: ' if who else ''}{said}"

@@ -1,0 +1,1 @@
+"""Renderers: a `RunSpec` to the files and commands of one engine, as pure functions."""

@@ -1,0 +1,48 @@
+"""What a renderer returns: files, commands and settings, all as text."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.launch.network_settings import Setting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendered:
+    """A run as its engine gets it; applying it is all that submitting does."""
+
+    files: Mapping[str, str]
+    """Absolute path -> content."""
+    commands: tuple[tuple[str, ...], ...]
+    """Commands that submit the run, in order."""
+    node_command: tuple[str, ...]
+    """Command that each node runs, for people to see."""
+    settings: tuple[Setting, ...]
+    """Every setting with its reason."""
+
+    def as_text(self) -> str:
+        """Return files and commands for a terminal."""
+        parts = [f"# {path}\n{content.rstrip()}" for path, content in self.files.items()]
+        parts += [f"$ {shlex.join(command)}" for command in self.commands]
+        return "\n\n".join(parts)
+
+
+def ceiling(
+    *, nodes: int, devices_per_node: int, seconds: float, price_per_node_hour: float
+) -> Sequence[str]:
+    """Return what one start can cost at most, in lines.
+
+    >>> print(*ceiling(nodes=4, devices_per_node=8, seconds=7200, price_per_node_hour=32.5), sep="; ")
+    at most 64 device-hours a start (4 nodes x 8 devices x 2 h); at most 260.00 in the cluster file's currency
+    """
+    if not seconds:
+        return ["no ceiling of device-hours: the run has no time limit (--time-limit)"]
+    hours = seconds / 3600
+    lines = [
+        f"at most {nodes * devices_per_node * hours:g} device-hours a start "
+        f"({nodes} node{'s' if nodes > 1 else ''} x {devices_per_node} device"
+        f"{'s' if devices_per_node > 1 else ''} x {hours:g} h)"
+    ]
+    if price_per_node_hour:
+        lines.append(f"at most {nodes * hours * price_per_node_hour:.2f} in the cluster file's currency")
+    return lines

@@ -1,0 +1,172 @@
+"""Render a run for Slurm: one batch script, which supervises, maps exit codes and requeues itself.
+
+Traps that the script avoids, seen with Slurm 22.05:
+
+- A pre-empted job that ends in its grace time is FAILED and not requeued: the script asks `scontrol requeue`.
+- A signal of `--signal=B:` reaches the script only: it hands it to the supervisor.
+- bash runs a trap only after the foreground command: the supervisor runs in the background.
+"""
+
+import re
+import shlex
+
+from penstock.launch.network_settings import Setting
+from penstock.launch.render.common_settings import settings_of_run
+from penstock.launch.render.rendered import Rendered
+from penstock.launch.spec import RunSpec
+from penstock.launch.supervise import EXIT_NO_PROGRESS
+
+SCRIPT = "job.sbatch"
+_SHARES = r"(-c\b|--cpus-|--exclusive|--oversubscribe|-s\b|--ntasks-per-core|--cores-per)"
+"""Extras that say what of a node the job takes; without one it takes whole nodes."""
+_BASE_PORT, _NUM_PORTS = 20_000, 20_000
+
+
+def render(spec: RunSpec) -> Rendered:
+    """Return the batch script, and the command that submits it."""
+    path = f"{spec.run_dir}/launch/{SCRIPT}"
+    script = "\n".join([*_head(spec), "", *_body(spec)]) + "\n"
+    return Rendered(
+        files={path: script},
+        commands=(("sbatch", "--parsable", path),),
+        node_command=(spec.python, "-m", "penstock", *spec.command),
+        settings=(*settings_of_run(spec), *_settings(spec)),
+    )
+
+
+def port_of(job: int, attempt: int) -> int:
+    """Return the port of the rendezvous of an attempt: another one for each job and attempt.
+
+    >>> port_of(12, 0), port_of(12, 1)
+    (20084, 20085)
+    """
+    return _BASE_PORT + (7 * job + attempt) % _NUM_PORTS
+
+
+def time_text(seconds: float) -> str:
+    """Return a time limit in Slurm's form, rounded up to seconds.
+
+    >>> time_text(90061)
+    '1-01:01:01'
+    """
+    whole = int(-(-seconds // 1))
+    days, rest = divmod(whole, 86400)
+    hours, rest = divmod(rest, 3600)
+    return f"{days}-{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
+
+
+def _head(spec: RunSpec) -> list[str]:
+    nodes = spec.nodes
+    options = [
+        f"--job-name={spec.name}",
+        f"--nodes={nodes.least}-{nodes.most}" if nodes.is_elastic else f"--nodes={nodes.most}",
+        "--requeue",
+        "--open-mode=append",
+        f"--output={spec.run_dir}/launch/slurm.out",
+        f"--signal=B:USR1@{round(spec.grace_s)}",
+    ]
+    if nodes.is_elastic:
+        options.append("--no-kill")
+    if spec.queue:
+        options.append(f"--partition={spec.queue}")
+    if spec.account:
+        options.append(f"--account={spec.account}")
+    if not any(re.match(_SHARES, extra) for extra in spec.extras):
+        options.append("--exclusive")
+    if spec.time_limit_s:
+        options.append(f"--time={time_text(spec.time_limit_s)}")
+    return ["#!/bin/bash", *(f"#SBATCH {option}" for option in [*options, *spec.extras])]
+
+
+def _body(spec: RunSpec) -> list[str]:
+    python, run = shlex.quote(spec.python), shlex.quote(spec.run_dir)
+    lines = [
+        f"cd {shlex.quote(spec.work_dir)} || exit 1",
+        *(f"export {name}={shlex.quote(value)}" for name, value in spec.environment),
+        "starts=${SLURM_RESTART_COUNT:-0}",
+    ]
+    if spec.doctor != "skip":
+        lines += [
+            "",
+            "# Examine the nodes before the first start; the report is launch/doctor.txt.",
+            'if [ "$starts" -eq 0 ]; then',
+            f"  export DOCTOR_PORT=$(({_BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {_NUM_PORTS}))",
+            "  srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none "
+            "bash -c 'export RANK=$SLURM_PROCID "
+            "WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
+            "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR MASTER_PORT=$DOCTOR_PORT; "
+            f'exec {shlex.quote(spec.python)} -m penstock doctor --seconds 20 --folder "$0"\' {run} '
+            f"> {run}/launch/doctor.txt 2>&1",
+            "  examined=$?",
+            f'  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see {spec.run_dir}'
+            '/launch/doctor.txt" >&2',
+            *(['  [ "$examined" -eq 0 ] || exit 1'] if spec.doctor == "require" else []),
+            "fi",
+        ]
+    return [
+        *lines,
+        "",
+        "# USR1 comes before the time limit, TERM when the job is pre-empted or cancelled: save, and stop.",
+        "woken=",
+        'trap \'woken=1; [ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null\' USR1 TERM',
+        f"{python} -m penstock launch supervise {run} &",
+        "pid=$!",
+        "while :; do",
+        '  wait "$pid"; code=$?',
+        '  if [ "$code" -le 128 ] || [ -z "$woken" ]; then break; fi',
+        "  woken=",
+        "done",
+        "",
+        "case $code in",
+        "  75) # stopped after saving: back into the queue, unless it was asked to stop for good",
+        f"    if [ -e {run}/launch/stop ]; then exit 0; fi",
+        f'    if [ "$starts" -ge {spec.max_requeues} ]; then',
+        f'      echo "requeued $starts times, which is the bound (--max-requeues {spec.max_requeues})" >&2',
+        "      exit 75",
+        "    fi",
+        "    # After scancel the job is no longer RUNNING, and must not come back.",
+        '    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)',
+        '    if [ "$state" = RUNNING ]; then',
+        '      scontrol requeue "$SLURM_JOB_ID" && sleep 120 # until the job is killed to be requeued',
+        "    fi",
+        "    exit 75 ;;",
+        f"  {EXIT_NO_PROGRESS}) exit {EXIT_NO_PROGRESS} ;; # no progress: requeuing would repeat it",
+        "  *) exit $code ;;",
+        "esac",
+    ]
+
+
+def _settings(spec: RunSpec) -> list[Setting]:
+    found = [
+        Setting(
+            name="--signal",
+            value=f"B:USR1@{round(spec.grace_s)}",
+            reason="the grace: sent so many seconds before the time limit, to the script",
+        ),
+        Setting(
+            name="--requeue",
+            value=f"at most {spec.max_requeues} by itself",
+            reason="pre-emption, the time limit and a lost node put the job back; progress bounds it too",
+        ),
+        Setting(
+            name="--exclusive",
+            value="unless --sbatch says what of a node to take",
+            reason="Slurm's default is one core of a node",
+        ),
+        Setting(name="--open-mode", value="append", reason="a requeued job keeps what it printed before"),
+        Setting(
+            name="srun --ntasks-per-node",
+            value="1",
+            reason="one process on each node starts the others; asked of the job, it would get the "
+            "fewest nodes of a range",
+        ),
+    ]
+    if spec.nodes.is_elastic:
+        reason = "a lost node shrinks the run instead of ending it"
+        found.append(Setting(name="--no-kill", value="", reason=reason))
+    if spec.doctor != "skip":
+        found.append(
+            Setting(name="doctor", value=spec.doctor, reason="`penstock doctor` as a first srun, once")
+        )
+    found += [Setting(name=extra, value="", reason="handed through") for extra in spec.extras]
+    return found

@@ -1,0 +1,244 @@
+"""Specification of a launched run: what every engine renders, one frozen value; no torch.
+
+    RunSpec -> render/<engine>.py (pure: files, commands, settings, reasons) -> engines/<engine>.py (apply)
+
+An engine is what starts processes on machines: this machine's kernel, or Slurm. Nothing in a specification is
+particular to one, except the extras that are handed through.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from penstock.core import config as configs
+from penstock.core.config import Raw
+from penstock.core.errors import UsageError
+from penstock.core.toml import flat
+
+MARGIN_S = 5.0
+"""Seconds of a grace period that are kept free: signals and exits take their time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRange:
+    """Number of nodes of a run: fixed, or from a least to a most."""
+
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.least <= self.most:
+            raise UsageError(
+                "--nodes takes a number of at least 1, or MIN:MAX with MIN at most MAX",
+                got=str(self),
+                fix="Example: --nodes 4, or --nodes 2:4.",
+            )
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if the number may change while the run goes on."""
+        return self.least < self.most
+
+    def __str__(self) -> str:
+        return f"{self.least}:{self.most}" if self.is_elastic else str(self.least)
+
+
+def node_range(text: str) -> NodeRange:
+    """Read `4` or `2:4`.
+
+    Raises:
+        UsageError: it is neither.
+
+    >>> node_range("2:4"), str(node_range("3"))
+    (NodeRange(least=2, most=4), '3')
+    """
+    match = re.fullmatch(r"(\d{1,6})(?::(\d{1,6}))?", text.strip())
+    if not match:
+        raise UsageError(
+            "--nodes takes a number, or MIN:MAX", got=text, fix="Example: --nodes 4, or --nodes 2:4."
+        )
+    return NodeRange(least=int(match[1]), most=int(match[2] or match[1]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Secret:
+    """Environment variable of the run whose value is elsewhere, so that no file of the run holds it."""
+
+    name: str
+    source: str
+    """`env:NAME`: a variable of the submitting shell, handed on by the engine. `file:PATH`: a file, read on
+    each node at each start."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """A run to be launched: what runs, on what, and how it is stopped and restarted."""
+
+    name: str
+    """Name of the job, shown by the engine."""
+    command: tuple[str, ...]
+    """Words after `penstock`: the training command of each process."""
+    run_dir: str
+    """Absolute path of the run's folder; on a file system that all nodes share."""
+    work_dir: str
+    """Folder in which the command is started: relative paths of the recipe begin there."""
+    python: str
+    """Interpreter of the environment in which Penstock is installed, the same path on all nodes."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables of every process, besides those that the engine hands on."""
+    secrets: tuple[Secret, ...] = ()
+    nodes: NodeRange
+    processes: int = 1
+    """Processes of each node, one per device."""
+    networks: tuple[str, ...] = ()
+    """Interfaces that carry the run's traffic, on every node. Empty: those that each node finds."""
+    storage: tuple[str, ...] = ()
+    """Folders that every node must see: the run's, those of the corpora."""
+    grace_s: float = 60.0
+    """Seconds from a request to stop until processes are killed: a step and a save must fit."""
+    time_limit_s: float = 0.0
+    """Seconds of one start, after which it is stopped; 0: no limit of its own."""
+    queue: str = ""
+    """Queue of the engine: Slurm's partition."""
+    account: str = ""
+    extras: tuple[str, ...] = ()
+    """Options of the engine that Penstock does not know, handed through."""
+    idle_starts: int = 3
+    """Starts in a row without a new checkpoint after which the run ends with exit code 76."""
+    max_requeues: int = 100
+    """Times that a job puts itself back into the queue."""
+    doctor: str = "report"
+    """`report`: examine the nodes before the first start. `require`: end at a red line. `skip`: do not."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("processes", 1), ("idle_starts", 1), ("max_requeues", 0)):
+            if getattr(self, name) < least:
+                option = name.replace("_", "-")
+                raise UsageError(f"--{option} must be at least {least}", got=getattr(self, name))
+        if not 0 < self.grace_s < float("inf"):
+            raise UsageError("--grace must be a number of seconds above 0", got=self.grace_s)
+        if not 0 <= self.time_limit_s < float("inf"):
+            raise UsageError("--time-limit must be 0 or more", got=self.time_limit_s)
+        if self.time_limit_s and self.time_limit_s <= self.grace_s:
+            raise UsageError(
+                f"The time limit is not longer than the grace of {self.grace_s:g} s, so the run would be "
+                "stopped before it starts",
+                got=f"{self.time_limit_s:g} s",
+                fix="Raise --time-limit, or lower --grace.",
+            )
+
+    @property
+    def save_within_s(self) -> float:
+        """Seconds from a request to stop within which a checkpoint must be complete."""
+        return max(self.grace_s - MARGIN_S, 0.5 * self.grace_s)
+
+    @property
+    def most_ranks(self) -> int:
+        """Number of processes on the largest number of nodes."""
+        return self.nodes.most * self.processes
+
+    def resized(self, nodes: NodeRange) -> "RunSpec":
+        """Return the same run on another number of nodes."""
+        return replace(self, nodes=nodes)
+
+    def as_json(self) -> Raw:
+        """Return plain values that `read` reads back."""
+        return configs.dump(self)
+
+    @classmethod
+    def read(cls, raw: Mapping[str, Any]) -> Self:  # Any: what JSON holds
+        """Build a specification from the values of its file."""
+        return configs.build(cls, raw)
+
+
+def check_grace(grace_s: float, *, step_s: float, save_s: float) -> None:
+    """Refuse a grace in which the last step, its save and a margin do not fit.
+
+    Args:
+        step_s: longest measured step.
+        save_s: longest measured save.
+
+    Raises:
+        UsageError: the message has the grace that would do.
+    """
+    needed = step_s + save_s + MARGIN_S
+    if grace_s < needed:
+        raise UsageError(
+            f"The grace is too short for a step of {step_s:.1f} s, a save of {save_s:.1f} s (both measured "
+            f"in this run's folder) and a margin of {MARGIN_S:g} s",
+            got=f"{grace_s:g} s",
+            fix=f"Give --grace {int(needed) + 1} or more.",
+        )
+
+
+_SECRET_KEY = re.compile(
+    r"(?:^|[._-])(?:token|secret|password|passwd|api_?key|access_?key|secret_?key|credentials?)$",
+    re.IGNORECASE,
+)
+_SECRET_VALUE = re.compile(
+    r"hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|AKIA[0-9A-Z]{16}|sk-[A-Za-z0-9_-]{20,}"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ|-----BEGIN [A-Z ]*PRIVATE KEY|://[^/\s:@]+:[^/\s:@]+@"
+)
+
+
+def check_no_secret(values: Mapping[str, Any], *, where: str) -> None:  # Any: TOML values
+    """Refuse plain values with a secret among them: they are written to files and shown.
+
+    Raises:
+        UsageError: the message names the key, and not the value.
+    """
+    for key, value in flat(values):
+        texts = [value] if isinstance(value, str) else value if isinstance(value, list) else []
+        is_named = _SECRET_KEY.search(key) is not None
+        for text in texts:
+            if isinstance(text, str) and text and (is_named or _SECRET_VALUE.search(text)):
+                raise UsageError(
+                    f"{where} holds what looks like a secret, and is copied into the run's folder",
+                    got=f"{key} = {text[:3]}...",
+                    fix="Take it out, and hand the value over by reference: --secret NAME=file:PATH, or "
+                    "--secret NAME=env:NAME.",
+                )
+
+
+def environment_of(settings: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Read `NAME=VALUE` settings.
+
+    Raises:
+        UsageError: one is none, or its value is a secret.
+    """
+    found = []
+    for setting in settings:
+        name, equals, value = setting.partition("=")
+        if not equals or not _NAME.fullmatch(name) or "\n" in value:
+            raise UsageError("--env takes NAME=VALUE", got=setting, fix="Example: --env OMP_NUM_THREADS=4.")
+        check_no_secret({name: value}, where="--env")
+        found.append((name, value))
+    return tuple(found)
+
+
+def secrets_of(settings: Sequence[str]) -> tuple[Secret, ...]:
+    """Read `NAME=file:PATH` and `NAME=env:NAME` settings.
+
+    Raises:
+        UsageError: one is none; its value is not shown, as it may be the secret.
+    """
+    found = []
+    for setting in settings:
+        name, _, source = setting.partition("=")
+        kind, _, where = source.partition(":")
+        if not _NAME.fullmatch(name) or kind not in ("env", "file") or not where:
+            raise UsageError(
+                "--secret takes a reference, not a value",
+                got=f"{name[:40]}=...",
+                fix="Write NAME=file:PATH, or NAME=env:NAME for a variable of this shell.",
+            )
+        if (kind == "env" and not _NAME.fullmatch(where)) or (kind == "file" and not where.startswith("/")):
+            raise UsageError(
+                "--secret names a variable, or a file by its absolute path", got=f"{name}={kind}:..."
+            )
+        found.append(Secret(name=name, source=source))
+    return tuple(found)
+
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

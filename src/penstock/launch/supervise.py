@@ -1,0 +1,265 @@
+"""Supervision of a run: a pure state machine, fed with events, that says what to do next and why.
+
+    STARTING --started--> RUNNING --ended--> STARTING again, after a pause, or ENDED
+                          RUNNING --stop asked, peers came or went--> STOPPING --ended--> ...
+
+A supervisor stands above an attempt: all processes of the run that it started, which end together. There is
+one for a run of a fixed number of nodes, and one on each node of an elastic run, where nodes come and go.
+
+Restarts are bounded by progress, not by their number: a run that writes a new checkpoint between failures may
+fail for ever, and one that fails N times in a row without one ends with EXIT_NO_PROGRESS. The pause before
+a restart doubles with each failure in a row. No clock, files or processes here: times are durations that the
+caller waits, and checkpoints are step numbers that it reads.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from penstock.core.units import plural
+from penstock.launch.local import EXIT_STOPPED
+
+EXIT_NO_PROGRESS = 76
+"""Exit code: the run was started several times in a row without a new checkpoint."""
+_FINAL = {
+    0: "finished",
+    2: "the recipe or the command is wrong: not started again",
+    EXIT_NO_PROGRESS: "the nodes made no progress",
+}
+"""Exit codes that end the run, with their cause where the processes told none."""
+_NO_CHECKPOINT = -1
+
+
+class Phase(StrEnum):
+    """What the supervisor is doing."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    """Processes were asked to stop after saving."""
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """When an attempt that failed is started again."""
+
+    idle_starts: int = 3
+    """Starts in a row without a new checkpoint after which the run ends."""
+    pause_s: float = 2.0
+    """Pause before the first restart without progress; doubled for each further one."""
+    longest_pause_s: float = 60.0
+    is_elastic: bool = False
+    """True: processes that stopped after saving, unasked by this supervisor, did so for a change of nodes."""
+    can_requeue: bool = False
+    """True: a lost node is replaced by putting the job back into the engine's queue."""
+
+    def pause_after(self, idle: int) -> float:
+        """Return the pause in seconds after so many starts in a row without a new checkpoint.
+
+        >>> [RestartPolicy().pause_after(idle) for idle in (0, 1, 2, 3, 40)]
+        [0.0, 2.0, 4.0, 8.0, 60.0]
+        """
+        return min(self.pause_s * 2 ** min(idle - 1, 30), self.longest_pause_s) if idle else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorState:
+    """State of a supervisor: small, and kept across requeues."""
+
+    phase: Phase = Phase.STARTING
+    starts: int = 0
+    """Attempts so far."""
+    idle: int = 0
+    """Ended attempts in a row that wrote no new checkpoint, of those that count."""
+    newest: int = _NO_CHECKPOINT
+    """Step of the newest checkpoint that was seen; -1: none."""
+    resize: int = 0
+    """Number of nodes that was asked for; 0: no other."""
+    told: str = ""
+    """Who asked this supervisor to stop; empty: nobody."""
+    code: int = 0
+    """Exit code, once ENDED."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Started:
+    """The processes of an attempt were started."""
+
+    ranks: int
+    newest: int
+    """Step of the newest checkpoint, from which they go on; -1: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """All processes of an attempt have ended."""
+
+    code: int
+    """0 finished, 75 stopped after saving, else failed."""
+    newest: int
+    """Step of the newest checkpoint now."""
+    cause: str = ""
+    """What failed, in words."""
+    lost_node: bool = False
+    """True if a node is gone, with all its processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopAsked:
+    """This supervisor was asked to stop: by a signal, or a request."""
+
+    cause: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesCame:
+    """Nodes wait to join."""
+
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesLost:
+    """Nodes of the attempt no longer answer."""
+
+    num_nodes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResizeAsked:
+    """Another fixed number of nodes was asked for."""
+
+    num_nodes: int
+
+
+Event = Started | Ended | StopAsked | NodesCame | NodesLost | ResizeAsked
+
+
+class Act(StrEnum):
+    """What a supervisor does next."""
+
+    NOTHING = "nothing"
+    START = "start"
+    """Start an attempt after `pause_s`."""
+    STOP = "stop"
+    """Ask the processes to stop after saving."""
+    FINISH = "finish"
+    """Exit with `code`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What to do next, and why."""
+
+    act: Act
+    cause: str = ""
+    pause_s: float = 0.0
+    code: int = 0
+
+
+_NOTHING = Decision(act=Act.NOTHING)
+
+
+def advance(state: SupervisorState, event: Event, policy: RestartPolicy) -> tuple[SupervisorState, Decision]:
+    """Return the next state and what to do.
+
+    >>> state, _ = advance(SupervisorState(), Started(ranks=2, newest=-1), RestartPolicy())
+    >>> state, decision = advance(state, Ended(code=1, newest=40, cause="Rank 1 failed."), RestartPolicy())
+    >>> decision.act, decision.pause_s, decision.cause
+    (<Act.START: 'start'>, 0.0, 'Rank 1 failed. Checkpoint 40 is new: start again at once')
+    """
+    if state.phase is Phase.ENDED:
+        return state, _NOTHING
+    match event:
+        case Started():
+            if state.phase is not Phase.STARTING:
+                return state, _NOTHING
+            running = replace(state, phase=Phase.RUNNING, starts=state.starts + 1)
+            return replace(running, newest=max(state.newest, event.newest)), _NOTHING
+        case StopAsked():
+            return _stop_asked(state, event)
+        case NodesCame() | NodesLost():
+            if state.phase is not Phase.RUNNING:
+                return state, _NOTHING
+            came = isinstance(event, NodesCame)
+            what = "waiting to join: save, and go on with them" if came else "lost: go on without them"
+            cause = f"{plural(event.num_nodes, 'node')} {what}"
+            return replace(state, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
+        case ResizeAsked():
+            asked = replace(state, resize=event.num_nodes)
+            if state.phase is not Phase.RUNNING:
+                return asked, _NOTHING
+            cause = f"asked for {plural(event.num_nodes, 'node')}: save, and go on with them"
+            return replace(asked, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
+        case Ended():
+            return _ended(state, event, policy)
+
+
+def _stop_asked(state: SupervisorState, event: StopAsked) -> tuple[SupervisorState, Decision]:
+    told = replace(state, told=state.told or event.cause)
+    if state.phase is Phase.STARTING:  # nothing runs: there is nothing to wait for
+        return _finish(told, EXIT_STOPPED, f"stopped by {told.told} before the processes were started")
+    if state.phase is Phase.STOPPING:
+        return told, _NOTHING
+    cause = f"asked to stop by {event.cause}: save, and end"
+    return replace(told, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
+
+
+def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple[SupervisorState, Decision]:
+    if state.phase is Phase.STARTING:
+        return state, _NOTHING
+    is_new = event.newest > state.newest
+    changes_nodes = state.phase is Phase.STOPPING and (policy.is_elastic or state.resize > 0)
+    now = replace(
+        state,
+        newest=max(state.newest, event.newest),
+        idle=0 if is_new else state.idle,
+        phase=Phase.STARTING,
+        resize=0,
+    )
+    counted = now if is_new else replace(now, idle=now.idle + 1)
+    if event.code in _FINAL:
+        return _finish(now, event.code, event.cause.rstrip(".") or _FINAL[event.code])
+    at = f"checkpoint {now.newest}" if now.newest >= 0 else "no checkpoint yet"
+    if event.code == EXIT_STOPPED and not state.told:
+        if policy.is_elastic or changes_nodes:  # no failure
+            return now, Decision(act=Act.START, cause=f"the nodes changed: go on from {at}")
+        return _stopped_by_engine(counted, policy, at)
+    cause = (event.cause or f"exit code {event.code}").rstrip(".")
+    if state.told:
+        return _finish(counted, event.code, _last_words(state.told, event.code, cause, at))
+    if changes_nodes:
+        return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: go on from {at}")
+    if counted.idle >= policy.idle_starts:
+        return _no_progress(counted, cause)
+    if event.lost_node and policy.can_requeue:
+        return _finish(counted, EXIT_STOPPED, f"{cause}. Back to the queue for another node, {at}")
+    pause_s = policy.pause_after(counted.idle)
+    how = f"Checkpoint {now.newest} is new: start again at once"
+    if not is_new:
+        how = f"{counted.idle} of at most {policy.idle_starts} starts without a new checkpoint: "
+        how += f"again in {pause_s:g} s"
+    return counted, Decision(act=Act.START, cause=f"{cause}. {how}", pause_s=pause_s)
+
+
+def _stopped_by_engine(
+    state: SupervisorState, policy: RestartPolicy, at: str
+) -> tuple[SupervisorState, Decision]:
+    if state.idle >= policy.idle_starts:
+        return _no_progress(state, "the processes were stopped by the engine")
+    return _finish(state, EXIT_STOPPED, f"the processes were stopped by the engine, {at}")
+
+
+def _last_words(told: str, code: int, cause: str, at: str) -> str:
+    stopped = f"stopped by {told}, {at}"
+    return stopped if code == EXIT_STOPPED else f"{cause}, while stopping for {told}; {at}"
+
+
+def _no_progress(state: SupervisorState, cause: str) -> tuple[SupervisorState, Decision]:
+    times = f"{plural(state.idle, 'start')} in a row without a new checkpoint"
+    return _finish(state, EXIT_NO_PROGRESS, f"{cause}. {times}: given up")
+
+
+def _finish(state: SupervisorState, code: int, cause: str) -> tuple[SupervisorState, Decision]:
+    ended = replace(state, phase=Phase.ENDED, code=code)
+    return ended, Decision(act=Act.FINISH, cause=cause, code=code)

@@ -1,0 +1,137 @@
+"""Supervise a run to its end: start attempts, hand on requests, log every transition with its cause.
+
+`supervise_gang` is for a fixed number of nodes: one supervisor above all of them. An elastic run has one on
+each node (launch/elastic_agent.py).
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from penstock.core import clock
+from penstock.core.signals import StopFlag
+from penstock.launch.job_folder import JobFolder
+from penstock.launch.spec import NodeRange, RunSpec
+from penstock.launch.supervise import (
+    Act,
+    Decision,
+    Ended,
+    Event,
+    ResizeAsked,
+    RestartPolicy,
+    Started,
+    StopAsked,
+    SupervisorState,
+    advance,
+)
+
+_LOOK_S = 0.2
+
+
+class Gang(Protocol):
+    """All processes of an attempt, on all nodes: they start, stop and end together."""
+
+    def start(self, spec: RunSpec, attempt: int) -> None:
+        """Start them; `attempt` counts from 0."""
+
+    def poll(self) -> Ended | None:
+        """Return how they ended, once all have; the newest checkpoint is filled in by the supervisor."""
+
+    def stop(self) -> None:
+        """Ask them to stop after saving."""
+
+    def kill(self) -> None:
+        """Kill them."""
+
+
+def supervise_gang(
+    spec: RunSpec,
+    folder: JobFolder,
+    gang: Gang,
+    flag: StopFlag,
+    *,
+    can_requeue: bool,
+    on_event: Callable[[str], None] = lambda _: None,
+) -> int:
+    """Run attempts until the run ends; return its exit code.
+
+    Args:
+        flag: set by a signal: stop after saving.
+        can_requeue: the engine can put the job back into its queue.
+        on_event: gets a sentence for each transition, for a terminal.
+    """
+    policy = RestartPolicy(idle_starts=spec.idle_starts, can_requeue=can_requeue)
+    watch = _Watch(spec, folder, policy, flag, on_event)
+    while True:
+        if flag.requested_by and watch.feed(StopAsked(cause=flag.requested_by)).act is Act.FINISH:
+            return watch.state.code
+        watch.begin()
+        gang.start(watch.spec, watch.state.starts - 1)
+        decision = watch.until_end(gang)
+        folder.write_supervisor(watch.state)
+        if decision.act is Act.FINISH:
+            return decision.code
+        watch.pause(decision.pause_s)
+
+
+class _Watch:
+    def __init__(
+        self,
+        spec: RunSpec,
+        folder: JobFolder,
+        policy: RestartPolicy,
+        flag: StopFlag,
+        on_event: Callable[[str], None],
+    ) -> None:
+        self.spec, self._folder, self._policy, self._flag, self._on_event = (
+            spec,
+            folder,
+            policy,
+            flag,
+            on_event,
+        )
+        self.state: SupervisorState = folder.supervisor()
+
+    def feed(self, event: Event) -> Decision:
+        self.state, decision = advance(self.state, event, self._policy)
+        if decision.act is not Act.NOTHING:
+            extra = {"code": decision.code} if decision.act is Act.FINISH else {}
+            self._folder.log_event(decision.act.value, cause=decision.cause, **extra)
+            self._on_event(decision.cause)
+        return decision
+
+    def begin(self) -> None:
+        if nodes := self._folder.take_request() or self.state.resize:
+            self.spec = self.spec.resized(NodeRange(least=nodes, most=nodes))
+            self.state = replace(self.state, resize=0)
+        newest = self._folder.newest_step()
+        self.feed(Started(ranks=self.spec.most_ranks, newest=newest))
+        origin = f"from checkpoint {newest}" if newest >= 0 else "from the beginning"
+        nodes, ranks = self.spec.nodes.most, self.spec.most_ranks
+        self._folder.log_event("start", cause=f"start {self.state.starts} {origin}", nodes=nodes, ranks=ranks)
+
+    def until_end(self, gang: Gang) -> Decision:
+        kill_at = float("inf")
+        while (ended := gang.poll()) is None:
+            now = clock.monotonic()
+            if self._flag.requested_by and not self.state.told:
+                stops = self.feed(StopAsked(cause=self._flag.requested_by)).act is Act.STOP
+            else:
+                nodes = self._folder.take_request()
+                stops = bool(nodes) and self.feed(ResizeAsked(num_nodes=nodes)).act is Act.STOP
+                if nodes:
+                    self.spec = self.spec.resized(NodeRange(least=nodes, most=nodes))
+            if stops:
+                gang.stop()
+                kill_at = now + self.spec.grace_s
+            if now > kill_at:
+                self._folder.log_event("kill", cause=f"not stopped within {self.spec.grace_s:g} s")
+                gang.kill()
+                kill_at = float("inf")
+            clock.sleep(_LOOK_S)
+        return self.feed(replace(ended, newest=self._folder.newest_step()))
+
+    def pause(self, seconds: float) -> None:
+        end = clock.monotonic() + seconds
+        while clock.monotonic() < end and not self._flag.requested_by:
+            clock.sleep(_LOOK_S)
