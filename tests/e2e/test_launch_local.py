@@ -1,0 +1,162 @@
+"""`penstock launch local`: nodes that are killed, come and go on this machine; what is refused before."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.e2e.conftest import penstock
+from tests.launched import (
+    disturb,
+    events_of,
+    losses_of,
+    newest_step,
+    ranks_of,
+    wait_until,
+    write_recipe,
+)
+
+STEPS = 40
+
+
+@pytest.fixture
+def made(corpus, tmp_path):
+    """A recipe, and the folder of its run."""
+    run = tmp_path / "run"
+    return write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=STEPS), run
+
+
+def audit_of(run):
+    return json.loads(penstock("data", "audit", run, "--json").stdout)
+
+
+@pytest.mark.timeout(1500)
+def test_nodes_come_go_and_die_and_every_sample_is_trained_on_once(corpus, tmp_path):
+    run = tmp_path / "run"
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=100_000, every=4)
+    code, rows = disturb(recipe, run, seed=3, num_events=10)
+    assert code == 75
+    assert {row["event"] for row in rows} == {"kill", "join", "leave"}
+    assert [row["redone"] for row in rows if row["event"] != "kill"] == [0] * sum(
+        row["event"] != "kill" for row in rows
+    ), rows
+    found = audit_of(run)
+    assert (found["samples"], found["faults"]) == (found["steps"] * 12, []), "each once, in order"
+    assert set(found["ranks"]) == {1, 2, 3}
+    assert not ranks_of(run), "orphans"
+    said = penstock("launch", "status", run).stdout
+    assert "ENDED" in said
+    assert "asked to stop by SIGTERM" in said
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_rank_is_started_again_and_another_terminal_stops_the_run(made, tmp_path):
+    recipe, run = made
+    words = ["launch", "local", str(recipe), "--nodes", "2", "--grace", "60"]
+    out = (tmp_path / "out").open("wb")
+    launcher = subprocess.Popen([sys.executable, "-m", "penstock", *words], stdout=out, stderr=out)
+    try:
+
+        def is_alive():
+            return launcher.poll() is None
+
+        wait_until(lambda: newest_step(run) > 12, "step 13", alive=is_alive)
+        os.kill(ranks_of(run)[1], signal.SIGKILL)
+        wait_until(lambda: len([e for e in events_of(run) if "ranks" in e]) == 2, "a restart", alive=is_alive)
+        again = penstock(*words)
+        assert again.returncode == 1
+        assert "is in use by job" in " ".join(again.stderr.split())
+        wait_until(lambda: newest_step(run) > 14, "step 15", alive=is_alive)
+        done = penstock("launch", "cancel", run)
+        assert done.returncode == 0 or newest_step(run) == STEPS, done.stderr
+        assert launcher.wait(120) in (75, 0)
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.wait()
+        out.close()
+    causes = [event["cause"] for event in events_of(run)]
+    assert any("Rank 1 was killed by SIGKILL" in cause and "again" in cause for cause in causes), causes
+    logs = penstock("launch", "logs", run, "--rank", 1)
+    assert (logs.returncode, logs.stdout.count("rank 1 of 2 ---")) == (0, 2)
+    resumed = penstock(*words)
+    assert resumed.returncode == 0, resumed.stderr
+    assert audit_of(run)["faults"] == []
+    whole = tmp_path / "whole"
+    alone = penstock(*words, "--set", f"run.dir={whole}")
+    assert alone.returncode == 0, alone.stderr
+    assert losses_of(run) == losses_of(whole), "every digit of every step"
+
+
+def test_starts_without_progress_are_given_up_with_a_code_of_their_own(made):
+    recipe, run = made
+    words = ("--nodes", 2, "--idle-starts", 2, "--env", "GLOO_SOCKET_IFNAME=nosuch0")
+    done = penstock("launch", "local", recipe, *words)
+    assert done.returncode == 76, done.stderr
+    finish = events_of(run)[-1]
+    assert (finish["event"], finish["code"]) == ("finish", 76)
+    assert "nosuch0" in finish["cause"]
+    assert "2 starts in a row without a new checkpoint: given up" in finish["cause"]
+
+
+def test_a_dry_run_shows_everything_and_starts_nothing(made):
+    recipe, run = made
+    done = penstock("launch", "local", recipe, "--nodes", "1:3", "--dry-run", "--explain")
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "devices: 1:3 x 1",
+        "rendezvous=c10d  # ",
+        "stop_within_s = 55",
+        "no ceiling of device-hours",
+    ):
+        assert said in done.stdout
+    shown = json.loads(penstock("launch", "local", recipe, "--nodes", 2, "--dry-run", "--json").stdout)
+    assert shown["spec"]["nodes"] == {"least": 2, "most": 2}
+    assert len(shown["commands"]) == 2
+    assert not run.exists()
+
+
+def refused(recipe, *words):
+    done = penstock("launch", "local", recipe, *words)
+    assert "Traceback" not in done.stderr
+    return done.returncode, " ".join(done.stderr.split())
+
+
+def test_a_batch_that_does_not_divide_over_every_size_is_refused(made):
+    code, said = refused(made[0], "--nodes", "2:5")
+    assert code == 2
+    assert "does not divide over 5 ranks" in said
+    assert "Sizes of --nodes 2:5 that would do: 2, 3, 4" in said
+
+
+def test_a_secret_in_the_recipe_is_refused(made):
+    code, said = refused(made[0], "--set", "measure.wandb_api_key=abcdefgh")
+    assert code == 2
+    assert "--secret NAME=file:PATH" in said
+    assert "abcdefgh" not in said
+
+
+def test_a_grace_shorter_than_a_measured_step_and_save_is_refused(made):
+    recipe, run = made
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "step_s": 4.0, "checkpoint_s": 9.0}\n')
+    code, said = refused(recipe, "--grace", "12")
+    assert code == 2
+    assert "a step of 4.0 s, a save of 9.0 s" in said
+    assert "Give --grace 19 or more" in said
+
+
+def test_more_nodes_than_the_cluster_has_are_refused(made):
+    code, said = refused(made[0], "--nodes", "12", "--processes", "1", "--cluster", "h100-ethernet")
+    assert code == 2
+    assert "The cluster has 8 nodes, so the run could never start" in said
+
+
+def test_a_run_that_was_not_launched_is_told_so(tmp_path):
+    for words in (("status",), ("logs",), ("cancel",), ("resize",)):
+        done = penstock("launch", *words, tmp_path, *(["2"] if words == ("resize",) else []))
+        assert done.returncode == 2
+        assert "was not started by `penstock launch`" in " ".join(done.stderr.split())

@@ -1,0 +1,172 @@
+"""Set-ups of tests and benchmarks of launched runs: a slow-enough recipe, its processes, its accounts."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PATIENCE_S = 240.0
+
+
+def write_recipe(path, corpus, *, run, steps, every=10):
+    """Write a recipe for a model that takes milliseconds a step, on any of 1, 2, 3 or 4 ranks."""
+    path.write_text(f"""
+compute = "float32"
+[run]
+dir = "{run}"
+steps = {steps}
+log_samples = true
+[model]
+hidden_size = 32
+intermediate_size = 64
+num_hidden_layers = 2
+num_attention_heads = 4
+num_key_value_heads = 2
+[data]
+sequence_length = 32
+global_batch_size = 12
+[data.corpora.python]
+path = "{corpus}"
+[optim]
+learning_rate = 0.01
+[checkpoint]
+every = {every}
+""")
+    return path
+
+
+def records_of(run):
+    """Return the records of the steps of a run so far."""
+    path = Path(run) / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
+    return [record for line in lines if line.endswith("\n") and "loss" in (record := json.loads(line))]
+
+
+def losses_of(run):
+    """Return the loss and gradient norm of each step."""
+    return {record["step"]: (record["loss"], record["grad_norm"]) for record in records_of(run)}
+
+
+def newest_step(run):
+    """Return the newest step that is recorded; 0: none."""
+    return max(losses_of(run), default=0)
+
+
+def events_of(run):
+    """Return the transitions of a launched run."""
+    path = Path(run) / "launch" / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def wait_until(is_so, what, *, patience_s=PATIENCE_S, alive=lambda: True):
+    """Wait until something is so; fails if it does not become so, or if what should run has ended."""
+    end = time.monotonic() + patience_s
+    while not (found := is_so()):
+        assert alive(), f"{what}: the job has ended"
+        assert time.monotonic() < end, f"{what} did not happen in {patience_s:g} s"
+        time.sleep(0.05)
+    return found
+
+
+def ranks_of(run):
+    """Return the processes that train in a run's folder, by rank."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with suppress(OSError):
+                logs = os.readlink(folder / "fd" / "1")  # noqa: PTH115 - it need not be a path
+                if logs.startswith(f"{run}/launch/logs/rank-"):
+                    found[int(logs.rpartition("rank-")[2].removesuffix(".log"))] = int(folder.name)
+    return found
+
+
+@contextmanager
+def frozen(pid):
+    """Context manager: a process stands still, and with it all that wait for it, without using a core."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+LEAST_NODES, MOST_NODES = 1, 3
+_STEPS_BETWEEN = 6
+
+
+def disturb(recipe, run, *, seed, num_events, env=None):
+    """Launch a recipe on three nodes of an elastic run, disturb it, and stop it.
+
+    Each event is drawn among those that the number of nodes allows: a node is killed, leaves by SIGTERM, or
+    joins.
+
+    Returns:
+        exit code, and a row for each event: its name, the nodes then, seconds from it to the next new step,
+        and the steps that were trained again.
+    """
+    draw = random.Random(seed)
+    command = [sys.executable, "-m", "penstock", "launch", "local", str(recipe)]
+    with (Path(run).parent / "launcher.out").open("wb") as out:
+        words = ["--nodes", f"{LEAST_NODES}:{MOST_NODES}", "--grace", "60"]
+        launcher = subprocess.Popen([*command, *words], stdout=out, stderr=out, env=env)
+    try:
+        rows, nodes = [], MOST_NODES
+        for _ in range(num_events):
+            rows.append(_event(run, launcher, draw, nodes))
+            nodes = rows[-1]["nodes"]
+        launcher.send_signal(signal.SIGTERM)
+        return launcher.wait(PATIENCE_S), rows
+    finally:
+        if launcher.poll() is None:
+            launcher.kill()
+            launcher.wait()
+
+
+def _event(run, launcher, draw, nodes):
+    def is_alive():
+        return launcher.poll() is None
+
+    def await_step(step):
+        wait_until(lambda: newest_step(run) >= step, f"step {step}", alive=is_alive)
+
+    def is_on(nodes, seen):
+        return starts_of(run)[seen:] and starts_of(run)[-1][1] == nodes
+
+    wait_until(lambda: is_on(nodes, 0), f"a start on {nodes} nodes", alive=is_alive)
+    await_step(starts_of(run)[-1][0] + _STEPS_BETWEEN)
+    event = draw.choice(["join"] * (nodes < MOST_NODES) + ["kill", "leave"] * (nodes > LEAST_NODES))
+    seen, reached, began = len(starts_of(run)), newest_step(run), time.monotonic()
+    if event == "join":
+        nodes += 1
+        (Path(run) / "launch" / "request.json").write_text(json.dumps({"nodes": nodes}))
+    else:
+        nodes -= 1
+        os.kill(draw.choice(_node_pids(run)), signal.SIGKILL if event == "kill" else signal.SIGTERM)
+    wait_until(lambda: is_on(nodes, seen), f"{event} to {nodes} nodes", alive=is_alive)
+    origin = min(start for start, _ in starts_of(run)[seen:])
+    await_step(max(origin, starts_of(run)[-1][0]) + 1)
+    seconds = time.monotonic() - began
+    return {"event": event, "nodes": nodes, "seconds": round(seconds, 1), "redone": max(0, reached - origin)}
+
+
+def starts_of(run):
+    """Return checkpoint and number of nodes of each start of an elastic run, as its first node logs them."""
+    return [
+        (int((re.findall(r"checkpoint (\d+)", event["cause"]) or [0])[0]), event["nodes"])
+        for event in events_of(run)
+        if event["event"] == "start" and event.get("first_rank") == 0
+    ]
+
+
+def _node_pids(run):
+    """Return the processes of the nodes that are there."""
+    numbers = [(e["event"], [int(n) for n in re.findall(r"\d+", e["cause"])]) for e in events_of(run)]
+    gone = {found[0] for event, found in numbers if event in ("lost", "left")}
+    return [found[1] for event, found in numbers if event == "node" and found[0] not in gone]

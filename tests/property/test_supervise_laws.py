@@ -1,0 +1,118 @@
+"""Laws of the supervisor: whatever happens, in whatever order, it ends for a reason and never too late."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.supervise import (
+    EXIT_NO_PROGRESS,
+    Act,
+    Ended,
+    NodesCame,
+    NodesLost,
+    Phase,
+    ResizeAsked,
+    RestartPolicy,
+    Started,
+    StopAsked,
+    SupervisorState,
+    advance,
+)
+
+steps = st.integers(min_value=-1, max_value=50)
+codes = st.sampled_from([0, 1, 2, 3, EXIT_STOPPED, EXIT_NO_PROGRESS, 137])
+events = st.one_of(
+    st.builds(Started, ranks=st.integers(1, 8), newest=steps),
+    st.builds(
+        Ended,
+        code=codes,
+        newest=steps,
+        cause=st.sampled_from(["", "Rank 1 failed."]),
+        lost_node=st.booleans(),
+    ),
+    st.builds(StopAsked, cause=st.sampled_from(["SIGTERM", "SIGINT"])),
+    st.builds(NodesCame, num_nodes=st.integers(1, 3)),
+    st.builds(NodesLost, num_nodes=st.integers(1, 3)),
+    st.builds(ResizeAsked, num_nodes=st.integers(1, 3)),
+)
+policies = st.builds(
+    RestartPolicy, idle_starts=st.integers(1, 4), is_elastic=st.booleans(), can_requeue=st.booleans()
+)
+
+
+def fed(state, happenings, policy):
+    """Return the states and decisions, in order."""
+    found = []
+    for event in happenings:
+        state, decision = advance(state, event, policy)
+        found.append((state, decision))
+    return found
+
+
+@given(st.lists(events, max_size=30), policies)
+def test_each_decision_has_a_cause_and_nothing_follows_the_end(happenings, policy):
+    ended = False
+    for state, decision in fed(SupervisorState(), happenings, policy):
+        assert not (ended and decision.act is not Act.NOTHING)
+        assert (decision.act is Act.NOTHING) == (decision.cause == "")
+        assert (decision.act is Act.FINISH) <= (state.phase is Phase.ENDED)
+        assert decision.code == (state.code if decision.act is Act.FINISH else 0)
+        ended = state.phase is Phase.ENDED
+
+
+@given(st.lists(events, max_size=30), policies)
+def test_the_newest_checkpoint_never_goes_back(happenings, policy):
+    seen = [state.newest for state, _ in fed(SupervisorState(), happenings, policy)]
+    assert seen == sorted(seen)
+
+
+@given(st.lists(events, max_size=30), policies)
+def test_a_run_is_told_to_stop_once_in_each_attempt(happenings, policy):
+    stops = 0
+    for event, (_, decision) in zip(happenings, fed(SupervisorState(), happenings, policy), strict=True):
+        stops = 0 if isinstance(event, Started) else stops + (decision.act is Act.STOP)
+        assert stops <= 1 or isinstance(event, Started | Ended)
+
+
+@given(st.lists(st.booleans(), max_size=60), policies)
+def test_failures_are_bounded_by_progress_and_not_by_number(progress, policy):
+    policy = replace(policy, can_requeue=False)
+    state, newest, idle = SupervisorState(), -1, 0
+    for is_new in progress:
+        state, _ = advance(state, Started(ranks=2, newest=newest), policy)
+        newest += is_new
+        idle = 0 if is_new else idle + 1
+        state, decision = advance(state, Ended(code=1, newest=newest), policy)
+        if idle == policy.idle_starts:
+            assert (decision.act, decision.code) == (Act.FINISH, EXIT_NO_PROGRESS)
+            return
+        assert decision.act is Act.START
+        assert decision.pause_s == policy.pause_after(idle)
+
+
+@given(
+    st.lists(events, max_size=20), policies, codes.filter(lambda code: code not in (0, 2, EXIT_NO_PROGRESS))
+)
+def test_whoever_is_told_to_stop_never_starts_again(happenings, policy, code):
+    state = SupervisorState()
+    state = [state, *(each for each, _ in fed(state, happenings, policy))][-1]
+    state, decision = advance(state, StopAsked(cause="SIGTERM"), policy)
+    if state.phase is Phase.ENDED:
+        return
+    assert state.phase is Phase.STOPPING
+    state, decision = advance(state, Ended(code=code, newest=60), policy)
+    assert (decision.act, decision.code) == (Act.FINISH, code)
+
+
+@given(policies)
+def test_nodes_that_come_and_go_cost_an_elastic_run_no_failure(policy):
+    policy, state = replace(policy, is_elastic=True), SupervisorState()
+    for turn in range(10):
+        state, _ = advance(state, Started(ranks=2, newest=-1), policy)
+        event = NodesCame(num_nodes=1) if turn % 2 else NodesLost(num_nodes=1)
+        state, decision = advance(state, event, policy)
+        assert decision.act is Act.STOP
+        state, decision = advance(state, Ended(code=1 if turn % 3 == 0 else EXIT_STOPPED, newest=-1), policy)
+        assert (decision.act, decision.pause_s) == (Act.START, 0.0)

@@ -1,0 +1,44 @@
+"""How a step of Slurm ended, from what its nodes reported; and Slurm's absence."""
+
+import pytest
+
+from penstock.core.errors import PenstockError
+from penstock.launch.engines.slurm import checked_by_slurm, ended_of, submit
+from penstock.launch.job_folder import JobFolder
+from penstock.launch.render.slurm import render
+from tests.unit.launch.test_spec import make_spec
+
+
+def report(node, code, cause=""):
+    return {"node": node, "code": code, "cause": cause}
+
+
+LOST = "This process lost contact with the others of its run."
+
+
+@pytest.mark.parametrize(
+    ("reports", "is_elastic", "code", "cause", "lost"),
+    [
+        ([report(0, 0), report(1, 0)], False, 0, "", False),
+        ([report(0, 75), report(1, 75)], False, 75, "", False),
+        ([report(0, 75), report(1, 1, "Disk full.")], False, 1, "Disk full.", False),
+        ([report(0, 1, LOST), report(1, 3, "Loss is nan.")], False, 1, "Loss is nan.", False),
+        ([report(0, 1, LOST)], False, 1, "1 node of 2 (1) did not report an end: lost", True),
+        ([], False, 1, "2 nodes of 2 (0, 1) did not report an end: srun ended with 9", True),
+        ([report(0, 0)], True, 0, "", False),
+        ([report(0, 75), report(1, 75)], True, 75, "", False),
+        ([report(0, 76, "No progress.")], True, 76, "No progress.", False),
+    ],
+)
+def test_failures_come_before_stops_and_causes_before_consequences(reports, is_elastic, code, cause, lost):
+    ended = ended_of(reports, num_nodes=2, srun_code=9, is_elastic=is_elastic)
+    assert (ended.code, ended.cause, ended.lost_node) == (code, cause, lost)
+
+
+def test_without_slurm_nothing_is_submitted_and_a_dry_run_says_so(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = make_spec(run_dir=str(tmp_path / "run"))
+    with pytest.raises(PenstockError, match="There is no sbatch on this machine, so nothing was submitted"):
+        submit(spec, JobFolder(tmp_path / "run"), render(spec))
+    assert not (tmp_path / "run").exists()
+    assert "was not tested" in checked_by_slurm(render(spec))

@@ -1,0 +1,92 @@
+"""The batch script: golden files, and what bash says of them."""
+
+import subprocess
+
+import pytest
+
+from penstock.launch.render.slurm import render, time_text
+from penstock.launch.spec import Secret, node_range
+from tests.unit.launch.test_spec import make_spec
+
+SPECS = {
+    "fixed": make_spec(
+        nodes=node_range("4"), processes=8, queue="gpu", account="team", time_limit_s=86400.0, grace_s=120.0
+    ),
+    "elastic": make_spec(
+        nodes=node_range("2:4"),
+        extras=("--qos=long", "--cpus-per-task=16"),
+        environment=(("NOTE", "it's"),),
+        secrets=(Secret(name="KEY", source="file:/home/me/.key"),),
+        doctor="require",
+    ),
+    "bare": make_spec(nodes=node_range("1"), doctor="skip", max_requeues=0),
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_script_is_the_golden_one(golden, name):
+    rendered = render(SPECS[name])
+    golden(
+        f"slurm_{name}.json",
+        {
+            "files": {path: text.splitlines() for path, text in rendered.files.items()},
+            "commands": [list(command) for command in rendered.commands],
+            "settings": [str(setting) for setting in rendered.settings],
+        },
+    )
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_bash_can_read_the_script(name):
+    (script,) = render(SPECS[name]).files.values()
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def ran(tmp_path, code, *, restarts="0", stopped=False, state="RUNNING"):
+    """Run the script with a supervisor that ends with a code; return its code, and what it asked of Slurm."""
+    run = tmp_path / "run"
+    (run / "launch").mkdir(parents=True)
+    if stopped:
+        (run / "launch" / "stop").touch()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexit {code}\n")
+    control = tmp_path / "scontrol"
+    control.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit 1\n')
+    queue = tmp_path / "squeue"
+    queue.write_text(f"#!/bin/sh\necho {state}\n")
+    for program in (python, control, queue):
+        program.chmod(0o755)
+    spec = make_spec(
+        run_dir=str(run), work_dir=str(tmp_path), python=str(python), doctor="skip", max_requeues=3
+    )
+    (script,) = render(spec).files.values()
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restarts}
+    done = subprocess.run(["bash"], input=script, env=variables, capture_output=True, text=True, check=False)
+    asked = tmp_path / "asked"
+    return done.returncode, asked.read_text().strip() if asked.exists() else ""
+
+
+@pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 2), (76, 76)])
+def test_codes_that_end_a_job_end_it(tmp_path, code, expected):
+    assert ran(tmp_path, code) == (expected, "")
+
+
+def test_a_run_that_stopped_after_saving_goes_back_into_the_queue(tmp_path):
+    assert ran(tmp_path, 75) == (75, "requeue 7")
+
+
+def test_a_run_that_was_told_to_stop_for_good_does_not(tmp_path):
+    assert ran(tmp_path, 75, stopped=True) == (0, "")
+
+
+def test_a_job_that_was_cancelled_does_not_come_back(tmp_path):
+    assert ran(tmp_path, 75, state="COMPLETING") == (75, "")
+
+
+def test_requeues_are_bounded(tmp_path):
+    assert ran(tmp_path, 75, restarts="3") == (75, "")
+
+
+def test_time_limits_are_rounded_up():
+    assert time_text(59.2) == "0-00:01:00"

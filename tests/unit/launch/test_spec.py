@@ -1,0 +1,108 @@
+"""The specification of a launched run: what it reads, and what it refuses."""
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock.launch.spec import (
+    NodeRange,
+    RunSpec,
+    Secret,
+    check_grace,
+    check_no_secret,
+    environment_of,
+    node_range,
+    secrets_of,
+)
+
+
+def make_spec(**changes):
+    values = {
+        "name": "first",
+        "command": ("train", "/work/runs/first/launch/recipe.toml"),
+        "run_dir": "/work/runs/first",
+        "work_dir": "/work",
+        "python": "/opt/penstock/bin/python",
+        "nodes": NodeRange(least=2, most=2),
+    }
+    return RunSpec(**{**values, **changes})
+
+
+def test_a_specification_is_read_back_as_written():
+    spec = make_spec(
+        nodes=node_range("1:3"),
+        secrets=(Secret(name="KEY", source="file:/k"),),
+        environment=(("A", "1"),),
+        extras=("--qos=long",),
+    )
+    assert RunSpec.read(spec.as_json()) == spec
+
+
+@pytest.mark.parametrize("text", ["0", "3:2", "0:2", "two", "1:", "-1", "1:2:3", ""])
+def test_numbers_of_nodes_that_are_none_are_refused(text):
+    with pytest.raises(UsageError, match="--nodes takes a number"):
+        node_range(text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"processes": 0}, "--processes must be at least 1"),
+        ({"idle_starts": 0}, "--idle-starts must be at least 1"),
+        ({"max_requeues": -1}, "--max-requeues must be at least 0"),
+        ({"grace_s": 0.0}, "--grace must be a number of seconds above 0"),
+        ({"time_limit_s": 30.0, "grace_s": 60.0}, "stopped before it starts"),
+    ],
+)
+def test_values_that_cannot_be_are_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        make_spec(**changes)
+
+
+def test_a_grace_too_short_for_the_measured_save_is_refused_with_one_that_would_do():
+    check_grace(60, step_s=2.0, save_s=50.0)
+    with pytest.raises(UsageError, match=r"save of 58\.0 s .* \(got '60 s'\)\. Give --grace 66 or more"):
+        check_grace(60, step_s=2.0, save_s=58.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"measure": {"wandb_api_key": "0123456789"}},
+        {"run": {"hub.token": "x1"}},
+        {"data": {"corpora": {"web": {"path": "https://me:pass@host/corpus"}}}},
+        {"note": "hf_abcdefghijklmnopqrstuvwx"},
+        {"list": ["AKIAABCDEFGHIJKLMNOP"]},
+    ],
+)
+def test_a_secret_in_the_recipe_is_refused_and_not_repeated(values):
+    with pytest.raises(UsageError, match="--secret NAME=file:PATH") as caught:
+        check_no_secret(values, where="The recipe")
+    for secret in ("0123456789", "me:pass", "hf_abcd", "AKIAABC"):
+        assert secret not in str(caught.value)
+
+
+def test_what_only_sounds_like_a_secret_is_taken():
+    check_no_secret(
+        {"max_tokens": 5, "tokenizer": "x", "data": {"path": "s3://bucket/tokens", "token_budget": "1T"}},
+        where="The recipe",
+    )
+
+
+def test_secrets_are_references():
+    assert secrets_of(["KEY=file:/home/me/.key", "TOKEN=env:HF_TOKEN"]) == (
+        Secret(name="KEY", source="file:/home/me/.key"),
+        Secret(name="TOKEN", source="env:HF_TOKEN"),
+    )
+    for wrong in ("KEY=hunter2", "KEY", "KEY=file:", "KEY=file:relative", "1KEY=env:A", "KEY=env:not a name"):
+        with pytest.raises(UsageError, match="--secret") as caught:
+            secrets_of([wrong])
+        assert "hunter2" not in str(caught.value)
+
+
+def test_variables_are_pairs_and_no_secrets():
+    assert environment_of(["A=1", "B=x=y"]) == (("A", "1"), ("B", "x=y"))
+    for wrong in ("A", "=1", "A B=1"):
+        with pytest.raises(UsageError, match="--env takes NAME=VALUE"):
+            environment_of([wrong])
+    with pytest.raises(UsageError, match="what looks like a secret"):
+        environment_of(["HF_TOKEN=abc"])
