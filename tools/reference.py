@@ -775,7 +775,7 @@ def metrics_page() -> str:
         )
         for name, (unit, meaning) in TRAINING.items()
     ]
-    labels = {
+    node_labels = {
         "penstock_node_findings": " by `check`, `level`",
         "penstock_node_xid": " by `gpu`, `xid`",
     }
@@ -783,7 +783,7 @@ def metrics_page() -> str:
         (
             f"`{name}_total`" if name == "penstock_node_xid" else f"`{name}`",
             ("counter" if name == "penstock_node_xid" else "gauge")
-            + labels.get(name, " by `gpu`" if "_gpu_" in name else ""),
+            + node_labels.get(name, " by `gpu`" if "_gpu_" in name else ""),
             unit,
             cell(meaning),
         )
