@@ -136,7 +136,8 @@ def read_file(path: Path, *, trusted: bool) -> dict[str, Any]:
     path = path.expanduser()
     if not path.is_file():
         raise UsageError(f"The task file {path} does not exist", fix="Correct the path.")
-    _check_functions(path, trusted=trusted, seen=set())
+    if path.suffix != ".json":
+        _check_functions(path, trusted=trusted, seen=set())
     from lm_eval.tasks._yaml_loader import load_yaml
 
     try:
@@ -202,9 +203,12 @@ def _resolved(name: Any, folder: Path) -> Any:
 
 
 def _check_functions(path: Path, *, trusted: bool, seen: set[Path]) -> None:
-    """Refuse `!function` in a file and those that it includes, unless it is lm-eval's own or trusted."""
+    """Refuse `!function` in a file and those that it includes, unless it is lm-eval's own or trusted.
+
+    What a file includes is read as YAML whatever its name is.
+    """
     path = path.resolve()
-    if path in seen or path.suffix == ".json" or path.is_relative_to(_folder()):
+    if path in seen or path.is_relative_to(_folder()):
         return
     seen.add(path)
     import yaml

@@ -151,3 +151,13 @@ def test_a_task_named_twice(file):
 def test_no_task():
     with pytest.raises(UsageError, match="no task to evaluate"):
         load()
+
+
+def test_code_of_an_included_file_is_refused_whatever_its_name(tmp_path):
+    """lm-eval reads an included file as YAML, with its tags, also if it is named .json."""
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\ndef f(x): return x\n")
+    (tmp_path / "base.json").write_text("process_docs: !function code.f\n")
+    (tmp_path / "mine.yaml").write_text("include: base.json\ntask: other\n")
+    with pytest.raises(UsageError, match=r"base\.json runs Python code: !function \(got 'code\.f'\)"):
+        load(tmp_path / "mine.yaml")
+    assert not (tmp_path / "ran").exists()
