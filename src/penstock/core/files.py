@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from penstock.core.errors import RunLocked, UsageError
 
@@ -107,6 +107,25 @@ def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
         file.write(f"{purpose}, pid {os.getpid()}\n")
         file.flush()
         yield
+
+
+def take_lock(path: Path, *, waits: bool) -> BinaryIO | None:
+    """Return a file that this process has locked until it is closed; None: another has, and `waits` is False.
+
+    Whoever holds the lock may remove the file.
+    """
+    while True:
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        except FileNotFoundError:  # it was removed in between
+            pass
+        except BlockingIOError:
+            file.close()
+            return None
+        file.close()
 
 
 MANIFEST_FILE = "manifest.json"

@@ -7,10 +7,11 @@ so that a pass that is interrupted goes on where it was.
 """
 
 import logging
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -19,8 +20,9 @@ from torch import Tensor
 
 from penstock.core import clock, config
 from penstock.core.arrays import Table
-from penstock.core.files import remove_tree, write_json
-from penstock.data.corpus.columns import ColumnWriter
+from penstock.core.errors import UsageError
+from penstock.core.files import remove_tree, take_lock, write_json
+from penstock.data.corpus.columns import ColumnWriter, read_index
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.corpus_rows import CorpusRows
@@ -105,7 +107,7 @@ def score_block(
         if of.gives:
             kept = [row for row, index in enumerate(mine) if index < len(tables)]
             for into, each in zip(found, values, strict=True):
-                by_row = each.view(of.rows, -1, *each.shape[1:])
+                by_row = each.view(of.rows, -1, *into.shape[2:])
                 into[[mine[row] for row in kept], columns] = by_row[kept].to(into.dtype)
     if of.world.ranks.world_size > 1:
         for values_of_all in found:
@@ -131,6 +133,10 @@ def _zeros(entry: ColumnEntry, rows: int, length: int, device: torch.device) -> 
 class Partial:
     """Values computed so far, kept in a folder beside the final one.
 
+    One process at a time writes that folder, the one that holds its lock. Another that makes the same columns
+    meanwhile (a second job, or the first rank of a second machine that shares the folder) begins with what is
+    there, and keeps its values in files without names, which are gone if it is killed.
+
     Args:
         folder: folder of the finished columns, which does not exist yet.
         made_with: what the values depend on, as JSON values: values made with something else are dropped.
@@ -150,16 +156,30 @@ class Partial:
         self._made_with = {"corpus": corpus.manifest.fingerprint, **made_with}
         self._work = folder.with_name(f"{folder.name}.partial")
         self._maps: list[Any] = []  # Any: memory maps of the columns' types
+        self._blocks = 0
+        self._lock: BinaryIO | None = None
         if keeps:
-            if self._progress().get("made_with") != self._made_with:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(self._lock_file, waits=False)
+            if self._lock is None:
+                self._copy()
+                return
+            progress = self._progress()
+            if progress.get("made_with") == self._made_with:
+                self._blocks = int(progress["blocks"])
+            else:
                 remove_tree(self._work)
-            self._work.mkdir(parents=True, exist_ok=True)
+            self._work.mkdir(exist_ok=True)
             self._maps = [self._open(entry) for entry in entries]
 
     @property
     def blocks(self) -> int:
         """Number of blocks done."""
-        return int(self._progress().get("blocks", 0))
+        return self._blocks
+
+    @property
+    def _lock_file(self) -> Path:
+        return self._work.with_name(f"{self._work.name}.lock")
 
     def _progress(self) -> dict[str, Any]:  # Any: JSON values
         path = self._work / "progress.json"
@@ -176,28 +196,74 @@ class Partial:
             for at, position, count in rows.labelled(tables):
                 stored[position : position + count] = flat[at : at + count]
             stored.flush()
-        write_json(self._work / "progress.json", {"blocks": blocks, "made_with": self._made_with})
+        self._blocks = blocks
+        if self._lock is not None:
+            write_json(self._work / "progress.json", {"blocks": blocks, "made_with": self._made_with})
 
     def publish(self) -> None:
-        """Make the columns from the values, and remove these."""
+        """Make the columns from the values, unless another process did, and remove these.
+
+        Raises:
+            UsageError: the folder exists, with values made with something else.
+        """
+        path = self._folder.with_name(f"{self._folder.name}.publish.lock")
+        lock = take_lock(path, waits=True)
+        assert lock is not None
+        try:
+            if not self._folder.exists():
+                self._write()
+            elif read_index(self._folder).made_with != self._made_with:
+                raise UsageError(f"{self._folder} exists", fix="Name a folder that does not.")
+        finally:
+            path.unlink()
+            lock.close()
+        self.remove()
+
+    def _write(self) -> None:
         writer = ColumnWriter(self._folder, self._corpus.manifest, self._entries, made_with=self._made_with)
         with writer:
             for entry, stored in zip(self._entries, self._maps, strict=True):
                 for first in range(0, len(stored), 2**20):
                     writer.put(entry.name, first, stored[first : first + 2**20])
-        self.remove()
 
     def remove(self) -> None:
         """Remove the partial values."""
         self._maps.clear()
-        remove_tree(self._work)
+        if self._lock is not None:
+            remove_tree(self._work)
+            self._lock_file.unlink()
+            self._lock.close()
+            self._lock = None
+
+    def _copy(self) -> None:
+        """Begin with the values that another process has kept so far, if they are of the same kind."""
+        for entry in self._entries:
+            with tempfile.TemporaryFile(dir=self._folder.parent) as file:
+                file.truncate(entry.bytes_of(self._corpus.num_tokens))
+                self._maps.append(np.memmap(file, np.dtype(entry.dtype), "r+", shape=self._shape(entry)))
+        try:
+            progress = self._progress()
+            if progress.get("made_with") != self._made_with:
+                return
+            for entry, into in zip(self._entries, self._maps, strict=True):
+                kept = np.memmap(
+                    self._work / entry.name, np.dtype(entry.dtype), "r", shape=self._shape(entry)
+                )
+                into[:] = kept
+        except (OSError, ValueError):  # the other process has finished, and removed them
+            return
+        self._blocks = int(progress["blocks"])
+
+    def _shape(self, entry: ColumnEntry) -> tuple[int, ...]:
+        tokens = self._corpus.num_tokens
+        return (tokens,) if entry.width == 1 else (tokens, entry.width)
 
     def _open(self, entry: ColumnEntry) -> Any:  # Any: as above
         path, tokens = self._work / entry.name, self._corpus.num_tokens
         dtype = np.dtype(entry.dtype)
         with path.open("ab") as file:  # zeros take no space until they are written
             file.truncate(entry.bytes_of(tokens))
-        return np.memmap(path, dtype, "r+", shape=(tokens,) if entry.width == 1 else (tokens, entry.width))
+        return np.memmap(path, dtype, "r+", shape=self._shape(entry))
 
 
 def progress_said(what: str, blocks: int, *, says: bool) -> Callable[[int], None]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from penstock.core.files import write_atomic
+from penstock.core.files import take_lock, write_atomic
 from penstock.data.corpus.corpus import Corpus
 from penstock.parallel.collectives import CollectiveGroup
 from penstock.train.tune.corpus_pass import Pass
@@ -67,4 +67,12 @@ def _write(file: Path, table: "np.ndarray[tuple[int, int], np.dtype[np.float64]]
     content = io.BytesIO()
     np.save(content, table, allow_pickle=False)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(file, content.getvalue())
+    path = file.with_name(f"{file.name}.lock")
+    lock = take_lock(path, waits=True)  # another job, or a machine that shares the folder, writes it too
+    assert lock is not None
+    try:
+        if not file.is_file():
+            write_atomic(file, content.getvalue())
+    finally:
+        path.unlink()
+        lock.close()
