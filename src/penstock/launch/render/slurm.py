@@ -10,6 +10,7 @@ Traps that the script avoids, seen with Slurm 22.05:
 import re
 import shlex
 
+from penstock.core.errors import UsageError
 from penstock.launch.network_settings import Setting
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.rendered import Rendered
@@ -23,7 +24,12 @@ _BASE_PORT, _NUM_PORTS = 20_000, 20_000
 
 
 def render(spec: RunSpec) -> Rendered:
-    """Return the batch script, and the command that submits it."""
+    """Return the batch script, and the command that submits it.
+
+    Raises:
+        UsageError: a path or name cannot stand in a line of options.
+    """
+    _check(spec)
     path = f"{spec.run_dir}/launch/{SCRIPT}"
     script = "\n".join([*_head(spec), "", *_body(spec)]) + "\n"
     return Rendered(
@@ -55,6 +61,24 @@ def time_text(seconds: float) -> str:
     return f"{days}-{hours:02d}:{rest // 60:02d}:{rest % 60:02d}"
 
 
+def _check(spec: RunSpec) -> None:
+    """Refuse what sbatch or bash would read as more than a path or a name.
+
+    Raises:
+        UsageError: with it.
+    """
+    for what, path in (("run.dir", spec.run_dir), ("the working folder", spec.work_dir)):
+        if not path.isprintable() or '"' in path or "\\" in path:
+            raise UsageError(
+                f"The path of {what} has a character that an #SBATCH line cannot hold",
+                got=path,
+                fix="Leave out line ends, control characters, double quotes and backslashes.",
+            )
+    for option, name in (("partition", spec.queue), ("account", spec.account)):
+        if not re.fullmatch(r"[\w.,:@+-]*", name):
+            raise UsageError(f"--{option} takes a name", got=name, fix="Letters, digits and . , : @ + - _.")
+
+
 def _head(spec: RunSpec) -> list[str]:
     nodes = spec.nodes
     options = [
@@ -62,7 +86,7 @@ def _head(spec: RunSpec) -> list[str]:
         f"--nodes={nodes.least}-{nodes.most}" if nodes.is_elastic else f"--nodes={nodes.most}",
         "--requeue",
         "--open-mode=append",
-        f"--output={spec.run_dir}/launch/slurm.out",
+        f"--output={_word(f'{spec.run_dir}/launch/slurm.out')}",
         f"--signal=B:USR1@{round(spec.grace_s)}",
     ]
     if nodes.is_elastic:
@@ -76,6 +100,16 @@ def _head(spec: RunSpec) -> list[str]:
     if spec.time_limit_s:
         options.append(f"--time={time_text(spec.time_limit_s)}")
     return ["#!/bin/bash", *(f"#SBATCH {option}" for option in [*options, *spec.extras])]
+
+
+def _word(path: str) -> str:
+    """Return a path as sbatch reads it in a line of options.
+
+    >>> _word("/runs/100%"), _word("/my runs/a")
+    ('/runs/100%%', '"/my runs/a"')
+    """
+    path = path.replace("%", "%%")  # sbatch writes the job's number for %j
+    return path if re.fullmatch(r"[\w./%+@:,=-]+", path) else f'"{path}"'
 
 
 def _body(spec: RunSpec) -> list[str]:
@@ -95,11 +129,11 @@ def _body(spec: RunSpec) -> list[str]:
             "bash -c 'export RANK=$SLURM_PROCID "
             "WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
             "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR MASTER_PORT=$DOCTOR_PORT; "
-            f'exec {shlex.quote(spec.python)} -m penstock doctor --seconds 20 --folder "$0"\' {run} '
+            f'exec "$1" -m penstock doctor --seconds 20 --folder "$0"\' {run} {python} '
             f"> {run}/launch/doctor.txt 2>&1",
             "  examined=$?",
-            f'  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see {spec.run_dir}'
-            '/launch/doctor.txt" >&2',
+            '  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see "'
+            f"{run}/launch/doctor.txt >&2",
             *(['  [ "$examined" -eq 0 ] || exit 1'] if spec.doctor == "require" else []),
             "fi",
         ]

@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 
+from penstock.core.errors import UsageError
 from penstock.launch.render.slurm import render, time_text
 from penstock.launch.spec import Secret, node_range
 from tests.unit.launch.test_spec import make_spec
@@ -90,3 +91,45 @@ def test_requeues_are_bounded(tmp_path):
 
 def test_time_limits_are_rounded_up():
     assert time_text(59.2) == "0-00:01:00"
+
+
+@pytest.mark.parametrize("folder", ["my runs", "it's", "$(touch ran)", "100% `touch ran`"])
+def test_paths_are_never_run(tmp_path, folder):
+    """The doctor fails, so the script names its report; srun is one that runs its words here."""
+    run = tmp_path / folder
+    (run / "launch").mkdir(parents=True)
+    (python := run / "python").write_text('#!/bin/sh\necho "asked $@"\nexit 3\n')
+    words = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
+    (tmp_path / "srun").write_text(f"#!/bin/bash\n{words}\n")
+    for program in (python, tmp_path / "srun"):
+        program.chmod(0o755)
+    spec = make_spec(run_dir=str(run), work_dir=str(tmp_path), python=str(python), doctor="require")
+    (script,) = render(spec).files.values()
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7"}
+    done = subprocess.run(["bash"], input=script, env=variables, capture_output=True, text=True, check=False)
+    assert (done.returncode, (run / "launch" / "doctor.txt").read_text()) == (
+        1,
+        f"asked -m penstock doctor --seconds 20 --folder {run}\n",
+    )
+    assert done.stderr == f"penstock doctor: exit code 3, see {run}/launch/doctor.txt\n"
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"run_dir": "/runs/a\n#SBATCH --wrap=b"}, "The path of run.dir has a character"),
+        ({"run_dir": '/runs/a"b'}, "The path of run.dir has a character"),
+        ({"work_dir": "/runs/a\nb"}, "The path of the working folder has a character"),
+        ({"queue": "gpu\n#SBATCH --uid=0"}, "--partition takes a name"),
+        ({"account": "a b"}, "--account takes a name"),
+    ],
+)
+def test_what_would_be_another_option_is_refused(changes, said):
+    with pytest.raises(UsageError, match=said):
+        render(make_spec(**changes))
+
+
+def test_sbatch_gets_a_path_with_spaces_and_percent_signs_as_one_word():
+    (script,) = render(make_spec(run_dir="/my runs/100%j")).files.values()
+    assert '#SBATCH --output="/my runs/100%%j/launch/slurm.out"\n' in script
