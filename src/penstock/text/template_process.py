@@ -84,9 +84,15 @@ class TemplateProcess:
             date: day that the template is told, YYYY-MM-DD; None: today.
 
         Raises:
+            UsageError: also if the messages are not JSON values.
             ModelError: also if the template exceeded its limits.
         """
-        found = self._answer(json.dumps({"messages": messages, "tools": tools, "find": True, "date": date}))
+        wanted = {"messages": messages, "tools": tools, "find": True, "date": date}
+        try:
+            request = json.dumps(wanted)
+        except TypeError as error:  # of a column of dates or bytes in Parquet
+            raise UsageError(f"A message or tool has a value that is not JSON: {error}") from None
+        found = self._answer(request)
         answers = [Answer(index, tuple((a, b) for a, b in spans)) for index, spans in found["answers"]]
         return Rendered(found["text"], tuple(answers), found["dropped"])
 

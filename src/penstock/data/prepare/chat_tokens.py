@@ -162,6 +162,8 @@ class ChatEncoder:
                 self._free.put(process)
         except PenstockError as error:
             return Rejection("bad_conversation", str(error))
+        if any(_has_half_surrogate(side.text) for side in rendered):  # of JSON in a text, such as arguments
+            return Rejection("undecodable", "half a surrogate pair")
         return _Written(found, rendered, record.content.num_bytes)
 
     def _document(
@@ -202,6 +204,14 @@ class _Written:
     conversation: Conversation
     rendered: Sequence[Rendered]
     num_bytes: int
+
+
+def _has_half_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def learned_bits(rendered: Rendered, side: Side, ends: npt.NDArray[np.int64]) -> Bits:

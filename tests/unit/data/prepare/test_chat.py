@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from datetime import UTC, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -345,3 +346,30 @@ def test_kinds_are_told_by_fields():
     assert kind_of_chat({"messages": []}) == "conversations"
     assert kind_of_chat({"text": "a"}) is None
     assert kind_of_chat([1]) is None
+
+
+HALF = "\ud800"
+CALL = {"name": "weather", "arguments": json.dumps({"a": HALF})}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {**talk("Hi", "Hello."), "tools": json.dumps([{**TOOL["function"], "description": HALF}])},
+        {"messages": json.dumps(talk(HALF, "Hello.")["messages"])},
+        {**talk("Hi", None, tool_calls=[{"function": CALL}]), "tools": [TOOL]},
+    ],
+)
+def test_half_a_surrogate_pair_in_json_within_a_text_is_a_rejection(tmp_path, qwen, record):
+    folder = made(tmp_path, [talk("Hi", "Hello."), record], qwen, max_errors=1)
+    rejected = json.loads((folder / "rejected.jsonl").read_text())
+    assert (rejected["kind"], rejected["reason"]) == ("undecodable", "half a surrogate pair")
+
+
+@pytest.mark.parametrize("value", [datetime(2026, 1, 1, tzinfo=UTC), b"\xff"])
+def test_values_of_parquet_that_are_not_json_are_a_rejection(tmp_path, qwen, value):
+    strange = [{**message, "at": value} for message in talk("Hi", "Hello.")["messages"]]
+    plain = [{**message, "at": None} for message in talk("Hi", "Hello.")["messages"]]
+    pq.write_table(pa.table({"messages": [strange, plain]}), tmp_path / "chats.parquet")
+    folder = made(tmp_path, str(tmp_path / "chats.parquet"), qwen, max_errors=1)
+    assert "has a value that is not JSON" in json.loads((folder / "rejected.jsonl").read_text())["reason"]
