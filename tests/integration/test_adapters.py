@@ -167,6 +167,7 @@ def refused(base, tmp_path, *, settings=None, tensors=None):
         ({"r": True}, "r must be a whole number"),
         ({"lora_alpha": "8"}, "lora_alpha must be a finite number (got '8')"),
         ({"lora_alpha": float("inf")}, "lora_alpha must be a finite number (got inf)"),
+        ({"lora_alpha": 10**400}, "lora_alpha must be a finite number (got 1000"),
         ({"r": 4}, "have shapes {'A': (8, "),
     ],
 )
@@ -185,6 +186,8 @@ HEAD = "base_model.model.model.layers"
         ("base_model.model.model.layers.0.mlp.router.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.2.mlp.up_proj.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.0.input_layernorm.lora_A.weight", (8, 32), "adapts no linear layer"),
+        (f"{HEAD}.0.input_layernorm.lora_magnitude_vector", (32,), "adapts no linear layer"),
+        ("base_model.model.other.lora_magnitude_vector", (32,), "adapts no linear layer"),
         (f"{HEAD}.0.mlp.up_proj.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.0.mlp.up_proj.lora_A.weight", (8, 32), "the tensors of layers.0.mlp.up have shapes"),
         (f"{HEAD}.0.mlp.down_proj.lora_A.weight", (8, 51), "the tensors of layers.0.mlp.down have shapes"),
@@ -198,6 +201,13 @@ def test_numbers_that_are_not_finite_are_refused(one_base, tmp_path):
     name = f"{HEAD}.1.mlp.down_proj.lora_B.weight"
     said = refused(one_base, tmp_path, tensors={name: torch.full((32, 8), float("nan"))})
     assert "layers.1.mlp.down have non-finite values" in said
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int64])
+def test_numbers_that_cannot_be_computed_with_are_refused(one_base, tmp_path, dtype):
+    name = f"{HEAD}.1.mlp.down_proj.lora_B.weight"
+    said = refused(one_base, tmp_path, tensors={name: torch.zeros(32, 8).to(dtype)})
+    assert f"are neither float16, bfloat16 nor float32 (got '{str(dtype)[6:]}')" in said
 
 
 def test_pickles_damaged_files_and_other_folders_are_refused(one_base, tmp_path):

@@ -13,6 +13,7 @@ metadata of the weights, where PEFT passes over it. An adapter for another base 
 import json
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,7 @@ _OUTER = ("embed_tokens", "lm_head")
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<layer>.+)\.lora_(?P<which>A\.weight|B\.weight|magnitude_vector(\.weight)?)"
 )
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PARTS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
 _BASE_HASH = "penstock.base_hash"
 _BASE_WEIGHTS = "penstock.base_weights"
@@ -263,12 +265,13 @@ def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
     if type(rank) is not int or not 1 <= rank <= MAX_RANK:
         raise ModelError(f"{path}: r must be a whole number from 1 to {MAX_RANK}", got=rank, fix=_PLAIN)
-    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha):
+    # An int of JSON may be larger than any float.
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
         raise ModelError(f"{path}: lora_alpha must be a finite number", got=alpha, fix="Save it again.")
 
 
 def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, str]:
-    """Return the name of our weight that a stored tensor adapts, and "A" or "B"."""
+    """Return the name of our weight that a stored tensor adapts, and "A", "B" or "magnitude"."""
     if outer := [layer for layer in _OUTER if f".{layer}." in name]:
         raise ModelError(
             f"{folder / _WEIGHTS} changes {outer[0]}, and adapters change the linear layers of blocks only",
@@ -276,8 +279,6 @@ def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, 
             fix=f"If it was not trained, save with save_embedding_layers=False. {_PLAIN}",
         )
     match = _TENSOR.fullmatch(name)
-    if match is not None and match["which"].startswith("magnitude"):
-        return layers.get(match["layer"], ""), "magnitude"
     ours = layers.get(match["layer"], "") if match else ""
     if match is None or not ours.startswith("layers.") or "norm" in ours:
         raise ModelError(
@@ -285,7 +286,7 @@ def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, 
             got=name,
             fix=_CHECK,
         )
-    return ours, match["which"][0]
+    return ours, "magnitude" if match["which"].startswith("magnitude") else match["which"][0]
 
 
 def _part(part: Slice | None, which: str) -> Slice | None:
@@ -329,6 +330,12 @@ def _check_parts(
         raise ModelError(
             f"{folder / _WEIGHTS}: the tensors of {name} have shapes {shapes}, this model needs {expected}",
             fix=_CHECK,
+        )
+    if others := [str(tensor.dtype) for tensor in pair.values() if tensor.dtype not in _DTYPES]:
+        raise ModelError(
+            f"{folder / _WEIGHTS}: the tensors of {name} are neither float16, bfloat16 nor float32",
+            got=others[0].removeprefix("torch."),
+            fix="Save it again in one of these.",
         )
     if not all(bool(tensor.isfinite().all()) for tensor in pair.values()):
         raise ModelError(
