@@ -108,3 +108,14 @@ def test_a_corpus_without_a_teacher_is_refused_with_the_command(taught, tmp_path
     wanted = recipe_of(corpus, student, tmp_path / "run", {"loss": "distillation"}, holdout=0)
     with pytest.raises(AssertionError, match=r"penstock data teach CORPUS --model TEACHER --out DIR"):
         on_ranks(lambda world: trained(wanted, world), ranks=1)
+
+
+def test_one_token_of_the_teacher_is_enough(taught, tmp_path):
+    """Its column has no axis of k."""
+    corpus, teacher, student, _ = taught
+    words = ("--model", teacher, "--out", tmp_path / "one", "--top-k", 1, "--temperature", TEMPERATURE)
+    command = ["data", "teach", corpus, *words, "--sequence-length", LENGTH]
+    assert main([str(word) for word in command]) == 0
+    wanted = recipe((corpus, teacher, student, tmp_path / "one"), tmp_path / "run", steps=6)
+    (losses,) = on_ranks(lambda world: trained(wanted, world), ranks=1)
+    assert losses[-1] < losses[0]

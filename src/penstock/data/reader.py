@@ -20,7 +20,7 @@ costs are computed when a step is partitioned, since they require its pools to b
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -154,13 +154,16 @@ class Reader:
             )
 
     def check(self, sample_index: SampleIndex) -> None:
-        """Refuse corpora whose token ids do not fit the dtype, or that lack a column asked for.
+        """Refuse corpora whose token ids do not fit the dtype, or whose columns do not make one field.
 
         Raises:
             ConfigError: with the corpus.
         """
         for source in sample_index.sources.values():
             self.check_corpus(source.name, source.corpus)
+        for column in self._columns:
+            if column != LEARNED:
+                _check_alike(column, {s.name: s.corpus for s in sample_index.sources.values()})
 
     def check_corpus(self, name: str, corpus: Corpus) -> None:
         """Refuse a corpus as `check` does."""
@@ -234,6 +237,22 @@ class Reader:
             source, tables = sample_index.rows(int(corpus[first]), chosen.phase, addresses, at_home=at_home)
             parts.append((source.corpus, tables))
         return parts
+
+
+def _check_alike(column: str, corpora: Mapping[str, Corpus]) -> None:
+    """Refuse a column that is of another type or width in another corpus: a batch has rows of both.
+
+    Raises:
+        ConfigError: with both corpora.
+    """
+    (first, one), *rest = ((name, corpus.columns[column].entry) for name, corpus in corpora.items())
+    for name, other in rest:
+        if (one.dtype, one.width) != (other.dtype, other.width):
+            raise ConfigError(
+                f"Column {column!r} has {one.width} {one.dtype} a token in corpus {first!r}, and "
+                f"{other.width} {other.dtype} in {name!r}",
+                fix="Make the columns of all corpora with the same options.",
+            )
 
 
 def _narrow(name: str, values: Int64 | Int32) -> Int32:

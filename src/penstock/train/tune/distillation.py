@@ -47,13 +47,14 @@ class Distillation:
         ids, log_probs = (
             torch.cat(part[name]) if isinstance(part[name], tuple) else part[name] for name in self.fields
         )
+        k = 1 if ids.ndim == 2 else ids.shape[2]  # a column of one value per token has no axis for it
 
         def divergence(hidden: Tensor, head: OutputHead) -> Tensor:
             total, each = top_k_divergence(
                 hidden.flatten(0, 1)[learned],
                 head,
-                ids.flatten(0, 1)[learned],
-                log_probs.flatten(0, 1)[learned],
+                ids.flatten(0, 1)[learned].view(len(learned), k),
+                log_probs.flatten(0, 1)[learned].view(len(learned), k),
                 temperature=self.temperature,
             )
             if sums.losses is not None:

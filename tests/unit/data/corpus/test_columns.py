@@ -128,6 +128,17 @@ def test_a_field_that_a_corpus_lacks_is_refused(flagged, plain):
         Loader({"pairs": pairs, "web": flagged}, fields=("rejected",), **LOADER).batch_at(0)
 
 
+def test_a_column_of_another_width_in_another_corpus_is_refused(tmp_path):
+    folders = {}
+    for name, width in (("a", 2), ("b", 3)):
+        corpus = write_corpus(tmp_path / name, DOCUMENTS)
+        entry = ColumnEntry(name="top", dtype="int32", width=width)
+        with ColumnWriter(tmp_path / f"{name}-top", open_corpus(corpus).manifest, [entry]):
+            folders[name] = tmp_path / f"{name}-top"
+    with pytest.raises(ConfigError, match="'top' has 2 int32 a token in corpus 'a', and 3 int32 in 'b'"):
+        Loader({name: tmp_path / name for name in "ab"}, columns=folders, fields=("top",), **LOADER)
+
+
 def test_a_transform_may_not_label_what_is_not_learned(flagged, plain):
     fill = FillInTheMiddle(prefix_id=20, middle_id=21, suffix_id=22, rate=1.0)
     Loader({"c": plain}, transform=fill, **LOADER).batch_at(0)
