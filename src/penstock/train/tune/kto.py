@@ -15,6 +15,7 @@ their answers by one, so its z depends on the number of devices. Here:
 Since partners do not change, their reference log-probabilities are computed once, as those of the examples.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -96,7 +97,9 @@ class Examples:
         prompts = []
         for number in range(len(self)):
             tokens, _, prompt = self.document(number)
-            prompts.append(tokens[:prompt].tobytes())
+            prompts.append(
+                hashlib.blake2b(tokens[:prompt].tobytes(), digest_size=16).digest()
+            )  # not 8 B a token
         return partners_of(prompts)
 
 

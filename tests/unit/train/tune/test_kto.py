@@ -1,5 +1,7 @@
 """Partners of KTO's examples, and their mismatched sequences."""
 
+import tracemalloc
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,3 +36,17 @@ def test_a_mismatched_sequence_is_a_prompt_with_the_answer_of_another(tmp_path):
     assert labels.tolist() == [3, -100]
     assert [examples.number_at(corpus.shard_name(0), start) for start in (0, 3, 4, 8)] == [0, 0, 1, 1]
     assert examples.partners().tolist() == [1, 0]
+
+
+def test_finding_partners_takes_bytes_per_document_not_per_token(tmp_path):
+    documents = [[number % 90, *[7] * 3000, 8] for number in range(200)]
+    learned = [[False] * 3001 + [True]] * 200
+    corpus = open_corpus(write_corpus(tmp_path / "c", documents, vocab_size=90, columns={"learned": learned}))
+    examples = Examples(corpus)
+    tracemalloc.start()
+    try:
+        assert examples.partners()[:2].tolist() == [199, 0]
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 1_000_000  # the prompts have 4.8 MB as int64
