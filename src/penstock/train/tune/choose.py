@@ -88,13 +88,17 @@ def lacks_reference(config: TrainConfig, corpora: Mapping[str, Corpus], world: W
 
 def model_key(config: TrainConfig) -> dict[str, Any]:
     """Return what the log-probabilities of the starting model depend on, as JSON values."""
-    base = "compute" if config.adapter is None else config.adapter.base
+    adapter = config.adapter
+    rounded = [] if adapter is None or adapter.base == "compute" else [adapter.base, *sorted(adapter.layers)]
+    stored = config.precision.weights.partition("_")[0] if adapter is None else config.compute
+    weights = stored if config.compute == "float32" else config.compute  # gathered in the dtype of `compute`
     return {
         "start": config.run.start_hash,
         "vocab_size": config.model.vocab_size,
         "compute": config.compute,
         "linear": config.precision.linear,
-        "base": base,
+        "weights": weights,
+        "rounded": rounded,
     }
 
 

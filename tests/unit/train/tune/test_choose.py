@@ -8,7 +8,7 @@ from penstock.core.errors import ConfigError
 from penstock.data.corpus.open import open_corpus
 from penstock.testing.corpora import write_corpus
 from penstock.train.recipe.load import build_recipe
-from penstock.train.tune.choose import check_answers
+from penstock.train.tune.choose import check_answers, model_key
 from tests.preferences import answers, pairs_corpus, thumbs_corpus
 
 
@@ -87,3 +87,19 @@ def test_a_loss_with_a_reference_needs_a_model_to_start_from(raw):
 def test_keys_out_of_range_are_refused_by_name(raw, key, value):
     with pytest.raises(ConfigError, match=rf"tune\.{key} must be .*{value}"):
         build_recipe(raw | {"tune": {key: value}})
+
+
+def test_references_are_of_the_weights_that_the_run_starts_with(recipe):
+    """A base is rounded in the layers with an adapter only; weights of bfloat16 are rounded at the start."""
+
+    def key(weights="float32", **tune):
+        wanted = recipe("dpo")
+        precision = dataclasses.replace(wanted.precision, weights=weights)
+        tune = dataclasses.replace(wanted.tune, **tune)
+        return model_key(dataclasses.replace(wanted, compute="float32", precision=precision, tune=tune))
+
+    lora = {"method": "lora", "rank": 2}
+    assert key() == key(**lora) == key(**lora, layers="mlp") == key("bfloat16_stochastic", **lora)
+    int8 = {**lora, "base": "int8"}
+    assert key(**int8) == key(**{**int8, "rank": 1}) != key(**int8, layers="mlp") != key(**lora)
+    assert key() != key("bfloat16_master") == key("bfloat16_stochastic")
