@@ -12,9 +12,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tokenizers
 
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
+from tests.published_templates import CHATML, without_tags
 
 COMMAND = (sys.executable, "-m", "penstock", "data")
 ENVIRONMENT = {**os.environ, "COLUMNS": "200", "NO_COLOR": "1"}
@@ -148,6 +150,43 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(
     done = penstock(*ARGUMENTS, "killed", "--tokenizer", tokenizer, folder=folder)
     assert done.returncode == 0, done.stderr
     assert content(folder / "killed") == expected
+
+
+def test_conversations_killed_in_the_middle_end_with_the_same_bytes(tmp_path: Path, tokenizer: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    made = tokenizers.Tokenizer.from_file(str(tokenizer))
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    made.save(str(model / "tokenizer.json"))
+    (model / "chat_template.jinja").write_text(without_tags(CHATML))
+    turns = [("user", "the cat number {i}?"), ("assistant", "sat on the mat {i}.")] * 2
+    (tmp_path / "chats.jsonl").write_text(
+        "\n".join(
+            json.dumps({"messages": [{"role": role, "content": text.format(i=i)} for role, text in turns]})
+            for i in range(1500)
+        )
+    )
+    words = ("prepare", "chats.jsonl", "--chat", "--tokenizer", model, "--shard-tokens", "5k", "--out")
+    whole = penstock(*words, "whole", folder=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    killed = tmp_path / "killed"
+    with subprocess.Popen(
+        [*COMMAND, *map(str, words), "killed"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        deadline = time.monotonic() + 120
+        while len(list(killed.glob("shard-*.arrow"))) < 3 and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        assert process.poll() is None, "killed in the middle"
+        process.kill()
+    assert not (killed / "manifest.json").exists()
+    again = penstock(*words, "killed", folder=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert content(killed) == content(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "labels": ("", "terms that the step's loss is a mean of: learned tokens, or pairs of preferences"),
     "grad_norm": ("", "norm of the whole gradient before clipping"),
     "learning_rate": ("", "of the step"),
-    "tokens_per_s": ("tokens/s", "tokens of the step over its wall time, all ranks"),
+    "tokens_per_s": ("tokens/s", "tokens of the step, learned or not, over its wall time, all ranks"),
     "mfu": ("share", "model FLOPs utilisation: useful FLOP/s over the devices' peak, where that is known"),
     "hfu": ("share", "hardware FLOPs utilisation: as mfu, with activations that were computed twice"),
     "step_s": ("s", "wall time of the step, waiting for data included"),

@@ -37,7 +37,8 @@ def check_packing(rule: str, overlong: str | None) -> None:
         raise ConfigError(
             f"Packing {rule!r} splits no document, so it cannot serve one longer than a row whole",
             got="overlong unset",
-            fix="Set overlong='truncate' to keep their first tokens, or 'drop' to leave them out.",
+            fix="Set overlong='truncate' to keep their first tokens, or 'drop' to leave them out; in a "
+            "recipe the key is data.overlong.",
         )
     if rule not in PADDING_RULES and overlong is not None:
         raise ConfigError(
