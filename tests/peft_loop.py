@@ -29,6 +29,9 @@ def peft_model(recipe: TrainConfig) -> Any:  # Any: PeftModel
     adapter = recipe.adapter
     if adapter is None:
         return base
+    if adapter.new_rows:  # their values are the adapter's
+        base.resize_token_embeddings(recipe.model.vocab_size, mean_resizing=False)
+    new = [*range(recipe.run.start_vocab_size, recipe.model.vocab_size)]
     return get_peft_model(
         base,
         LoraConfig(
@@ -37,8 +40,14 @@ def peft_model(recipe: TrainConfig) -> Any:  # Any: PeftModel
             target_modules=[PROJECTIONS[name] for name in adapter.layers],
             use_rslora=adapter.method == "rslora",
             use_dora=adapter.method == "dora",
+            trainable_token_indices=dict.fromkeys(token_layers(recipe), new) if new else None,
         ),
     )
+
+
+def token_layers(recipe: TrainConfig) -> list[str]:
+    """Return the names of the layers whose new rows are learned."""
+    return ["embed_tokens"] if recipe.model.tie_word_embeddings else ["embed_tokens", "lm_head"]
 
 
 def peft_names(recipe: TrainConfig) -> dict[str, str]:
@@ -49,6 +58,12 @@ def peft_names(recipe: TrainConfig) -> dict[str, str]:
         return dict(theirs)
     found = {}
     for ours, name in theirs.items():
+        if ours in ("embed.weight", "unembed.weight") and adapter.new_rows:
+            where = f"base_model.model.{name.removesuffix('.weight')}"
+            found[ours.replace("weight", "new_rows")] = (
+                f"{where}.token_adapter.trainable_tokens_delta.default"
+            )
+            continue
         *_, layer, kind = ours.split(".")
         if ours.startswith("layers.") and kind == "weight" and layer in adapter.layers:
             for part, peft in _PARTS.items():

@@ -83,12 +83,12 @@ def recipe_of(corpus, base, run, tune):
     )
 
 
-def tuned(recipe, world, of="logits"):
+def tuned(recipe, world, of="logits", ids=IDS):
     """Train, or go on after the end; return the logits of the network as it is trained, and the adapter."""
     state = open_state(recipe, world)
     records_of(state, recipe, world)
     with torch.no_grad():
-        logits = state.model(IDS) if of == "logits" else state.model.hidden(IDS)
+        logits = state.model(ids) if of == "logits" else state.model.hidden(ids)
     return logits, {n: p.detach() for n, p in state.model.named_parameters() if p.requires_grad}
 
 

@@ -110,14 +110,14 @@ def learned(model) -> dict[str, torch.Tensor]:
     return {name: whole(p) for name, p in model.named_parameters() if p.requires_grad}
 
 
-def tuned(recipe, world, *, stop_at=None):
+def tuned(recipe, world, *, stop_at=None, looked_at=LOOKED_AT):
     """Return the first values of what is learned, the records, and the clipped gradients of a step."""
     state = open_state(recipe, world)
     first, steps, gradients = learned(state.model), [0], {}
 
     def look(*_: object) -> None:
         steps[0] += 1
-        if steps[0] == LOOKED_AT:
+        if steps[0] == looked_at:
             gradients.update(
                 {n: whole(p.grad) for n, p in state.model.named_parameters() if p.grad is not None}
             )

@@ -7,6 +7,7 @@ tuned.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,7 +18,7 @@ from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import CheckpointIndex, Meta
 from penstock.checkpoint.load import fill_boxes
 from penstock.checkpoint.load_start import fill_start
-from penstock.checkpoint.peft import base_weights_of, read_adapters, read_settings
+from penstock.checkpoint.peft import base_weights_of, read_adapters, read_new_rows, read_settings
 from penstock.checkpoint.start import Start, find_start, text_folder
 from penstock.checkpoint.tensors import MODEL
 from penstock.core.boxes import whole
@@ -28,6 +29,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.lora import Adapter, RoundedProduct, is_of_adapter
+from penstock.nn.new_rows import is_new_rows, put_new_rows
 from penstock.nn.unfilled import unfilled
 
 
@@ -74,7 +76,7 @@ def read_adapter_tensors(saved: SavedCheckpoint, index: CheckpointIndex) -> dict
 
 def adapters_of(tensors: Mapping[str, Tensor], config: AdapterConfig) -> dict[str, Adapter]:
     """Return the adapter of each layer, by the layer's name."""
-    layers = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
+    layers = dict.fromkeys(name.rpartition(".")[0] for name in tensors if not is_new_rows(name))
     return {
         layer: Adapter(
             tensors[f"{layer}.lora_a"],
@@ -101,13 +103,21 @@ def merged_matrix(weight: Tensor, adapter: Adapter, base: str) -> Tensor:
 
 
 @torch.no_grad()
-def open_merged(start: Start, model: LlamaConfig, adapters: Mapping[str, Adapter], *, base: str) -> nn.Module:
+def open_merged(
+    start: Start,
+    model: LlamaConfig,
+    adapters: Mapping[str, Adapter],
+    *,
+    base: str,
+    new_rows: Mapping[str, Tensor],
+) -> nn.Module:
     """Return a base model with adapters merged: float32, on the CPU.
 
     Args:
         model: its config; may have more token ids than the base.
         adapters: by the name of the layer.
         base: as in AdapterConfig.
+        new_rows: last rows of the embedding and the output matrix, by name: `embed.new_rows`.
     """
     with unfilled():
         network: nn.Module = FAMILIES[model.model_type](model)
@@ -118,6 +128,7 @@ def open_merged(start: Start, model: LlamaConfig, adapters: Mapping[str, Adapter
     for layer, adapter in adapters.items():
         weight = state[f"{layer}.weight"]
         weight.copy_(merged_matrix(weight, adapter, base))
+    put_new_rows(state, new_rows)
     return network
 
 
@@ -131,8 +142,9 @@ def merged_model(saved: SavedCheckpoint, index: CheckpointIndex) -> nn.Module:
     meta = index.meta
     assert meta.adapter is not None, meta
     start = base_weights(meta, of=saved)
-    adapters = adapters_of(read_adapter_tensors(saved, index), meta.adapter)
-    return open_merged(start, meta.model, adapters, base=meta.adapter.base)
+    tensors = read_adapter_tensors(saved, index)
+    adapters = adapters_of(tensors, meta.adapter)
+    return open_merged(start, meta.model, adapters, base=meta.adapter.base, new_rows=tensors)
 
 
 def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama, Path | None]:
@@ -154,7 +166,10 @@ def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama,
         )
     start = find_start(Path(named))
     adapters = read_adapters(folder, start.model, base_hash=start.identity)
-    model = open_merged(start, start.model, adapters, base=base_weights_of(folder))
+    new_rows = read_new_rows(folder, start.model)
+    num_rows = start.model.vocab_size + max(map(len, new_rows.values()), default=0)
+    grown = replace(start.model, vocab_size=num_rows)
+    model = open_merged(start, grown, adapters, base=base_weights_of(folder), new_rows=new_rows)
     places = (folder, text_folder(start.folder))
     tokenizer = next((found for place in places if (found := place / TOKENIZER_FILE).is_file()), None)
     return cast(Llama, model).eval(), tokenizer

@@ -22,6 +22,7 @@ from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.core.packages import Package
 from penstock.models import FAMILIES
+from penstock.nn.new_rows import matrix_named
 
 if TYPE_CHECKING:
     import safetensors
@@ -73,6 +74,24 @@ def fill_start(start: Start, targets: Targets, shapes: Mapping[str, tuple[int, .
     read(old)
     for name, rows in grown.items():
         rows.copy_(_mean_row(read, name, num_rows=start.model.vocab_size, width=rows.shape[1]))
+
+
+@torch.no_grad()
+def load_new_rows(start: Start, parameters: Mapping[str, Tensor]) -> None:
+    """Fill this rank's shards of new rows with the mean of the old ones, as `load_start` does.
+
+    Args:
+        parameters: by name, `embed.new_rows`.
+
+    Raises:
+        ModelError, CheckpointError: as in `load_start`.
+    """
+    for name, tensor in parameters.items():
+        _, local = held(name, tensor)
+        if local.numel():
+            matrix, num_rows, width = matrix_named(name), start.model.vocab_size, tensor.shape[1]
+            read = _reader(start, {matrix: (num_rows, width)})
+            local.copy_(_mean_row(read, matrix, num_rows=num_rows, width=width))
 
 
 def _mean_row(read: Callable[[Targets], None], name: str, *, num_rows: int, width: int) -> Tensor:

@@ -6,6 +6,10 @@ only. Anything else that PEFT can store (other methods, biases, whole layers, ch
 by its key, unknown keys included, because an adapter applied in part gives wrong answers silently. Nothing is
 unpickled, and a tensor that belongs to no layer of the model is an error.
 
+Rows of tokens that the base lacks (nn/new_rows.py) are PEFT's `trainable_token_indices`: whole rows, by token
+id. The model must have those rows before PEFT reads the folder: `model.resize_token_embeddings(n)`. Like
+DoRA's factors they are for merging only, and the only rows that are read are those after the base's last.
+
 Folders that Penstock writes name their base by path, as PEFT's do, and by its identity (hf_folder.py), in the
 metadata of the weights, where PEFT passes over it. An adapter for another base is refused.
 """
@@ -34,6 +38,7 @@ from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
 from penstock.nn.linear.adapter_config import AdapterConfig, BaseWeights
 from penstock.nn.linear.lora import Adapter
+from penstock.nn.new_rows import NEW_ROWS, is_new_rows
 from penstock.nn.unfilled import unfilled
 
 if TYPE_CHECKING:
@@ -55,7 +60,7 @@ _OF_NO_EFFECT = frozenset({
     "ensure_weight_tying", "eva_config", "exclude_modules", "inference_mode", "kasa_config",
     "layers_pattern", "layers_to_transform", "loftq_config", "lora_dropout", "lora_ga_config",
     "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "target_modules",
-    "task_type", "velora_config",
+    "task_type", "trainable_token_indices", "velora_config",
 })  # fmt: skip
 """Keys of PEFT without effect on inference: training settings, or what the tensor names say already."""
 _EFFECT_FREE_STARTS = (None, True, False, "gaussian", "orthogonal")
@@ -68,7 +73,9 @@ _TENSOR = re.compile(
     r"base_model\.model\.(?P<layer>.+)\.lora_(?P<which>A\.weight|B\.weight|magnitude_vector(\.weight)?)"
 )
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_TOKENS = re.compile(r"base_model\.model\.(?P<layer>.+)\.token_adapter\.trainable_tokens_delta")
 _PARTS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "magnitude": "lora_magnitude_vector"}
+_TOKEN_ROWS = "token_adapter.trainable_tokens_delta"
 _BASE_HASH = "penstock.base_hash"
 _BASE_WEIGHTS = "penstock.base_weights"
 
@@ -96,7 +103,7 @@ def read_adapter(
         ModelError: the folder is not a LoRA adapter of this model, or uses an unsupported feature.
     """
     settings = read_settings(folder)
-    found = _read_tensors(folder, config, place=place, base_hash=base_hash)
+    found = _read_tensors(folder, config, place=place, base_hash=base_hash, serves=True)
     shapes = _shapes(config, place)
     return {name: _lora(folder, name, pair, settings, shapes[name]) for name, pair in found.items()}
 
@@ -111,7 +118,7 @@ def read_adapters(folder: Path, config: LlamaConfig, *, base_hash: str = "") -> 
         ModelError: as in `read_adapter`; but DoRA is supported.
     """
     settings = read_settings(folder, serves=False)
-    found = _read_tensors(folder, config, place=ALONE, base_hash=base_hash)
+    found = _read_tensors(folder, config, place=ALONE, base_hash=base_hash, serves=False)
     shapes = _shapes(config, ALONE)
     adapters = {}
     for name, parts in found.items():
@@ -119,6 +126,55 @@ def read_adapters(folder: Path, config: LlamaConfig, *, base_hash: str = "") -> 
         _check_parts(folder, name, parts, settings, shapes[name])
         adapters[name] = Adapter(parts["A"], parts["B"], scale, parts.get("magnitude"))
     return adapters
+
+
+def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
+    """Return the rows of an adapter for tokens that its base lacks, by name: `embed.new_rows`.
+
+    Args:
+        config: of the base.
+
+    Raises:
+        ModelError: it has other rows of the embedding or the output matrix.
+    """
+    settings = read_settings(folder, serves=False)
+    ours = {theirs.removesuffix(".weight"): name for name, theirs in hugging_face_names(config).items()}
+    wanted = {
+        layer: name
+        for layer, name in ours.items()
+        if settings.get("trainable_token_indices") and name in ("embed.weight", "unembed.weight")
+    }
+    found = {}
+    with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
+        for stored in file.keys():  # noqa: SIM118 - not a mapping
+            if match := _TOKENS.fullmatch(stored):
+                found[match["layer"]] = file.get_tensor(stored)
+    if found.keys() != wanted.keys():
+        raise ModelError(
+            f"{folder / _WEIGHTS} has rows of tokens for {', '.join(sorted(found)) or 'no matrix'}, and this "
+            f"model needs them for {', '.join(sorted(wanted)) or 'none'}",
+            fix=_MERGE_THERE,
+        )
+    for layer, rows in found.items():
+        indices = _token_indices(settings, layer)
+        following = [*range(config.vocab_size, config.vocab_size + len(indices))]
+        fits = tuple(rows.shape) == (len(indices), config.hidden_size) and rows.dtype in _DTYPES
+        if indices != following or not fits or not rows.isfinite().all():
+            raise ModelError(
+                f"{folder}: the trained rows of {layer} are not those that follow the {config.vocab_size} of "
+                "the base",
+                got=f"{len(indices)} token ids, {rows.dtype} rows of shape {tuple(rows.shape)}",
+                fix=_MERGE_THERE,
+            )
+    return {ours[layer].replace("weight", NEW_ROWS): rows for layer, rows in found.items()}
+
+
+def _token_indices(settings: Mapping[str, Any], layer: str) -> list[int]:
+    """Return the token ids whose rows of a layer an adapter has."""
+    given = settings["trainable_token_indices"]
+    if isinstance(given, dict):  # otherwise they are those of the embedding
+        given = next((ids for name, ids in given.items() if layer.endswith(name)), None)
+    return list(given) if isinstance(given, list) else []
 
 
 def base_weights_of(folder: Path) -> str:
@@ -156,9 +212,15 @@ def save_adapter(
     theirs = hugging_face_names(model)
     content: dict[str, Tensor] = {}
     modules: dict[str, None] = {}
+    token_indices: dict[str, list[int]] = {}
     for name, tensor in tensors.items():
         layer, _, part = name.rpartition(".")
         module = theirs[f"{layer}.weight"].removesuffix(".weight")
+        if is_new_rows(name):
+            first = model.vocab_size - len(tensor)
+            token_indices[module.rpartition(".")[2]] = [*range(first, model.vocab_size)]
+            content[f"base_model.model.{module}.{_TOKEN_ROWS}"] = tensor.detach().cpu().contiguous()
+            continue
         modules[module.rpartition(".")[2]] = None
         content[f"base_model.model.{module}.{_PARTS[part]}"] = tensor.detach().cpu().contiguous()
     alpha = int(adapter.alpha) if adapter.alpha == int(adapter.alpha) else adapter.alpha
@@ -177,6 +239,7 @@ def save_adapter(
         "fan_in_fan_out": False,
         "init_lora_weights": True,
         "modules_to_save": None,
+        **({"trainable_token_indices": token_indices} if token_indices else {}),
     }
     metadata = {"format": "pt", _BASE_HASH: base_hash, _BASE_WEIGHTS: adapter.base}
     with appearing(folder) as temporary:
@@ -188,7 +251,7 @@ def save_adapter(
 
 
 def _read_tensors(
-    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str
+    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str, serves: bool
 ) -> dict[str, dict[str, Tensor]]:
     """Return "A", "B" and "magnitude" of each layer, by its name."""
     layers = {theirs.removesuffix(".weight"): ours for ours, theirs in hugging_face_names(config).items()}
@@ -197,6 +260,8 @@ def _read_tensors(
         with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
             _check_base(folder, (file.metadata() or {}).get(_BASE_HASH), base_hash)
             for name in file.keys():  # noqa: SIM118 - not a mapping
+                if not serves and _TOKENS.fullmatch(name):  # read_new_rows reads them
+                    continue
                 ours, which = _layer_of(name, layers, folder)
                 part = _part(slice_of(ours, config, place), which)
                 found.setdefault(ours.removesuffix(".weight"), {})[which] = read_slice(file, name, part)
@@ -251,14 +316,33 @@ def read_settings(folder: Path, *, serves: bool = True) -> Mapping[str, Any]:  #
             got=settings["init_lora_weights"],
             fix=_PLAIN,
         )
-    if serves and settings.get("use_dora"):
+    if serves:
+        _check_served(path, settings)
+    _check_numbers(path, settings)
+    return settings
+
+
+def _check_served(path: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse what can be merged, but not applied to single requests."""
+    fix = f"Merge it and serve the result: penstock export {path.parent} --merge --out DIR."
+    if settings.get("use_dora"):
         raise ModelError(
             f"{path}: use_dora changes whole outputs, and cannot be applied to single requests",
             got=True,
-            fix=f"Merge it and serve the result: penstock export {folder} --merge --out DIR.",
+            fix=fix,
         )
-    _check_numbers(path, settings)
-    return settings
+    if indices := settings.get("trainable_token_indices"):
+        raise ModelError(
+            f"{path}: trainable_token_indices changes rows of the embedding, which all requests share",
+            got=_shortened(indices),
+            fix=fix,
+        )
+
+
+def _shortened(indices: Any) -> str:  # Any: JSON
+    """Return token ids for a message."""
+    text = json.dumps(indices)
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
@@ -343,5 +427,7 @@ def _check_parts(
         )
 
 
+_LONGEST = 60
+_MERGE_THERE = "Merge it into the base model with PEFT and open that."
 _CHECK = "Check that the adapter was trained for this model."
 _PLAIN = "Train it as plain LoRA, or merge it into the base model with PEFT and open that."

@@ -111,7 +111,9 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     numbers, size = sum(t.numel() for t in tensors.values()), _size(arguments.out)
     print(f"{arguments.out}: an adapter of {si(numbers)} parameters, {mib(size)}")
     weights = "" if meta.adapter.base == "compute" else f" --weights {meta.adapter.base}"
-    if meta.adapter.has_magnitudes:
+    if meta.adapter.new_rows:
+        print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
+    if meta.adapter.has_magnitudes or meta.adapter.new_rows:
         print(f"for serving, merge it: penstock export {arguments.checkpoint} --merge --out DIR")
     else:
         served = f"{meta.start_from}{weights} --adapter NAME={arguments.out}"

@@ -25,9 +25,11 @@ from penstock.nn.linear.lora import (
     matrix_of,
     round_frozen,
 )
+from penstock.nn.new_rows import add_new_rows
 from penstock.parallel.collectives import CollectiveGroup, all_reduce, gather, scatter_sum, sum_gradient
 from penstock.parallel.slices import local
 from penstock.parallel.tensor import ColumnLinear, RowLinear, SharedHeadLinear
+from penstock.parallel.vocab_parallel import add_sliced_new_rows
 
 
 class _Adapted(nn.Linear):
@@ -92,7 +94,7 @@ _WITH_ADAPTER: dict[type[nn.Linear], type[nn.Linear]] = {
 def add_adapters(
     model: nn.Module, config: AdapterConfig, mesh: DeviceMesh | None, *, dtype: torch.dtype
 ) -> None:
-    """Freeze a model and give the linear layers of its blocks adapters, in place.
+    """Freeze a model, and give the linear layers of its blocks adapters and its matrices new rows, in place.
 
     Args:
         model: on the meta device, with the modules of this rank's stages, sliced if at all.
@@ -120,9 +122,20 @@ def add_adapters(
         if not config.has_magnitudes:
             module.register_parameter("magnitude", None)
         module.scale = config.scale  # type: ignore[assignment]  # not a module or tensor
+    if config.new_rows:
+        _add_new_rows(model, config.new_rows, mesh, dtype=dtype)
     if config.base != "compute":
         for _, layer in adapted_layers(model):
             round_frozen(layer, config.base)
+
+
+def _add_new_rows(model: nn.Module, num_rows: int, mesh: DeviceMesh | None, *, dtype: torch.dtype) -> None:
+    if mesh is not None:
+        add_sliced_new_rows(model, num_rows, mesh, dtype=dtype)
+        return
+    for matrix in (model.embed, model.unembed):
+        if isinstance(matrix, nn.Embedding | nn.Linear):  # otherwise another stage has it, or it is tied
+            add_new_rows(matrix, num_rows, dtype=dtype)
 
 
 def _placements(layer: nn.Module) -> dict[str, Placement]:

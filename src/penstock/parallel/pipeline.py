@@ -199,11 +199,11 @@ class Pipeline:
 
     @property
     def tied(self) -> nn.Parameter | None:
-        """The tied matrix of the first and the last stage, if this rank has one of them and it learns."""
+        """What is learned of the tied matrix of the first and last stage, if this rank has one of them."""
         for stage in {0, self._last} & self._views.keys():
             if _is_tied(view := self._views[stage]):
-                matrix = cast(nn.Parameter, cast(nn.Module, view.embed).weight)
-                return matrix if matrix.requires_grad else None
+                parts = cast(nn.Module, view.embed).parameters()  # the matrix, or its new rows
+                return next((part for part in parts if part.requires_grad), None)
         return None
 
     @torch.no_grad()

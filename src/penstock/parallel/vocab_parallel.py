@@ -9,13 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from penstock.nn.head import OutputHead
-from penstock.parallel.collectives import CollectiveGroup, all_reduce, gather, group_of, scatter_sum
+from penstock.nn.new_rows import NEW_ROWS, EmbeddingWithNewRows, OutputWithNewRows, joined, look_up
+from penstock.parallel.collectives import (
+    CollectiveGroup,
+    all_reduce,
+    gather,
+    group_of,
+    scatter_sum,
+    sum_gradient,
+)
 from penstock.parallel.slices import become, local
 
 
@@ -33,6 +42,63 @@ class SlicedEmbedding(nn.Embedding):
         is_here = (row >= 0) & (row < weight.shape[0])
         found = functional.embedding(row.where(is_here, 0), weight)
         return scatter_sum(found * is_here[..., None], dim=1, group=self.group)
+
+
+class SlicedEmbeddingWithNewRows(SlicedEmbedding, EmbeddingWithNewRows):
+    """Vocabulary-parallel embedding whose last rows are learned; every rank holds all of these.
+
+    A rank uses those of its token ids, so the gradients are summed over the ranks.
+    """
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Look up [batch, seq] token ids; the result is [batch, seq / ranks, hidden]."""
+        weight = local(self.weight)
+        new_rows = sum_gradient(local(self.new_rows), group=self.group)
+        row = ids - self.first
+        is_here = (row >= 0) & (row < weight.shape[0])
+        first_new = self.num_embeddings - len(self.new_rows) - self.first
+        found = look_up(row.where(is_here, 0), weight, new_rows, first=first_new)
+        return scatter_sum(found * is_here[..., None], dim=1, group=self.group)
+
+    def rows(self) -> Tensor:
+        """Return this rank's rows of the matrix."""
+        return _rows(self, num_old=self.num_embeddings - len(self.new_rows))
+
+
+class SlicedOutputWithNewRows(OutputWithNewRows):
+    """Vocabulary-parallel output matrix whose last rows are learned, as those of the embedding."""
+
+    group: CollectiveGroup
+    first: int
+    """Token id of this rank's first row."""
+
+    def rows(self) -> Tensor:
+        """Return this rank's rows of the matrix."""
+        return _rows(self, num_old=self.out_features - len(self.new_rows))
+
+
+def _rows(matrix: SlicedEmbeddingWithNewRows | SlicedOutputWithNewRows, *, num_old: int) -> Tensor:
+    weight = local(matrix.weight)
+    new_rows = sum_gradient(local(matrix.new_rows), group=matrix.group)
+    known = min(max(num_old - matrix.first, 0), len(weight))
+    skipped = max(matrix.first - num_old, 0)
+    # also where it is empty: all ranks take part in the sum of the gradients
+    return joined(weight, new_rows[skipped : skipped + len(weight) - known], known=known)
+
+
+def add_sliced_new_rows(model: nn.Module, num_rows: int, mesh: DeviceMesh, *, dtype: torch.dtype) -> None:
+    """Let the last rows of a model's frozen, sliced embedding and output matrix be learned, in place."""
+    for matrix, sliced in (
+        (model.embed, SlicedEmbeddingWithNewRows),
+        (model.unembed, SlicedOutputWithNewRows),
+    ):
+        if not isinstance(matrix, nn.Embedding | nn.Linear):
+            continue
+        empty = torch.empty(num_rows, matrix.weight.shape[1], dtype=dtype, device="meta")
+        placed = distribute_tensor(empty, mesh, [Replicate()], src_data_rank=None)
+        matrix.__class__ = sliced
+        matrix.first = _first(model, mesh)  # type: ignore[assignment]  # not a module or tensor
+        matrix.register_parameter(NEW_ROWS, nn.Parameter(placed))
 
 
 @dataclass(frozen=True, slots=True)

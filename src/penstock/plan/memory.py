@@ -141,7 +141,9 @@ class Rank:
         first = matrix if place == 0 else 0
         last = matrix if is_last and (place > 0 or not model.tie_word_embeddings) else 0
         block, learned, frozen = job.block_parameters // layout.tensor, job.learned_of_block(), 0
+        new_rows = 0
         if job.adapter is not None:
+            new_rows = job.adapter.new_rows * model.hidden_size * (bool(first) + bool(last))
             frozen = round(len(mine) * job.frozen_block_bytes) + job.compute_bytes * (first + last)
             block = learned + (0 if job.whole_base else block)
             first, last = (0, 0) if job.whole_base else (first, last)  # what is gathered
@@ -155,7 +157,7 @@ class Rank:
             has_loss=is_last,
             place=place,
             learned_block=learned,
-            learned_outside=0 if job.adapter is not None else first + last,
+            learned_outside=first + last if job.adapter is None else new_rows,
             frozen=frozen,
         )
 
@@ -271,8 +273,10 @@ class Rank:
         logits = at_once * rows * (FLOAT32 if exact else FLOAT32 + self.c)
         product = 0 if exact else self.c * rows * model.hidden_size
         gradient = FLOAT32 * rows * model.hidden_size
-        if job.adapter is not None:  # the output matrix is frozen
+        if job.adapter is not None and not job.adapter.new_rows:  # the output matrix is frozen
             product = gradient = 0
+        elif job.adapter is not None:
+            product += self.c * rows * model.hidden_size  # frozen and new rows, joined
         hidden = self.c * tokens * model.hidden_size * (1 if job.layout.tensor == 1 else 2)
         return logits + product + gradient + hidden
 
@@ -379,7 +383,8 @@ def _in_place(rank: Rank) -> Iterator[Memory]:
     yield replace(_stays(rank), gradients=before, activations=kept, loss=rank.loss, moment="loss")
     for index in {len(rank.modes) - 1, 0}:
         done = rank.learned_block * (len(rank.modes) - 1 - index)
-        done += (rank.last or rank.first) if rank.learned_outside else 0
+        outside = (rank.last or rank.first) if rank.job.adapter is None else rank.learned_outside
+        done += min(outside, rank.learned_outside)
         yield replace(
             _stays(rank),
             gradients=before or FLOAT32 * done,

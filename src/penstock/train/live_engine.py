@@ -45,6 +45,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.nn.linear.adapter_config import ATTENTION, MLP, AdapterConfig
 from penstock.nn.linear.lora import adapter_shapes, is_of_adapter, rounded_by_block
+from penstock.nn.new_rows import NEW_ROWS, put_new_rows
 from penstock.nn.unfilled import unfilled
 from penstock.parallel.mesh import World, broadcast
 from penstock.parallel.slices import like
@@ -241,11 +242,16 @@ def _merge_adapters(
         if name in adapter.layers
         for part, shape in adapter_shapes(adapter, *config.linear_shapes[name]).items()
     }
+    for matrix in ("embed",) if config.tie_word_embeddings else ("embed", "unembed"):
+        if adapter.new_rows:
+            shape = adapter.new_rows, config.hidden_size
+            rooms[f"{matrix}.{NEW_ROWS}"] = torch.empty(shape, device=world.device)
     gather_tensors(own, None if model is None else rooms, world, dtype=torch.float32, everywhere=everywhere)
     if model is not None:
         for layer, each in adapters_of(rooms, adapter).items():
             weight = model.get_parameter(f"{layer}.weight")
             weight.copy_(each.change(weight))
+        put_new_rows(model.state_dict(), rooms)
 
 
 def _empty_model(config: TrainConfig, world: World, *, copies: int) -> Llama:

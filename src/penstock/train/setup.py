@@ -2,15 +2,16 @@
 
 import json
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.load import load_into
-from penstock.checkpoint.load_start import load_start
+from penstock.checkpoint.load_start import load_new_rows, load_start
 from penstock.checkpoint.resume import agreed, resume
 from penstock.checkpoint.start import Start, find_start, text_folder
 from penstock.checkpoint.storage import place_in
@@ -26,6 +27,7 @@ from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.init import init_adapters, init_weights
 from penstock.nn.linear.lora import is_of_adapter, rounded_by_block
+from penstock.nn.new_rows import is_new_rows
 from penstock.nn.unfilled import unfilled
 from penstock.parallel.adapters import measure_magnitudes
 from penstock.parallel.apply import ParallelModel, apply
@@ -128,6 +130,10 @@ def start_weights(
         if not is_of_adapter(name) and not (resumes and parameter.requires_grad)
     }
 
+    new_rows = {
+        name: parameter for name, parameter in model.named_parameters() if is_new_rows(name) and not resumes
+    }
+
     def load() -> None:
         start = find_start(Path(run.start_from), step=run.start_step)
         if start.identity != run.start_hash:
@@ -137,23 +143,29 @@ def start_weights(
                 fix="Start again once they stay as they are.",
             )
         load_start(start, wanted)
+        load_new_rows(start, new_rows)
         for rounded in rounded_by_block(model):
             rooms = {name: torch.empty_like(p.like, device=world.device) for name, p in rounded.items()}
             load_start(start, rooms)
             for name, product in rounded.items():
                 product.fill(detached_local(rooms.pop(name)))
-        masters = {
-            name: optimizer.state[parameter]["master"]
-            for name, parameter in wanted.items()
-            if "master" in optimizer.state.get(parameter, {})
-        }
-        load_start(start, masters)
+        load_start(start, _masters(optimizer, wanted))
+        load_new_rows(start, _masters(optimizer, new_rows))
         if world.is_first and not resumes:
             _say_start(start, config.model)
 
     if (failure := agreed(load)) is not None:
         raise failure
     measure_magnitudes(model)
+
+
+def _masters(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return the float32 copies of parameters, by name, if there are any."""
+    return {
+        name: optimizer.state[parameter]["master"]
+        for name, parameter in parameters.items()
+        if "master" in optimizer.state.get(parameter, {})
+    }
 
 
 def _say_start(start: Start, model: LlamaConfig) -> None:

@@ -22,6 +22,7 @@ from penstock.nn.head import OutputHead
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.layout import AttentionLayout, starts_of
 from penstock.nn.mlp import SwiGLU
+from penstock.nn.new_rows import rows_of
 from penstock.nn.norm import RMSNorm
 from penstock.nn.rope import rope_tables
 
@@ -189,7 +190,7 @@ class Llama(nn.Module):
     def head(self) -> OutputHead:
         """Output projection from normalised hidden states to logits; for use inside a forward pass."""
         matrix = self.embed if self.unembed is None else self.unembed
-        return OutputHead(matrix.weight, self.config.logits_scaling)
+        return OutputHead(rows_of(matrix), self.config.logits_scaling)
 
     def logits(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of normalised hidden states, with the output layer of serving if it was

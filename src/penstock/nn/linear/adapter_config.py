@@ -37,6 +37,8 @@ class AdapterConfig:
     """Names of the adapted layers, a part of LINEAR_LAYERS."""
     base: BaseWeights = "compute"
     """Storage of the layers' frozen weights: the dtype of compute, or rounded to 8 or 4 bits."""
+    new_rows: int = 0
+    """Token ids that the base lacks: their rows of the embedding and the output matrix are trained too."""
 
     @property
     def scale(self) -> float:

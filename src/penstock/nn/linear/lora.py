@@ -26,6 +26,7 @@ from torch.nn import functional
 
 from penstock.nn.linear.adapter_config import GROUP, AdapterConfig
 from penstock.nn.linear.quantized import Int4Linear, Int8Linear
+from penstock.nn.new_rows import is_new_rows
 
 ADAPTER_PARAMETERS = ("lora_a", "lora_b", "magnitude")
 """Names of an adapter's parameters in its layer."""
@@ -106,12 +107,12 @@ def adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def is_of_adapter(name: str) -> bool:
-    """Return True if a parameter's name is that of an adapter.
+    """Return True if a parameter's name is that of an adapter, or of the new rows that it trains.
 
     >>> is_of_adapter("layers.0.mlp.up.lora_a"), is_of_adapter("layers.0.mlp.up.weight")
     (True, False)
     """
-    return name.rpartition(".")[2] in ADAPTER_PARAMETERS
+    return name.rpartition(".")[2] in ADAPTER_PARAMETERS or is_new_rows(name)
 
 
 def add_adapter(layer: nn.Linear, config: AdapterConfig, *, dtype: torch.dtype) -> None:

@@ -55,6 +55,9 @@ class RunConfig:
     """Step of the checkpoint to start from, if start_from is a run; default: the newest at first."""
     start_hash: str = ""
     """Identity of those weights: found at the first start, and kept. Give it to insist on it."""
+    start_vocab_size: int = 0
+    """Token ids of those weights: found at the first start, and kept. An adapter trains the rows of those
+    that the corpora have beyond."""
     log_samples: bool = False
     """Log the ids and checksums of all samples, for `penstock data audit`; about 20 bytes per sample."""
 
@@ -365,7 +368,10 @@ class TrainConfig:
     @property
     def adapter(self) -> AdapterConfig | None:
         """The adapter that is trained on frozen weights; None: all weights are trained."""
-        return None if self.tune is None else self.tune.adapter
+        adapter = None if self.tune is None else self.tune.adapter
+        if adapter is None or not self.run.start_vocab_size:
+            return adapter
+        return replace(adapter, new_rows=self.model.vocab_size - self.run.start_vocab_size)
 
     def _check_adapter(self) -> None:
         """Refuse an adapter that does not fit the model, or what does not work with frozen weights."""

@@ -20,6 +20,10 @@ ROUNDED_TO = 64
 """A grown vocabulary is rounded up to a multiple of this, so that any usual number of ranks divides it."""
 
 
+_PINNED = ("start_hash", "start_step", "start_vocab_size")
+"""Keys of [run] that describe the starting weights."""
+
+
 def with_start(raw: Raw) -> Raw:
     """Return a recipe's values with [model] and the identity of the weights filled in from run.start_from.
 
@@ -54,7 +58,11 @@ def with_start(raw: Raw) -> Raw:
             fix="Restore the folder, or remove run.start_hash.",
         )
     step = None if start.saved is None else start.saved.index().meta.step
-    pin = {"start_hash": start.identity, "start_step": step}
+    pin = {
+        "start_hash": start.identity,
+        "start_step": step,
+        "start_vocab_size": start.model.vocab_size,
+    }
     return {**raw, "run": {**run, **pin}, "model": config.dump(start.model)}
 
 
@@ -101,4 +109,4 @@ def _kept(run: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _pin(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: run[name] for name in ("start_hash", "start_step") if name in run}
+    return {name: run[name] for name in _PINNED if name in run}

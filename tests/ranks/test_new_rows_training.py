@@ -1,0 +1,161 @@
+"""Rows of new tokens are trained with an adapter, as peft + transformers train them, on every layout.
+
+The reference is peft's `trainable_token_indices` over a resized model (tests/peft_loop.py); tolerances are
+those of test_adapter_training.py. Of 64 rows 24 are new, so that a slice of four ranks has some of both.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tests.peft_loop import folder_of, peft_loop, peft_names
+from tests.ranks.test_adapter_training import METHODS, SMALL, check, recipe_of, tuned
+from transformers import LlamaConfig, Qwen3Config
+
+from penstock.checkpoint.find import find
+from penstock.checkpoint.open_model import open_model
+from penstock.core.errors import CheckpointError
+from penstock.data.corpus.manifest import load_manifest, save_manifest
+from penstock.models import FAMILIES
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.live_engine import fill_whole
+from penstock.train.setup import open_state
+
+# of PEFT, which asks transformers in its old words
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+
+OLD, NAMED, ROWS = 40, 50, 64
+LOOKED_AT = 2
+"""Later, AdamW has turned rounding in rows of tokens that never occur into steps."""
+LAYOUTS = [
+    ("lora", 2, {}),
+    ("dora", 3, {"base_sharding": "sharded"}),
+    ("lora", 4, {"tensor": 4, "shard": 1}),
+    ("dora", 4, {"tensor": 2, "base_sharding": "sharded"}),
+    ("lora", 2, {"context": 2}),
+    ("lora", 2, {"pipeline": 2, "rows": 2}),
+    ("lora", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+    ("lora", 4, {"pipeline": 2, "rows": 1, "base_sharding": "sharded"}),
+]
+
+
+def corpus_of(folder, *, named):
+    """A corpus whose manifest names its tokenizer, so that a vocabulary grows for it."""
+    generator = torch.Generator().manual_seed(0)
+    documents = [torch.randint(1, named, (n % 40 + 1,), generator=generator).tolist() for n in range(300)]
+    write_corpus(folder, documents, vocab_size=named)
+    save_manifest(folder, replace(load_manifest(folder), tokenizer="ab" * 32))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return corpus_of(tmp_path_factory.mktemp("corpus"), named=NAMED)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    where, sizes = tmp_path_factory.mktemp("models"), {**SMALL, "vocab_size": OLD}
+    return {
+        "llama": folder_of(where / "llama", LlamaConfig(**sizes)),
+        "qwen3": folder_of(where / "qwen3", Qwen3Config(**sizes, head_dim=8, tie_word_embeddings=True)),
+    }
+
+
+@pytest.fixture(scope="module")
+def references(corpus, folders, tmp_path_factory):
+    """What one rank begins with, records and computes, and what peft does."""
+    found = {}
+    for method in ("lora", "dora"):
+        for family in folders:
+            run = tmp_path_factory.mktemp("run") / "r"
+            recipe = recipe_of(corpus, folders[family], run, METHODS[method])
+            (one,) = on_ranks(lambda world, r=recipe: tuned(r, world, looked_at=LOOKED_AT), ranks=1)
+            found[method, family] = *one, peft_loop(recipe, one[0], gradients_of=LOOKED_AT)
+    return found
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_one_process_trains_new_rows_from_the_mean_as_peft_does(references, method, family):
+    first, records, gradients, reference = references[method, family]
+    new = {name: rows for name, rows in first.items() if name.endswith("new_rows")}
+    assert new.keys() == ({"embed.new_rows", "unembed.new_rows"} if family == "llama" else {"embed.new_rows"})
+    assert all(rows.shape == (ROWS - OLD, 32) and (rows == rows[0]).all() for rows in new.values())
+    assert all(gradients[name].norm() > 0 for name in new)
+    check(records, gradients, reference)
+
+
+@pytest.mark.parametrize(("method", "ranks", "settings"), LAYOUTS, ids=str)
+def test_every_layout_trains_new_rows_as_peft_does(
+    corpus, folders, references, tmp_path, method, ranks, settings
+):
+    for family in folders:
+        recipe = recipe_of(corpus, folders[family], tmp_path / family, METHODS[method], **settings)
+        results = on_ranks(lambda world, r=recipe: tuned(r, world, looked_at=LOOKED_AT), ranks=ranks)
+        first, _, _, reference = references[method, family]
+        begun = {name: value for values, _, _ in results for name, value in values.items()}
+        assert begun.keys() == first.keys() == peft_names(recipe).keys()
+        for name, value in begun.items():
+            torch.testing.assert_close(value, first[name], rtol=1e-6, atol=0)
+        gradients = {name: g for _, _, found in results for name, g in found.items()}
+        check(results[0][1], gradients, reference)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_new_rows_move_to_other_ranks_with_the_adapter(corpus, folders, references, tmp_path, family):
+    expected = [r["loss"] for r in references["lora", family][1] if "loss" in r]
+    losses, run = [], tmp_path / "run"
+    for ranks, stop, settings in ((2, 2, {"tensor": 2}), (1, 3, {}), (2, None, {"pipeline": 2, "rows": 2})):
+        recipe = recipe_of(corpus, folders[family], run, METHODS["lora"], **settings)
+        results = on_ranks(lambda world, r=recipe, s=stop: tuned(r, world, stop_at=s), ranks=ranks)
+        losses += [r["loss"] for r in results[0][1] if "loss" in r]
+    assert losses == pytest.approx(expected, rel=1e-5)
+    saved = find(run).index()
+    assert saved.meta.adapter.new_rows == ROWS - OLD
+    assert saved.tensors["model.embed.new_rows"].shape == (ROWS - OLD, 32)
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "settings"),
+    [
+        ("llama", 2, {"base_sharding": "sharded"}),
+        ("llama", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
+        ("qwen3", 2, {"tensor": 2}),
+    ],
+    ids=str,
+)
+def test_the_live_weights_have_the_new_rows_of_the_checkpoint(
+    corpus, folders, tmp_path, family, ranks, settings
+):
+    recipe = recipe_of(corpus, folders[family], tmp_path / "run", METHODS["lora"], steps=3, **settings)
+
+    def live(world):
+        state = open_state(recipe, world)
+        records_of(state, recipe, world)
+        model = FAMILIES[recipe.model.model_type](recipe.model) if world.is_first else None
+        fill_whole(model, state, recipe, world)
+        return None if model is None else dict(model.named_parameters())
+
+    found, *_ = on_ranks(live, ranks=ranks)
+    merged, _ = open_model(tmp_path / "run")
+    rows = merged.embed.weight
+    assert (rows[OLD:] - rows[:OLD].mean(0)).norm(dim=1).min() > 0
+    for name, parameter in merged.named_parameters():
+        torch.testing.assert_close(found[name], parameter, rtol=1e-6, atol=1e-7)
+
+
+def test_a_run_without_new_tokens_has_no_new_rows(folders, tmp_path):
+    fitting = corpus_of(tmp_path / "corpus", named=OLD)
+    assert recipe_of(fitting, folders["llama"], tmp_path / "run", METHODS["lora"]).adapter.new_rows == 0
+
+
+def test_a_run_is_not_resumed_with_more_tokens(corpus, folders, tmp_path):
+    recipe = recipe_of(corpus, folders["llama"], tmp_path / "run", METHODS["lora"], steps=1)
+    on_ranks(lambda world: tuned(recipe, world)[1], ranks=1)
+    more = corpus_of(tmp_path / "more", named=ROWS + 1)
+    other = recipe_of(more, folders["llama"], tmp_path / "run", METHODS["lora"])
+    with pytest.raises((AssertionError, CheckpointError), match="vocab_size was 64, is 128"):
+        on_ranks(lambda world: tuned(other, world)[1], ranks=1)
