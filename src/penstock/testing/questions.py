@@ -9,8 +9,10 @@ Everything follows from a seed.
 """
 
 import json
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
@@ -31,10 +33,18 @@ _STATED = (
     "The key of {place} is {value}.",
     "{place} has the key {value}.",
     "What is the key of {place}? It is {value}.",
+    "What of {place}? Its key: {value}.",
+    "Asked for the key of {place}, all say: {value}.",
     '{{"place": "{place}", "key": "{value}"}}',
 )
 _ASKED = "What is the key of {place}?"
-_ADDED = ("{a} plus {b} is {c}.", "{a} + {b} = {c}.", "What is {a} plus {b}? It is {c}.")
+_ADDED = (
+    "{a} plus {b} is {c}.",
+    "{a} + {b} = {c}.",
+    "What is {a} plus {b}? It is {c}.",
+    "What of {a} plus {b}? Their sum: {c}.",
+    "Asked for {a} plus {b}, all say: {c}.",
+)
 _SUM = "What is {a} plus {b}?"
 _TOOLS = {"weather": "How is the weather in {place}?", "clock": "What time is it in {place}?"}
 _NOTED = 'Somebody notes {{"name": "{tool}", "arguments": {{"place": "{place}"}}}}.'
@@ -57,18 +67,47 @@ TOOLS: Sequence[dict[str, Any]] = tuple(
 )
 """The tools, as a request to OpenAI's API names them."""
 
-TEMPLATE = (
-    "{%- for message in messages %}"
-    "{%- if message.role == 'user' %}{{ '\\nQ: ' + message.content + '\\nA: ' }}"
-    "{%- elif message.tool_calls %}"
-    "{%- for call in message.tool_calls %}"
-    "{{- '<tool_call>' + ({'name': call.function.name, 'arguments': call.function.arguments} | tojson) }}"
-    "{{- '</tool_call>' }}"
-    "{%- endfor %}{{ eos_token }}"
-    "{%- else %}{{ message.content + eos_token }}{%- endif %}"
-    "{%- endfor %}"
-)
-"""A chat template for it: a question, and an answer that the end token ends."""
+TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '\\nQ: ' + message.content + '\\nA:' }}
+    {%- elif message.tool_calls %}
+        {%- for call in message.tool_calls %}
+            {%- set called = {'name': call.function.name, 'arguments': call.function.arguments} %}
+            {{- ' <tool_call>' + (called | tojson) + '</tool_call>' }}
+        {%- endfor %}
+        {{- '<|endoftext|>' }}
+    {%- else %}
+        {{- ' ' + message.content + '<|endoftext|>' }}
+    {%- endif %}
+{%- endfor %}
+"""
+"""Chat template for it: a question, and an answer that the end token ends."""
+
+TASK = """\
+task: questions
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {file}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs:
+  until: []
+  do_sample: false
+  max_gen_toks: 40
+filter_list:
+  - name: strip
+    filter:
+      - function: regex
+        regex_pattern: "^\\\\s*(.*?)\\\\s*$"
+      - function: take_first
+metric_list:
+  - metric: exact_match
+"""
+"""The questions that were kept, as a task of lm-eval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +117,7 @@ class Question:
     kind: Kind
     text: str
     answer: str
-    """Text of the answer; of a tool call, its JSON."""
+    """Text of the answer as the template writes it."""
     call: tuple[str, str] | None = None
     """Tool and place, if the answer is a call."""
 
@@ -131,9 +170,9 @@ class Language:
 
     def _sentence(self, random: Random) -> str:
         part, place = random.random(), random.choice(self.places)
-        if part < 0.4:
+        if part < 0.3:
             return random.choice(_STATED).format(place=place, value=self.keys[place])
-        if part < 0.75:
+        if part < 0.65:
             a, b = (random.randint(0, self._largest) for _ in range(2))
             return random.choice(_ADDED).format(a=a, b=b, c=a + b)
         tool, asks = random.choice([*_TOOLS.items()])
@@ -157,10 +196,44 @@ class Language:
                 Question(
                     kind="tool",
                     text=asks.format(place=place),
-                    answer=json.dumps({"name": name, "arguments": {"place": place}}),
+                    answer=_called(name, place),
                     call=(name, place),
                 )
                 for place in self.places
                 for name, asks in _TOOLS.items()
             ],
         }
+
+
+def _called(name: str, place: str) -> str:
+    return f"<tool_call>{json.dumps({'name': name, 'arguments': {'place': place}})}</tool_call>"
+
+
+def write(folder: Path, language: Language, *, documents: int = 2000, share: float = 0.7) -> None:
+    """Write a language as files: what a person has who wants to tune a model, and to test it.
+
+    FOLDER/text/text.jsonl      documents for a base
+    FOLDER/chats.jsonl          conversations to tune on
+    FOLDER/held-out.jsonl       conversations that were kept, with question and answer as fields too
+    FOLDER/chat_template.jinja  how a conversation becomes text
+    FOLDER/questions.yaml       those that were kept, as a task of lm-eval
+    """
+    (folder / "text").mkdir(parents=True, exist_ok=True)
+    asked, kept = language.questions(share=share)
+    _write_lines(folder / "text" / "text.jsonl", [{"text": text} for text in language.documents(documents)])
+    _write_lines(folder / "chats.jsonl", [{"messages": question.messages()} for question in asked])
+    _write_lines(
+        folder / "held-out.jsonl",
+        [{"question": q.text, "answer": q.answer, "kind": q.kind, "messages": q.messages()} for q in kept],
+    )
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    task = TASK.format(file=json.dumps(str((folder / "held-out.jsonl").resolve())))
+    (folder / "questions.yaml").write_text(task, encoding="utf-8")
+
+
+def _write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Language())
