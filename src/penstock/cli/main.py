@@ -40,7 +40,7 @@ VERBS = {
     "netlab": "try a recipe on emulated hosts with a network of given speed",
     "report": "draw a run as one HTML page",
     "doctor": "check a machine, or all machines of a cluster, before a run",
-    "demo": "the whole workflow on this machine, in under eight minutes",
+    "demo": "the whole workflow on this machine, in some ten minutes",
 }
 
 
