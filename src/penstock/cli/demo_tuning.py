@@ -20,7 +20,7 @@ from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.testing.questions import TOOLS, Language, Question, write
 
-_READY_S, _ANSWER_S = 120.0, 60.0
+_READY_S, _ANSWER_S = 900.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ def _wait(address: str, process: "subprocess.Popen[bytes]") -> None:
     end = clock.monotonic() + _READY_S
     while clock.monotonic() < end and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{address}/health", timeout=1):
+            with urllib.request.urlopen(f"{address}/ready", timeout=1):
                 return
         except (urllib.error.URLError, OSError):
             clock.sleep(0.1)
