@@ -136,7 +136,7 @@ def _call_a_tool(address: str) -> None:
     if find_spec("openai") is not None:
         from openai import OpenAI
 
-        client = OpenAI(base_url=f"{address}/v1", api_key="unused")
+        client: Any = OpenAI(base_url=f"{address}/v1", api_key="unused")  # Any: its types are of literals
         message = client.chat.completions.create(**body, temperature=0).choices[0].message.model_dump()
     else:
         message = _asked(address, body | {"temperature": 0})
