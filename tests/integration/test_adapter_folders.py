@@ -1,7 +1,6 @@
 """Adapters that Penstock tuned, through real peft and back, merged, and served; what is refused."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +16,6 @@ from penstock.checkpoint.hf import load_pretrained
 from penstock.checkpoint.peft import read_adapters
 from penstock.cli.main import main
 from penstock.core.errors import CheckpointError, ModelError
-from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
 from penstock.engine.model_runner.batch import StepBatch
@@ -219,21 +217,6 @@ def test_an_adapter_for_other_weights_of_the_same_shape_is_refused(runs, tmp_pat
         build_engine(other, options)
     with pytest.raises(ModelError, match="was trained on other weights"):
         open_with_adapter(folder, base=other)
-
-
-def test_an_adapter_over_a_grown_vocabulary_is_exported_merged_only(tmp_path, capsys):
-    """A PEFT folder has no rows of the embedding, and the base alone lacks those of the new tokens."""
-    corpus = write_corpus(tmp_path / "c", [[1 + i % 60] * 9 for i in range(90)], vocab_size=61)
-    save_manifest(corpus, replace(load_manifest(corpus), tokenizer="ab" * 32))
-    base = folder_of(tmp_path / "base", LlamaConfig(**SMALL))
-    recipe = recipe_of(corpus, base, tmp_path / "run", METHODS["lora"])
-    on_ranks(lambda world: tuned(recipe, world)[0], ranks=1)
-    assert main(["export", recipe.run.dir, "--out", str(tmp_path / "adapter")]) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"grew to 64 rows for this run, and its base in {base} has {VOCAB}" in said
-    assert not (tmp_path / "adapter").exists()
-    merged = exported(recipe, tmp_path / "merged", "--merge")
-    assert load_pretrained(merged).config.vocab_size == 64
 
 
 def test_dora_is_served_merged_and_says_so(runs, base, tmp_path):

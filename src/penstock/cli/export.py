@@ -21,8 +21,7 @@ from pathlib import Path
 
 from penstock.checkpoint.find import SavedCheckpoint, find
 from penstock.checkpoint.hf_folder import ADAPTER_CONFIG, is_adapter, is_hugging_face
-from penstock.checkpoint.layout import Meta
-from penstock.checkpoint.start import find_start, text_folder
+from penstock.checkpoint.start import text_folder
 from penstock.core.errors import UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
@@ -94,7 +93,6 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     index = saved.index()
     meta, tensors = index.meta, read_adapter_tensors(saved, index)
     assert meta.adapter is not None, meta
-    _check_vocabulary(meta)
     tokenizer_path = text_folder(arguments.checkpoint) / TOKENIZER_FILE
     files = {}
     if tokenizer_path.is_file():
@@ -119,23 +117,6 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
         served = f"{meta.start_from}{weights} --adapter NAME={arguments.out}"
         print(f"serve it with its base: penstock serve {served}")
     return 0
-
-
-def _check_vocabulary(meta: Meta) -> None:
-    """Refuse an adapter whose base lacks rows of the vocabulary, which an adapter's folder does not hold.
-
-    Raises:
-        UsageError: with both numbers.
-    """
-    if not Path(meta.start_from).is_dir():
-        return
-    known = find_start(Path(meta.start_from), step=meta.start_step).model.vocab_size
-    if meta.model.vocab_size > known:
-        raise UsageError(
-            f"The vocabulary grew to {meta.model.vocab_size:,} rows for this run, and its base in "
-            f"{meta.start_from} has {known:,}: with the adapter alone it could not read the new tokens",
-            fix="Add --merge: the model then has the new rows.",
-        )
 
 
 def _size(folder: Path) -> int:
