@@ -186,8 +186,8 @@ def document_of(text: str, *, whole_file: bool = False) -> Document | Rejection:
 def decode_text(content: bytes) -> Document | Rejection:
     """Decode a whole file: UTF-8, or the encoding of its byte order mark.
 
-    >>> decode_text(b"\\xef\\xbb\\xbfhi"), decode_text("hi".encode("utf-16"))
-    (Document(text='hi', num_bytes=2), Document(text='hi', num_bytes=2))
+    >>> decode_text(b"\\xef\\xbb\\xbfhi").text, decode_text("hi".encode("utf-16")).text
+    ('hi', 'hi')
     """
     encoding = next((name for mark, name in _MARKS if content.startswith(mark)), "utf-8")
     try:
