@@ -92,7 +92,13 @@ def bytes_of_steps(folder, arguments):
         command = [sys.executable, "-m", "penstock", "netlab", *map(str, words)]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         found[name] = json.loads(done.stdout)
-    return found
+    return {**found, "gradient_bytes_of_the_adapter": 4 * adapter_numbers(arguments)}
+
+
+def adapter_numbers(arguments, *, rank=16):
+    """Return the number of parameters of an adapter of every linear layer."""
+    hidden, inner = arguments.hidden, 3 * arguments.hidden
+    return arguments.layers * rank * (4 * 2 * hidden + 3 * (hidden + inner))
 
 
 def recipe_text(folder, tune, arguments, *, run):
