@@ -18,8 +18,8 @@ from penstock.launch.spec import (
 def make_spec(**changes):
     values = {
         "name": "first",
-        "command": ("train", "/work/runs/first/launch/recipe.toml"),
-        "run_dir": "/work/runs/first",
+        "command": ("train", "/data/runs/first/launch/recipe.toml"),
+        "run_dir": "/data/runs/first",
         "work_dir": "/work",
         "python": "/opt/penstock/bin/python",
         "nodes": NodeRange(least=2, most=2),
