@@ -144,7 +144,7 @@ def litgpt(method, folder, *, steps, rows, length, **_):
     return tokens, places - tokens, time.monotonic() - begin
 
 
-def main():
+def work():
     """Train and print."""
     who, method, folder, steps, rows, length, threads = sys.argv[1:]
     os.environ["OMP_NUM_THREADS"] = threads
@@ -165,4 +165,4 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    work()

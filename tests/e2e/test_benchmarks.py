@@ -19,6 +19,7 @@ RUNS = {
     "checkpoint": "--mib 16 --rounds 1",
     "checkpoint_ranks": "--ranks 2 9 --times 1",
     "conformance": "",
+    "elastic": "--events 1",
     "ethernet": "--tiny --hidden 32 --pace 0.01 --steps 2",
     "evaluate": "--questions 3 --hidden 64 --layers 1 --vocabulary 600 --words 6 --batches 2 auto "
     "--tune-questions 2",
