@@ -19,7 +19,7 @@ from penstock.checkpoint.layout import CheckpointIndex, Meta
 from penstock.checkpoint.load import fill_boxes
 from penstock.checkpoint.load_start import fill_start
 from penstock.checkpoint.peft import base_weights_of, read_adapters, read_new_rows, read_settings
-from penstock.checkpoint.start import Start, find_start, text_folder
+from penstock.checkpoint.start import StartWeights, find_start, text_folder
 from penstock.checkpoint.tensors import MODEL
 from penstock.core.boxes import whole
 from penstock.core.errors import CheckpointError, ModelError
@@ -33,7 +33,7 @@ from penstock.nn.new_rows import is_new_rows, put_new_rows
 from penstock.nn.unfilled import unfilled
 
 
-def base_weights(meta: Meta, *, of: object) -> Start:
+def base_weights(meta: Meta, *, of: object) -> StartWeights:
     """Return the weights that an adapter was trained on, and is for.
 
     Args:
@@ -104,7 +104,7 @@ def merged_matrix(weight: Tensor, adapter: Adapter, base: str) -> Tensor:
 
 @torch.no_grad()
 def open_merged(
-    start: Start,
+    start: StartWeights,
     model: LlamaConfig,
     adapters: Mapping[str, Adapter],
     *,

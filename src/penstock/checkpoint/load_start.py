@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.checkpoint.hf import check_dtype, check_names, files_of
 from penstock.checkpoint.load import fill_boxes
-from penstock.checkpoint.start import Start
+from penstock.checkpoint.start import StartWeights
 from penstock.checkpoint.tensors import MODEL, held
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, ModelError
@@ -38,7 +38,7 @@ Targets = Mapping[str, tuple[Box, Tensor]]
 
 
 @torch.no_grad()
-def load_start(start: Start, parameters: Mapping[str, Tensor]) -> None:
+def load_start(start: StartWeights, parameters: Mapping[str, Tensor]) -> None:
     """Fill this rank's shards of parameters from starting weights, in the dtype of each.
 
     Args:
@@ -52,7 +52,7 @@ def load_start(start: Start, parameters: Mapping[str, Tensor]) -> None:
 
 
 @torch.no_grad()
-def fill_start(start: Start, targets: Targets, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def fill_start(start: StartWeights, targets: Targets, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Fill tensors with boxes of starting weights.
 
     Args:
@@ -77,7 +77,7 @@ def fill_start(start: Start, targets: Targets, shapes: Mapping[str, tuple[int, .
 
 
 @torch.no_grad()
-def load_new_rows(start: Start, parameters: Mapping[str, Tensor]) -> None:
+def load_new_rows(start: StartWeights, parameters: Mapping[str, Tensor]) -> None:
     """Fill this rank's shards of new rows with the mean of the old ones, as `load_start` does.
 
     Args:
@@ -103,7 +103,7 @@ def _mean_row(read: Callable[[Targets], None], name: str, *, num_rows: int, widt
     return total / num_rows
 
 
-def _reader(start: Start, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Targets], None]:
+def _reader(start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[Targets], None]:
     """Return a function that fills tensors from the stored ones."""
     expected = {
         name: (start.model.vocab_size, *shape[1:]) if name in GROWING else shape
@@ -136,7 +136,7 @@ class _Folder:
         shapes: expected shapes of the stored tensors, by our names.
     """
 
-    def __init__(self, start: Start, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    def __init__(self, start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self._folder, self._shapes = start.folder, shapes
         self._names: dict[str, str] = FAMILIES[start.model.model_type].hugging_face_names(start.model)
         self._files = files_of(start.folder)

@@ -12,7 +12,7 @@ from penstock.models.llama.config import LlamaConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class StartWeights:
     """Weights from which a run starts."""
 
     folder: Path
@@ -29,7 +29,7 @@ class Start:
         return str(self.folder if self.saved is None else self.saved)
 
 
-def find_start(folder: Path, *, step: int | None = None) -> Start:
+def find_start(folder: Path, *, step: int | None = None) -> StartWeights:
     """Return the weights in a folder: of a Hugging Face model, a run (its newest checkpoint) or a checkpoint.
 
     Args:
@@ -47,12 +47,14 @@ def find_start(folder: Path, *, step: int | None = None) -> Start:
         )
     folder = folder.absolute()
     if is_hugging_face(folder):
-        return Start(folder=folder, saved=None, model=read_config(folder), identity=identity_of(folder))
+        return StartWeights(
+            folder=folder, saved=None, model=read_config(folder), identity=identity_of(folder)
+        )
     saved = find(folder, step=step)
     model = saved.index().meta.model
     content = saved.place.read(saved.name, INDEX_FILE, 0, saved.place.size(saved.name, INDEX_FILE))
     identity = hashlib.blake2b(content, digest_size=16).hexdigest()
-    return Start(folder=folder, saved=saved, model=model, identity=identity)
+    return StartWeights(folder=folder, saved=saved, model=model, identity=identity)
 
 
 def text_folder(folder: Path) -> Path:

@@ -18,14 +18,14 @@ from typing import Any
 from penstock.cli.demo_commands import command, penstock, say, show
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.testing.questions import TOOLS, Language, Question, write
+from penstock.testing.questions import TOOLS, ExamQuestion, Language, write
 
 _READY_S, _ANSWER_S = 900.0, 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunedModel:
-    """What tuning came to."""
+    """Scores of the base and of the tuned model."""
 
     run: Path
     before: float
@@ -119,7 +119,7 @@ def _wait(address: str, process: "subprocess.Popen[bytes]") -> None:
     raise PenstockError("The server did not start", fix="Its message is above.")
 
 
-def _share_right(address: str, model: str, questions: list[Question]) -> float:
+def _share_right(address: str, model: str, questions: list[ExamQuestion]) -> float:
     right = 0
     for question in questions:
         messages = question.messages()[:1]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from penstock.core.arrays import Int32, Int64
 from penstock.data.collate import BatchBuffers, CorpusSpans
-from penstock.data.corpus.columns import LEARNED, Column
+from penstock.data.corpus.columns import LEARNED, TokenColumn
 from penstock.data.native import address
 from penstock.data.order.pool import PADDING
 from penstock.data.types import IGNORED_LABEL
@@ -66,7 +66,7 @@ def column_field(
     return made
 
 
-def _labelled(parts: CorpusSpans, name: str) -> Sequence[tuple[int, Column, tuple[int, int, int]]]:
+def _labelled(parts: CorpusSpans, name: str) -> Sequence[tuple[int, TokenColumn, tuple[int, int, int]]]:
     """Return (flat position of its first label, column, (shard, start, stop) of the labels) of each piece."""
     found, at = [], 0
     for corpus, rows in parts:

@@ -33,7 +33,7 @@ class Difference:
 
     @property
     def delta(self) -> float:
-        """What the second has more than the first."""
+        """Score of the second minus that of the first."""
         return self.second - self.first
 
 

@@ -27,7 +27,7 @@ from penstock.text.template_process import TemplateProcess
 Progress = Callable[[str, int, int], None]
 """Called with (what is computed, done, all)."""
 Pair = tuple[object, list[int], list[int]]
-"""What lm-eval knows a request by, the tokens of its context, and of its continuation."""
+"""Key of a request in lm-eval, the tokens of its context, and those of its continuation."""
 
 _DRAWN = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
 """Settings of sampling, with what they are where a task leaves them out."""

@@ -1,4 +1,4 @@
-"""What to evaluate, and how; no torch, and without lm-eval."""
+"""Options of an evaluation: tasks, examples, limits; imports neither torch nor lm-eval."""
 
 from dataclasses import dataclass
 

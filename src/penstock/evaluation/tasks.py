@@ -215,12 +215,12 @@ def _check_functions(path: Path, *, trusted: bool, seen: set[Path]) -> None:
 
     named: list[str] = []
 
-    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+    class TaskLoader(yaml.SafeLoader):  # type: ignore[misc]
         """YAML with the tag of lm-eval, which is kept and not called."""
 
-    Loader.add_constructor("!function", lambda _, node: named.append(str(node.value)))
+    TaskLoader.add_constructor("!function", lambda _, node: named.append(str(node.value)))
     try:
-        config = yaml.load(path.read_text(), Loader=Loader)
+        config = yaml.load(path.read_text(), Loader=TaskLoader)
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise _unreadable(path, error) from None
     if named and not trusted:

@@ -30,7 +30,7 @@ _NO_CHECKPOINT = -1
 
 
 class Phase(StrEnum):
-    """What the supervisor is doing."""
+    """State of the supervisor."""
 
     STARTING = "starting"
     RUNNING = "running"
@@ -76,7 +76,7 @@ class SupervisorState:
     resize: int = 0
     """Number of nodes that was asked for; 0: no other."""
     told: str = ""
-    """Who asked this supervisor to stop; empty: nobody."""
+    """Sender of the request to stop; empty: there was none."""
     code: int = 0
     """Exit code, once ENDED."""
 
@@ -99,7 +99,7 @@ class Ended:
     newest: int
     """Step of the newest checkpoint now."""
     cause: str = ""
-    """What failed, in words."""
+    """Description of the failure."""
     lost_node: bool = False
     """True if a node is gone, with all its processes."""
 
@@ -136,7 +136,7 @@ Event = Started | Ended | StopAsked | NodesCame | NodesLost | ResizeAsked
 
 
 class Act(StrEnum):
-    """What a supervisor does next."""
+    """Next action of a supervisor."""
 
     NOTHING = "nothing"
     START = "start"
@@ -149,7 +149,7 @@ class Act(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do next, and why."""
+    """Next action and its reason."""
 
     act: Act
     cause: str = ""

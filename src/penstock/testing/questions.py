@@ -111,7 +111,7 @@ metric_list:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class ExamQuestion:
     """A question and its only right answer."""
 
     kind: Kind
@@ -156,7 +156,7 @@ class Language:
         random = Random(f"{self._seed} text")
         return [" ".join(self._sentence(random) for _ in range(sentences)) for _ in range(num)]
 
-    def questions(self, *, share: float) -> tuple[list[Question], list[Question]]:
+    def questions(self, *, share: float) -> tuple[list[ExamQuestion], list[ExamQuestion]]:
         """Return questions to tune on, a share of each kind, and the others, which are kept to test with."""
         asked, kept = [], []
         for kind, all_of_kind in self._by_kind().items():
@@ -180,20 +180,20 @@ class Language:
             return f"{asks} {_NOTED}".format(place=place, tool=tool)
         return random.choice(_OTHERS).format(place=place, tool=tool)
 
-    def _by_kind(self) -> dict[Kind, list[Question]]:
+    def _by_kind(self) -> dict[Kind, list[ExamQuestion]]:
         numbers = range(self._largest + 1)
         return {
             "fact": [
-                Question(kind="fact", text=_ASKED.format(place=place), answer=value)
+                ExamQuestion(kind="fact", text=_ASKED.format(place=place), answer=value)
                 for place, value in self.keys.items()
             ],
             "sum": [
-                Question(kind="sum", text=_SUM.format(a=a, b=b), answer=str(a + b))
+                ExamQuestion(kind="sum", text=_SUM.format(a=a, b=b), answer=str(a + b))
                 for a in numbers
                 for b in numbers
             ],
             "tool": [
-                Question(
+                ExamQuestion(
                     kind="tool",
                     text=asks.format(place=place),
                     answer=_called(name, place),

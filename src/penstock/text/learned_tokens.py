@@ -45,7 +45,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedChat:
     """Rendered conversation."""
 
     text: str
@@ -57,7 +57,7 @@ class Rendered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renderer:
-    """What is needed to render conversations with one template."""
+    """One template with the settings that conversations are rendered with."""
 
     render: Callable[..., str]
     """As `chat_template.render`, with the template given."""
@@ -67,7 +67,7 @@ class Renderer:
     """True if the template has `{% generation %}` tags."""
 
 
-def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer) -> Rendered:
+def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer) -> RenderedChat:
     """Render a conversation and find its assistant turns.
 
     Args:
@@ -104,7 +104,7 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
             learned = (*learned, *_closing(text, end, renderer.control))
         answers.append(Answer(index, learned))
         before = end
-    return Rendered(text, tuple(answers), dropped)
+    return RenderedChat(text, tuple(answers), dropped)
 
 
 Render = Callable[[Messages], str]

@@ -19,7 +19,7 @@ from typing import IO, Any, TypedDict
 
 from penstock.core.errors import ModelError, PenstockError, UsageError
 from penstock.text.chat_template import ChatTemplate, render
-from penstock.text.learned_tokens import Answer, Rendered, Renderer, find_answers
+from penstock.text.learned_tokens import Answer, RenderedChat, Renderer, find_answers
 
 CPU_S = 2.0
 """CPU seconds for one conversation; a long one takes a few milliseconds."""
@@ -77,7 +77,7 @@ class TemplateProcess:
         *,
         tools: Sequence[object] = (),
         date: str | None = None,
-    ) -> Rendered:
+    ) -> RenderedChat:
         """Return the text and the assistant's turns in it; errors as of `text.learned_tokens.find_answers`.
 
         Args:
@@ -94,7 +94,7 @@ class TemplateProcess:
             raise UsageError(f"A message or tool has a value that is not JSON: {error}") from None
         found = self._answer(request)
         answers = [Answer(index, tuple((a, b) for a, b in spans)) for index, spans in found["answers"]]
-        return Rendered(found["text"], tuple(answers), found["dropped"])
+        return RenderedChat(found["text"], tuple(answers), found["dropped"])
 
     def _answer(self, request: str) -> _Answer:
         with self._turn:

@@ -25,7 +25,7 @@ from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.planned_changes import micro_batch_sizes, micro_rows
 from penstock.train.record import MixtureLog, step_record
-from penstock.train.samples import Samples
+from penstock.train.samples import PromptSamples
 from penstock.train.state import TrainState
 from penstock.train.step import ControlFlags, StepResult, train_step
 
@@ -41,7 +41,7 @@ def train(
     stop_requested: Callable[[], bool],
     sinks: Sequence[Sink],
     on_batch: Callable[[DeviceBatch, int], None],
-    samples: Samples | None = None,
+    samples: PromptSamples | None = None,
 ) -> bool:
     """Train until the last step or a request to stop; return whether the run is finished.
 
@@ -140,7 +140,7 @@ def evaluate_tasks(
 
 
 def answer_samples(
-    samples: Samples | None, state: TrainState, config: TrainConfig, world: World, sinks: Sequence[Sink]
+    samples: PromptSamples | None, state: TrainState, config: TrainConfig, world: World, sinks: Sequence[Sink]
 ) -> None:
     """Answer the prompts, if there are any, and send the record; every rank must call it."""
     state.watch.doing("samples", step=state.step)

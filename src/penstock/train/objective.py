@@ -1,4 +1,4 @@
-"""What a run minimises: an objective is chosen once at set-up, and the training step calls it."""
+"""Objectives: the functions that runs minimise. One is chosen at set-up, and the training step calls it."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol

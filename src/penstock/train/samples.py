@@ -49,7 +49,7 @@ class SamplePrompt:
     """The held-out document's own continuation; None: nobody knows."""
 
 
-class Samples:
+class PromptSamples:
     """The prompts of a run.
 
     Args:
@@ -120,7 +120,7 @@ class Samples:
         ]
 
 
-def open_samples(config: TrainConfig, world: World) -> Samples | None:
+def open_samples(config: TrainConfig, world: World) -> PromptSamples | None:
     """Return the samples of a recipe, or None if it asks for none; every rank must call it.
 
     The run's folder has its tokenizer by now.
@@ -142,7 +142,7 @@ def open_samples(config: TrainConfig, world: World) -> Samples | None:
 
     if (failure := agreed(prepare)) is not None:
         raise failure
-    return Samples(asked, prompts)
+    return PromptSamples(asked, prompts)
 
 
 def _given(asked: SamplesConfig, processor: TextProcessor) -> Iterator[SamplePrompt]:

@@ -13,7 +13,7 @@ from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.load import load_into
 from penstock.checkpoint.load_start import load_new_rows, load_start
 from penstock.checkpoint.resume import agreed, resume
-from penstock.checkpoint.start import Start, find_start, text_folder
+from penstock.checkpoint.start import StartWeights, find_start, text_folder
 from penstock.checkpoint.storage import place_in
 from penstock.checkpoint.tensors import training_tensors
 from penstock.core import config as configs
@@ -168,7 +168,7 @@ def _masters(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> di
     }
 
 
-def _say_start(start: Start, model: LlamaConfig) -> None:
+def _say_start(start: StartWeights, model: LlamaConfig) -> None:
     told = f"Started from the weights in {start}."
     log.info("started from=%s hash=%s", start, start.identity, extra={"told": told})
     if model.vocab_size > start.model.vocab_size:

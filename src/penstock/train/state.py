@@ -49,7 +49,7 @@ class TrainState:
     ethernet: Ethernet
     """Schedules the gathers and reductions of a step."""
     objective: Objective
-    """What the run minimises."""
+    """Function that the run minimises."""
     pipeline: Pipeline | None = None
     """Runs the pipeline stages; None: no pipeline parallelism."""
     adaptive: Adaptive | None = None

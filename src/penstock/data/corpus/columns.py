@@ -46,7 +46,7 @@ INDEX_FILE = "columns.json"
 _OPEN_SHARDS = 1024
 
 
-class Column:
+class TokenColumn:
     """One column of a corpus, opened shard by shard. Thread-safe.
 
     Args:
@@ -116,10 +116,10 @@ def unpacked(packed: Array, count: int) -> Bits:
     return np.unpackbits(packed, count=count, bitorder="little").view(np.bool_)
 
 
-def columns_of(storage: Storage, manifest: Manifest) -> dict[str, Column]:
+def columns_of(storage: Storage, manifest: Manifest) -> dict[str, TokenColumn]:
     """Return the columns of a corpus by name."""
     return {
-        entry.name: Column(entry, [shard.columns[index] for shard in manifest.shards], storage)
+        entry.name: TokenColumn(entry, [shard.columns[index] for shard in manifest.shards], storage)
         for index, entry in enumerate(manifest.columns)
     }
 
@@ -188,7 +188,7 @@ class ColumnIndex:
     shards: tuple[tuple[ColumnFile, ...], ...]
     """By shard of the corpus, the files of its columns."""
     made_with: dict[str, Any] = field(default_factory=dict)  # Any: JSON values
-    """What the values depend on, for the reader of the file and for `read_index`: a model's hash, say."""
+    """Inputs that the values were computed from, such as a model's hash; checked by `read_index`."""
 
 
 def read_index(folder: str | Path) -> ColumnIndex:
@@ -209,8 +209,8 @@ def read_index(folder: str | Path) -> ColumnIndex:
 
 
 def attached(
-    folder: str | Path, *, fingerprint: str, location: str, known: Mapping[str, Column]
-) -> dict[str, Column]:
+    folder: str | Path, *, fingerprint: str, location: str, known: Mapping[str, TokenColumn]
+) -> dict[str, TokenColumn]:
     """Return the columns of a corpus together with those of a folder.
 
     Args:
@@ -233,7 +233,7 @@ def attached(
     for number, entry in enumerate(index.columns):
         if entry.name in found:
             raise CorpusError(f"{location} already has a column", got=entry.name, fix="Leave it out.")
-        found[entry.name] = Column(entry, [shard[number] for shard in index.shards], storage)
+        found[entry.name] = TokenColumn(entry, [shard[number] for shard in index.shards], storage)
     return found
 
 

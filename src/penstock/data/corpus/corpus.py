@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.core.arrays import Int64, Tokens
 from penstock.core.errors import CorpusError
-from penstock.data.corpus.columns import Column
+from penstock.data.corpus.columns import TokenColumn
 from penstock.data.corpus.manifest import Manifest
 from penstock.data.formats import TokenShard
 from penstock.data.formats.index import DocumentEnds
@@ -72,10 +72,10 @@ class Corpus:
         starts: Int64,
         open_shard: Callable[[int], TokenShard],
         tokenizer_path: Path | Callable[[], Path] | None = None,
-        columns: Mapping[str, Column] | None = None,
+        columns: Mapping[str, TokenColumn] | None = None,
     ) -> None:
         self.location = location
-        self.columns: Mapping[str, Column] = columns or {}
+        self.columns: Mapping[str, TokenColumn] = columns or {}
         """Columns beside its tokens, by name; see columns.py."""
         self.manifest = manifest
         self.num_tokens = int(starts[-1])

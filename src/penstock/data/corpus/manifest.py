@@ -102,7 +102,7 @@ class ShardEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatOrigin:
-    """How a corpus of conversations was made."""
+    """Settings with which a corpus of conversations was made."""
 
     kind: Literal["conversations", "pairs", "thumbs"]
     """`pairs`: chosen and rejected answers; `thumbs`: answers wanted or not."""
@@ -140,7 +140,7 @@ class Manifest:
     columns: tuple[ColumnEntry, ...] = ()
     """Columns of every shard."""
     chat: ChatOrigin | None = None
-    """How the conversations were made; None: the corpus is of plain text."""
+    """Settings of the conversations; None: the corpus is of plain text."""
     shards: tuple[ShardEntry, ...]
     """In token order."""
     parts: tuple[int, ...] = ()

@@ -33,7 +33,7 @@ class ChatSetup:
 
     @property
     def options(self) -> dict[str, str | int]:
-        """What the plan records."""
+        """Return the settings of the conversations that the plan records."""
         rules, length = self.rules, dict[str, str | int]()
         if rules.max_tokens is not None:
             length = {"max-tokens": rules.max_tokens, "too-long": rules.too_long}

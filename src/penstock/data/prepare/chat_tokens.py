@@ -23,7 +23,7 @@ from penstock.data.prepare.chat_records import ChatKind, Conversation, Side, con
 from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record, Rejection
 from penstock.data.prepare.tokenize import RecordPosition
 from penstock.text.chat_template import ChatTemplate
-from penstock.text.learned_tokens import Rendered
+from penstock.text.learned_tokens import RenderedChat
 from penstock.text.template_process import TemplateProcess
 from penstock.text.tokenizer import Tokenizer
 
@@ -42,16 +42,16 @@ DROPPED, CUT, TURNS = "turns_with_dropped_text", "cut", "learned_turns"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRules:
-    """How conversations become tokens."""
+    """Rules by which conversations become tokens."""
 
     kind: ChatKind
-    """What the records are."""
+    """Kind of the records."""
     last_only: bool
     """True to learn the last turn of the assistant alone."""
     max_tokens: int | None
     """Tokens that a row holds; None: conversations may have any length."""
     too_long: TooLong
-    """What happens to a longer conversation."""
+    """Treatment of longer conversations."""
     date: str | None
     """Day that the template is told, YYYY-MM-DD."""
 
@@ -202,7 +202,7 @@ class ChatEncoder:
 @dataclass(frozen=True, slots=True)
 class _Written:
     conversation: Conversation
-    rendered: Sequence[Rendered]
+    rendered: Sequence[RenderedChat]
     num_bytes: int
 
 
@@ -214,7 +214,7 @@ def _has_half_surrogate(text: str) -> bool:
     return False
 
 
-def learned_bits(rendered: Rendered, side: Side, ends: npt.NDArray[np.int64]) -> Bits:
+def learned_bits(rendered: RenderedChat, side: Side, ends: npt.NDArray[np.int64]) -> Bits:
     """Return which tokens are learned: [tokens].
 
     A token is learned if any of its characters belongs to an answer that is.

@@ -102,7 +102,7 @@ class ChatConfig:
     max_tokens: int | None = None
     """Tokens that a row of the training run holds; None: conversations of any length are stored."""
     too_long: Literal["refuse", "drop", "cut"] = "refuse"
-    """What happens to a longer conversation: an error, or it is left out, or its end is; both are counted."""
+    """Treatment of longer conversations: refuse, drop, or cut at the end; the last two are counted."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 2:
@@ -144,7 +144,7 @@ class PrepareConfig:
     """Maximum tokens of its largest parts; None: as many as a shard. The first epoch is shuffled within
     parts."""
     chat: ChatConfig | None = None
-    """How conversations are read; None: the inputs are text."""
+    """Settings for reading conversations; None: the inputs are text."""
 
     def __post_init__(self) -> None:
         if self.chat is not None and self.tokenizer is None:

@@ -58,7 +58,7 @@ class GpuFacts:
 
     gpus: tuple[Gpu, ...] = ()
     why_not: str = ""
-    """Why NVML was not read; empty: it was."""
+    """Reason that NVML could not be read; empty: it was read."""
     on_the_bus: int = 0
     """NVIDIA GPUs among the PCI devices."""
     expected: int | None = None

@@ -1,4 +1,4 @@
-"""What `penstock launch status|cancel|resize` ask of every engine."""
+"""Interface of the engines that run jobs, for `penstock launch status|cancel|resize`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ class JobState:
     status: str
     """The engine's word: RUNNING, PENDING, ended ..."""
     reason: str = ""
-    """Why it is in that state, in words."""
+    """Reason for the state."""
 
 
-class Engine(Protocol):
+class LaunchEngine(Protocol):
     """Functions of an engine's module."""
 
     def state(self, job: Job, folder: JobFolder) -> JobState:
@@ -34,7 +34,7 @@ class Engine(Protocol):
         """Give a job another number of nodes; return what was done."""
 
 
-ENGINES: Mapping[str, Engine] = Table(
+ENGINES: Mapping[str, LaunchEngine] = Table(
     "engine",
     {"local": "penstock.launch.engines.local:ENGINE", "slurm": "penstock.launch.engines.slurm:ENGINE"},
 )

@@ -1,4 +1,4 @@
-"""What a renderer returns: files, commands and settings, all as text."""
+"""Result of a renderer: files, commands and settings, all as text."""
 
 import shlex
 from collections.abc import Mapping, Sequence

@@ -100,7 +100,7 @@ class SampleAnswer:
     prompt: str
     answer: str
     reference: str | None
-    """What really follows in the held-out document; None: nobody knows."""
+    """Text that follows in the held-out document; None: unknown."""
     is_cut: bool
     """True if it reached the limit of tokens."""
 

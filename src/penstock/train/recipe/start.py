@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.find import saved_of
-from penstock.checkpoint.start import Start, find_start
+from penstock.checkpoint.start import StartWeights, find_start
 from penstock.core import config
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError
@@ -66,7 +66,7 @@ def with_start(raw: Raw) -> Raw:
     return {**raw, "run": {**run, **pin}, "model": config.dump(start.model)}
 
 
-def start_of(run: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Start:
+def start_of(run: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> StartWeights:
     """Return the starting weights that a [run] section names.
 
     Args:
