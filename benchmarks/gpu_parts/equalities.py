@@ -2,6 +2,7 @@
 
 Runs the tests of tests/gpu under pytest, the most important files first, and files each as a row. A test that
 ends the process, leaves the GPU unusable or takes too long fails, and the rest goes on in a fresh process.
+Most of the time goes into compiling, so on a GPU groups of files run side by side, as far as there are cores.
 """
 
 import json
@@ -9,6 +10,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from gpu_parts.child import run_child
@@ -17,15 +19,18 @@ from gpu_parts.pytest_rows import POISONED
 from penstock.core import clock
 
 TESTS = Path(__file__).resolve().parents[2] / "tests" / "gpu"
-FIRST = (
-    *("attention", "paged", "low_bit", "loss", "float8", "sampling", "optimizers"),  # seconds each
-    *("engine", "training", "checkpoint"),  # most of the time, for compiling
+GROUPS = (
+    ("attention", "paged", "low_bit", "loss", "float8", "sampling", "optimizers"),
+    ("training",),
+    ("engine",),
+    ("tuning", "checkpoint"),
 )
-"""Files in the order in which they run: what others rest on first. Others follow by name."""
+"""Files in the order in which they run: what others rest on first. Others follow by name, in the last."""
 INTERPRETED = ("paged", "low_bit")
 """Files of kernels in Triton, which decides on import if it interprets: on CPUs in a process of their own."""
 TEST_S = {"cuda": 100.0, "cpu": 300.0}
 """Seconds that one test may take: it compiles kernels, or the C++ operators of a CPU for the first time."""
+_CORES_OF_GROUP = 3
 _ENOUGH_S = 5.0
 """Time in which another process is worth starting."""
 
@@ -37,10 +42,10 @@ class _OverTime(Exception):
 def main() -> None:
     """Run the part."""
     part = open_part("equalities", __doc__.splitlines()[0])
-    files = sorted(path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py"))
-    files.sort(key=lambda name: FIRST.index(name) if name in FIRST else len(FIRST))
-    groups = [files]
+    groups = grouped([path.stem.removeprefix("test_") for path in TESTS.glob("test_*.py")])
+    num_at_once = max(1, (os.cpu_count() or 1) // _CORES_OF_GROUP)
     if part.device.type == "cpu":
+        num_at_once, files = 1, [name for group in groups for name in group]
         interpreted = [name for name in files if name in INTERPRETED]
         groups = [interpreted, [name for name in files if name not in INTERPRETED]]
     with tempfile.TemporaryDirectory() as folder:
@@ -53,9 +58,23 @@ def main() -> None:
             is_interpreted = part.device.type == "cpu" and number == 0
             runs.append(Run(part, group, TESTS, Path(folder) / f"{number}.jsonl", expect, is_interpreted))
         expect()
-        num_whole = sum(run.to_the_end() for run in runs)
-        if num_whole == len(runs):
+        with ThreadPoolExecutor(num_at_once) as pool:
+            are_whole = list(pool.map(Run.to_the_end, runs))
+        if all(are_whole):
             part.done()
+
+
+def grouped(files: list[str]) -> list[list[str]]:
+    """Return the files of each group, in the order in which they run.
+
+    >>> grouped(["training", "other", "paged", "attention", "checkpoint"])
+    [['attention', 'paged'], ['training'], ['checkpoint', 'other']]
+    """
+    *others, last = GROUPS
+    known = {name for group in GROUPS for name in group}
+    last = (*last, *sorted(set(files) - known))
+    found = ([name for name in group if name in files] for group in (*others, last))
+    return [group for group in found if group]
 
 
 class Run:

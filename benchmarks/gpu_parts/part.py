@@ -9,6 +9,7 @@ import faulthandler
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from threading import RLock
 from typing import Any, Literal
 
 import torch
@@ -41,7 +42,7 @@ class Row:
 
 
 class Part:
-    """Files rows, and knows how much time is left.
+    """Files rows, of any thread, and knows how much time is left.
 
     Args:
         name: of the part.
@@ -55,7 +56,7 @@ class Part:
         self.name, self.device, self.is_tiny, self.budget_s = name, device, is_tiny, budget_s
         self.rows: list[Row] = []
         self._expected: list[str] = []
-        self._path, self._began = path, clock.monotonic()
+        self._path, self._began, self._lock = path, clock.monotonic(), RLock()
         self._file(is_done=False)
 
     def left_s(self) -> float:
@@ -64,8 +65,9 @@ class Part:
 
     def expect(self, names: list[str]) -> None:
         """Say which rows are to come, so that those that time does not reach are named."""
-        self._expected = names
-        self._file(is_done=False)
+        with self._lock:
+            self._expected = names
+            self._file(is_done=False)
 
     def rows_of(self, name: str) -> list[Row]:
         """Return the rows of a part that ran before this one, in this run or in the one it is added to."""
@@ -83,13 +85,21 @@ class Part:
         at_most: float | None = None,
         **more: Any,
     ) -> None:
-        """File a figure, with the target it is held against if there is one."""
+        """File a figure, also one of numpy, with the target it is held against if there is one."""
         target = at_least if at_most is None else at_most
         is_met = None
         if target is not None and not self.is_tiny:
-            is_met = value >= target if at_most is None else value <= target
+            is_met = bool(value >= target if at_most is None else value <= target)
         self._add(
-            Row(name=name, status="measured", value=value, unit=unit, target=target, is_met=is_met, more=more)
+            Row(
+                name=name,
+                status="measured",
+                value=float(value),
+                unit=unit,
+                target=target,
+                is_met=is_met,
+                more=more,
+            )
         )
 
     def held(self, name: str, **more: Any) -> None:
@@ -109,10 +119,13 @@ class Part:
         self._file(is_done=True)
 
     def _add(self, row: Row) -> None:
-        self.rows.append(row)
         value = "" if row.value is None else f" {row.value:.4g} {row.unit}"
-        print(f"{self.name}: {row.name}: {row.status}{value}{' ' + row.why if row.why else ''}", flush=True)
-        self._file(is_done=False)
+        with self._lock:
+            self.rows.append(row)
+            print(
+                f"{self.name}: {row.name}: {row.status}{value}{' ' + row.why if row.why else ''}", flush=True
+            )
+            self._file(is_done=False)
 
     def _file(self, *, is_done: bool) -> None:
         found = {

@@ -19,7 +19,8 @@ def ends_of(kind, seq_len, batch):
     if kind != "documents":
         return None
     whole = batch * seq_len
-    cuts = sorted({0, 1, seq_len // 3 + 1, seq_len, whole - seq_len // 7 - 1, whole})
+    rows = range(0, whole + 1, seq_len)
+    cuts = sorted({*rows, 1, seq_len // 3 + 1, whole - seq_len // 7 - 1})
     return torch.tensor(cuts, dtype=torch.int32)
 
 
@@ -52,9 +53,7 @@ def test_documents_in_pieces_give_the_same(window, device, is_tiny):
 
     def in_pieces(layout, *, device, dtype, **_):
         like = torch.empty(0, dtype=dtype, device=device)
-        chosen = by_document(
-            layout, like=like, compiled=lambda: Masked(visibility_mask(layout, device=device))
-        )
+        chosen = by_document(layout, like=like, mask=lambda: visibility_mask(layout, device=device))
         return chosen or Masked(visibility_mask(layout, device=device))
 
     check(in_pieces, (9, 3, 96), "documents", window, torch.bfloat16, device, is_tiny)

@@ -23,6 +23,8 @@ from penstock.train.setup import open_state
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 NEAR = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Of a gradient's norm: sums in another order, of numbers with 24 and 8 bits."""
+NEAR_EXACT = {torch.float32: 1e-4, torch.bfloat16: 6e-2}
+"""The same, from float64."""
 WAYS = {
     "operators recomputed": {"policy": "operators"},
     "blocks recomputed": {"policy": "full"},
@@ -102,7 +104,7 @@ def plain(device, is_tiny):
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
 def test_losses_and_gradients_are_those_of_float64(dtype, plain):
-    assert_near(plain[dtype], plain[torch.float64], 1e-4 if dtype == torch.float32 else 6e-2)
+    assert_near(plain[dtype], plain[torch.float64], NEAR_EXACT[dtype])
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)
@@ -112,7 +114,10 @@ def test_recomputed_and_compiled_blocks_give_the_same(way, dtype, plain, device,
     if "compiled" in WAYS[way] and not is_the_one and (is_tiny or dtype == torch.float32):
         pytest.skip("compiling takes long: once in float32, and in all ways in bfloat16 on GPUs")
     found = gradients_of(built(device, is_tiny, dtype=dtype, **WAYS[way]), device, is_tiny)
-    assert_near(found, plain[dtype], NEAR[dtype])
+    if "compiled" in WAYS[way]:  # fused operators round less often, so that they differ from plain ones
+        assert_near(found, plain[torch.float64], NEAR_EXACT[dtype])
+    else:
+        assert_near(found, plain[dtype], NEAR[dtype])
 
 
 @pytest.mark.parametrize("dtype", NEAR, ids=str)

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from penstock.core.errors import UsageError
+
 CPU = torch.device("cpu")
 
 
@@ -64,11 +66,23 @@ def choose(index: int | None = None) -> torch.device:
 
     >>> choose(3) if not is_available() else CPU
     device(type='cpu')
+
+    Raises:
+        UsageError: the index is too large.
     """
     found = _type()
     if found is None:
         return CPU
-    return torch.device(found) if index is None else torch.device(found, index)
+    if index is None:
+        return torch.device(found)
+    if index >= count():
+        raise UsageError(
+            f"Each process of a machine takes an accelerator of its own, and {count()} can be used here",
+            got=f"process {index + 1}",
+            fix=f"Start at most {count()} (--processes), or hide them and train on processors: "
+            "CUDA_VISIBLE_DEVICES= before the command.",
+        )
+    return torch.device(found, index)
 
 
 def use(device: torch.device) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def has_triton(device: torch.device) -> bool:
     """True if the device is an NVIDIA GPU that the Triton kernels support."""
     return device.type == "cuda" and _is_made_for(device.index)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from penstock.core.errors import UsageError
 from penstock.devices import accelerator
 from penstock.devices.accelerator import KINDS
 
@@ -72,3 +73,11 @@ def test_a_cpu_computes_where_there_is_no_accelerator_and_waits_for_nothing():
 def test_what_holds_no_numbers_is_no_accelerator_and_has_no_graphs():
     assert not accelerator.is_accelerator(torch.device("meta"))
     assert not accelerator.kind_of("meta").has_graphs
+
+
+def test_a_process_without_an_accelerator_of_its_own_is_told_so(monkeypatch):
+    monkeypatch.setattr(accelerator, "_type", lambda: "xpu")
+    monkeypatch.setattr(accelerator, "count", lambda: 1)
+    assert accelerator.choose(0) == torch.device("xpu", 0)
+    with pytest.raises(UsageError, match=r"1 can be used here .got .process 2..\. Start at most 1"):
+        accelerator.choose(1)

@@ -91,11 +91,8 @@ def pieces_of(layout, monkeypatch):
     monkeypatch.setattr(sdpa, "_WORTH_A_CALL", 1)
     monkeypatch.setattr(pieces, "_RUN", 2)
 
-    def masked():
-        return Masked(visibility_mask(layout, device=CPU))
-
     like = torch.empty(0, dtype=torch.float64)
-    return sdpa.by_document(layout, like=like, compiled=masked)
+    return sdpa.by_document(layout, like=like, mask=lambda: visibility_mask(layout, device=CPU))
 
 
 @pytest.mark.parametrize("case", ["causal", "window", "documents", "documents and window"])
@@ -121,9 +118,9 @@ def test_in_a_compiled_block_pieces_are_a_mask_and_change_without_compiling_anew
 def test_documents_too_short_for_a_call_each_take_the_mask(monkeypatch):
     layout = AttentionLayout(batch=BATCH, seq_len=SEQ, cu_seqlens=ENDS)
     like = torch.empty(0)
-    assert sdpa.by_document(layout, like=like, compiled=lambda: None) is None, "five of 24 tokens"
+    assert sdpa.by_document(layout, like=like, mask=lambda: None) is None, "five of 24 tokens"
     monkeypatch.setattr(sdpa, "_WORTH_A_CALL", 4)
-    assert len(sdpa.by_document(layout, like=like, compiled=lambda: None).pieces) == 5
+    assert len(sdpa.by_document(layout, like=like, mask=lambda: None).pieces) == 5
 
 
 @pytest.mark.parametrize("case", CASES)

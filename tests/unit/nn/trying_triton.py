@@ -1,5 +1,6 @@
 """What test_triton_kernels.py runs in processes of their own: on import Triton decides if it interprets."""
 
+import re
 import sys
 
 import torch
@@ -10,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from penstock.nn.kernels import paged_triton
-from penstock.nn.kernels.pages import row_size
+from penstock.nn.kernels.pages import SCALE_SIZE, row_size
 from penstock.nn.linear import quantized_triton
 from penstock.nn.linear.rounding import GROUP, to_int4, to_int8
 from tests.paged_cases import a_layer, a_step, written_out
@@ -114,6 +115,11 @@ class Compiler:
         for capability in (80, 90):
             made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
             assert made.asm["cubin"]
+            if constants.get("CODED"):  # rows of codes are aligned to what their scale is
+                widest = max(
+                    map(int, re.findall(r"contiguity = (\d+) .*?!tt.ptr<i8>", made.asm["ttgir"])), default=0
+                )
+                assert widest <= SCALE_SIZE, f"{widest} bytes are read at once"
             print(made.metadata.shared)
 
 

@@ -1,6 +1,7 @@
 """Choice of the attention kernel for one forward pass."""
 
 import torch
+from torch import Tensor
 
 from penstock.nn.attention import Attend
 from penstock.nn.kernels.layout import AttentionLayout, visibility_mask
@@ -25,8 +26,8 @@ def choose_kernel(
     if device.type == "cpu":
         return per_document(layout)
 
-    def masked() -> Masked:
-        return Masked(visibility_mask(layout, device=device))
+    def mask() -> Tensor:
+        return visibility_mask(layout, device=device)
 
     like = torch.empty(0, dtype=dtype, device=device)
-    return by_document(layout, like=like, compiled=masked) or masked()
+    return by_document(layout, like=like, mask=mask) or Masked(mask())

@@ -10,8 +10,8 @@ Nothing is read on the host: the device searches the share of each tile. A launc
 tokens and shares and on the width of the tables, so it can be recorded in a CUDA graph. The compiled code
 depends on the model alone.
 
-No GPU has run these kernels. They are tested in Triton's interpreter, and compiled for GPU types without
-running.
+They are tested in Triton's interpreter and compiled for GPU types without running; tests/gpu runs them, which
+an H100 passed (benchmarks/results/gpu-2026-11-26.json).
 """
 
 import torch
@@ -149,7 +149,9 @@ def _attend(
         key = here + tl.arange(0, KEYS)
         is_key = (key >= since) & (key < until)
         block = tl.load(tables + share * table_stride + key // BLOCK_SIZE, mask=is_key, other=0).to(tl.int64)
-        line = (block * KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE
+        # Triton 3.6 takes `line` for a multiple of 16, as both of its terms start at one, and then reads up
+        # to 16 bytes at once of rows of codes, which are aligned to 4
+        line = tl.multiple_of((block * KV_HEADS + kv_head) * BLOCK_SIZE + key % BLOCK_SIZE, 1)
         k_dn = tl.load(
             keys + line[None, :] * ROW + d[:, None], mask=is_key[None, :] & is_d[:, None], other=0.0
         )

@@ -15,7 +15,6 @@ from jaxtyping import Bool
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from penstock.nn.attention import Attend
 from penstock.nn.kernels.layout import AttentionChunk, AttentionLayout, pieces
 
 _WORTH_A_CALL = 64  # average tokens of a chunk
@@ -27,13 +26,13 @@ class ByDocument:
 
     pieces: tuple[AttentionChunk, ...]
     """Chunks of the flattened batch, in order; each query is in one."""
-    compiled: Callable[[], Attend]
-    """Returns the kernel for compiled blocks."""
+    mask: Callable[[], Bool[Tensor, "batch_or_1 1 seq keys"]]
+    """Returns the dense mask, for compiled blocks."""
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
         """Attend within each chunk; q is [b, h, l, d], k and v are [b, k, l, d]."""
         if torch.compiler.is_compiling():
-            return self.compiled()(q_bhld, k_bksd, v_bksd, scale=scale)
+            return _attend_masked(q_bhld, k_bksd, v_bksd, self.mask(), scale=scale)
         batch, heads, seq_len, _ = q_bhld.shape
         # repeated, because on CUDA grouped heads fall back to the unfused kernel
         k, v = (t.repeat_interleave(heads // k_bksd.shape[1], dim=1) for t in (k_bksd, v_bksd))
@@ -50,21 +49,21 @@ class ByDocument:
 
 
 def by_document(
-    layout: AttentionLayout, *, like: Tensor, compiled: Callable[[], Attend]
+    layout: AttentionLayout, *, like: Tensor, mask: Callable[[], Bool[Tensor, "batch_or_1 1 seq keys"]]
 ) -> ByDocument | None:
     """Return the kernel, or None if the chunks are too short for it. Waits for the device once.
 
     Args:
         layout: without `cu_seqlens`, each row is a document.
         like: a tensor with the dtype and the device of queries and keys.
-        compiled: returns the kernel for compiled blocks.
+        mask: returns the dense mask of the layout, for compiled blocks.
     """
     tokens, ends = layout.batch * layout.seq_len, layout.cu_seqlens
     if ends is None:
         ends = torch.arange(0, tokens + 1, layout.seq_len)
     window = layout.window if layout.is_windowed else None
     found = tuple(pieces(ends.cpu(), window or 0, like=like))
-    return ByDocument(found, compiled) if tokens >= _WORTH_A_CALL * len(found) else None
+    return ByDocument(found, mask) if tokens >= _WORTH_A_CALL * len(found) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +85,14 @@ class Masked:
 
     def __call__(self, q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, *, scale: float) -> Tensor:
         """Attend under the mask; q is [b, h, l, d], k and v are [b, k, s, d]."""
-        # repeated, because on CUDA a mask with grouped heads falls back to the unfused kernel
-        groups = q_bhld.shape[1] // k_bksd.shape[1]
-        k_bhsd, v_bhsd = (t.repeat_interleave(groups, dim=1) for t in (k_bksd, v_bksd))
-        return scaled_dot_product_attention(q_bhld, k_bhsd, v_bhsd, attn_mask=self.mask, scale=scale)
+        return _attend_masked(q_bhld, k_bksd, v_bksd, self.mask, scale=scale)
+
+
+def _attend_masked(q_bhld: Tensor, k_bksd: Tensor, v_bksd: Tensor, mask: Tensor, *, scale: float) -> Tensor:
+    # repeated, because on CUDA a mask with grouped heads falls back to the unfused kernel
+    groups = q_bhld.shape[1] // k_bksd.shape[1]
+    k_bhsd, v_bhsd = (t.repeat_interleave(groups, dim=1) for t in (k_bksd, v_bksd))
+    return scaled_dot_product_attention(q_bhld, k_bhsd, v_bhsd, attn_mask=mask, scale=scale)
 
 
 def _grouped(q_bhld: Tensor, k_bksd: Tensor) -> bool:

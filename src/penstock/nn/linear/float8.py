@@ -93,7 +93,9 @@ def scaled(x: Float[Tensor, "rows columns"], groups: Groups, dtype: torch.dtype)
     largest = grouped.abs().amax(-1)
     exponents = _exponents(largest.amax().view(1, 1) if groups == WHOLE else largest, dtype)
     shares = grouped * power_of_two(254 - exponents).unsqueeze(-1)
-    return Scaled(_ungrouped(shares, columns).to(dtype), exponents, size)
+    # row-major, also of a transposed matrix: the float8 instructions read nothing else
+    codes = _ungrouped(shares, columns).to(dtype, memory_format=torch.contiguous_format)
+    return Scaled(codes, exponents, size)
 
 
 def _exponents(largest: Tensor, dtype: torch.dtype) -> Tensor:

@@ -151,13 +151,25 @@ class RoundedProduct:
     def __init__(self, like: Tensor, base: str) -> None:
         self.like, self._base = like, base
 
-    def fill(self, weight: Float[Tensor, "outputs inputs"]) -> None:
-        """Round a matrix, on its device and in the dtype of activations; it is not kept."""
+    @property
+    def is_int4(self) -> bool:
+        """True if the matrix is rounded to 4 bits, with a scale per group of inputs; False: to 8, with one
+        per output."""
+        return self._base == "int4" and self.like.shape[1] % GROUP == 0
+
+    def fill(
+        self, weight: Float[Tensor, "outputs inputs"], *, largest: Float[Tensor, "outputs"] | None = None
+    ) -> None:
+        """Round a matrix, on its device and in the dtype of activations; it is not kept.
+
+        Args:
+            largest: largest magnitude of each row, if `weight` has a part of the inputs and is rounded to 8
+                bits; None: `weight` has all inputs, or whole groups of them.
+        """
         outputs, inputs = weight.shape
         plain = nn.Linear(inputs, outputs, bias=False, device="meta")
         plain.weight = nn.Parameter(weight, requires_grad=False)
-        is_int4 = self._base == "int4" and inputs % GROUP == 0
-        self.layer = Int4Linear(plain) if is_int4 else Int8Linear(plain)
+        self.layer = Int4Linear(plain) if self.is_int4 else Int8Linear(plain, largest=largest)
 
     def __call__(self, x: Tensor, weight: None, bias: Tensor | None = None) -> Tensor:
         """Return x Wᵀ + bias."""

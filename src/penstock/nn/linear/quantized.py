@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from penstock.nn.linear.adapter_config import GROUP
 from penstock.nn.linear.float8 import ROW, Scaled, product, scaled
-from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels
+from penstock.nn.linear.packed import PANEL, can_multiply, empty_panels, from_panels, to_panels
 from penstock.nn.linear.rounding import _by_chunks, _to_halves, to_int8
 from penstock.nn.triton_support import has_triton, on_device_of
 
@@ -36,14 +36,19 @@ class _Quantized(nn.Module):
 
 
 class Int8Linear(_Quantized):
-    """A linear layer with an int8 matrix and tokens rounded to int8; on GPUs the matrix alone is rounded."""
+    """A linear layer with an int8 matrix and tokens rounded to int8; on GPUs the matrix alone is rounded.
+
+    Args:
+        largest: [outputs] largest magnitude of each row, if `linear` has a part of the inputs: its codes and
+            scales are then those of the whole matrix. None: `linear` has all inputs.
+    """
 
     codes: Tensor
     scales: Tensor
     offsets: Tensor
     """Operand of the C++ operator: 128 times the sum of each output's codes."""
 
-    def __init__(self, linear: nn.Linear) -> None:
+    def __init__(self, linear: nn.Linear, *, largest: Tensor | None = None) -> None:
         super().__init__(linear)
         weight = linear.weight.detach()
         self.is_native = can_multiply(8, weight) and self.in_features % 4 == 0
@@ -53,10 +58,17 @@ class Int8Linear(_Quantized):
                 torch.zeros(len(codes) * PANEL),
                 torch.zeros(len(codes) * PANEL, dtype=torch.int32),
             )
-            torch.ops.penstock.pack_int8(weight.contiguous(), codes, scales, offsets)
+            if largest is None:
+                torch.ops.penstock.pack_int8(weight.contiguous(), codes, scales, offsets)
+            else:
+                whole, scales[: self.out_features] = to_int8(weight, largest)
+                codes.copy_(to_panels(whole))
+                offsets[: self.out_features] = 128 * whole.sum(1, dtype=torch.int32)
             self.register_buffer("offsets", offsets, persistent=False)
-        else:
+        elif largest is None:
             codes, scales = _by_chunks(weight, to_int8)
+        else:
+            codes, scales = to_int8(weight, largest)
         self.register_buffer("codes", codes, persistent=False)
         self.register_buffer("scales", scales, persistent=False)
 

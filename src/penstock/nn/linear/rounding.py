@@ -138,16 +138,21 @@ _SHRUNK = (1.0, 0.95, 0.9, 0.85, 0.8)
 
 
 def to_int8(
-    rows: Float[Tensor, "rows columns"],
+    rows: Float[Tensor, "rows columns"], largest: Float[Tensor, "rows"] | None = None
 ) -> tuple[Int8[Tensor, "rows columns"], Float[Tensor, "rows"]]:
     """Round each row to integers from -127 to 127 times a scale.
+
+    Args:
+        largest: largest magnitude of each row, if `rows` has a part of the columns; None: it has all.
 
     >>> codes, scales = to_int8(torch.tensor([[0.5, -1.0]]))
     >>> codes.tolist(), round(float(scales), 5)
     ([[64, -127]], 0.00787)
     """
     numbers = rows.float()
-    largest = numbers.abs().amax(-1).clamp_(min=_LEAST)
+    if largest is None:
+        largest = numbers.abs().amax(-1)
+    largest = largest.float().clamp(min=_LEAST)
     return (numbers * (127.0 / largest).unsqueeze(-1)).round_().to(torch.int8), largest / 127.0
 
 

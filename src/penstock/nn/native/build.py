@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from penstock.core.native_build import NotBuilt, find_compiler, library_of
+from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-std=c++20", "-O3", "-march=native", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
-__all__ = ["NotBuilt", "built_library"]
+FLAGS = ("-std=c++20", "-O3", "-fPIC", "-shared", "-fno-math-errno", "-fno-trapping-math")
+__all__ = ["NotBuilt", "built_library", "unit"]
 
 
 def built_library() -> Path:
@@ -22,14 +22,21 @@ def built_library() -> Path:
     Raises:
         NotBuilt: there is no compiler, it failed, or there is no safe folder to write to.
     """
+    return library_of(unit())
+
+
+def unit() -> Unit:
+    """Return the translation unit of all operators."""
     root = Path(torch.__file__).parent
-    return library_of(
-        "".join(f'#include "{source.name}"\n' for source in _sources() if source.suffix == ".cpp"),
+    return Unit(
+        name="operators",
+        text="".join(f'#include "{source.name}"\n' for source in _sources() if source.suffix == ".cpp"),
         suffix=".cpp",
         sources=_sources(),
-        compiler=_compiler(),
+        find_compiler=_compiler,
         variable="CXX",
-        flags=[*FLAGS, f"-I{root / 'include'}", f"-L{root / 'lib'}"],
+        flags=FLAGS,
+        paths=[f"-I{root / 'include'}", f"-L{root / 'lib'}"],
         links=["-ltorch_cpu", "-lc10"],
         version=torch.__version__,
     )

@@ -63,6 +63,12 @@ def test_what_was_rounded_once_keeps_its_values(groups: int, dtype: torch.dtype)
     assert torch.equal(scaled(once, groups, E4M3).values(dtype), once)
 
 
+def test_codes_are_row_major_also_of_a_transposed_matrix() -> None:
+    """Instructions of GPUs take no others; those of CPUs do."""
+    for groups in (WHOLE, ROW, 32):
+        assert scaled(torch.randn(64, 32).t(), groups, torch.float8_e4m3fn).codes.is_contiguous()
+
+
 def test_numbers_that_are_not_finite_are_not_hidden() -> None:
     x = torch.tensor([[1.0, float("inf")], [1.0, float("nan")], [1.0, 2.0]])
     found = scaled(x, ROW, E4M3).values(torch.float32).isfinite().all(1)
