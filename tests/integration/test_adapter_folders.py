@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from penstock.checkpoint.adapter_run import open_with_adapter
 from penstock.checkpoint.hf import load_pretrained
-from penstock.checkpoint.peft import read_adapters
+from penstock.checkpoint.peft import read_adapters, read_settings
 from penstock.cli.main import main
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.engine.assemble import build_engine
@@ -217,6 +217,30 @@ def test_an_adapter_for_other_weights_of_the_same_shape_is_refused(runs, tmp_pat
         build_engine(other, options)
     with pytest.raises(ModelError, match="was trained on other weights"):
         open_with_adapter(folder, base=other)
+
+
+def test_a_run_in_place_of_its_adapter_is_refused_with_the_command(runs):
+    recipe, _, _ = runs["lora"]
+    run = Path(recipe.run.dir)
+    for folder in (run, next((run / "checkpoints").iterdir())):
+        with pytest.raises(
+            ModelError, match=f"Write its adapter with `penstock export {folder} --out FOLDER`"
+        ):
+            read_settings(folder)
+
+
+def test_an_adapter_in_place_of_a_model_is_refused_with_the_command(runs, corpus, tmp_path):
+    recipe, _, _ = runs["lora"]
+    folder = exported(recipe, tmp_path / "adapter")
+    said = rf"is an adapter, and a model is needed\. Merge it into its base .* {folder} --merge"
+    with pytest.raises(ModelError, match=said):
+        build_engine(folder, EngineConfig(device="cpu", cache_gib=2**-8))
+    with pytest.raises(ModelError, match=said):
+        recipe_of(corpus, folder, tmp_path / "next", METHODS["lora"])
+    with pytest.raises(
+        CheckpointError, match=rf"has an adapter only.* penstock export {recipe.run.dir} --merge"
+    ):
+        recipe_of(corpus, recipe.run.dir, tmp_path / "next", METHODS["lora"])
 
 
 def test_dora_is_served_merged_and_says_so(runs, base, tmp_path):

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -130,3 +131,33 @@ def test_changes_of_length_serve_no_document_twice_and_lose_none_that_fits(lengt
                 assert len(held) in {min(length, each) for each in rows}
             else:
                 assert len(held) in (0, length)
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    st.integers(2, 70),
+    st.integers(0, 9),
+    st.integers(2, 70),
+    st.sampled_from([None, *OVERLONG]),
+)
+@settings(max_examples=60)
+def test_without_a_choice_only_documents_longer_than_a_row_are_refused(lengths, row, step, to, later):
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = {"c": numbered_corpus(Path(folder), lengths)}
+        if max(lengths) > row:
+            with pytest.raises(ConfigError, match=f"longest of {max(lengths)}, "):
+                Loader(corpus, sequence_length=row, **MAKE)
+            return
+        loader = Loader(corpus, sequence_length=row, **MAKE)
+        loader._run.step = step
+        before = loader.state_dict()
+        if max(lengths) > to:
+            with pytest.raises(ConfigError, match="longer than a row"):
+                loader.set_sequence_length(to)
+            assert loader.state_dict() == before, "refused before anything changes"
+        else:
+            loader.set_sequence_length(to)
+        again = Loader(corpus, sequence_length=row, overlong=later, **MAKE)
+        again.load_state_dict(loader.state_dict())
+        for number in range(step + 3):
+            assert np.array_equal(loader.batch_at(number)["input_ids"], again.batch_at(number)["input_ids"])

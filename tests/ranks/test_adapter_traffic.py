@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 from tests.peft_loop import folder_of
+from tests.ranks.test_new_rows_training import corpus_of
 from transformers import LlamaConfig
 
 from penstock.devices.figures import DEVICES
@@ -29,6 +30,9 @@ SMALL = {
     "max_position_embeddings": 64,
 }
 LORA = {"method": "lora", "rank": 4, "alpha": 8.0}
+TWO_HOSTS = Cluster(
+    name="two hosts", nodes=2, devices_per_node=1, device=DEVICES["CPU"], nics=1, nic_gbit_s=1.0
+)
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +91,20 @@ def test_the_planned_bytes_of_a_step_are_those_that_are_sent(places, tmp_path, p
     recipe = recipe_of(places, tmp_path / "run", {**LORA, "base_sharding": placed})
     measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
     job = job_of(recipe, layout_of(recipe.parallel, world_size=2))
-    cluster = Cluster(
-        name="two hosts", nodes=2, devices_per_node=1, device=DEVICES["CPU"], nics=1, nic_gbit_s=1.0
-    )
-    assert predict(replace(job, checkpoint_every=0), cluster).network_bytes == pytest.approx(
+    assert predict(replace(job, checkpoint_every=0), TWO_HOSTS).network_bytes == pytest.approx(
         measured, rel=0.1
     )
+
+
+@pytest.mark.parametrize("placed", ["whole", "sharded"])
+def test_the_planned_bytes_have_the_rows_of_new_tokens(places, tmp_path, placed):
+    """Of 128 rows 64 are new, a third of what is learned."""
+    corpus = corpus_of(tmp_path / "corpus", named=100)
+    recipe = recipe_of((corpus, places[1]), tmp_path / "run", {**LORA, "base_sharding": placed})
+    assert recipe.adapter.new_rows == 64
+    measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
+    job = replace(job_of(recipe, layout_of(recipe.parallel, world_size=2)), checkpoint_every=0)
+    assert predict(job, TWO_HOSTS).network_bytes == pytest.approx(measured, rel=0.1)
 
 
 def test_islands_tune_one_adapter(places, tmp_path):

@@ -18,7 +18,7 @@ from penstock.models import FAMILIES
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
-from penstock.train.live_engine import fill_whole
+from penstock.train.live_engine import PlainTensors, fill_whole
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
@@ -43,6 +43,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "rslora": {"method": "rslora", "rank": 5, "alpha": 3.0, "layers": "attention"},
     "dora": {"method": "dora", "rank": 3, "alpha": 6.0},
     "int4": {"method": "lora", "rank": 2, "alpha": 4.0, "base": "int4"},
+    "int8": {"method": "lora", "rank": 2, "alpha": 4.0, "base": "int8"},
+    "int8 dora": {"method": "dora", "rank": 2, "alpha": 4.0, "base": "int8"},
 }
 OF_PEFT = ("full", "lora", "rslora", "dora")
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
@@ -59,6 +61,7 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("lora", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
     ("rslora", 4, {"pipeline": 2, "rows": 1, "base_sharding": "sharded"}),
     ("full", 2, {}),
+    ("full", 4, {"shard": 2, "replicate": 2}),
 ]
 
 
@@ -203,6 +206,7 @@ def test_a_run_that_moves_to_other_ranks_goes_on_as_if_it_had_not(corpus, folder
         ("dora", 4, {"tensor": 2, "shard": 2}),
         ("lora", 2, {"pipeline": 2, "rows": 2}),
         ("int4", 2, {}),
+        ("int8 dora", 2, {"tensor": 2}),
     ],
     ids=str,
 )
@@ -222,6 +226,38 @@ def test_the_live_weights_are_those_of_the_checkpoint_merged(
     merged, _ = open_model(tmp_path / "run")
     for name, parameter in merged.named_parameters():
         torch.testing.assert_close(found[name], parameter, rtol=1e-6, atol=1e-7)
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model whose layers two ranks can cut between groups of inputs that share a scale of 4 bits."""
+    shape = {**SMALL, "hidden_size": 64, "intermediate_size": 128}
+    return folder_of(tmp_path_factory.mktemp("wide") / "llama", LlamaConfig(**shape))
+
+
+@pytest.mark.parametrize("layout", [{"tensor": 2}, {"pipeline": 2, "rows": 2}, {}], ids=str)
+@pytest.mark.parametrize("method", ["int8", "int8 dora", "int4"])
+def test_a_rounded_base_is_the_same_one_on_any_number_of_ranks(corpus, wide, tmp_path, method, layout):
+    """Matrices bit for bit. Losses differ by the rounding of tokens: a tensor-parallel rank rounds its part
+    of their numbers by the largest one of that part."""
+
+    def rounded(recipe, world):
+        state = open_state(recipe, world)
+        tensors = PlainTensors(state.model)
+        names = [name for name in tensors if name.endswith(".weight") and ".a" in name]
+        return {n: whole(tensors[n]) for n in names}, records_of(state, recipe, world)
+
+    found = []
+    for ranks, settings in ((1, {}), (2, layout)):
+        recipe = recipe_of(corpus, wide, tmp_path / f"{ranks}", METHODS[method], **settings)
+        results = on_ranks(lambda world, r=recipe: rounded(r, world), ranks=ranks)
+        matrices = {name: value for values, _ in results for name, value in values.items()}
+        found.append((matrices, [record["loss"] for record in results[0][1] if "loss" in record]))
+    (alone, expected), (shared, losses) = found
+    assert alone.keys() == shared.keys()
+    for name, matrix in alone.items():
+        assert torch.equal(shared[name], matrix), name
+    assert losses == pytest.approx(expected, rel=2e-3)
 
 
 def test_a_run_is_not_resumed_with_another_adapter(corpus, folders, tmp_path):

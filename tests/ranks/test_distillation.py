@@ -103,6 +103,20 @@ def test_a_teacher_at_another_temperature_is_refused(taught, tmp_path):
     assert ConfigError.__name__ in str(raised.value)
 
 
+def test_a_teacher_whose_matrix_is_padded_further_than_the_students_is_taken(taught, tmp_path):
+    """Its padding is never among the most likely tokens, though it is likely."""
+    corpus, _, student, _ = taught
+    teacher = folder_of(tmp_path / "teacher", LlamaConfig(**SMALL | {"vocab_size": VOCAB + 16}))
+    words = ("--model", teacher, "--out", tmp_path / "columns", "--top-k", K, "--temperature", TEMPERATURE)
+    command = ["data", "teach", corpus, *words, "--sequence-length", LENGTH]
+    assert main([str(word) for word in command]) == 0
+    ids = open_corpus(corpus, columns=tmp_path / "columns").columns["teacher_ids"].values(0, 0, 400)
+    assert ids.max() < VOCAB
+    wanted = recipe((corpus, teacher, student, tmp_path / "columns"), tmp_path / "run", steps=6)
+    (losses,) = on_ranks(lambda world: trained(wanted, world), ranks=1)
+    assert losses[-1] < losses[0]
+
+
 def test_a_corpus_without_a_teacher_is_refused_with_the_command(taught, tmp_path):
     corpus, _, student, _ = taught
     wanted = recipe_of(corpus, student, tmp_path / "run", {"loss": "distillation"}, holdout=0)

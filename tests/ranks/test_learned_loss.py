@@ -3,10 +3,15 @@
 import numpy as np
 import pytest
 import torch
+from tests.peft_loop import folder_of
 from torch.nn import functional
+from transformers import LlamaConfig
 
+from penstock.checkpoint.tensors import held
+from penstock.core.boxes import whole as full
 from penstock.data import open_corpus
 from penstock.models.llama.model import Llama
+from penstock.parallel.adapters import add_adapters
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.train.recipe.load import build_recipe
@@ -29,13 +34,30 @@ def chats(tmp_path_factory):
     return write_corpus(folder, documents, vocab_size=VOCAB, columns={"learned": learned})
 
 
-def recipe_of(chats, folder):
-    model = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+MODEL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    config = LlamaConfig(**MODEL, vocab_size=VOCAB, max_position_embeddings=64, initializer_range=0.2)
+    return folder_of(tmp_path_factory.mktemp("models") / "base", config)
+
+
+def recipe_of(chats, folder, base, method):
+    start = {"run": {"dir": str(folder), "steps": 4}, "model": MODEL}
+    if method:
+        tune = {"method": method, "rank": 4, "alpha": 8.0}
+        start = {"run": {**start["run"], "start_from": str(base)}, "tune": tune}
     data = {"sequence_length": 24, "global_batch_size": 8, "micro_batch_size": 2}
     return build_recipe(
         {
-            "run": {"dir": str(folder), "steps": 4},
-            "model": {**model, "num_attention_heads": 4, "num_key_value_heads": 2},
+            **start,
             "data": {
                 **data,
                 "packing": "whole",
@@ -53,9 +75,11 @@ def whole(tensor):
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
 
 
-def plain_copy(state):
+def plain_copy(state, recipe):
     """A model of one process with the weights of a run's."""
     model = Llama(state.model.config)
+    if recipe.adapter is not None:
+        add_adapters(model, recipe.adapter, None, dtype=torch.float32)
     held = {name: whole(parameter.detach()) for name, parameter in state.model.named_parameters()}
     model.load_state_dict(held, strict=False)
     return model
@@ -78,21 +102,29 @@ def one_by_one(model, loader, corpus):
             total = total + functional.cross_entropy(logits, labels, ignore_index=-100, reduction="sum")
             count += int((labels != -100).sum())
     (total / count).backward()
-    return float(total.detach() / count), [parameter.grad for parameter in model.parameters()]
+    return float(total.detach() / count), [p.grad for p in model.parameters() if p.requires_grad]
 
 
+@pytest.mark.parametrize("method", [None, "lora", "dora"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_step_has_the_loss_and_gradients_of_its_conversations_one_by_one(chats, tmp_path, ranks):
+def test_a_step_has_the_loss_and_gradients_of_its_conversations_one_by_one(
+    chats, base, tmp_path, ranks, method
+):
     """1e-5: float32 sums in another order. Rows hold uneven numbers of learned tokens."""
-    recipe = recipe_of(chats, tmp_path)
+    recipe = recipe_of(chats, tmp_path, base, method)
 
     def both(world):
         torch.set_num_threads(1)
         state = open_state(recipe, world)
-        expected = one_by_one(plain_copy(state), state.loader, open_corpus(chats))
+        for number, (name, parameter) in enumerate(state.model.named_parameters()):
+            if name.endswith("lora_b"):  # zeros, with which A has no gradient
+                generator = torch.Generator().manual_seed(number)
+                some = torch.randn(parameter.shape, generator=generator) * 0.1
+                held(name, parameter)[1].copy_(some[held(name, parameter)[0].within(full(parameter.shape))])
+        expected = one_by_one(plain_copy(state, recipe), state.loader, open_corpus(chats))
         found = []
         state.optimizer.step = lambda *_, **__: found.extend(
-            whole(parameter.grad) for parameter in state.model.parameters()
+            whole(parameter.grad) for parameter in state.model.parameters() if parameter.requires_grad
         )
         batch = next(iter(state.loader))
         counts = (batch["labels"] != -100).sum(1).tolist()
@@ -107,6 +139,7 @@ def test_a_step_has_the_loss_and_gradients_of_its_conversations_one_by_one(chats
         worst = max(
             float((ours - theirs).abs().max()) for ours, theirs in zip(found, expected[1], strict=True)
         )
+        assert all(gradient.any() for gradient in found), "each parameter learns"
         return result.loss, expected[0], worst, counts
 
     for loss, expected, worst, counts in on_ranks(both, ranks=ranks):

@@ -4,17 +4,22 @@ Losses agree to 1e-5 of themselves: float32 sums in another order, and nothing e
 """
 
 import dataclasses
+import shutil
 
+import numpy as np
 import pytest
 import torch
 from tests.peft_loop import folder_of
 from tests.preferences import VOCAB, answers, pairs_corpus, recipe_of, thumbs_corpus
 from transformers import LlamaConfig
 
+from penstock.core.config import load_json
 from penstock.parallel.config import EthernetConfig
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train.setup import open_state
+from penstock.train.tune import reference
+from penstock.train.tune.corpus_pass import PassStopped
 from penstock.train.tune.preference import PreferencePairs
 from penstock.train.tune.preference_loss import PAIR_LOSSES
 
@@ -68,6 +73,13 @@ def cache(tmp_path, monkeypatch):
 def trained(recipe, world, *, stop_at=None):
     torch.set_num_threads(1)
     return records_of(open_state(recipe, world), recipe, world, stop_at=stop_at)
+
+
+def on_uneven_machines(world):
+    """Return the world of three ranks on two machines, two on the first."""
+    return dataclasses.replace(
+        world, ranks=dataclasses.replace(world.ranks, local_rank=[0, 1, 0][world.ranks.rank])
+    )
 
 
 def compared(records):
@@ -143,7 +155,7 @@ def test_the_first_loss_is_that_of_no_preference(alone):
 def test_references_are_computed_once_and_again_where_they_are_lost(
     alone, corpora, start, tmp_path, cache, kind
 ):
-    """Stopped on 2 ranks, resumed on 1 with the references, then on 3 without: the curve is the same."""
+    """Stopped on 2 ranks, resumed on 1 with them, then on 3 of two machines without: the same curve."""
     recipe = recipe_of(corpora[kind], start, tmp_path / "run", LOSSES[kind])
     records = on_ranks(lambda world: trained(recipe, world, stop_at=2), ranks=2)[0]
     made = {file.name: file.stat().st_mtime_ns for file in cache.rglob("*")}
@@ -153,11 +165,46 @@ def test_references_are_computed_once_and_again_where_they_are_lost(
     assert {file.name: file.stat().st_mtime_ns for file in cache.rglob("*")} == made
     for file in sorted(cache.rglob("*"), reverse=True):
         file.rmdir() if file.is_dir() else file.unlink()
-    records += on_ranks(lambda world: trained(recipe, world), ranks=3)[0]
+    records += on_ranks(lambda world: trained(recipe, on_uneven_machines(world)), ranks=3)[0]
     assert {file.name for file in cache.rglob("*")} == made.keys()
     steps = {r["step"]: r["loss"] for r in records if "loss" in r}
     expected = [each["loss"] for each in alone(kind, "full") if "loss" in each]
     assert [*steps.values()] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_reference_pass_that_is_stopped_goes_on_where_it_was(corpora, start, tmp_path, cache, monkeypatch):
+    """One rank is asked to stop, all do; there is no column until it is whole, and then it has each value."""
+    monkeypatch.setattr(reference, "BLOCK_TOKENS", 300)
+    recipe = recipe_of(corpora["dpo"], start, tmp_path / "run", LOSSES["dpo"])
+    asked: list[int] = []
+
+    def stopped(world, at):
+        def stop_requested():
+            asked.append(world.ranks.rank)
+            return world.ranks.rank == 1 and len(asked) == at
+
+        try:
+            open_state(recipe, world, stop_requested=stop_requested)
+        except PassStopped:
+            return len(asked)
+        return -len(asked)
+
+    def blocks():
+        return [load_json(file)["blocks"] for file in cache.rglob("progress.json")]
+
+    def column():
+        stored = b"".join(file.read_bytes() for file in sorted(cache.rglob("*.reference")))
+        return np.frombuffer(stored, "<f4")
+
+    assert on_ranks(lambda world: stopped(world, 2), ranks=2) == [2, 2]
+    assert blocks() == [2]
+    assert not list(cache.rglob("columns.json"))
+    left = -on_ranks(lambda world: stopped(world, 0), ranks=1)[0]
+    assert not blocks()
+    interrupted = column()
+    shutil.rmtree(cache)
+    assert -on_ranks(lambda world: stopped(world, 0), ranks=1)[0] == left + 2
+    assert interrupted == pytest.approx(column(), rel=1e-5)
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

@@ -78,6 +78,7 @@ def no_weights(folder: Path) -> ModelError:
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
+_MOST_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 
 def identity_of(folder: Path) -> str:
@@ -87,7 +88,7 @@ def identity_of(folder: Path) -> str:
     4 KiB, so that other weights of equal shapes differ; reading every byte would take minutes.
 
     Raises:
-        ModelError: weights are missing or pickled.
+        ModelError: weights are missing, pickled, or no safetensors.
     """
     digest = hashlib.blake2b(digest_size=16)
     digest.update((folder / CONFIG).read_bytes())
@@ -100,7 +101,13 @@ def identity_of(folder: Path) -> str:
     for path in files:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            header = min(int.from_bytes(file.read(8), "little"), size)
+            header = int.from_bytes(file.read(8), "little")
+            if header > min(size - 8, _MOST_HEADER_BYTES):
+                raise ModelError(
+                    f"{path} is no safetensors file, or is damaged: its header would have {header:,} bytes",
+                    got=f"a file of {size:,} bytes",
+                    fix="Download the whole folder again.",
+                )
             digest.update(f"{path.name} {size} {header} ".encode())
             digest.update(file.read(header))
             for sample in range(_SAMPLES):

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from penstock.checkpoint.hf import check_dtype, check_names, files_of
 from penstock.checkpoint.load import fill_boxes
-from penstock.checkpoint.start import StartWeights
+from penstock.checkpoint.start import StartWeights, refuse_adapter
 from penstock.checkpoint.tensors import MODEL, held
 from penstock.core.boxes import Box
 from penstock.core.errors import CheckpointError, ModelError
@@ -111,12 +111,8 @@ def _reader(start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> Calla
     }
     if start.saved is None:
         return _Folder(start, expected).fill
+    refuse_adapter(start)
     saved, index = start.saved, start.saved.index()
-    if index.meta.adapter is not None:
-        raise CheckpointError(
-            f"{saved} has an adapter only, not the weights that it adapts",
-            fix=f"Merge them: penstock export {start.folder} --merge --out FOLDER; then start from FOLDER.",
-        )
     for name, shape in expected.items():
         entry = index.tensors.get(f"{MODEL}{name}")
         if entry is None or entry.shape != shape:

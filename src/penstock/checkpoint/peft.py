@@ -29,6 +29,8 @@ from torch import Tensor
 
 from penstock.checkpoint.hf import appearing, check_new, read_slice
 from penstock.checkpoint.hf_folder import ADAPTER_CONFIG
+from penstock.checkpoint.layout import FOLDER as CHECKPOINTS
+from penstock.checkpoint.layout import INDEX_FILE
 from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, ModelError
 from penstock.core.packages import Package
@@ -294,9 +296,7 @@ def read_settings(folder: Path, *, serves: bool = True) -> Mapping[str, Any]:  #
     if not folder.is_dir():
         raise ModelError("No such adapter folder", got=str(folder), fix="Download it first.")
     if not path.is_file():
-        below = min(folder.glob(f"*/{_CONFIG}"), default=None)  # PEFT's place for named adapters
-        fix = f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
-        raise ModelError(f"{folder} has no {_CONFIG}", fix=fix)
+        raise ModelError(f"{folder} has no {_CONFIG}", fix=_where_an_adapter_may_be(folder))
     if not (folder / _WEIGHTS).is_file():
         pickled = " Pickled weights are not opened." if (folder / _PICKLED).exists() else ""
         raise ModelError(f"{folder} has no {_WEIGHTS}", fix=f"Save it with PEFT as safetensors.{pickled}")
@@ -320,6 +320,13 @@ def read_settings(folder: Path, *, serves: bool = True) -> Mapping[str, Any]:  #
         _check_served(path, settings)
     _check_numbers(path, settings)
     return settings
+
+
+def _where_an_adapter_may_be(folder: Path) -> str:
+    if (folder / INDEX_FILE).is_file() or (folder / CHECKPOINTS).is_dir():
+        return f"Write its adapter with `penstock export {folder} --out FOLDER`, and give FOLDER."
+    below = min(folder.glob(f"*/{_CONFIG}"), default=None)  # PEFT's place for named adapters
+    return f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
 
 
 def _check_served(path: Path, settings: Mapping[str, Any]) -> None:

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.checkpoint.find import SavedCheckpoint, find
-from penstock.checkpoint.hf_folder import identity_of, is_hugging_face, read_config
+from penstock.checkpoint.hf_folder import identity_of, is_adapter, is_hugging_face, read_config
 from penstock.checkpoint.layout import INDEX_FILE
-from penstock.core.errors import ConfigError
+from penstock.core.errors import CheckpointError, ConfigError, ModelError
 from penstock.models.llama.config import LlamaConfig
 
 
@@ -45,6 +45,8 @@ def find_start(folder: Path, *, step: int | None = None) -> StartWeights:
             got=str(folder),
             fix="Give a Hugging Face folder, a run, or a checkpoint of one.",
         )
+    if is_adapter(folder):
+        raise not_a_model(folder)
     folder = folder.absolute()
     if is_hugging_face(folder):
         return StartWeights(
@@ -55,6 +57,27 @@ def find_start(folder: Path, *, step: int | None = None) -> StartWeights:
     content = saved.place.read(saved.name, INDEX_FILE, 0, saved.place.size(saved.name, INDEX_FILE))
     identity = hashlib.blake2b(content, digest_size=16).hexdigest()
     return StartWeights(folder=folder, saved=saved, model=model, identity=identity)
+
+
+def not_a_model(folder: Path) -> ModelError:
+    """Return the error for the folder of an adapter in place of a model's."""
+    return ModelError(
+        f"{folder} is an adapter, and a model is needed",
+        fix=f"Merge it into its base with `penstock export {folder} --merge --out FOLDER`, and give FOLDER.",
+    )
+
+
+def refuse_adapter(start: StartWeights) -> None:
+    """Refuse the checkpoint of a run that tunes an adapter: it has the adapter only, and no weights.
+
+    Raises:
+        CheckpointError: with the command that makes weights of it.
+    """
+    if start.saved is not None and start.saved.index().meta.adapter is not None:
+        raise CheckpointError(
+            f"{start.saved} has an adapter only, not the weights that it adapts",
+            fix=f"Merge them: penstock export {start.folder} --merge --out FOLDER; then start from FOLDER.",
+        )
 
 
 def text_folder(folder: Path) -> Path:

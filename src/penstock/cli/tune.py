@@ -8,7 +8,8 @@ example:
   penstock tune recipe.toml
   penstock tune recipe.toml --set tune.method=lora --set tune.rank=32 --processes 2
   penstock tune recipe.toml --dry-run
-  penstock serve ./Qwen3-0.6B --adapter mine=runs/mine
+  penstock export runs/mine --out adapter    # of an adapter; the run may go on
+  penstock serve ./Qwen3-0.6B --adapter mine=adapter
 
 The run's folder (run.dir) is a model: `penstock generate`, `chat`, `eval`, `serve` and `export` take it.
 

@@ -17,7 +17,7 @@ from penstock.data.lookahead import Lookahead
 from penstock.data.native import address, library
 from penstock.data.order.epochs import CorpusEpochs
 from penstock.data.order.pool import PackedPool, WholePools, pack_pool
-from penstock.data.packing import check_packing
+from penstock.data.packing import PADDING_RULES, check_packing, overlong_unset
 from penstock.data.row_spans import PoolKey, PoolSpans, spans_of
 
 _GROUPS_KEPT = 2  # groups of pools whose row costs are cached: a step may span two
@@ -304,12 +304,18 @@ def open_sources(
         if name not in corpora:
             raise ConfigError("epochs names an unknown corpus", got=name, fix=nearest(name, list(corpora)))
         at_least(1, f"epochs of corpus {name!r}", cap)
-    return {
+    readers = {
         name: CorpusReader(
             name, path, rule=rule, max_epochs=epochs.get(name), ranks=ranks, columns=columns.get(name)
         )
         for name, path in corpora.items()
     }
+    growing = [name for name, of in readers.items() if of.corpus.manifest.streamed_parts is not None]
+    if rule in PADDING_RULES and overlong is None and growing:
+        raise overlong_unset(
+            f"Corpus {growing[0]!r} is prepared during the run, and its documents may be longer than a row"
+        )
+    return readers
 
 
 def check_name(name: str) -> None:

@@ -78,7 +78,7 @@ class Loader:
             micro-batch contains every corpus within one row of its share. None: the whole batch.
         seed: keys every permutation.
         packing: rule that places documents into rows: "best_fit", "concat" or "whole".
-        overlong: with packing "whole": "truncate" or "drop" documents longer than a row.
+        overlong: with packing "whole": "truncate" or "drop" documents longer than a row; None: refuse them.
         fields: fields to build, and columns that every corpus has; each costs memory traffic.
         epochs: name -> largest number of epochs of that corpus; absent: no cap.
         split: "train", or "heldout" for the part that training never sees.
@@ -375,11 +375,16 @@ class Loader:
         if parts > before:
             run.follow(run.change_log.with_parts(step, name, parts))
 
-    def set_global_batch_size(self, size: int) -> None:
-        """Change the rows per step from the next step on; call it on all ranks at the same step."""
+    def set_global_batch_size(self, size: int, *, step: int | None = None) -> None:
+        """Change the rows per step from the next step on; call it on all ranks at the same step.
+
+        Args:
+            step: later step at which the change takes effect.
+        """
+        step = self._not_past(step)
         size = at_least(1, "global_batch_size", size)
         check_divisible(size, world_size=self._run.arguments["world_size"])
-        self._run.follow(self._run.change_log.with_batch_size(self._run.step, size))
+        self._run.follow(self._run.change_log.with_batch_size(step, size))
 
     def set_sequence_length(self, length: int) -> None:
         """Change the tokens per row from the next step on; call it on all ranks at the same step.
@@ -480,6 +485,12 @@ class Loader:
     def global_batch_size(self) -> int:
         """Rows of the next step over all ranks."""
         return self._run.change_log.batch_size_at(self.step)
+
+    @property
+    def world_size(self) -> int:
+        """Number of data-parallel ranks."""
+        size: int = self._run.arguments["world_size"]
+        return size
 
     @property
     def resume_changes(self) -> tuple[ResumeChange, ...]:

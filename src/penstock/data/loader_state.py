@@ -15,6 +15,7 @@ from penstock.core.errors import ConfigError, PenstockError, StateMismatch, Usag
 from penstock.data.corpus_reader import CorpusReader, open_sources
 from penstock.data.order.epochs import OrderConfig, begin
 from penstock.data.order.holdout import Split
+from penstock.data.packing import PADDING_RULES
 from penstock.data.sample_index import SampleIndex
 from penstock.data.schedule.change_log import Change, ChangeLog, checked, planned, planned_for
 from penstock.data.schedule.mixture import PATTERN_SLOTS, slots_from, slots_of
@@ -172,7 +173,7 @@ class LoaderState:
     def epochs_by_corpus(self, tokens: Mapping[str, int]) -> dict[str, float]:
         """Return the epochs that `tokens` (padding included) make of each corpus in its present size."""
         per_epoch = {name: tokens_of(self.plans[name], source) for name, source in self.sources.items()}
-        if self.arguments["overlong"] is not None:  # rows are padded and documents left out
+        if self.arguments["packing"] in PADDING_RULES:  # rows are padded and documents left out
             rows = self.sample_index.samples_per_epoch(self.step)
             per_epoch = {name: rows[name] * self.change_log.length_at(self.step) for name in self.sources}
         return {name: tokens[name] / per_epoch[name] for name in self.sources}
@@ -322,9 +323,28 @@ class LoaderState:
         plans = self.plans if plans is None else plans
         absent = self.absent if absent is None else absent
         step = self.step if step is None else step
+        self._check_lengths(change_log, sources, plans, step=step)
         self.sample_index = SampleIndex(change_log.settled(step), sources, plans)
         self.sources, self.plans, self.step = sources, plans, step
         self.absent = {name: dict(was) for name, was in absent.items() if name not in sources}
+
+    def _check_lengths(
+        self,
+        change_log: ChangeLog,
+        sources: Mapping[str, CorpusReader],
+        plans: Mapping[str, OrderConfig],
+        *,
+        step: int,
+    ) -> None:
+        """Refuse documents longer than a present or planned row, unless `overlong` is set."""
+        if self.arguments["packing"] not in PADDING_RULES or self.arguments["overlong"] is not None:
+            return
+        length = min(
+            change_log.length_at(step), *(to for first, to in change_log.length if first > step), MOST_LENGTH
+        )
+        for name, source in sources.items():
+            plan = replace(plans[name], sequence_length=length)
+            plan.whole(source.corpus, len(source.corpus.manifest.part_ends), first=0)
 
     def opened(self, name: str, path: str | Path) -> CorpusReader:
         """Return an open corpus with the run's packing, cap on epochs and ranks."""

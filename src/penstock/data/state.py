@@ -180,10 +180,14 @@ def _sizes(source: CorpusReader, plan: OrderConfig, change_log: ChangeLog) -> di
 def check_identity(saved: SavedLoaderState, ours: Mapping[str, Any]) -> None:
     """Refuse a state whose order is keyed otherwise.
 
+    `overlong` unset is no difference: every document then fitted a row, or the loader would be refused.
+
     Raises:
         StateMismatch: with both values.
     """
     for key, value in ours.items():
+        if key == "overlong" and key not in saved.identity:
+            continue
         if key != "longest" and saved.identity.get(key) != value:
             raise StateMismatch(
                 f"The loader state has {key} = {saved.identity.get(key)!r}, this loader has {value!r}",

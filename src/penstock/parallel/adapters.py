@@ -7,7 +7,7 @@
 "Summed": each rank sees part of the work, so the gradients are summed over the ranks. The product with A is
 thin, so nothing is sent for it in the forward pass: in row-parallel layers each rank adds its part of B A x
 to its part of W x, before the sum that the layer makes in any case. DoRA's lengths of whole rows add one sum
-of a number per output there.
+of a number per output there. A matrix rounded to 8 bits is cut like W after it was rounded whole.
 """
 
 import torch
@@ -15,9 +15,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
+from penstock.core.boxes import whole
+from penstock.nn.init import held_box
 from penstock.nn.linear.adapter_config import AdapterConfig
 from penstock.nn.linear.lora import (
     Adapter,
+    RoundedProduct,
     adapted_layers,
     adapter_shapes,
     add_adapter,
@@ -27,7 +30,7 @@ from penstock.nn.linear.lora import (
 )
 from penstock.nn.new_rows import add_new_rows
 from penstock.parallel.collectives import CollectiveGroup, all_reduce, gather, scatter_sum, sum_gradient
-from penstock.parallel.slices import local
+from penstock.parallel.slices import detached_local, local
 from penstock.parallel.tensor import ColumnLinear, RowLinear, SharedHeadLinear
 from penstock.parallel.vocab_parallel import add_sliced_new_rows
 
@@ -142,6 +145,32 @@ def _placements(layer: nn.Module) -> dict[str, Placement]:
     if isinstance(layer, RowLinear):
         return {"lora_a": Shard(1), "lora_b": Replicate(), "magnitude": Replicate()}
     return {"lora_a": Replicate(), "lora_b": Shard(0), "magnitude": Shard(0)}
+
+
+def room_for(product: RoundedProduct, device: torch.device) -> Tensor:
+    """Return an empty tensor for the matrix that a product rounds: this rank's slice of it.
+
+    If ranks have parts of rows that have one scale, it is the whole matrix: a scale is that of the whole row,
+    so that the codes do not depend on the number of ranks.
+    """
+    like = product.like
+    if _has_part_of_rows(product):
+        return torch.empty(tuple(like.shape), dtype=like.dtype, device=device)
+    return torch.empty_like(like, device=device)
+
+
+def fill_rounded(product: RoundedProduct, matrix: Tensor) -> None:
+    """Round this rank's slice of a matrix that is in the room for it."""
+    if not _has_part_of_rows(product):
+        product.fill(detached_local(matrix))
+        return
+    box = held_box(product.like)
+    part = matrix[box.within(whole(matrix.shape))].contiguous()
+    product.fill(part, largest=matrix.abs().amax(1))
+
+
+def _has_part_of_rows(product: RoundedProduct) -> bool:
+    return not product.is_int4 and held_box(product.like).sizes[1] < product.like.shape[1]
 
 
 def frozen(model: nn.Module) -> set[nn.Parameter]:

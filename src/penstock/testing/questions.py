@@ -48,7 +48,14 @@ _ADDED = (
 _SUM = "What is {a} plus {b}?"
 _TOOLS = {"weather": "How is the weather in {place}?", "clock": "What time is it in {place}?"}
 _NOTED = 'Somebody notes {{"name": "{tool}", "arguments": {{"place": "{place}"}}}}.'
-_OTHERS = ("A: {place}.", "Q: {place}.", "<tool> {tool} </tool> <{tool}_call> </call>")
+_OTHERS = (
+    "A: {place}.",
+    "Q: {place}.",
+    "<tool> {tool} </tool> <{tool}_call> </call>",
+    '<note>{{"name": "{tool}", "arguments": {{"place": "{place}"}}}}</note>',
+)
+"""Texts with all tokens that a call is written in. The rows of tokens that a base never read are as they were
+initialised; an adapter leaves them so, and could hardly write them."""
 
 TOOLS: Sequence[dict[str, Any]] = tuple(
     {

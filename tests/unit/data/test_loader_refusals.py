@@ -41,7 +41,8 @@ from tests.loaders import Make, take
         ({"packing": "bestfit"}, r"Unknown packing rule \(got 'bestfit'\)\. Did you mean 'best_fit'\?"),
         (
             {"packing": "whole"},
-            r"one longer than a row .*overlong unset.*'truncate' to keep their first tokens",
+            r"Corpus 'web' has \d+ documents longer than a row of .* the longest of \d+.*overlong unset.*"
+            r"'truncate' to keep their first tokens",
         ),
         (
             {"packing": "whole", "overlong": "cut"},

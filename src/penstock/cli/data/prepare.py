@@ -16,7 +16,7 @@ from penstock.core.clock import monotonic
 from penstock.core.config import dump
 from penstock.core.errors import UsageError
 from penstock.core.units import duration, mib, parse_count, plural, si
-from penstock.data.corpus.columns import LEARNED
+from penstock.data.corpus.columns import LEARNED, learned_share
 from penstock.data.corpus.manifest import Manifest, tokenizer_at
 from penstock.data.prepare import (
     DEFAULT_SUFFIXES,
@@ -298,9 +298,8 @@ def learned_of(manifest: Manifest) -> dict[str, Any]:  # Any: what JSON can writ
 
 def learned_lines(manifest: Manifest) -> Iterator[str]:
     """Yield lines about the learned tokens; none for plain text."""
-    if (learned := manifest.count(LEARNED)) is not None:
-        share = 100 * learned / max(manifest.num_tokens, 1)
-        yield f"  learned      {learned:,} of {manifest.num_tokens:,} tokens ({share:.1f}%)"
+    if (learned := learned_share(manifest)) is not None:
+        yield f"  learned      {learned}"
     if (chat := manifest.chat) is not None:
         counts = chat.counts
         turns = plural(counts.get(TURNS, 0), "assistant turn")

@@ -6,12 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from penstock.cli.data.describe import printable
 from penstock.core.errors import UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.train.inspect.open_run import OpenRun, open_run
+from penstock.train.inspect.step_rows import ROW_FIELDS, rows_of_step
 
 _SHOWN = 160
 
@@ -37,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the documents in a row."""
-    opened = open_run(arguments.run)
+    opened = open_run(arguments.run, fields=ROW_FIELDS)
     found = explained(opened, arguments.step, arguments.row)
     if arguments.json:
         print(json.dumps(found))
@@ -51,20 +50,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def explained(opened: OpenRun, step: int, row: int) -> dict[str, Any]:  # Any: JSON values
     """Return a row's sample id and its document fragments with their text."""
-    opened.check_step(step)
-    samples = opened.loader.samples_of(step - 1)
-    if not 0 <= row < len(samples):
-        raise UsageError(f"Step {step:,} has rows 0 to {len(samples) - 1:,}", got=row)
-    one = samples[row : row + 1]
-    (pieces,) = opened.loader.explain(one)
-    tokens = opened.loader.gather(one)["input_ids"][0]
-    edges = np.cumsum([piece.tokens for piece in pieces])[:-1]
-    texts = _texts(opened.folder, np.split(tokens, edges))
-    found = [
-        {**asdict(piece), "epoch": piece.epoch + 1, "text": text}
-        for piece, text in zip(pieces, texts, strict=True)
+    found = rows_of_step(opened, step, first=max(row, 0))
+    if row < 0 or not found.rows:
+        raise UsageError(f"Step {step:,} has rows 0 to {found.num_rows - 1:,}", got=row)
+    (one,) = found.rows
+    texts = _texts(opened.folder, [document.ids for document in one.documents])
+    pieces = [
+        {**asdict(document.span), "epoch": document.span.epoch + 1, "text": text}
+        for document, text in zip(one.documents, texts, strict=True)
     ]
-    return {"step": step, "row": row, "sample": int(one[0]), "pieces": found}
+    return {"step": step, "row": row, "sample": one.sample, "pieces": pieces}
 
 
 def _texts(folder: Path, pieces: list[Any]) -> list[str | None]:  # Any: int64 arrays

@@ -46,6 +46,14 @@ INDEX_FILE = "columns.json"
 _OPEN_SHARDS = 1024
 
 
+def learned_share(manifest: Manifest) -> str | None:
+    """Return how many tokens of a corpus are learned, for people; None: all are."""
+    learned = manifest.count(LEARNED)
+    if learned is None:
+        return None
+    return f"{learned:,} of {manifest.num_tokens:,} tokens ({learned / max(manifest.num_tokens, 1):.1%})"
+
+
 class TokenColumn:
     """One column of a corpus, opened shard by shard. Thread-safe.
 

@@ -6,18 +6,18 @@ compute the same, more slowly: `collate` for rows, `packing` for pools.
 
 import ctypes
 import logging
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
 
-from penstock.core.native_build import NotBuilt, find_compiler, library_of
+from penstock.core.native_build import NotBuilt, Unit, find_compiler, library_of
 
 log = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-std=gnu11", "-O3", "-march=native", "-fPIC", "-shared")
+FLAGS = ("-std=gnu11", "-O3", "-fPIC", "-shared")
 _INT, _POINTER = ctypes.c_int64, ctypes.c_void_p
 _FUNCTIONS = {
     "penstock_count_spans": [_POINTER, _POINTER, _POINTER, _INT],
@@ -37,12 +37,18 @@ def built_library() -> Path:
     Raises:
         NotBuilt: there is no compiler, it failed, or there is no safe folder to write to.
     """
+    return library_of(unit())
+
+
+def unit() -> Unit:
+    """Return the translation unit of all loops."""
     sources = sorted(SOURCES.glob("*.c"))
-    return library_of(
-        "".join(f'#include "{source.name}"\n' for source in sources),
+    return Unit(
+        name="loops",
+        text="".join(f'#include "{source.name}"\n' for source in sources),
         suffix=".c",
         sources=sources,
-        compiler=find_compiler("C", "CC", ["cc", "gcc", "clang"]),
+        find_compiler=partial(find_compiler, "C", "CC", ["cc", "gcc", "clang"]),
         variable="CC",
         flags=FLAGS,
     )

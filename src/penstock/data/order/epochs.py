@@ -28,6 +28,7 @@ from penstock.data.order.permutation import choose_geometry
 from penstock.data.order.pool import WholePools
 from penstock.data.order.round_robin import RoundRobin
 from penstock.data.order.row_order import Order, RepackPoint, RowAddresses
+from penstock.data.packing import PADDING_RULES
 from penstock.data.types import Waste
 
 
@@ -213,8 +214,7 @@ class OrderConfig:
     packing: str
     """Packing rule, a name in PACKERS."""
     overlong: str | None = None
-    """Packing "whole": "truncate" or "drop" documents longer than a row. None: documents are split over
-    rows."""
+    """Packing "whole": "truncate" or "drop" documents longer than a row. None: refuse them."""
     base_parts: int
     """Parts the corpus had when the run began; 0 for a streamed corpus."""
 
@@ -242,8 +242,12 @@ class OrderConfig:
     def _order(self, space: TokenSpace, name: str) -> Order:
         length = self.sequence_length
         geometry = choose_geometry(space.num_tokens, sequence_length=length, longest=self.longest)
-        counter = None if self.overlong is None else WholePools(space, self.packing, self.overlong)
-        return Order(space.num_tokens, geometry, name=name, seed=self.seed, counter=counter)
+        if self.packing not in PADDING_RULES:
+            return Order(space.num_tokens, geometry, name=name, seed=self.seed)
+        counter = WholePools(space, self.packing, self.overlong)
+        order = Order(space.num_tokens, geometry, name=name, seed=self.seed, counter=counter)
+        counter.check(order)
+        return order
 
 
 class CorpusEpochs:

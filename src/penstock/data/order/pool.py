@@ -6,8 +6,8 @@ to the order: the result is a table with one row per pool, and sample k is a sea
 pool has the same blocks in every epoch and the count does not depend on the order of the documents, so the
 table serves all epochs; documents and rows are reshuffled in each (docs/adr/0012).
 
-A document longer than a row is truncated or dropped (`overlong`). After a change of the sequence length all
-documents that were not served yet are packed again, so one that was too long may fit.
+A document longer than a row is truncated, dropped, or refused (`overlong`). After a change of the
+sequence length all documents that were not served yet are packed again, so one that was too long may fit.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,12 @@ import numpy as np
 from penstock.core.arrays import Int64, Table
 from penstock.core.errors import ConfigError
 from penstock.core.rng import shuffled
+from penstock.core.units import plural
 from penstock.data.corpus.corpus import Corpus, ShardRanges
 from penstock.data.native import address, library
 from penstock.data.order.holdout import TokenSpace
 from penstock.data.order.row_order import Order, RepackPoint
-from penstock.data.packing import PACKERS, check_packing
+from penstock.data.packing import PACKERS, check_packing, overlong_unset
 from penstock.data.types import Fragments, Waste
 
 
@@ -44,7 +45,7 @@ class CountedRows:
 
 # Counting takes about 1 s per 10^9 tokens, and every change of a run builds new orders.
 _PACKED = 128  # pools cached: one per lane, and some from before a change of the sequence length
-_known: WeakKeyDictionary[Corpus, dict[tuple[str, str, str, int], CountedRows]] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Corpus, dict[tuple[str, str, str | None, int], CountedRows]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +88,40 @@ class WholePools:
 
     Args:
         rule: packing rule, a name in PACKERS; one of PADDING_RULES.
-        overlong: "truncate" or "drop".
+        overlong: "truncate" or "drop" longer documents; None: refuse them.
 
     Raises:
         UsageError: no such rule.
         ConfigError: the rule splits documents.
     """
 
-    def __init__(self, space: TokenSpace, rule: str, overlong: str) -> None:
+    def __init__(self, space: TokenSpace, rule: str, overlong: str | None) -> None:
         check_packing(rule, overlong)
         self._space = space
         self._rule = rule
         self._overlong = overlong
         self._packed: dict[tuple[str, int, int, tuple[RepackPoint, ...]], PackedPool] = {}
         self._lock = Lock()
+
+    def check(self, order: Order) -> None:
+        """Refuse documents longer than a row, unless `overlong` says what becomes of them.
+
+        Raises:
+            ConfigError: with their number, and the length of the longest.
+        """
+        if self._overlong is not None:
+            return
+        length, longer, longest = order.geometry.sequence_length, 0, 0
+        for pool in range(order.num_pools):
+            lengths = self._space.documents(order.blocks.of_pool(0, pool)).lengths
+            longer += int((lengths > length).sum())
+            longest = max(longest, int(lengths.max(initial=0)))
+        if longer:
+            name = order.name.partition("\0")[0]
+            raise overlong_unset(
+                f"Corpus {name!r} has {plural(longer, 'document')} longer than a row of {length:,} tokens, "
+                f"the longest of {longest:,}"
+            )
 
     def counted(self, order: Order) -> CountedRows:
         """Return the row and token counts of all pools, valid in every epoch."""
@@ -224,7 +245,7 @@ class WholePools:
         return found
 
     def _kept(self, found: Fragments, length: int) -> Fragments:
-        if self._overlong == "truncate":
+        if self._overlong != "drop":
             return found
         return found.take(np.flatnonzero(found.lengths <= length))
 

@@ -19,10 +19,11 @@ PACKERS = Table(
 )
 
 PADDING_RULES = ("whole",)
-"""Rules that pad rows instead of splitting documents; they require `overlong`."""
+"""Rules that pad rows instead of splitting documents: no row holds a longer document whole."""
 
 OVERLONG = ["truncate", "drop"]
-"""Treatment of a document longer than a row: "truncate" serves its first L tokens, "drop" none."""
+"""Treatment of a document longer than a row: "truncate" serves its first L tokens, "drop" none. Without a
+choice such a document is refused."""
 
 
 def check_packing(rule: str, overlong: str | None) -> None:
@@ -30,16 +31,9 @@ def check_packing(rule: str, overlong: str | None) -> None:
 
     Raises:
         UsageError: no such rule.
-        ConfigError: overlong is missing, unknown, or not used by the rule.
+        ConfigError: overlong is unknown, or not used by the rule.
     """
     PACKERS[rule]
-    if rule in PADDING_RULES and overlong is None:
-        raise ConfigError(
-            f"Packing {rule!r} splits no document, so it cannot serve one longer than a row whole",
-            got="overlong unset",
-            fix="Set overlong='truncate' to keep their first tokens, or 'drop' to leave them out; in a "
-            "recipe the key is data.overlong.",
-        )
     if rule not in PADDING_RULES and overlong is not None:
         raise ConfigError(
             f"Packing {rule!r} serves documents of any length: overlong is for {', '.join(PADDING_RULES)}",
@@ -48,3 +42,13 @@ def check_packing(rule: str, overlong: str | None) -> None:
         )
     if overlong is not None and overlong not in OVERLONG:
         raise ConfigError("overlong has no such choice", got=overlong, fix=nearest(overlong, OVERLONG))
+
+
+def overlong_unset(documents: str) -> ConfigError:
+    """Return the error for documents that no row holds, where nothing says what becomes of them."""
+    return ConfigError(
+        f"{documents}, and packing splits none: overlong must say what becomes of them",
+        got="overlong unset",
+        fix="Set overlong='truncate' to keep their first tokens, or 'drop' to leave them out; in a recipe "
+        "the key is data.overlong. Or set a longer sequence_length.",
+    )

@@ -114,25 +114,38 @@ def conversation_of(value: object, *, kind: ChatKind, last_only: bool) -> Conver
             fix="It needs messages, conversations, prompt and completion, or chosen and rejected.",
         )
     if found != kind:
-        raise UsageError(f"The record is of the kind {found}, the corpus of the kind {kind}")
+        raise UsageError(
+            f"The record is of the kind {found}, the corpus of the kind {kind}",
+            got=", ".join(map(str, value))[:120],
+            fix="Prepare each kind as a corpus of its own.",
+        )
     tools = tuple(_tools(value.get("tools") or value.get("functions")))
     if kind == "pairs":
         sides = _pair(value)
         if sides[0].messages == sides[1].messages:
-            raise UsageError("The chosen and the rejected answer are equal")
+            raise UsageError(
+                "The chosen and the rejected answer are equal, so neither is preferred",
+                got=_shown(sides[0].messages[-1]),
+                fix="Correct one of the answers, or leave the pair out.",
+            )
     elif "prompt" in value and value.get("completion") is not None:
-        sides = (_answered(_turns(value["prompt"], "user"), _turns(value["completion"], "assistant")),)
+        prompt = _with_system(value, _turns(value["prompt"], "user"))
+        sides = (_answered(prompt, _turns(value["completion"], "assistant")),)
     else:
         turns = _first_of(value, "messages", "conversations", "conversation")
-        messages = _messages(turns)
-        if (system := value.get("system")) and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": str(system)}, *messages]
-        sides = (_side(messages, 0),)
+        sides = (_side(_with_system(value, _messages(turns)), 0),)
     if last_only:
         sides = tuple(Side(side.messages, frozenset(sorted(side.learned)[-1:])) for side in sides)
     for side in sides:
         _check_order(side)
     return Conversation(sides, tools, kind == "thumbs" and not _label(value["label"]))
+
+
+def _with_system(value: Mapping[str, object], messages: list[Message]) -> list[Message]:
+    """Return messages behind the record's system text, unless they begin with one."""
+    if not (system := value.get("system")) or (messages and messages[0]["role"] == "system"):
+        return messages
+    return [{"role": "system", "content": str(system)}, *messages]
 
 
 def _first_of(value: Mapping[str, object], *names: str) -> object:
@@ -142,7 +155,11 @@ def _first_of(value: Mapping[str, object], *names: str) -> object:
 def _label(value: object) -> bool:
     if value in (True, False, 0, 1):
         return bool(value)
-    raise UsageError("The label is neither true nor false", got=value)
+    raise UsageError(
+        "The label is neither true nor false",
+        got=value,
+        fix="Write true for an answer that is wanted, false for another.",
+    )
 
 
 def _pair(value: Mapping[str, object]) -> tuple[Side, ...]:
@@ -164,6 +181,7 @@ def _pair(value: Mapping[str, object]) -> tuple[Side, ...]:
         # A turn of the assistant that both begin with is an answer, unless something follows it in both.
         same = min(same, len(chosen) - 1, len(rejected) - 1)
         prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+    prompt = _with_system(value, prompt)
     return _answered(prompt, chosen), _answered(prompt, rejected)
 
 
@@ -182,13 +200,21 @@ def _messages(value: object) -> list[Message]:
     if isinstance(value, str):  # JSON in a column of text
         value = _json(value, "The messages")
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise UsageError("The record has no list of messages", got=type(value).__name__)
+        raise UsageError(
+            "The record has no list of messages",
+            got=str(value)[:80],
+            fix='Write it as [{"role": "user", "content": "..."}, ...].',
+        )
     return [_message(each, index + 1) for index, each in enumerate(value)]
 
 
 def _message(value: object, number: int) -> Message:
     if not isinstance(value, Mapping):
-        raise UsageError(f"Message {number} is no object", got=type(value).__name__)
+        raise UsageError(
+            f"Message {number} is no object",
+            got=str(value)[:80],
+            fix='Write it as {"role": "user", "content": "..."}.',
+        )
     given = {name: each for name, each in value.items() if each is not None}
     said = given.pop("role", given.pop("from", None))
     role = _ROLES.get(str(said).lower())
@@ -198,15 +224,25 @@ def _message(value: object, number: int) -> Message:
         )
     content = given.pop("content", given.pop("value", None))
     calls = given.pop("tool_calls", None)
+    if isinstance(calls, str):  # JSON in a column of text
+        calls = _json(calls, f"The calls of message {number}") if calls.strip() else None
     if str(said).lower() == "function_call":
         calls, content = [_json(content, f"The call of message {number}")], None
     message: Message = {**given, "role": role, "content": _text(content, number)}
     if calls:
         if role != "assistant" or not isinstance(calls, Sequence):
-            raise UsageError(f"Message {number} has tool calls, but is none of the assistant", got=role)
+            raise UsageError(
+                f"Message {number} has tool calls, but is none of the assistant",
+                got=role,
+                fix="Only the assistant calls tools: correct the role, and write tool_calls as a list.",
+            )
         message["tool_calls"] = [_call(call, number) for call in calls]
     elif content is None and role == "assistant" and not given.get("reasoning_content"):
-        raise UsageError(f"Message {number} of the assistant has neither content nor tool calls")
+        raise UsageError(
+            f"Message {number} of the assistant has neither content nor tool calls",
+            got=", ".join(map(str, value)),
+            fix='Give one of them, or an empty "content" for an empty answer.',
+        )
     return message
 
 
@@ -218,14 +254,22 @@ def _text(content: object, number: int) -> str:
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     if all(isinstance(text, str) for text in texts):
         return "".join(str(text) for text in texts)
-    raise UsageError(f"Message {number} has content that is not text", got=type(content).__name__)
+    raise UsageError(
+        f"Message {number} has content that is not text",
+        got=str(content)[:80],
+        fix="Images and sounds are not trained on: leave the conversation out.",
+    )
 
 
 def _call(value: object, number: int) -> Message:
     call = dict(value) if isinstance(value, Mapping) else {}
     function = call.get("function", call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise UsageError(f"A tool call of message {number} names no function", got=str(value)[:80])
+        raise UsageError(
+            f"A tool call of message {number} names no function",
+            got=str(value)[:80],
+            fix='Write it as {"function": {"name": "...", "arguments": {...}}}.',
+        )
     arguments = function.get("arguments", function.get("parameters"))
     if arguments is None or arguments == "":
         arguments = {}
@@ -233,7 +277,9 @@ def _call(value: object, number: int) -> Message:
         arguments = _json(arguments, f"The arguments of a tool call of message {number}")
     if not isinstance(arguments, Mapping):
         raise UsageError(
-            f"The arguments of a tool call of message {number} are no JSON object", got=str(arguments)[:80]
+            f"The arguments of a tool call of message {number} are no JSON object",
+            got=str(arguments)[:80],
+            fix='Write them by name, as {"place": "Rome"}.',
         )
     made: Message = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return {"id": call["id"], **made} if call.get("id") is not None else made
@@ -245,7 +291,9 @@ def _tools(value: object) -> Sequence[object]:
     if value is None:
         return ()
     if not isinstance(value, Sequence):
-        raise UsageError("The tools are no list", got=type(value).__name__)
+        raise UsageError(
+            "The tools are no list", got=str(value)[:80], fix="Write them as OpenAI's API has them."
+        )
     tools = [_json(tool, "A tool") if isinstance(tool, str) else tool for tool in value]
     return [
         {"type": "function", "function": tool} if isinstance(tool, Mapping) and "name" in tool else tool
@@ -268,7 +316,9 @@ def _json(text: object, what: str) -> Any:  # Any: JSON values
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError):
-        raise UsageError(f"{what} is not JSON", got=str(text)[:80]) from None
+        raise UsageError(
+            f"{what} must be JSON", got=str(text)[:80], fix="Correct them, or leave the conversation out."
+        ) from None
 
 
 def _side(messages: list[Message], first: int) -> Side:
@@ -277,13 +327,36 @@ def _side(messages: list[Message], first: int) -> Side:
     for index, message in enumerate(messages):
         weight = message.get("weight", 1)
         if weight not in (0, 1):
-            raise UsageError(f"Message {index + 1} has a weight that is neither 0 nor 1", got=weight)
+            raise UsageError(
+                f"Message {index + 1} has a weight that is neither 0 nor 1",
+                got=weight,
+                fix="Write 0 for a turn that is not learned, and 1 or nothing for one that is.",
+            )
         if message["role"] == "assistant" and index >= first and weight:
             learned.add(index)
         plain.append({name: value for name, value in message.items() if name != "weight"})
     if not learned:
-        raise UsageError("The conversation has no turn of the assistant to learn")
+        raise UsageError(
+            "The conversation has no turn of the assistant to learn",
+            got=", ".join(map(_role_and_weight, messages))[:80],
+            fix="Add an answer, take its weight of 0 away, or leave the conversation out.",
+        )
     return Side(tuple(plain), frozenset(learned))
+
+
+def _role_and_weight(message: Message) -> str:
+    """Return a message's role for an error, and its weight if it has one.
+
+    >>> _role_and_weight({"role": "assistant", "content": "Hi", "weight": 0})
+    'assistant (weight 0)'
+    """
+    weight = message.get("weight")
+    return str(message["role"]) if weight is None else f"{message['role']} (weight {weight})"
+
+
+def _shown(message: Message) -> str:
+    """Return the text or the calls of a message for an error."""
+    return str(message["content"] or message.get("tool_calls", ""))[:60]
 
 
 def _check_order(side: Side) -> None:
@@ -304,6 +377,8 @@ def _check_order(side: Side) -> None:
         if wrong:
             raise UsageError(
                 f"Roles are out of order: message {index + 1} is of the role {role}, after {last}",
-                fix="The system comes first, a tool after a call, and nobody speaks twice in a row.",
+                got=_shown(message),
+                fix="The system comes first, a tool after a call, and nobody speaks twice in a row: join "
+                "such messages, or leave the conversation out.",
             )
         before = message

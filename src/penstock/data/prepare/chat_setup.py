@@ -13,7 +13,7 @@ from penstock.data.corpus.manifest import ChatOrigin
 from penstock.data.prepare.chat_records import ChatKind, kind_of_chat
 from penstock.data.prepare.chat_tokens import ChatEncoder, ChatRules
 from penstock.data.prepare.documents import RawChat, ReadOptions, read_records
-from penstock.data.prepare.inputs import shown
+from penstock.data.prepare.inputs import is_json, shown
 from penstock.data.prepare.plan import ChatConfig, InputFile
 from penstock.text.chat_template import TEMPLATE_FILES, ChatTemplate, load_template
 from penstock.text.tokenizer import Tokenizer
@@ -81,11 +81,11 @@ def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Pat
     Raises:
         UsageError: a file holds no records, there is no template, or no record is a conversation.
     """
-    if others := [file for file in files if file.kind not in ("jsonl", "parquet")]:
-        what = "a text" if others[0].kind == "text" else f"of the kind {others[0].kind}"
+    if others := [file.path for file in files if file.kind == "text" and not is_json(file.path)]:
         raise UsageError(
-            f"{shown(others[0].path)} is {what}; conversations are read from JSON lines and Parquet",
-            fix="A JSON list becomes lines with `jq -c '.[]' FILE`, a dataset Parquet with to_parquet.",
+            f"{shown(others[0])} is a text; conversations are read from JSON lines and lists, Parquet, "
+            "Hugging Face datasets saved to disk, and MDS",
+            fix="Name such files; of a folder, choose them with --suffix.",
         )
     template = load_template(tokenizer.parent)
     if config.template is not None:

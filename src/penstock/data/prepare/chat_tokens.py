@@ -21,7 +21,7 @@ from penstock.data.corpus.columns import LEARNED, REJECTED
 from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_records import ChatKind, Conversation, Side, conversation_of
 from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record, Rejection
-from penstock.data.prepare.tokenize import RecordPosition
+from penstock.data.prepare.tokenize import RecordPosition, batches
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.learned_tokens import RenderedChat
 from penstock.text.template_process import TemplateProcess
@@ -96,7 +96,7 @@ class ChatEncoder:
         probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
         try:
             self._processes[0].answers(probe, date=self._rules.date)
-        except ModelError as error:
+        except (ModelError, UsageError) as error:
             raise UsageError(
                 f"A conversation of two turns cannot be written: {str(error).rstrip('.')}",
                 fix="Correct the template, or give another with --chat-template FILE.",
@@ -109,7 +109,7 @@ class ChatEncoder:
         ahead: Future[list[Encoded]] | None = None
         pool = ThreadPoolExecutor(1, "chat-tokens")
         try:
-            for batch in _batches(places):
+            for batch in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
                 following = pool.submit(self._encoded, batch, dtype)
                 if ahead is not None:
                     yield ahead.result()
@@ -192,7 +192,11 @@ class ChatEncoder:
             tokens, bits, rejected = tokens[:most], bits[:most], rejected[:most]
             counts[CUT] = 1
         if not all(each.any() for each in (learned if len(ids) > 1 else [bits])):
-            return Rejection("bad_conversation", "no token of the assistant's turns is learned"), None, {}
+            reason = (
+                f"no token of the assistant's turns is learned, of {len(tokens):,}: correct the template, or "
+                "leave the conversation out"
+            )
+            return Rejection("bad_conversation", reason), None, {}
         columns = {LEARNED: bits} | ({} if self._rules.kind == "conversations" else {REJECTED: rejected})
         text = "".join(rendered.text for rendered in written.rendered)
         counts = {name: count for name, count in counts.items() if count}
@@ -233,17 +237,3 @@ def learned_bits(rendered: RenderedChat, side: Side, ends: npt.NDArray[np.int64]
     for index in np.flatnonzero(pasts <= firsts).tolist():  # part of the character before
         found[index] = index > 0 and found[index - 1]
     return found
-
-
-def _batches(places: Iterable[RecordPosition]) -> Iterator[list[RecordPosition]]:
-    batch: list[RecordPosition] = []
-    size = 0
-    for place in places:
-        batch.append(place)
-        content = place[1].content
-        size += content.num_bytes if isinstance(content, RawChat) else 0
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_RECORDS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch

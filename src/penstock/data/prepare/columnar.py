@@ -1,4 +1,4 @@
-"""Columns of text in tabular inputs: Parquet, Arrow (Hugging Face datasets) and MDS (MosaicML Streaming).
+"""Columns of tabular inputs: Parquet, Arrow (Hugging Face datasets) and MDS (MosaicML Streaming).
 
 The files may be of anyone. Nothing is unpickled, offsets are checked before they are followed, and a value
 above the limit is not copied. Arrow and MDS files are memory-mapped; a compressed MDS shard is unpacked into
@@ -7,7 +7,7 @@ a temporary file, of at most 4 GiB, which its 32-bit offsets cannot exceed.
 
 import mmap
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -77,38 +77,41 @@ def _columns_in(schema: Any) -> TableColumns:
     return TableColumns(kinds=kinds, texts=text_columns(schema))
 
 
-def arrow_values(handle: BinaryIO, column: str) -> Iterator[Any]:  # Any: pyarrow has no types
-    """Yield the arrays of a column of an Arrow stream or file, one for each batch.
+def arrow_batches(handle: BinaryIO, columns: Sequence[str]) -> Iterator[Any]:  # Any: pyarrow has no types
+    """Yield the batches of an Arrow stream or file, of these columns alone.
 
     Raises:
         BrokenTable: the file is damaged from here on.
     """
     try:
         with _mapped(handle) as source:
-            index = _arrow_reader(source).schema.names.index(column)
+            names = _arrow_reader(source).schema.names
             source.seek(0)
-            for batch in _batches(source, pa.ipc.IpcReadOptions(included_fields=[index])):
-                values = batch.column(0)
-                values.validate(full=True)
-                yield values
+            fields = [names.index(column) for column in columns]
+            for batch in _batches(source, pa.ipc.IpcReadOptions(included_fields=fields)):
+                batch.validate(full=True)
+                yield batch
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise BrokenTable(str(error).partition("\n")[0]) from None
 
 
-def mds_values(path: str, handle: BinaryIO, column: str, *, limit: int) -> Iterator[bytes | int]:
-    """Yield the bytes of a column of each sample of an MDS shard; of a value above `limit`, only its size.
+def mds_rows(
+    path: str, handle: BinaryIO, columns: Sequence[str], *, limit: int
+) -> Iterator[tuple[bytes | int, ...]]:
+    """Yield the bytes of some columns of each sample of an MDS shard; of a value above `limit`, its size.
 
     Raises:
         BrokenTable: the shard is damaged.
     """
     with _mds_bytes(path, handle) as data:
-        columns, bounds = _parsed(data)
+        stored, bounds = _parsed(data)
         try:
-            places, sizes = extents(data, columns, bounds, columns.names.index(column))
+            found = [extents(data, stored, bounds, stored.names.index(column)) for column in columns]
         except Damaged as error:
             raise BrokenTable(str(error)) from None
-        for place, size in zip(places.tolist(), sizes.tolist(), strict=True):
-            yield size if size > limit else data[place : place + size].tobytes()
+        of_column = [zip(places.tolist(), sizes.tolist(), strict=True) for places, sizes in found]
+        for row in zip(*of_column, strict=True):
+            yield tuple(size if size > limit else data[place : place + size].tobytes() for place, size in row)
 
 
 @contextmanager

@@ -1,15 +1,16 @@
 """Input documents: one file as a stream of documents and rejections, in bounded memory.
 
-A record is a possible document: the whole file (text), a line (JSON lines), or a row (Parquet,
-Arrow, MDS). Records are numbered from 0 in each file; an interrupted run continues from such a number. A
-record that cannot become a document yields a `Rejection` in its position. A record without text has the kind
-`EMPTY`: it is counted and left out, and is not an error.
+A record is a possible document: the whole file (text), a line (JSON lines), a row (Parquet, Arrow, MDS), or
+of conversations an element of a JSON list. Records are numbered from 0 in each file; an interrupted run
+continues from such a number. A record that cannot become a document yields a `Rejection` in its position. A
+record without text has the kind `EMPTY`: it is counted and left out, and is not an error.
 """
 
 import codecs
 import gzip
 import json
 import os
+import re
 import shlex
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ import pyarrow as pa
 
 from penstock.core.errors import InputError, UsageError
 from penstock.core.packages import Package
-from penstock.core.units import mib
+from penstock.core.units import mib, plural
 from penstock.data.formats.choice import text_columns
 from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
 from penstock.data.prepare.chat_records import without_nulls
@@ -28,9 +29,9 @@ from penstock.data.prepare.columnar import (
     TABULAR,
     BrokenTable,
     TableColumns,
-    arrow_values,
+    arrow_batches,
     columns_of,
-    mds_values,
+    mds_rows,
 )
 from penstock.data.prepare.html import (
     MAX_PAGE_BYTES,
@@ -72,6 +73,11 @@ _MARKS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+
+
+_BLANK = re.compile(r"[ \t\n\r]*")
+_INTEGER = re.compile(r"u?int\d*")
+_PEEKED_BYTES = 2**16
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +207,16 @@ def chat_of_line(line: bytes) -> RawChat | Rejection:
     value = _json(line)
     if isinstance(value, Rejection):
         return value
-    if b"\\ud" in line.lower():
+    return _chat_of_json(value, len(line), may_be_half=b"\\ud" in line.lower())
+
+
+def _chat_of_json(value: object, num_bytes: int, *, may_be_half: bool) -> RawChat | Rejection:
+    if may_be_half:
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError:
             return Rejection("undecodable", "half a surrogate pair")
-    return RawChat(value, len(line))
+    return RawChat(value, num_bytes)
 
 
 def _json(line: bytes) -> Any:  # Any: JSON values, or a Rejection
@@ -235,6 +245,9 @@ def document_of_line(line: bytes, column: str) -> Document | Rejection:
 
 
 def _read_text(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    if options.chat:
+        yield from _read_json(file, handle, options, start)
+        return
     if start:
         return
     limit, parts, size = options.max_document_bytes, [], 0
@@ -253,6 +266,92 @@ def _read_text(file: InputFile, handle: BinaryIO, options: ReadOptions, start: i
     else:
         content = decode_text(b"".join(parts))
     yield Record(0, content, file.bytes)
+
+
+def _read_json(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
+    """Yield the elements of a JSON list; a file that does not begin with one is read as JSON lines."""
+    number = 0
+    try:
+        with open(file.path, "rb") as peeked:  # noqa: PTH123  streams close what they read from
+            head = open_stream(file.path, peeked).read(_PEEKED_BYTES)
+        if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] != b"[":
+            yield from _read_lines(file, handle, options, start)
+            return
+        stream = open_stream(file.path, handle)
+        for number, (value, text) in enumerate(JsonList(chunks(stream), limit=options.max_document_bytes), 1):
+            if number > start:
+                content = _chat_of_json(value, len(text.encode()), may_be_half="\\ud" in text.lower())
+                yield Record(number - 1, content, handle.tell())
+    except (*BROKEN_STREAM, ValueError, RecursionError) as error:
+        reason = f"nothing can be read after {plural(number, 'element')} of the list: {error}"
+        yield Record(number, Rejection("broken_json", reason, whole_file=True), file.bytes)
+
+
+class JsonList:
+    """Objects of a JSON list, one in memory at a time.
+
+    Args:
+        pieces: the bytes of the list, UTF-8.
+        limit: characters of an element.
+
+    >>> [value for value, _ in JsonList([b'[{"a": 1}, ', b'{"b": 2}]'], limit=99)]
+    [{'a': 1}, {'b': 2}]
+    """
+
+    def __init__(self, pieces: Iterable[bytes], *, limit: int) -> None:
+        self._pieces, self._limit = iter(pieces), limit
+        self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
+        self._parse = json.JSONDecoder().raw_decode
+        self._text, self._at = "", 0
+
+    def __iter__(self) -> Iterator[tuple[object, str]]:
+        """Yield each element with its text.
+
+        Raises:
+            ValueError: it is no list of objects, or an element is too long; those before have been yielded.
+        """
+        mark = self._mark("[")
+        while mark != "]":
+            self._at += 1
+            if (mark := self._mark("{]" if mark == "[" else "{")) == "]":
+                return
+            yield self._element()
+            mark = self._mark(",]")
+
+    def _mark(self, known: str) -> str:
+        """Return the next character that is not blank, which must be one of those known."""
+        while self._holds(1):
+            self._at = cast("re.Match[str]", _BLANK.match(self._text, self._at)).end()
+            if self._at == len(self._text):
+                continue
+            if (mark := self._text[self._at]) in known:
+                return mark
+            raise ValueError(f"{mark!r} stands where {' or '.join(known)} belongs")
+        raise ValueError("the list does not end")
+
+    def _element(self) -> tuple[object, str]:
+        while True:
+            size = len(self._text) - self._at
+            try:
+                value, past = self._parse(self._text, self._at)
+            except json.JSONDecodeError:
+                if size > self._limit:
+                    raise ValueError(f"an element of more than {mib(self._limit)}") from None
+                self._holds(2 * size)  # twice, so that a long element is not parsed at each piece
+                if len(self._text) - self._at == size:
+                    raise
+                continue
+            first, self._at = self._at, past
+            return value, self._text[first:past]
+
+    def _holds(self, size: int) -> bool:
+        """Read on until `size` characters are there; return False if the file ends before."""
+        while len(self._text) - self._at < size:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return False
+            self._text, self._at = self._text[self._at :] + self._decode(piece), 0
+        return True
 
 
 def _read_lines(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
@@ -373,27 +472,69 @@ def check_text_column(files: Sequence[InputFile], column: str) -> None:
 
 
 def _read_arrow(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
-    index, problem = 0, _lacking(columns_of(file.path, "arrow"), options.text_column)
-    if problem:
+    index, columns = 0, columns_of(file.path, "arrow")
+    wanted = _chat_columns(columns) if options.chat else [options.text_column]
+    if not options.chat and (problem := _lacking(columns, options.text_column)):
         yield Record(0, problem, file.bytes)
         return
-    for values in arrow_values(handle, options.text_column):
-        if index + len(values) <= start:
-            index += len(values)
+    for batch in arrow_batches(handle, wanted):
+        if index + batch.num_rows <= start:
+            index += batch.num_rows
             continue
-        for content in _contents(values, options):
+        for content in _chats(batch) if options.chat else _contents(batch.column(0), options):
             yield Record(index, content, 0)
             index += 1
 
 
 def _read_mds(file: InputFile, handle: BinaryIO, options: ReadOptions, start: int) -> Iterator[Record]:
-    limit, problem = options.max_document_bytes, _lacking(columns_of(file.path, "mds"), options.text_column)
+    limit, columns = options.max_document_bytes, columns_of(file.path, "mds")
+    wanted = _chat_columns(columns) if options.chat else [options.text_column]
+    problem = _not_json(columns, wanted) if options.chat else _lacking(columns, options.text_column)
     if problem:
         yield Record(0, problem, file.bytes)
         return
-    for index, value in enumerate(mds_values(file.path, handle, options.text_column, limit=limit)):
+    for index, row in enumerate(mds_rows(file.path, handle, wanted, limit=limit)):
         if index >= start:
-            yield Record(index, _document_of_value(value), 0)
+            named = {name: (columns.kinds[name], value) for name, value in zip(wanted, row, strict=True)}
+            yield Record(index, _chat_of_row(named) if options.chat else _document_of_value(row[0]), 0)
+
+
+def _chat_columns(columns: TableColumns) -> list[str]:
+    return [name for name in CHAT_FIELDS if name in columns.kinds]
+
+
+def _not_json(columns: TableColumns, wanted: Sequence[str]) -> Rejection | None:
+    """Return the rejection of an MDS shard whose conversations are neither texts, JSON nor integers."""
+    for name in wanted:
+        if (kind := columns.kinds[name]) not in ("str", "json") and not _INTEGER.fullmatch(kind):
+            reason = f"column {name!r} holds {kind}, neither text nor JSON"
+            return Rejection("not_text", reason, whole_file=True)
+    return None
+
+
+def _chat_of_row(row: Mapping[str, tuple[str, bytes | int]]) -> RawChat | Rejection:
+    """Return a sample of MDS as a record: name -> (encoding, bytes, or size of a value above the limit)."""
+    values: dict[str, object] = {}
+    size = 0
+    for name, (kind, value) in row.items():
+        if isinstance(value, int):
+            return Rejection("too_large", f"{mib(value)} of text")
+        size += len(value)
+        if _INTEGER.fullmatch(kind):
+            values[name] = int.from_bytes(value, "little", signed=not kind.startswith("u"))
+            continue
+        try:
+            text = value.decode()
+        except UnicodeDecodeError as error:
+            return Rejection("undecodable", f"not utf-8 at byte {error.start}")
+        if kind == "str":
+            values[name] = text
+            continue
+        found = chat_of_line(value)
+        if isinstance(found, Rejection):
+            return found
+        values[name] = found.value
+    return RawChat(without_nulls(values), size)
 
 
 def _document_of_value(value: bytes | int) -> Document | Rejection:

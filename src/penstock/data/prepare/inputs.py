@@ -17,6 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from penstock.core.errors import InputError, PenstockError, UsageError
+from penstock.data.prepare.chat_records import FIELDS as CHAT_FIELDS
 from penstock.data.prepare.columnar import MDS_CODECS, BrokenTable, columns_of
 from penstock.data.prepare.plan import InputFile, Kind
 
@@ -51,7 +52,7 @@ DEFAULT_SUFFIXES = (
 
 _STATE, _SPLITS, _INDEX = "state.json", "dataset_dict.json", "index.json"
 _HELD_OUT = {"test", "validation", "valid", "val", "dev", "eval"}
-_NO_TEXT = "tables without text"
+_UNUSABLE = "tables without text"
 
 Skipped = Counter[str]
 
@@ -65,6 +66,8 @@ class Selection:
     exclude: tuple[str, ...] = ()
     """Globs matched against the name of a file or folder or, if they contain a slash, its path in the
     input."""
+    chat: bool = False
+    """True if the tables of interest hold conversations, not text."""
     never: Path | None = None
     """Folder that is never read: the output, which may be inside an input."""
 
@@ -76,6 +79,15 @@ def kind_of(path: str) -> Kind:
     ('jsonl', 'parquet', 'text')
     """
     return next((kind for suffix, kind in _KINDS.items() if path.lower().endswith(suffix)), "text")
+
+
+def is_json(path: str) -> bool:
+    """Return True if the name of a file is that of JSON; it may hold a list, or lines.
+
+    >>> is_json("chats.json.gz"), is_json("chats.jsonl")
+    (True, False)
+    """
+    return path.lower().removesuffix(".gz").removesuffix(".zst").endswith(".json")
 
 
 def is_code(path: str) -> bool:
@@ -106,11 +118,10 @@ def find_inputs(paths: Sequence[str], selection: Selection) -> tuple[tuple[Input
                     f"Input {shown(file.path)} is given twice", fix="Name each file or folder once."
                 )
             files[key] = file
-    if not files and (skipped[_NO_TEXT] or skipped["suffix .arrow"]):
+    if not files and (skipped[_UNUSABLE] or skipped["suffix .arrow"]):
         found = (f for path in paths for f in Path(path).rglob("*") if f.name.endswith((_ARROW, *_MDS)))
-        raise _no_text(
-            str(min(found, key=lambda f: ("train" not in f.parts, f.name.startswith("cache-"), f)))
-        )
+        first = min(found, key=lambda f: ("train" not in f.parts, f.name.startswith("cache-"), f))
+        raise _unusable(str(first), chat=selection.chat)
     if not files:
         passed = "; ".join(f"{reason}: {count:,}" for reason, count in skipped.most_common(5))
         why = f"omitted: {passed}" if passed else "empty"
@@ -130,32 +141,41 @@ def _files_of(path: str, selection: Selection, skipped: Skipped) -> Iterator[Inp
     if Path(path).is_dir():
         yield from _walk(path, selection, skipped)
     elif Path(path).is_file():
-        if kind_of(path) in ("arrow", "mds") and not _has_text(path, broken=not path.endswith(_ARROW)):
-            raise _no_text(path)
+        is_table, chat = kind_of(path) in ("arrow", "mds"), selection.chat
+        if is_table and not _is_usable(path, chat=chat, broken=not path.endswith(_ARROW)):
+            raise _unusable(path, chat=chat)
         yield _described(path)
     else:
         state = "is neither a file nor a folder" if Path(path).exists() else "does not exist"
         raise UsageError(f"Input {shown(path)} {state}", fix="Name files or folders of text.")
 
 
-def _has_text(path: str, *, broken: bool = True) -> bool:
-    """Return True if a table has a column of text.
+def _is_usable(path: str, *, chat: bool, broken: bool = True) -> bool:
+    """Return True if a table has a column of text, or one of conversations.
 
     Args:
+        chat: True for conversations.
         broken: returned if it cannot be read. True: it is then listed as unreadable.
     """
     try:
-        return bool(columns_of(path, kind_of(path)).texts)
+        columns = columns_of(path, kind_of(path))
     except (BrokenTable, OSError):
         return broken
+    return bool(columns.kinds.keys() & CHAT_FIELDS) if chat else bool(columns.texts)
 
 
-def _no_text(path: str) -> PenstockError:
-    """Return the error for a table without text, which may hold token ids."""
+def _unusable(path: str, *, chat: bool) -> PenstockError:
+    """Return the error for a table without text, which may hold token ids, or without conversations."""
     try:
         columns = str(columns_of(path, kind_of(path)))
     except (BrokenTable, OSError):  # Penstock's own shards are Arrow of another kind
         columns = "no columns"
+    if chat:
+        return UsageError(
+            f"{shown(path)} has no column of conversations",
+            got=columns,
+            fix="Columns need to be messages, conversations, prompt and completion, or chosen and rejected.",
+        )
     return UsageError(
         f"{shown(path)} has no column of text",
         got=columns,
@@ -166,7 +186,7 @@ def _no_text(path: str) -> PenstockError:
 def _walk(root: str, selection: Selection, skipped: Skipped) -> Iterator[InputFile]:
     """Yield the selected files below a folder, depth first, names in byte order."""
     never = selection.never.resolve() if selection.never else None
-    waiting, has_text = _entries(root, skipped), dict[str, bool]()
+    waiting, usable = _entries(root, skipped), dict[str, bool]()
     while waiting:
         entry = waiting.pop()
         inside = os.path.relpath(entry.path, root)
@@ -182,8 +202,8 @@ def _walk(root: str, selection: Selection, skipped: Skipped) -> Iterator[InputFi
                 waiting += _entries(entry.path, skipped)
         elif not entry.name.lower().endswith(selection.suffixes):
             skipped[f"suffix {_suffix(entry.name)}"] += 1
-        elif kind_of(entry.name) in ("arrow", "mds") and not _folder_has_text(entry.path, has_text):
-            skipped[_NO_TEXT] += 1
+        elif kind_of(entry.name) in ("arrow", "mds") and not _folder_is_usable(entry.path, usable, selection):
+            skipped[_UNUSABLE] += 1
         elif entry.is_file() or entry.is_symlink():
             yield _described(entry.path)
         else:
@@ -201,11 +221,11 @@ def _suffix(name: str) -> str:
     return f"{inner}{last}" or "none"
 
 
-def _folder_has_text(path: str, known: dict[str, bool]) -> bool:
-    """Return `_has_text` of the first table of a file's folder: those beside it have the same columns."""
+def _folder_is_usable(path: str, known: dict[str, bool], selection: Selection) -> bool:
+    """Return `_is_usable` of the first table of a file's folder: those beside it have the same columns."""
     folder = os.path.dirname(path)  # noqa: PTH120  a text, for speed
     if folder not in known:
-        known[folder] = _has_text(path)
+        known[folder] = _is_usable(path, chat=selection.chat)
     return known[folder]
 
 

@@ -85,7 +85,8 @@ def prepare(
         raise UsageError(f"--out {out} is also an input", fix="Choose another folder for the corpus.")
     given = Tokenizer.load(config.tokenizer) if config.tokenizer else None
     selection = selection or Selection()
-    files, skipped = find_inputs(paths, replace(selection, never=selection.never or out))
+    selection = replace(selection, never=selection.never or out, chat=config.chat is not None)
+    files, skipped = find_inputs(paths, selection)
     chat = None
     if config.chat is not None:
         assert config.tokenizer is not None

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.core.arrays import Tokens
-from penstock.data.prepare.documents import Document, Record, Rejection
+from penstock.data.prepare.documents import Document, RawChat, Record, Rejection
 
 PIECE_CHARS = 2**18
 _BATCH_BYTES = 2 * 2**20
@@ -47,7 +47,7 @@ def tokenised(
     ahead: Future[list[Tokens]] | None = None
     before: list[RecordPosition] = []
     try:
-        for batch in _batches(places):
+        for batch in batches(places, most_bytes=_BATCH_BYTES, most_records=_BATCH_RECORDS):
             texts = [r.content.text for _, r in batch if isinstance(r.content, Document)]
             following = pool.submit(_encode_all, texts, encode, dtype, eos_id)
             if ahead is not None:
@@ -86,14 +86,17 @@ def _cut(text: str, start: int, limit: int) -> int:
     return newline + 1 if newline > 0 else limit
 
 
-def _batches(places: Iterable[RecordPosition]) -> Iterator[list[RecordPosition]]:
+def batches(
+    places: Iterable[RecordPosition], *, most_bytes: int, most_records: int
+) -> Iterator[list[RecordPosition]]:
+    """Yield records in lists of about this many bytes or records."""
     batch: list[RecordPosition] = []
     size = 0
     for place in places:
         batch.append(place)
         content = place[1].content
-        size += content.num_bytes if isinstance(content, Document) else 0
-        if size >= _BATCH_BYTES or len(batch) >= _BATCH_RECORDS:
+        size += content.num_bytes if isinstance(content, Document | RawChat) else 0
+        if size >= most_bytes or len(batch) >= most_records:
             yield batch
             batch, size = [], 0
     if batch:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.core.errors import ConfigError
-from penstock.data.corpus.columns import REJECTED, read_index
+from penstock.data.corpus.columns import LEARNED, REJECTED, read_index
 from penstock.data.corpus.corpus import Corpus
 from penstock.parallel.collectives import CollectiveGroup, group_of
 from penstock.parallel.mesh import Mesh, World
@@ -122,6 +122,13 @@ def check_answers(config: TrainConfig, corpora: Mapping[str, Corpus]) -> None:
     loss = "next_token" if config.tune is None else config.tune.loss
     prefers = config.tune is not None and config.tune.is_preference
     for name, corpus in corpora.items():
+        if corpus.manifest.count(LEARNED) == 0:
+            raise ConfigError(
+                f"Corpus {name!r} has no token that is learned, of {corpus.num_tokens:,}",
+                got=corpus.location,
+                fix="Prepare conversations with turns of the assistant that are learned (`penstock data "
+                "describe CORPUS --rows 3` shows them), or leave the corpus out.",
+            )
         if prefers and REJECTED not in corpus.columns:
             wanted = "answers that are wanted or not" if loss == "kto" else "pairs of answers"
             raise ConfigError(

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.core.checks import at_least
+from penstock.core.checks import whole_number
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
 from penstock.nn.linear.adapter_config import GROUP, AdapterConfig, BaseWeights, layers_named
@@ -53,10 +53,21 @@ class TuneConfig:
     def __post_init__(self) -> None:
         for name in ("beta", "desirable_weight", "undesirable_weight", "temperature"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ConfigError(f"tune.{name} must be above 0", got=getattr(self, name))
+                raise ConfigError(
+                    f"tune.{name} must be a number above 0",
+                    got=getattr(self, name),
+                    fix=f"Leave it out for {getattr(type(self)(), name)}.",
+                )
         if not 0 <= self.margin < math.inf:
-            raise ConfigError("tune.margin must be 0 or above", got=self.margin)
-        at_least(1, "tune.rank", self.rank)
+            raise ConfigError(
+                "tune.margin must be a number from 0 on", got=self.margin, fix="Leave it out for 0.5."
+            )
+        if whole_number("tune.rank", self.rank) < 1:
+            raise ConfigError(
+                "tune.rank must be at least 1",
+                got=self.rank,
+                fix="8 to 64 are usual. To train all weights without an adapter, set tune.method to 'full'.",
+            )
         if not self.alpha > 0:
             raise ConfigError("tune.alpha must be above 0", got=self.alpha, fix="Twice tune.rank is usual.")
         layers_named(self.layers, key="tune.layers")
@@ -94,24 +105,23 @@ class TuneConfig:
         )
 
     def check_slices(self, model: LlamaConfig, *, ranks: int) -> None:
-        """Refuse tensor parallelism that would cut what rounded weights share a scale with.
+        """Refuse tensor parallelism that would cut a group of inputs that share a scale of 4-bit weights.
 
         Raises:
             ConfigError: the rounding would depend on the number of ranks.
         """
         adapter = self.adapter
-        if adapter is None or adapter.base == "compute" or ranks == 1:
+        if adapter is None or adapter.base != "int4":
             return
-        for name in set(adapter.layers) & {"output", "down"}:  # cut between their inputs
+        for name in adapter.layers:
             inputs = model.linear_shapes[name][1]
-            if adapter.base == "int8" or inputs // ranks % GROUP:
-                shared = "all inputs" if adapter.base == "int8" else f"{GROUP} inputs"
+            is_cut = name in ("output", "down")  # between its inputs
+            if is_cut and inputs % GROUP == 0 and inputs // ranks % GROUP:
                 raise ConfigError(
-                    f"tune.base {adapter.base!r} has one scale for {shared} of an output, and "
-                    f"parallel.tensor cuts the {inputs} inputs of layer {name!r}",
+                    f"tune.base 'int4' has one scale for {GROUP} inputs of an output, and parallel.tensor "
+                    f"cuts the {inputs} inputs of layer {name!r} into {inputs // ranks} a rank",
                     got=ranks,
-                    fix="Set parallel.tensor to 1, or leave tune.base out"
-                    + (", or set it to 'int4'." if adapter.base == "int8" else "."),
+                    fix="Set tune.base to 'int8', which may be cut anywhere, or parallel.tensor to 1.",
                 )
 
     def check_fit(self, model: LlamaConfig) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.core import clock, config
 from penstock.core.arrays import Table
-from penstock.core.errors import UsageError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import remove_tree, take_lock, write_json
 from penstock.data.corpus.columns import ColumnWriter, read_index
 from penstock.data.corpus.corpus import Corpus
@@ -44,6 +44,10 @@ BLOCK_TOKENS = 2**18
 _SAID_EVERY_S = 10.0
 
 
+class PassStopped(PenstockError):
+    """A rank was asked to stop in the middle of a pass; raised on all ranks."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
     """A model and the ranks that it runs on."""
@@ -54,6 +58,17 @@ class Pass:
     """None: one process, with the whole model."""
     rows: int
     """Rows per forward pass of a rank."""
+    stop_requested: Callable[[], bool] = lambda: False
+    """True once this rank was asked to stop."""
+
+    def check_stop(self) -> None:
+        """End the pass if any rank was asked to stop; every rank calls it.
+
+        Raises:
+            PassStopped: one was.
+        """
+        if self.world.most(self.stop_requested()):
+            raise PassStopped("The pass was stopped on request", fix="Run the same command to go on.")
 
     @property
     def parts(self) -> int:
@@ -227,13 +242,13 @@ class Partial:
                     writer.put(entry.name, first, stored[first : first + 2**20])
 
     def remove(self) -> None:
-        """Remove the partial values."""
+        """Remove the partial values, or those of a killed process; not those that another is writing."""
         self._maps.clear()
-        if self._lock is not None:
+        lock, self._lock = self._lock or take_lock(self._lock_file, waits=False), None
+        if lock is not None:
             remove_tree(self._work)
             self._lock_file.unlink()
-            self._lock.close()
-            self._lock = None
+            lock.close()
 
     def _copy(self) -> None:
         """Begin with the values that another process has kept so far, if they are of the same kind."""

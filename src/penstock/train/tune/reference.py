@@ -10,11 +10,12 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
 from penstock.core import config
-from penstock.core.env import cache_folder, local_world_size
+from penstock.core.env import cache_folder
 from penstock.data.corpus.columns import INDEX_FILE, REJECTED
 from penstock.data.corpus.corpus import Corpus
 from penstock.data.corpus.manifest import ColumnEntry
@@ -123,9 +124,11 @@ def _compute(
         values = score_block(of, rows, tables, reference_scores, [ENTRY])
         partial.put(rows, tables, values, blocks=block + 1)
         on_block(block + 1)
+        of.check_stop()
     of.model.train(was_training)
-    for machine in range(world.ranks.world_size // local_world_size()):  # machines may share the folder
-        if keeps and world.ranks.rank // local_world_size() == machine and not folder.exists():
+    kept = world.sum(*(keeps and rank == world.ranks.rank for rank in range(world.ranks.world_size)))
+    for rank in np.flatnonzero(kept).tolist():  # one a machine; they may share the folder
+        if rank == world.ranks.rank and not folder.exists():
             partial.publish()
         dist.barrier()
     if keeps:

@@ -25,10 +25,15 @@ TEACHER_LOG_PROBS: Final = "teacher_logprobs"
 """Column: their log-probabilities in nats."""
 
 
-def top_k_scores(k: int, temperature: float) -> Callable[[Tensor, OutputHead, Tensor], tuple[Tensor, Tensor]]:
+def top_k_scores(
+    k: int, temperature: float, *, known: int
+) -> Callable[[Tensor, OutputHead, Tensor], tuple[Tensor, Tensor]]:
     """Return a function to the ids and log-probabilities of the k most likely tokens, [tokens, k] each.
 
     A token that is not learned has zeros.
+
+    Args:
+        known: number of token ids, at most that of the output matrix; rows after them are padding.
     """
 
     def scores(hidden: Tensor, head: OutputHead, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -36,7 +41,7 @@ def top_k_scores(k: int, temperature: float) -> Callable[[Tensor, OutputHead, Te
         log_probs = torch.zeros(len(labels), k, dtype=torch.float32, device=hidden.device)
         learned = (labels != IGNORED_LABEL).nonzero()[:, 0]
         for chunk in torch.split(learned, chunk_tokens(len(head.weight))):
-            found = (head(hidden[chunk]).float() / temperature).log_softmax(1).topk(k, 1)
+            found = (head(hidden[chunk]).float() / temperature).log_softmax(1)[:, :known].topk(k, 1)
             ids[chunk], log_probs[chunk] = found.indices.int(), found.values
         return ids, log_probs
 
@@ -68,9 +73,10 @@ def teach(
     Raises:
         UsageError: the folder exists, or `k` is larger than the vocabulary.
     """
-    vocabulary = model.config.vocab_size
-    if not 1 <= k <= vocabulary:
-        raise UsageError(f"--top-k must be from 1 to the teacher's vocabulary of {vocabulary:,}", got=k)
+    # Models of one family may share a tokenizer and differ in padding: Qwen 2.5 has 151,936 or 152,064 rows.
+    known = min(model.config.vocab_size, corpus.manifest.vocab_size)
+    if not 1 <= k <= known:
+        raise UsageError(f"--top-k must be from 1 to the vocabulary of {known:,}", got=k)
     if out.exists():
         raise UsageError(f"{out} exists", fix="Name a folder that does not, with --out.")
     entries = [
@@ -79,7 +85,7 @@ def teach(
     ]
     made_with = {
         "teacher": identity,
-        "vocab_size": vocabulary,
+        "vocab_size": known,
         "top_k": k,
         "temperature": temperature,
         "row_length": length,
@@ -93,7 +99,7 @@ def teach(
     )
     of = CorpusRows(corpus, length=length, cuts=True, block_tokens=BLOCK_TOKENS)
     for block, tables in blocks_from(of, partial.blocks):
-        values = score_block(run, of, tables, top_k_scores(k, temperature), entries)
+        values = score_block(run, of, tables, top_k_scores(k, temperature, known=known), entries)
         partial.put(of, tables, values, blocks=block + 1)
         progress(block + 1, of.num_blocks)
     partial.publish()

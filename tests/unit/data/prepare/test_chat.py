@@ -2,8 +2,10 @@
 
 import gzip
 import json
+import re
 from datetime import UTC, datetime
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,11 +17,14 @@ from penstock.data import Loader, open_corpus
 from penstock.data.prepare import PrepareConfig, prepare
 from penstock.data.prepare.append import append
 from penstock.data.prepare.chat_records import conversation_of, kind_of_chat
+from penstock.data.prepare.documents import ReadOptions, read_records
+from penstock.data.prepare.inputs import Selection, find_inputs
 from penstock.data.prepare.plan import ChatConfig
 from penstock.data.tools.describe import describe
 from penstock.data.tools.verify import verify
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
-from tests.published_templates import CHATML, OF_TRL, without_tags
+from tests.published_templates import CHATML, MISTRAL, OF_TRL, without_tags
+from tests.unit.data.prepare.test_columnar import write_mds
 
 NAMES = ("<|im_start|>", "<|im_end|>")
 TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}
@@ -106,15 +111,105 @@ def test_every_form_of_a_conversation_gives_the_same_corpus(tmp_path, model):
     assert not verify(tmp_path / "openai").faults
 
 
-def test_parquet_and_packed_lines_give_the_corpus_of_plain_lines(tmp_path, model):
+def stored_as(form, records, folder):
+    """Write conversations as people store them; return the path."""
+    path = folder / f"chats.{form}"
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    if form == "parquet":
+        pq.write_table(pa.Table.from_pylist(records), path)
+    elif form == "dataset":
+        parts = {name: datasets.Dataset.from_list(records) for name in ("train", "test")}
+        datasets.DatasetDict(parts).save_to_disk(path)
+    elif form == "mds":
+        write_mds(path, [{"id": 1, **record} for record in records], {"id": "int", "messages": "json"})
+    elif form == "mds of texts":
+        rows = [{"messages": json.dumps(record["messages"])} for record in records]
+        write_mds(path, rows, {"messages": "str"}, codec="zstd")
+    elif form == "json":
+        path.write_text(json.dumps(records, indent=2))
+    elif form == "lines.json":
+        path.write_text(text)
+    elif form == "json.gz":
+        path.write_bytes(gzip.compress(json.dumps(records).encode()))
+    elif form == "json.zst":
+        path.write_bytes(pa.compress(json.dumps(records).encode(), "zstd", asbytes=True))
+    else:
+        path.write_bytes(gzip.compress(text.encode()))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "form",
+    ["parquet", "dataset", "mds", "mds of texts", "json", "lines.json", "json.gz", "json.zst", "jsonl.gz"],
+)
+def test_conversations_of_any_format_give_the_corpus_of_plain_lines(tmp_path, model, form):
     records = [talk("Hi", "Hello."), talk("x", "y", "z", "")]
     plain = made(tmp_path, records, model)
-    pq.write_table(pa.Table.from_pylist(records), tmp_path / "chats.parquet")
-    packed = tmp_path / "chats.jsonl.gz"
-    packed.write_bytes(gzip.compress((tmp_path / "chats.jsonl").read_bytes()))
-    for path in (tmp_path / "chats.parquet", packed):
-        other = made(tmp_path, str(path), model, name=f"of-{path.suffix}")
-        assert open_corpus(other).fingerprint == open_corpus(plain).fingerprint
+    other = made(tmp_path, stored_as(form, records, tmp_path), model, name="other")
+    assert open_corpus(other).fingerprint == open_corpus(plain).fingerprint
+
+
+def test_thumbs_of_mds_have_labels_of_any_integer(tmp_path, model):
+    rows = [{"prompt": "Hi", "completion": text, "label": label} for text, label in (("Yes", 1), ("No", 0))]
+    write_mds(tmp_path / "mds", rows, {"prompt": "str", "completion": "str", "label": "int"})
+    plain, other = made(tmp_path, rows, model), made(tmp_path, str(tmp_path / "mds"), model, name="other")
+    assert open_corpus(other).fingerprint == open_corpus(plain).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[{}, {}", "after 2 elements of the list: the list does not end"),
+        ("[{}, {'a': 1}]", "after 1 element of the list: Expecting property name"),
+        ('[{"a": "' + "x" * 99, "after 0 elements of the list: an element of more than 99 B"),
+        ("[{} x]", "after 1 element of the list: 'x' stands where , or ] belongs"),
+        ("[[]]", r"after 0 elements of the list: '\[' stands where { or ] belongs"),
+    ],
+)
+def test_a_broken_list_is_read_up_to_its_damage(tmp_path, text, said):
+    (tmp_path / "chats.json").write_text(text)
+    (file,), _ = find_inputs([str(tmp_path / "chats.json")], Selection())
+    options = ReadOptions(text_column="", max_document_bytes=99, chat=True)
+    *found, last = [record.content for record in read_records(file, options)]
+    assert [each.value for each in found] == [{}] * text.count("{}")
+    assert re.search(said, last.reason)
+
+
+def test_a_table_without_conversations_is_refused_with_its_columns(tmp_path, model):
+    write_mds(tmp_path / "mds", [{"text": "Hi"}], {"text": "str"})
+    with pytest.raises(UsageError, match=r"no column of conversations \(got 'text \(str\)'\)"):
+        made(tmp_path, str(tmp_path / "mds"), model)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Yes"}]},
+        {"prompt": "Hi", "completion": "Yes"},
+        {"prompt": "Hi", "completion": "Yes", "label": True},
+        {"prompt": "Hi", "chosen": "Yes", "rejected": "No"},
+    ],
+)
+def test_the_system_text_of_a_record_stands_in_front_of_its_messages(record):
+    record |= {"system": "Be brief."}
+    made = conversation_of(record, kind=kind_of_chat(record), last_only=False)
+    for side in made.sides:
+        assert [message["role"] for message in side.messages] == ["system", "user", "assistant"]
+        assert side.learned == {2}
+
+
+def test_tool_calls_may_be_json_in_a_text():
+    calls = [{"function": {"name": "add", "arguments": '{"a": 1}'}}]
+    asked = [{"role": "user", "content": "Hi"}]
+    made = [
+        conversation_of(
+            {"messages": [*asked, {"role": "assistant", "content": None, "tool_calls": given}]},
+            kind="conversations",
+            last_only=False,
+        )
+        for given in (calls, json.dumps(calls))
+    ]
+    assert made[0] == made[1]
 
 
 def test_weights_and_the_last_turn_choose_what_is_learned(tmp_path, model):
@@ -205,7 +300,7 @@ BAD = {
     "a weight": (talk("a", "b", weight=0.5), "neither 0 nor 1"),
     "arguments": (
         {"messages": [talk("a")["messages"][0], {"role": "assistant", "tool_calls": [CALL]}]},
-        "not JSON",
+        "must be JSON",
     ),
     "a role": ({"messages": [{"role": "narrator", "content": "a"}]}, "unknown role"),
     "an image": (
@@ -225,13 +320,17 @@ def test_a_bad_conversation_is_refused_with_its_number_and_reason(tmp_path, mode
         made(tmp_path, [talk("Hi", "Hello."), record], model)
     assert reason in str(refused.value)
     assert "line 2" in str(refused.value)
+    assert re.search(r"\(got .+\)\. [A-Z]", str(refused.value)), "the value, and what to do"
     kept = made(tmp_path, str(tmp_path / "chats.jsonl"), model, max_errors=1)
     assert open_corpus(kept).num_documents == 1
 
 
 @pytest.mark.parametrize(
     ("chosen", "rejected", "reason"),
-    [("4", "4", "are equal"), ([{"role": "assistant", "content": "4"}], "5", "")],
+    [
+        ("4", "4", r"are equal, so neither is preferred \(got '4'\)\. Correct one of the answers"),
+        ([{"role": "assistant", "content": "4"}], "5", ""),
+    ],
 )
 def test_a_pair_of_equal_answers_is_refused(chosen, rejected, reason):
     record = {"prompt": "2+2", "chosen": chosen, "rejected": rejected}
@@ -263,7 +362,7 @@ TAGS_OFF = CHATML.replace("{%- generation %}", "").replace(
 @pytest.mark.parametrize(
     ("template", "names", "reason"),
     [
-        (RAISES, NAMES, "refuses these messages: No"),
+        (RAISES, NAMES, r"refuses these messages: No\. Correct the template, or give another"),
         (LOOPS, NAMES, "took more than"),
         (NO_ANSWER, NAMES, "no end-of-turn token|cannot be found"),
         (CHATML, ("<|im_start|>",), "no end-of-turn token of the vocabulary"),
@@ -279,8 +378,44 @@ def test_a_template_that_cannot_be_used_is_refused_at_once(tmp_path, template, n
 def test_a_template_that_drops_the_system_turn_is_refused(tmp_path):
     folder = model_folder(tmp_path / "model", NO_SYSTEM)
     record = {"messages": [{"role": "system", "content": "Be brief."}, *talk("a", "b")["messages"]]}
-    with pytest.raises(InputError, match="drops the system's turn, message 1"):
+    said = r"drops the system's turn, message 1, .*\(got 'Be brief\.'\)\. Use a template that has such turns"
+    with pytest.raises(InputError, match=said):
         made(tmp_path, [record], folder)
+
+
+WELCOME = {"messages": [{"role": "assistant", "content": "Welcome."}, *talk("a", "b")["messages"]]}
+
+
+def test_an_answer_before_any_question_is_learned_where_the_template_writes_it(tmp_path, model):
+    assert learned_texts(made(tmp_path, [WELCOME], model)) == [["Welcome.<|im_end|>", "b<|im_end|>"]]
+
+
+DROPS_FIRST = without_tags(CHATML).replace(
+    "{%- for message in messages %}",
+    "{%- if messages[0].role == 'assistant' %}{%- set messages = messages[1:] %}{%- endif %}"
+    "{%- for message in messages %}",
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (without_tags(MISTRAL), "refuses these messages: Roles must alternate"),
+        (DROPS_FIRST, "The assistant's turn, message 1, cannot be found"),
+    ],
+)
+def test_an_answer_before_any_question_is_refused_where_it_is_not_written(tmp_path, template, reason):
+    names = (*NAMES, "[INST]", "[/INST]", "</s>")
+    folder = model_folder(tmp_path / "model", template, names)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": "", "eos_token": "</s>"}))
+    with pytest.raises(InputError, match=f"line 2: .*{reason}"):
+        made(tmp_path, [talk("a", "b"), WELCOME], folder)
+
+
+def test_a_corpus_in_which_no_turn_is_learned_is_refused_with_the_weights(tmp_path, model):
+    said = r"No document was accepted.*no turn of the assistant to learn \(got 'user, assistant \(weight 0\)'"
+    with pytest.raises(InputError, match=said):
+        made(tmp_path, [talk("a", "b", weight=0)] * 3, model)
 
 
 def test_a_folder_without_template_and_a_text_are_refused(tmp_path, model):
@@ -289,7 +424,7 @@ def test_a_folder_without_template_and_a_text_are_refused(tmp_path, model):
     with pytest.raises(UsageError, match="has no chat template"):
         made(tmp_path, [talk("a", "b")], bare)
     (tmp_path / "a.txt").write_text("Hi")
-    with pytest.raises(UsageError, match="read from JSON lines and Parquet"):
+    with pytest.raises(UsageError, match="read from JSON lines and lists, Parquet"):
         made(tmp_path, str(tmp_path / "a.txt"), model)
     with pytest.raises(InputError, match="No record of the inputs is a conversation"):
         made(tmp_path, [{"text": "a"}], model)

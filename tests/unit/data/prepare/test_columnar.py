@@ -32,6 +32,7 @@ def write_mds(folder: Path, rows: list[dict[str, object]], kinds: dict[str, str]
     sizes = {"int": 8}
     encode = {
         "str": lambda value: value.encode() if isinstance(value, str) else value,
+        "json": lambda value: json.dumps(value).encode(),
         "int": lambda value: np.int64(value).tobytes(),
         "pkl": pickle.dumps,
     }

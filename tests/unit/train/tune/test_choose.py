@@ -60,6 +60,14 @@ def test_what_the_loss_learns_from_is_accepted(recipe, corpora, loss, corpus):
     check_answers(recipe(loss), {"c": corpora[corpus]})
 
 
+def test_a_corpus_without_a_learned_token_is_refused_with_what_to_do(recipe, tmp_path):
+    folder = write_corpus(tmp_path / "none", [[1, 2, 3]] * 9, columns={"learned": [[0, 0, 0]] * 9})
+    with pytest.raises(
+        ConfigError, match=r"'c' has no token that is learned, of 27 \(got '.*none'\)\. Prepare"
+    ):
+        check_answers(recipe("next_token"), {"c": open_corpus(folder)})
+
+
 @pytest.mark.parametrize(
     ("data", "said"),
     [
@@ -82,11 +90,43 @@ def test_a_loss_with_a_reference_needs_a_model_to_start_from(raw):
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("beta", 0.0), ("temperature", -1.0), ("margin", -0.1), ("desirable_weight", 0.0)]
+    ("key", "value", "fix"),
+    [
+        ("beta", 0.0, "Leave it out for 0.1"),
+        ("temperature", -1.0, "Leave it out for 1.0"),
+        ("margin", -0.1, "Leave it out for 0.5"),
+        ("desirable_weight", 0.0, "Leave it out for 1.0"),
+        ("rank", 0, "8 to 64 are usual.* tune.method to 'full'"),
+        ("alpha", 0.0, "Twice tune.rank"),
+    ],
 )
-def test_keys_out_of_range_are_refused_by_name(raw, key, value):
-    with pytest.raises(ConfigError, match=rf"tune\.{key} must be .*{value}"):
+def test_keys_out_of_range_are_refused_by_name_with_what_to_do(raw, key, value, fix):
+    with pytest.raises(ConfigError, match=rf"tune\.{key} must be .*\(got {value}\)\. {fix}"):
         build_recipe(raw | {"tune": {key: value}})
+
+
+@pytest.mark.parametrize(
+    ("tune", "said"),
+    [
+        ({"rank": 999}, r"larger than the layer '\w+', which is \d+ x \d+ \(got 999\)\. Use at most \d+"),
+        ({"layers": ("query", "lm_head")}, r"layer that blocks do not have \(got 'lm_head'\)\. Known: "),
+        ({"layers": ("embed",)}, r"layer that blocks do not have \(got 'embed'\)"),
+    ],
+)
+def test_an_adapter_that_the_layers_do_not_have_room_for_is_refused(recipe, tune, said):
+    wanted = recipe("next_token")
+    with pytest.raises(ConfigError, match=said):
+        dataclasses.replace(wanted.tune, method="lora", **tune).check_fit(wanted.model)
+
+
+def test_four_bits_are_refused_where_tensor_parallelism_cuts_a_group(recipe):
+    wanted = recipe("next_token")
+    model = dataclasses.replace(wanted.model, hidden_size=64, num_attention_heads=4, intermediate_size=128)
+    int4 = dataclasses.replace(wanted.tune, method="lora", rank=2, base="int4")
+    int4.check_slices(model, ranks=2)
+    with pytest.raises(ConfigError, match=r"cuts the 64 inputs of layer 'output' into 16 a rank \(got 4\)"):
+        int4.check_slices(model, ranks=4)
+    dataclasses.replace(int4, base="int8").check_slices(model, ranks=4)
 
 
 def test_references_are_of_the_weights_that_the_run_starts_with(recipe):

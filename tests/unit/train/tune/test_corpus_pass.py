@@ -69,6 +69,15 @@ def test_two_passes_at_once_make_the_same_columns(tmp_path, corpus, rows, begun,
     assert labelled(tmp_path) == ([VALUE], ["c", "reference"])
 
 
+def test_a_second_pass_removes_what_a_killed_one_left(tmp_path, corpus, rows):
+    first, second = partial(tmp_path, corpus), partial(tmp_path, corpus)
+    put(first, rows, 0)
+    first._lock.close()  # as the kernel does
+    put(second, rows, *range(rows.num_blocks))
+    second.publish()
+    assert labelled(tmp_path) == ([VALUE], ["c", "reference"])
+
+
 def test_columns_of_something_else_are_not_taken_for_ones_own(tmp_path, corpus, rows):
     one, two = partial(tmp_path, corpus, k=1), partial(tmp_path, corpus, k=2)
     for each in (one, two):
