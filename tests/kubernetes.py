@@ -1,4 +1,9 @@
-"""A real kube-apiserver with etcd on the loopback, from KUBEBUILDER_ASSETS as with Go's envtest."""
+"""A real Kubernetes control plane on the loopback, from KUBEBUILDER_ASSETS as with Go's envtest.
+
+etcd and kube-apiserver; with `controllers` also kube-controller-manager and kube-scheduler. Pods are run by
+tests/kubelet.py, JobSets by tests/jobset_controller.py. The folder `crds` of the assets holds definitions of
+JobSet and others.
+"""
 
 import json
 import os
@@ -11,20 +16,16 @@ import urllib.error
 import urllib.request
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
+import yaml
 
 ADMIN = "admin-token"
-_PATHS = {
-    "Namespace": "/api/v1/namespaces",
-    "Node": "/api/v1/nodes",
-    "ServiceAccount": "/api/v1/namespaces/{}/serviceaccounts",
-    "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
-    "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
-    "PriorityClass": "/apis/scheduling.k8s.io/v1/priorityclasses",
-    "DaemonSet": "/apis/apps/v1/namespaces/{}/daemonsets",
-}
+JOBSET = "jobset.x-k8s.io/v1alpha2"
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
 
 
 def binary(name):
@@ -45,23 +46,76 @@ class Cluster:
     url: str
     ca_file: Path
 
+    @cached_property
+    def _trust(self):
+        return ssl.create_default_context(cafile=str(self.ca_file))
+
+    @cached_property
+    def _resources(self):
+        return {}
+
     def ask(self, method, path, body=None, *, token=ADMIN, kind="application/json"):
         """Return the status and the JSON of an answer."""
         data = None if body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token}", "Content-Type": kind}
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
-        trust = ssl.create_default_context(cafile=str(self.ca_file))
         try:
-            with urllib.request.urlopen(request, timeout=30, context=trust) as answer:
-                return answer.status, json.loads(answer.read())
+            with urllib.request.urlopen(request, timeout=30, context=self._trust) as answer:
+                return answer.status, _read(answer)
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, json.loads(error.read())
+                return error.code, _read(error)
 
-    def create(self, found, *, dry_run=False):
+    def path(self, kind, *, api="v1", namespace="default", name=""):
+        """Return the path of an object, or of all of a kind; namespace "": of all namespaces."""
+        if (api, kind) not in self._resources:
+            root = f"/api/{api}" if "/" not in api else f"/apis/{api}"
+            status, answer = self.ask("GET", root)
+            assert status == 200, answer
+            for found in answer["resources"]:
+                if "/" not in found["name"]:
+                    self._resources[api, found["kind"]] = (root, found["name"], found["namespaced"])
+        root, plural, is_namespaced = self._resources[api, kind]
+        within = f"/namespaces/{namespace}" if is_namespaced and namespace else ""
+        return f"{root}{within}/{plural}{'/' if name else ''}{name}"
+
+    def create(self, found, *, dry_run=False, token=ADMIN):
         """Create an object; returns the status and the answer."""
-        path = _PATHS[found["kind"]].format(found["metadata"].get("namespace"))
-        return self.ask("POST", f"{path}{'?dryRun=All' if dry_run else ''}", found)
+        namespace = found["metadata"].get("namespace", "default")
+        path = self.path(found["kind"], api=found["apiVersion"], namespace=namespace)
+        return self.ask("POST", f"{path}{'?dryRun=All' if dry_run else ''}", found, token=token)
+
+    def get(self, kind, name, *, api="v1", namespace="default"):
+        """Return an object; None: there is none."""
+        status, answer = self.ask("GET", self.path(kind, api=api, namespace=namespace, name=name))
+        assert status in (200, 404), answer
+        return answer if status == 200 else None
+
+    def all(self, kind, *, api="v1", namespace="default", labels=""):
+        """Return the objects of a kind, those with the labels (`name=value,...`)."""
+        path = self.path(kind, api=api, namespace=namespace)
+        status, answer = self.ask("GET", f"{path}?labelSelector={labels.replace('=', '%3D')}")
+        assert status == 200, answer
+        return answer["items"]
+
+    def patch(self, kind, name, change, *, api="v1", namespace="default", part=""):
+        """Merge a change into an object, or into a part such as `/status`; returns status and answer."""
+        path = self.path(kind, api=api, namespace=namespace, name=name)
+        return self.ask("PATCH", f"{path}{part}", change, kind=MERGE)
+
+    def delete(self, kind, name, *, api="v1", namespace="default", grace_s=None, policy="Background"):
+        """Delete an object; returns status and answer."""
+        options = {"propagationPolicy": policy} | ({} if grace_s is None else {"gracePeriodSeconds": grace_s})
+        return self.ask("DELETE", self.path(kind, api=api, namespace=namespace, name=name), options)
+
+    def log(self, pod, *, namespace="default"):
+        """Return what a pod printed, through the API server and the kubelet."""
+        path = self.path("Pod", namespace=namespace, name=pod)
+        request = urllib.request.Request(
+            f"{self.url}{path}/log", headers={"Authorization": f"Bearer {ADMIN}"}
+        )
+        with urllib.request.urlopen(request, timeout=30, context=self._trust) as answer:
+            return answer.read().decode(errors="replace")
 
     def token_of(self, namespace, account):
         """Return a token of a service account, as Kubernetes mounts it into a pod."""
@@ -70,12 +124,82 @@ class Cluster:
         assert status == 201, answer
         return answer["status"]["token"]
 
+    def kubeconfig(self, path, *, token=ADMIN, namespace="default"):
+        """Write a kubeconfig; returns its path."""
+        server = {"server": self.url, "certificate-authority": str(self.ca_file)}
+        context = {"cluster": "test", "user": "test", "namespace": namespace}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "test", "cluster": server}],
+            "users": [{"name": "test", "user": {"token": token}}],
+            "contexts": [{"name": "test", "context": context}],
+            "current-context": "test",
+        }
+        path.write_text(json.dumps(config))
+        return path
+
+    def install(self, *prefixes):
+        """Install the CustomResourceDefinitions of the assets whose file names begin so; wait for them."""
+        folder = Path(os.environ["KUBEBUILDER_ASSETS"]) / "crds"
+        for prefix in prefixes:
+            files = sorted(folder.glob(f"{prefix}*.yaml"))
+            if not files:
+                pytest.skip(f"NO KUBERNETES: {folder} has no {prefix}*.yaml; nothing was asked of a real one")
+            for file in files:
+                self.define(yaml.load(file.read_text(), yaml.CSafeLoader))  # a megabyte: the C loader
+
+    def define(self, definition):
+        """Install a CustomResourceDefinition, and wait until it is served."""
+        status, answer = self.create(definition)
+        assert status in (201, 409), answer
+        group, name = definition["spec"]["group"], definition["metadata"]["name"]
+        plural = definition["spec"]["names"]["plural"]
+        (version, *_) = [v["name"] for v in definition["spec"]["versions"] if v["served"]]
+        end = time.monotonic() + 60
+        while self.ask("GET", f"/apis/{group}/{version}/{plural}")[0] != 200:
+            assert time.monotonic() < end, f"{name} is not served"
+            time.sleep(0.1)
+
+    def volume(self, claim, folder, *, namespace="default", mode="ReadWriteMany"):
+        """Create a claim, bound to a volume that is a folder of this machine."""
+        folder.mkdir(parents=True, exist_ok=True)
+        folder.chmod(0o777)
+        of_both = {"accessModes": [mode], "storageClassName": ""}
+        volume = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": f"{namespace}-{claim}"},
+            "spec": of_both
+            | {
+                "capacity": {"storage": "1Gi"},
+                "hostPath": {"path": str(folder)},
+                "claimRef": {"namespace": namespace, "name": claim},
+            },
+        }
+        wanted = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": claim, "namespace": namespace},
+            "spec": of_both
+            | {"resources": {"requests": {"storage": "1Gi"}}, "volumeName": f"{namespace}-{claim}"},
+        }
+        for one in (volume, wanted):
+            status, answer = self.create(one)
+            assert status == 201, answer
+
 
 @contextmanager
-def cluster(folder):
-    """Run etcd and kube-apiserver until the block ends."""
+def cluster(folder, *, controllers=False, definitions=()):
+    """Run etcd and kube-apiserver until the block ends.
+
+    Args:
+        controllers: the whole control plane.
+        definitions: see `Cluster.install`; the garbage collector sees those that come later after 30 s.
+    """
     etcd, apiserver = binary("etcd"), binary("kube-apiserver")
-    client, peer, port = (_free_port() for _ in range(3))
+    rest = [binary("kube-controller-manager"), binary("kube-scheduler")] if controllers else []
+    client, peer, port = (free_port() for _ in range(3))
     key = folder / "sa.key"
     subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
     tokens = folder / "tokens.csv"
@@ -93,22 +217,54 @@ def cluster(folder):
             "--service-cluster-ip-range=10.0.0.0/24", "--authorization-mode=RBAC",
             f"--token-auth-file={tokens}",
             "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={key}",
-            f"--service-account-signing-key-file={key}", "--disable-admission-plugins=ServiceAccount",
+            f"--service-account-signing-key-file={key}",
+            # seconds until pods of a lost node are deleted, 300 elsewhere
+            "--default-not-ready-toleration-seconds=1", "--default-unreachable-toleration-seconds=1",
+            *([] if controllers else ["--disable-admission-plugins=ServiceAccount"]),
         ],
     ]  # fmt: skip
     with ExitStack() as stack:
-        for command in commands:
+
+        def start(*command):
             log = stack.enter_context((folder / f"{Path(command[0]).name}.log").open("w"))
             process = subprocess.Popen([str(word) for word in command], stdout=log, stderr=log)
             stack.callback(process.wait)
             stack.callback(process.kill)
+            return process
+
+        process = [start(*command) for command in commands][-1]
         found = Cluster(f"https://127.0.0.1:{port}", folder / "certificates" / "apiserver.crt")
         deadline = time.monotonic() + 180
         while not _is_ready(found):
             assert process.poll() is None, (folder / "kube-apiserver.log").read_text()[-3000:]
             assert time.monotonic() < deadline, (folder / "kube-apiserver.log").read_text()[-3000:]
             time.sleep(0.2)
+        found.install(*definitions)
+        if controllers:
+            config = found.kubeconfig(folder / "admin.kubeconfig")
+            of_both = ["--kubeconfig", config, "--leader-elect=false", "--port=0", "--bind-address=127.0.0.1"]
+            start(
+                rest[0], *of_both, f"--secure-port={free_port()}", f"--cert-dir={folder / 'manager'}",
+                f"--service-account-private-key-file={key}", f"--root-ca-file={found.ca_file}",
+                "--pvclaimbinder-sync-period=1s",
+                "--node-monitor-period=1s", "--node-monitor-grace-period=8s",
+                "--concurrent-serviceaccount-token-syncs=2",
+            )  # fmt: skip
+            start(rest[1], *of_both, f"--secure-port={free_port()}", f"--cert-dir={folder / 'scheduler'}")
+            while found.get("ServiceAccount", "default") is None:
+                assert time.monotonic() < deadline, (folder / "kube-controller-manager.log").read_text()[
+                    -3000:
+                ]
+                time.sleep(0.2)
         yield found
+
+
+def _read(answer):
+    text = answer.read()
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"message": text.decode(errors="replace")}
 
 
 def _is_ready(found):
@@ -118,6 +274,7 @@ def _is_ready(found):
         return False
 
 
-def _free_port():
+def free_port():
+    """Return a TCP port of the loopback that nobody listens on."""
     with socket.create_server(("127.0.0.1", 0)) as found:
         return found.getsockname()[1]

@@ -11,6 +11,8 @@ import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from penstock.launch.job_folder import JobFolder
+
 PATIENCE_S = 240.0
 
 
@@ -60,8 +62,7 @@ def newest_step(run):
 
 def events_of(run):
     """Return the transitions of a launched run."""
-    path = Path(run) / "launch" / "events.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return JobFolder(Path(run)).events()
 
 
 def wait_until(is_so, what, *, patience_s=PATIENCE_S, alive=lambda: True):
@@ -148,7 +149,7 @@ def _event(run, launcher, draw, nodes):
         (Path(run) / "launch" / "request.json").write_text(json.dumps({"nodes": nodes}))
     else:
         nodes -= 1
-        os.kill(draw.choice(_node_pids(run)), signal.SIGKILL if event == "kill" else signal.SIGTERM)
+        os.kill(draw.choice(node_pids(run)), signal.SIGKILL if event == "kill" else signal.SIGTERM)
     wait_until(lambda: is_on(nodes, seen), f"{event} to {nodes} nodes", alive=is_alive)
     origin = min(start for start, _ in starts_of(run)[seen:])
     await_step(max(origin, starts_of(run)[-1][0]) + 1)
@@ -165,8 +166,8 @@ def starts_of(run):
     ]
 
 
-def _node_pids(run):
-    """Return the processes of the nodes that are there."""
-    numbers = [(e["event"], [int(n) for n in re.findall(r"\d+", e["cause"])]) for e in events_of(run)]
+def node_pids(run, *, since=0):
+    """Return the processes of the nodes that are there, of the events from a number on."""
+    numbers = [(e["event"], [int(n) for n in re.findall(r"\d+", e["cause"])]) for e in events_of(run)[since:]]
     gone = {found[0] for event, found in numbers if event in ("lost", "left")}
     return [found[1] for event, found in numbers if event == "node" and found[0] not in gone]

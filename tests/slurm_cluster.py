@@ -117,6 +117,14 @@ class SlurmCluster:
         """Start a node's daemon."""
         self._daemon(node, "slurmd", "-D", "-N", node, "-f", str(self.folder / "slurm.conf"))
 
+    def mend(self) -> None:
+        """End all jobs and start the nodes that were killed; return when all nodes are idle."""
+        self.run("scancel", "--user=root")
+        self._await(self._has_no_jobs, "the end of jobs")
+        for node in set(NODES) - set(self.daemons):
+            self.start_node(node)
+        self._await(lambda: self.states() == ["idle"] * len(NODES), "idle nodes")
+
     def states(self) -> list[str]:
         """Return the state of each node, in Slurm's words."""
         return self.run("sinfo", "-h", "-N", "-p", "low", "-o", "%t").stdout.split()
@@ -134,6 +142,9 @@ class SlurmCluster:
         daemon.wait()
         _kill(self._tasks(f"SLURMD_NODENAME={node}"))
 
+    def _has_no_jobs(self) -> bool:
+        return not self.run("squeue", "-h").stdout.strip()
+
     def _tasks(self, *variables: str) -> list[int]:
         """Return the processes of jobs that have environment variables, and the managers of their steps."""
         wanted = {f"SLURM_CONF={self.folder}/slurm.conf", "SLURM_CLUSTER_NAME=test", *variables}
@@ -145,12 +156,7 @@ class SlurmCluster:
         """End all jobs and daemons."""
         with suppress(subprocess.TimeoutExpired):
             self.run("scancel", "--user=root")
-            self._await(
-                lambda: not self.run("squeue", "-h").stdout.strip(),
-                "the end of jobs",
-                patience_s=20,
-                must=False,
-            )
+            self._await(self._has_no_jobs, "the end of jobs", patience_s=20, must=False)
         _kill(self._tasks())
         for daemon in self.daemons.values():
             daemon.terminate()

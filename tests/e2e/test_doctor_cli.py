@@ -65,3 +65,20 @@ def test_ranks_without_a_place_to_meet_are_told_how_to_start(tmp_path):
     done = penstock("doctor", "--folder", tmp_path, env={**environment, "RANK": "0", "WORLD_SIZE": "2"})
     assert done.returncode == 2
     assert "Start them with torchrun" in " ".join(done.stderr.split())
+
+
+def test_outliers_and_links_are_written_for_schedulers_and_prometheus(tmp_path):
+    hosts, metrics = tmp_path / "exclude.txt", tmp_path / "links.prom"
+    done = penstock(
+        "doctor", "--processes", 2, "--checks", "kernel", "--exclude", hosts, "--metrics", metrics
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hosts.read_text() == ""
+    assert "# TYPE penstock_link_bits_per_second gauge" in metrics.read_text()
+    assert metrics.read_text().count("penstock_link_round_trip_seconds{") == 2
+
+
+def test_a_network_that_is_not_here_is_refused_with_those_that_are():
+    done = penstock("doctor", "--network", "net7", "--checks", "kernel")
+    assert done.returncode == 1
+    assert "lacks networks of the run: net7" in " ".join(done.stderr.split())

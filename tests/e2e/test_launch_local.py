@@ -47,6 +47,8 @@ def test_nodes_come_go_and_die_and_every_sample_is_trained_on_once(corpus, tmp_p
     assert (found["samples"], found["faults"]) == (found["steps"] * 12, []), "each once, in order"
     assert set(found["ranks"]) == {1, 2, 3}
     assert not ranks_of(run), "orphans"
+    said = penstock("launch", "resize", run, 7).stderr
+    assert "launched for 1:3 nodes (got '7'). Give a number in that range" in " ".join(said.split())
     said = penstock("launch", "status", run).stdout
     assert "ENDED" in said
     assert "asked to stop by SIGTERM" in said
@@ -89,6 +91,35 @@ def test_a_killed_rank_is_started_again_and_another_terminal_stops_the_run(made,
     alone = penstock(*words, "--set", f"run.dir={whole}")
     assert alone.returncode == 0, alone.stderr
     assert losses_of(run) == losses_of(whole), "every digit of every step"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("nodes", ["1:2", "2"])
+def test_a_stop_by_request_is_for_good_until_the_run_is_launched_again(corpus, tmp_path, nodes):
+    run = tmp_path / "run"
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=100_000, every=1000)
+    words = [sys.executable, "-m", "penstock", "launch", "local", str(recipe), "--nodes", nodes]
+    for least in (5, 10):
+        with (tmp_path / "out").open("wb") as out:
+            launcher = subprocess.Popen(words, stdout=out, stderr=out)
+        try:
+            begin = newest_step(run)
+            wait_until(
+                lambda begin=begin, least=least: newest_step(run) >= begin + least,
+                "a step",
+                alive=lambda launcher=launcher: launcher.poll() is None,
+            )
+            asked = penstock("control", run, "--stop")
+            assert asked.returncode == 0, asked.stderr
+            assert launcher.wait(120) == 75
+        finally:
+            if launcher.poll() is None:
+                launcher.kill()
+                launcher.wait()
+    causes = [event["cause"] for event in events_of(run) if event["event"] == "finish"]
+    assert any(f"stopped by request, checkpoint {newest_step(run)}" in cause for cause in causes), causes
+    assert "stopped by request" in penstock("launch", "status", run).stdout
+    assert not any("the nodes changed" in event.get("cause", "") for event in events_of(run))
 
 
 def test_starts_without_progress_are_given_up_with_a_code_of_their_own(made):
@@ -153,6 +184,22 @@ def test_more_nodes_than_the_cluster_has_are_refused(made):
     code, said = refused(made[0], "--nodes", "12", "--processes", "1", "--cluster", "h100-ethernet")
     assert code == 2
     assert "The cluster has 8 nodes, so the run could never start" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "words_said"),
+    [
+        (("--network", "nosuch0"), 1, "This node lacks networks of the run: nosuch0"),
+        (("--secret", "KEY=file:/nosuch"), 2, "The file /nosuch, which holds the secret KEY, is empty or"),
+    ],
+)
+def test_a_network_or_secret_that_does_not_exist_is_refused_and_nothing_is_left(
+    made, words, code, words_said
+):
+    recipe, run = made
+    found, said = refused(recipe, "--nodes", "2", *words)
+    assert (found, words_said in said) == (code, True), said
+    assert not run.exists()
 
 
 def test_a_run_that_was_not_launched_is_told_so(tmp_path):

@@ -14,6 +14,7 @@ from tests.launched import (
     losses_of,
     newest_step,
     ranks_of,
+    starts_of,
     wait_until,
     write_recipe,
 )
@@ -25,13 +26,25 @@ pytestmark = pytest.mark.skipif(bool(why_absent()), reason=why_absent() or "ther
 
 
 @pytest.fixture(scope="module")
-def slurm():
+def cluster():
     folder = Path(tempfile.mkdtemp(prefix="sl", dir="/tmp"))  # sockets need a short path
     try:
         with slurm_cluster(folder) as cluster:
             yield cluster
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture
+def slurm(cluster):
+    """The cluster, idle and whole, whatever the test before left of it."""
+    cluster.mend()
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def leaves_no_process(slurm, leaves_no_process):
+    """Look once the cluster is whole: a daemon for one that a test killed is not left by the next test."""
 
 
 @pytest.fixture
@@ -123,6 +136,48 @@ def test_a_run_survives_preemption_a_lost_node_and_its_time_limit(slurm, launch,
     assert losses_of(run) == losses_of(whole), "every digit of every step"
 
 
+@pytest.mark.timeout(900)
+def test_an_elastic_job_goes_on_without_a_lost_node_gets_another_and_is_resized(
+    slurm, launch, corpus, tmp_path
+):
+    run = tmp_path / "elastic"
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=100_000, every=5)
+    words = ("--nodes", "1:3", "--partition", "low", "--grace", 40, "--doctor", "skip")
+    done = launch("slurm", recipe, *words)
+    assert done.returncode == 0, done.stderr
+
+    def trains_on(nodes, *, since):
+        wait_until(lambda: starts_of(run)[since:] and starts_of(run)[-1][1] == nodes, f"{nodes} nodes")
+        origin = starts_of(run)[-1][0]
+        wait_until(lambda: newest_step(run) > origin + 2, f"steps on {nodes} nodes")
+
+    trains_on(3, since=0)
+    job = status(launch, run)["job"]
+    first, names = slurm.run("squeue", "-h", "-j", job, "-o", "%B %N").stdout.split()
+    seen = len(starts_of(run))
+    slurm.kill_node(
+        next(n for n in slurm.run("scontrol", "show", "hostnames", names).stdout.split() if n != first)
+    )
+    trains_on(2, since=seen)
+    # The fourth node is free: the job asks for it, and it joins.
+    trains_on(3, since=seen + 1)
+    assert len([event for event in events_of(run) if event["event"] == "asked"]) == 1
+    assert status(launch, run)["job"] == job, "the same job all the time"
+    reached, seen = newest_step(run), len(starts_of(run))
+    resized = launch("resize", run, "1:2")
+    assert resized.returncode == 0, resized.stderr
+    trains_on(2, since=seen)
+    assert starts_of(run)[-1][0] >= reached, "all had saved"
+    done = launch("cancel", run)
+    assert "stopped after saving" in done.stdout, done.stderr
+    wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of both jobs")
+    audit = json.loads(penstock("data", "audit", run, "--json").stdout)
+    assert (audit["samples"], audit["faults"]) == (audit["steps"] * 12, []), "each once, in order"
+    assert set(audit["ranks"]) == {2, 3}
+    ended = [(event["node"], event["code"]) for event in events_of(run) if event["event"] == "node_ended"]
+    assert (3, 75) in ended, "the node that joined left with the run"
+
+
 def _is_signalled(ranks):
     """Return whether a rank has a SIGTERM that it could not handle yet: it stands still."""
     for pid in ranks.values():
@@ -143,6 +198,21 @@ def test_a_job_that_waits_says_why_and_is_cancelled(launch, corpus, tmp_path):
     assert (done.returncode, "which was PENDING" in done.stdout) == (0, True), done.stderr
     assert not status(launch, run)["is_live"]
     assert launch("cancel", run).returncode == 1
+
+
+def test_a_request_to_stop_a_job_that_does_not_train_ends_it_before_it_does(slurm, launch, corpus, tmp_path):
+    run = tmp_path / "marked"
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=10)
+    held = launch("slurm", recipe, "--nodes", 2, "--sbatch=--hold", "--doctor", "skip")
+    assert held.returncode == 0, held.stderr
+    job = status(launch, run)["job"]
+    asked = penstock("control", run, "--stop", env=slurm.environment)
+    assert (asked.returncode, "it ends before its next start" in asked.stdout) == (0, True), asked.stderr
+    slurm.run("scontrol", "release", job)
+    wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of the job")
+    events = [event["event"] for event in events_of(run)]
+    assert events == ["submitted", "allocated", "finish"], events_of(run)
+    assert status(launch, run)["status"] == "COMPLETED", "it is not put back into the queue"
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,7 @@ def test_the_server_accepts_each_object_in_a_dry_run(kubernetes, one):
 def test_the_condition_of_the_node_follows_the_findings(kubernetes, pod):
     api, credentials = pod
     good, bad = green("gpus", "8 GPUs"), red("gpus", "The GPU at 3b has 3 errors", remedy="Reset it.")
+    set_condition(api, [bad], now="2026-11-23T09:00:00Z", credentials=credentials)  # whatever it was before
     set_condition(api, [good], now="2026-11-23T10:00:00Z", credentials=credentials)
     found = condition_at(kubernetes)
     assert (found["status"], found["reason"]) == ("False", "ChecksPassed")

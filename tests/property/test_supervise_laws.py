@@ -110,9 +110,31 @@ def test_whoever_is_told_to_stop_never_starts_again(happenings, policy, code):
 def test_nodes_that_come_and_go_cost_an_elastic_run_no_failure(policy):
     policy, state = replace(policy, is_elastic=True), SupervisorState()
     for turn in range(10):
-        state, _ = advance(state, Started(ranks=2, newest=-1), policy)
+        state, _ = advance(state, Started(ranks=2, newest=turn - 1), policy)
         event = NodesCame(num_nodes=1) if turn % 2 else NodesLost(num_nodes=1)
         state, decision = advance(state, event, policy)
         assert decision.act is Act.STOP
-        state, decision = advance(state, Ended(code=1 if turn % 3 == 0 else EXIT_STOPPED, newest=-1), policy)
+        ended = Ended(code=1 if turn % 3 == 0 else EXIT_STOPPED, newest=turn)
+        state, decision = advance(state, ended, policy)
         assert (decision.act, decision.pause_s) == (Act.START, 0.0)
+
+
+@given(policies, st.sampled_from([EXIT_STOPPED, 1]), st.booleans())
+def test_a_node_that_joins_and_fails_again_and_again_waits_for_a_checkpoint(policy, code, is_lost):
+    policy, state, stops = replace(policy, is_elastic=True), SupervisorState(), 0
+    for _ in range(policy.idle_starts):
+        state, _ = advance(state, Started(ranks=2, newest=7), policy)
+        state, decision = advance(state, NodesCame(num_nodes=1, newest=7), policy)
+        stops += decision.act is Act.STOP
+        state, decision = advance(state, Ended(code=code, newest=7), policy)
+        assert decision.act is Act.START
+        if is_lost:  # the node that joined is gone before the first step
+            state, _ = advance(state, Started(ranks=3, newest=7), policy)
+            state, _ = advance(state, NodesLost(num_nodes=1), policy)
+            state, _ = advance(state, Ended(code=1, newest=7), policy)
+    assert stops == policy.idle_starts
+    state, _ = advance(state, Started(ranks=2, newest=7), policy)
+    state, decision = advance(state, NodesCame(num_nodes=1, newest=7), policy)
+    assert decision.act is Act.NOTHING, "the others train on"
+    state, decision = advance(state, NodesCame(num_nodes=1, newest=8), policy)
+    assert decision.act is Act.STOP, "there is a new checkpoint"

@@ -11,7 +11,8 @@ Green is as it should be, yellow works but costs speed or safety, red fails, han
 slower. Each yellow and red line says what to do. Nothing is changed: files written for measuring, in
 --folder and --store, are deleted.
 
-exit codes: 0 no red line, 1 a red line or a rank that could not report, 2 wrong usage
+exit codes: 0 no red line, 1 a red line or a rank that could not report, 2 wrong usage, 3 red lines, of which
+none is left without the nodes that are listed to leave out
 """
 
 import argparse
@@ -58,6 +59,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out", type=Path, metavar="FILE", help="write the detected machines for penstock plan"
     )
     parser.add_argument(
+        "--network",
+        action="append",
+        default=[],
+        metavar="NIC",
+        help="measure links over this interface of every machine; may be repeated; default: all usable",
+    )
+    parser.add_argument(
+        "--exclude", type=Path, metavar="FILE", help="write the hosts to leave out, one a line; may be empty"
+    )
+    parser.add_argument(
+        "--metrics", type=Path, metavar="FILE", help="write the links and outliers as Prometheus text"
+    )
+    parser.add_argument(
         "--checks",
         default="",
         metavar="NAMES",
@@ -89,8 +103,9 @@ def run(arguments: argparse.Namespace) -> int:
     for name in ("seconds", "timeout"):
         if not 0 < getattr(arguments, name) < float("inf"):
             raise UsageError(f"--{name} must be above 0", got=getattr(arguments, name))
-    if arguments.out:
-        check_folder_of(arguments.out, option="--out")
+    for option in ("out", "exclude", "metrics"):
+        if path := getattr(arguments, option):
+            check_folder_of(path, option=f"--{option}")
     if arguments.store:
         from penstock.doctor.checks.object_store import place_of
 
@@ -137,8 +152,12 @@ def _watch(arguments: argparse.Namespace) -> int:
         )
     if port is not None and not 0 < port < 65536:
         raise UsageError("--metrics-port is no TCP port", got=port)
-    if arguments.processes != 1 or arguments.out or arguments.json:
-        raise UsageError("--every checks one machine", fix="Leave --processes, --out and --json out.")
+    of_many = (arguments.out, arguments.exclude, arguments.metrics, arguments.json, arguments.network)
+    if arguments.processes != 1 or any(of_many):
+        raise UsageError(
+            "--every checks one machine",
+            fix="Leave --processes, --out, --exclude, --metrics, --network and --json out.",
+        )
     every_s = parse_duration(arguments.every)
     set_up()
     flag = StopFlag().install()
@@ -161,8 +180,11 @@ def _watch(arguments: argparse.Namespace) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> int:
-    from penstock.doctor.checks.check import CheckOptions, Level, worst
+    from penstock.core.files import write_atomic
+    from penstock.doctor.checks.check import CheckOptions
     from penstock.doctor.cluster import cluster_of
+    from penstock.doctor.link_metrics import metrics_text
+    from penstock.doctor.outliers import hosts_to_leave_out
     from penstock.doctor.report import as_json, as_text
     from penstock.doctor.run_checks import CHECKS, examine
     from penstock.plan.hardware import write
@@ -171,6 +193,7 @@ def _examine(arguments: argparse.Namespace) -> int:
         folder=arguments.folder,
         corpus=arguments.corpus,
         store=arguments.store,
+        networks=tuple(arguments.network),
         seconds=arguments.seconds,
         only=_check_names(arguments.checks, CHECKS),
         expected_gpus=arguments.expect_gpus,
@@ -184,7 +207,13 @@ def _examine(arguments: argparse.Namespace) -> int:
         write(cluster, arguments.out)
         for line in assumed:
             print(f"{arguments.out}: assumed {line}", file=sys.stderr)
-    return 1 if worst(report.findings) is Level.RED else 0
+    if arguments.exclude:
+        hosts = hosts_to_leave_out(report.outliers)
+        write_atomic(arguments.exclude, "".join(f"{host}\n" for host in hosts))
+    if arguments.metrics:
+        text = metrics_text(report.links, report.outliers, report.hosts, seconds=report.seconds)
+        write_atomic(arguments.metrics, text)
+    return report.exit_code
 
 
 def _progress(check: str) -> None:

@@ -4,7 +4,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from penstock.core.errors import ConfigError, PenstockError, RunLocked, UsageErr
 from penstock.core.toml import toml_text
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import JobFolder
+from penstock.launch.pod_networks import declared
 from penstock.launch.render.rendered import Rendered, ceiling
 from penstock.launch.spec import (
     RunSpec,
@@ -47,6 +48,7 @@ class LaunchPlan:
     folder: JobFolder
     recipe: str
     """Text of the frozen recipe."""
+    config: TrainConfig
     cluster: Cluster | None
 
 
@@ -105,7 +107,8 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     """Return the launch of the options, checked; nothing is written.
 
     Args:
-        of_engine: fields of the specification that the engine's own options set.
+        of_engine: fields of the specification that the engine's own options set, and `build`, which makes
+            a recipe of its values.
 
     Raises:
         UsageError: the recipe or an option is wrong.
@@ -114,7 +117,8 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     check_no_secret(raw, where=f"The recipe {arguments.recipe}")
     tunes = "tune" in raw
     check_command(raw, tunes=tunes)
-    config = build_recipe(raw)
+    build: Callable[[Raw], TrainConfig] = of_engine.pop("build", build_recipe)
+    config = build(raw)
     cluster = cluster_of(arguments.cluster) if arguments.cluster else None
     run = Path(config.run.dir).absolute()
     folder = JobFolder(run)
@@ -123,11 +127,11 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
         command=("tune" if tunes else "train", str(folder.path / RECIPE_FILE)),
         run_dir=str(run),
         work_dir=str(Path.cwd()),
-        python=sys.executable,
+        python=of_engine.pop("python", sys.executable),
         environment=environment_of(arguments.env),
         secrets=secrets_of(arguments.secret),
         nodes=node_range(arguments.nodes),
-        processes=arguments.processes or (cluster.devices_per_node if cluster else 1),
+        processes=_processes(arguments.processes, cluster),
         networks=tuple(arguments.network),
         storage=_folders(config),
         grace_s=arguments.grace,
@@ -137,8 +141,16 @@ def planned(arguments: argparse.Namespace, **of_engine: Any) -> LaunchPlan:  # A
     _check_cluster(spec, cluster)
     check_sizes(spec, config)
     check_grace(arguments.grace, **measured(run))
-    frozen = _with_deadline(raw, config, spec)
-    return LaunchPlan(spec=spec, folder=folder, recipe=toml_text(frozen) + "\n", cluster=cluster)
+    frozen = _with_price(_with_deadline(raw, config, spec), config, cluster)
+    return LaunchPlan(
+        spec=spec, folder=folder, recipe=toml_text(frozen) + "\n", config=config, cluster=cluster
+    )
+
+
+def _processes(asked: int | None, cluster: Cluster | None) -> int:
+    if asked is not None:
+        return asked
+    return cluster.devices_per_node if cluster else 1
 
 
 def check_free(plan: LaunchPlan) -> None:
@@ -255,6 +267,14 @@ def _with_deadline(raw: Raw, config: TrainConfig, spec: RunSpec) -> Raw:
     return {**raw, "guard": {**raw.get("guard", {}), "stop_within_s": spec.save_within_s}}
 
 
+def _with_price(raw: Raw, config: TrainConfig, cluster: Cluster | None) -> Raw:
+    """Return the recipe with the cluster file's price, so that the run's record tells what it costs."""
+    if cluster is None or not cluster.price_per_node_hour or config.run.device_hour_price:
+        return raw
+    price = cluster.price_per_node_hour / cluster.devices_per_node
+    return {**raw, "run": {**raw.get("run", {}), "device_hour_price": price}}
+
+
 def _folders(config: TrainConfig) -> tuple[str, ...]:
     found = [str(Path(path).absolute()) for path in config.data.paths.values() if ":" not in str(path)]
     return tuple(dict.fromkeys(found))
@@ -280,21 +300,25 @@ def show(
     if arguments.json:
         values = {
             "spec": spec.as_json(),
-            "files": {**rendered.files, plan.spec.command[1]: plan.recipe},
+            "files": _files(plan, rendered),
             "commands": [list(command) for command in rendered.commands],
+            "objects": list(rendered.objects),
             "settings": [asdict(setting) for setting in rendered.settings],
             "devices": devices,
             "ceiling": list(costs),
+            "networks": _networks(spec),
+            "grace": _grace(spec),
             "notes": list(notes),
         }
         print(json.dumps(values, indent=1))
         return
     if arguments.dry_run:
-        whole = replace(rendered, files={plan.spec.command[1]: plan.recipe, **rendered.files})
-        print(whole.as_text())
+        print(replace(rendered, files=_files(plan, rendered)).as_text())
         print(f"\ndevices: {devices}")
         for line in costs:
             print(f"ceiling: {line}")
+        print(f"networks: {_networks(spec)}")
+        print(f"grace: {_grace(spec)}")
         for line in notes:
             print(f"note: {line}")
     if arguments.explain:
@@ -302,3 +326,26 @@ def show(
             print()
         for setting in rendered.settings:
             print(str(setting) if setting.value else f"{setting.name}  # {setting.reason}")
+
+
+def _files(plan: LaunchPlan, rendered: Rendered) -> dict[str, str]:
+    """Return the files of a launch; those of pods are in its objects."""
+    if rendered.objects:
+        return dict(rendered.files)
+    return {plan.spec.command[1]: plan.recipe, **rendered.files}
+
+
+def _networks(spec: RunSpec) -> str:
+    """Return the networks of a run as text."""
+    if spec.pod is not None and spec.pod.networks:
+        pod = spec.pod
+        cards = declared(pod.network_provider, pod.networks)
+        return f"{', '.join(map(str, cards))} by {pod.network_provider}, besides the cluster's own"
+    if spec.pod is not None:
+        return "the cluster's own"
+    return ", ".join(spec.networks) or "those that each node finds"
+
+
+def _grace(spec: RunSpec) -> str:
+    """Return what has to fit into the grace, as text."""
+    return f"{spec.grace_s:g} s: a step and a save within {spec.save_within_s:g} s, then exits"

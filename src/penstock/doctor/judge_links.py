@@ -16,6 +16,8 @@ CHECK = "links"
 
 _SLOW, _SLOWISH = 0.5, 0.75
 """Ratio to the fastest link's speed below which a link is slow. Collectives run at the slowest one's."""
+_FAR, _FAR_S = 10.0, 0.002
+"""A round trip this many times the usual one, and at least so many seconds longer, is worth a line."""
 _CLOCKS_APART_S, _CLOCKS_FAR_APART_S = 0.1, 60.0
 """Tolerated clock difference: 0.1 s confuses the order of log events; a minute breaks object stores and
 TLS."""
@@ -37,16 +39,40 @@ def judge_links(members: Sequence[Member], links: Sequence[LinkMeasurement]) -> 
     Args:
         links: every direction that was measured.
     """
-    dead = {link for link in links if link.fault is LinkFault.DEAD}
-    stalled = {link for link in links if link.fault is LinkFault.STALLS}
-    losing = {link for link in links if link.loses_packets}
-    yield from _dead(links, dead)
-    yield from _losing(links, losing, stalled)
+    bad = bad_links(links)
+    yield from _dead(links, bad[_DEAD])
+    yield from _losing(links, bad[_LOSING], bad[_STALLS])
     alive = [link for link in links if link.gbit_s]
     yield from _slow(alive)
+    yield from _far(alive)
     yield from _summary(alive)
     yield from _clocks(alive)
     yield from _mtus(members)
+
+
+_DEAD, _LOSING, _STALLS, _IS_SLOW = "passes nothing", "loses large packets", "transfers hang", "is slow"
+
+
+def bad_links(links: Sequence[LinkMeasurement]) -> dict[str, set[LinkMeasurement]]:
+    """Return the links of each kind of fault that makes a run fail, hang or crawl."""
+    alive = [] if _is_one_machine(links) else [link for link in links if link.gbit_s]
+    best = max((link.gbit_s for link in alive), default=0.0)
+    return {
+        _DEAD: {link for link in links if link.fault is LinkFault.DEAD},
+        _LOSING: {link for link in links if link.loses_packets},
+        _STALLS: {link for link in links if link.fault is LinkFault.STALLS},
+        _IS_SLOW: {link for link in alive if link.gbit_s < _SLOW * best},
+    }
+
+
+def ends_of_links(links: Sequence[LinkMeasurement]) -> set[Endpoint]:
+    """Return every interface that was measured."""
+    return {end for link in links for end in _ends(link)}
+
+
+def _is_one_machine(links: Sequence[LinkMeasurement]) -> bool:
+    """Return True if the links are those of processes of one machine, which share memory and cores."""
+    return any(link.source_nic == LOOPBACK.name for link in links)
 
 
 def slow_crossings(links: Sequence[LinkMeasurement]) -> list[tuple[Endpoint, Endpoint]]:
@@ -154,10 +180,10 @@ def _losing(
 
 
 def _slow(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
-    if any(link.source_nic == LOOPBACK.name for link in alive):
-        return  # one machine: its processes share memory and cores
+    if _is_one_machine(alive):
+        return
     best = max((link.gbit_s for link in alive), default=0.0)
-    slow = {link for link in alive if link.gbit_s < _SLOW * best}
+    slow = bad_links(alive)[_IS_SLOW]
     slowish = {link for link in alive if link.gbit_s < _SLOWISH * best} - slow
     for level, bad in ((red, slow), (yellow, slowish)):
         for who, theirs, _ in _blamed(alive, bad):
@@ -169,6 +195,22 @@ def _slow(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
                 remedy="All wait for the slowest. Check the cable, the speed and errors of its port "
                 "(ethtool, ethtool -S), and whether others use the network.",
             )
+
+
+def _far(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:
+    """Yield links whose messages take many times as long as most."""
+    trips = sorted(link.round_trip_s for link in alive)
+    if _is_one_machine(alive) or not trips:
+        return
+    usual = trips[len(trips) // 4]  # of three nodes, one that is far has two thirds of the links
+    far = {link for link in alive if link.round_trip_s > max(_FAR * usual, usual + _FAR_S)}
+    for who, theirs, _ in _blamed(alive, far):
+        worst = max(link.round_trip_s for link in theirs)
+        yield yellow(
+            CHECK,
+            f"{who}: round trip {1e3 * worst:.2f} ms, where others have {1e3 * usual:.2f} ms",
+            remedy="Check for a detour (traceroute), a full queue, or another site behind this address.",
+        )
 
 
 def _summary(alive: Sequence[LinkMeasurement]) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch._C._distributed_c10d import PrefixStore, Store  # typed there only
 
-from penstock.core import clock
+from penstock.core import clock, env
 from penstock.core.errors import PenstockError
 from penstock.launch.nics import Nic, usable
 
@@ -161,8 +161,8 @@ class NodeGroup:
 
 
 def host_name() -> str:
-    """Return this machine's name."""
-    return socket.gethostname()
+    """Return this machine's name; in a pod, that of its node where the manifest tells it."""
+    return env.variable("PENSTOCK_NODE") or socket.gethostname()
 
 
 def _member(raw: dict[str, Any]) -> Member:

@@ -13,6 +13,9 @@ from penstock.doctor.consistency import judge_sameness
 from penstock.doctor.judge_links import judge_links
 from penstock.doctor.link import LinkMeasurement, link_of
 from penstock.doctor.node_group import NodeGroup
+from penstock.doctor.outliers import Outlier, mended_without, outliers_of
+
+EXIT_OUTLIERS = 3
 
 Facts = Mapping[str, Any]  # Any: each check has its own
 """Check -> its facts."""
@@ -33,6 +36,20 @@ class DoctorReport:
     num_local: int
     """Processes of the run on each machine."""
     seconds: float
+
+    @property
+    def outliers(self) -> list[Outlier]:
+        """Nodes and cards that a run should leave out."""
+        return outliers_of(self.findings, self.links, self.hosts, num_nodes=self.num_nodes)
+
+    @property
+    def exit_code(self) -> int:
+        """0: nothing red. 1: something is. 3: all of it is mended by leaving the outliers out."""
+        if worst(self.findings) is not Level.RED:
+            return 0
+        outliers = self.outliers
+        is_mended = outliers and mended_without(outliers, self.findings, self.links)
+        return EXIT_OUTLIERS if is_mended else 1
 
 
 def traits_of(facts: Facts) -> dict[str, str]:
@@ -115,6 +132,10 @@ def as_text(report: DoctorReport) -> Iterator[str]:
         for finding in groups[nodes]:
             yield from _lines(finding)
         yield ""
+    if outliers := report.outliers:
+        yield "to leave out"
+        yield from (f"  {outlier}" for outlier in outliers)
+        yield ""
     yield summary(report)
 
 
@@ -136,6 +157,7 @@ def as_json(report: DoctorReport) -> dict[str, Any]:  # Any: what JSON can write
         "nodes": [{"node": node, "host": host} for node, host in sorted(report.hosts.items())],
         "findings": [_finding(finding) for finding in report.findings],
         "links": [asdict(link) for link in report.links],
+        "outliers": [asdict(outlier) for outlier in report.outliers],
         "gpus": [asdict(gpu) for gpu in seen.gpus] if (seen := report.facts.get(gpus.CHECK)) else [],
     }
 

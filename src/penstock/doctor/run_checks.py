@@ -29,6 +29,7 @@ from penstock.doctor.link import LinkMeasurement, better, link_of
 from penstock.doctor.node_group import Member, NodeGroup, ends_of, host_name, rounds
 from penstock.doctor.pair import measure_pair
 from penstock.doctor.report import DoctorReport, put_together, traits_of
+from penstock.launch.node import named
 from penstock.launch.probe import probe_nics
 from penstock.parallel.rendezvous import open_store
 
@@ -58,7 +59,8 @@ def examine(
         return None  # one rank examines a machine
     options = replace(options, num_nodes=num_nodes)
     node, num_parties = (who.rank, who.world_size) if num_nodes == 1 else (who.rank // num_local, num_nodes)
-    me = Member(node=node, host=host_name(), ends=ends_of(probe_nics(), num_nodes=num_nodes))
+    nics = named(options.networks, probe_nics()) if options.networks else probe_nics()
+    me = Member(node=node, host=host_name(), ends=ends_of(nics, num_nodes=num_nodes))
     try:
         store = open_store(who, timeout_s=timeout_s)
     except PenstockError as error:
@@ -157,6 +159,8 @@ def _links(party: NodeGroup, options: CheckOptions, *, timeout_s: float) -> tupl
     every = [[(nodes[a], nodes[b]) for a, b in pairs] for pairs in rounds(len(nodes))]
     found: dict[tuple[int, str, str], LinkMeasurement] = {}
 
+    start = clock.monotonic()
+
     def take(turns: list[list[tuple[int, int]]], only: list[dict[int, str]], *, attempt: int) -> int:
         def turn(number: int) -> None:
             for other in _partners(party, turns[number]):
@@ -167,7 +171,8 @@ def _links(party: NodeGroup, options: CheckOptions, *, timeout_s: float) -> tupl
                     found[key] = better(found[key], link) if key in found else link
 
         slow_s = _TURN_WAITS * timeout_s * max(len(member.ends) + 1 for member in party.members)
-        return party.take_turns(len(turns), turn, attempt=attempt, bound_s=options.seconds, slow_s=slow_s)
+        left_s = options.seconds - (clock.monotonic() - start)
+        return party.take_turns(len(turns), turn, attempt=attempt, bound_s=left_s, slow_s=slow_s)
 
     taken = take(every, [{}] * len(every), attempt=0)
     slow = slow_crossings(_of_all(party, "first", list(found.values()), timeout_s=timeout_s))

@@ -20,9 +20,11 @@ from types import FrameType
 from typing import Any
 
 from torch._C._distributed_c10d import TCPStore  # typed there only
+from torch.distributed import DistError
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters
 from torch.distributed.elastic.rendezvous.api import (
     RendezvousConnectionError,
+    RendezvousError,
     RendezvousGracefulExitError,
     RendezvousInfo,
     RendezvousStateError,
@@ -36,11 +38,13 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 )
 
 from penstock.core import clock, env
+from penstock.core.errors import PenstockError
 from penstock.launch.attempt import WarmProcess, rank_environments
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, JobOutcome, die_with
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import (
+    BY_REQUEST,
     Act,
     Decision,
     Ended,
@@ -53,6 +57,7 @@ from penstock.launch.supervise import (
     SupervisorState,
     advance,
 )
+from penstock.parallel.hosted_store import hosted_store
 
 _KEEP_ALIVE_S, _MISSED = 2, 6
 """Seconds between heartbeats, and how many a lost node misses before the others go on without it."""
@@ -61,14 +66,21 @@ _LAST_CALL_S = 3
 _STORE_TIMEOUT_S = 30.0
 _LOOK_S = 0.1
 _LOOK_AT_NODES_S = 0.5
+_LIST_S = 5.0
+"""Seconds for which a list of checkpoints is good enough while nodes wait."""
 _AFTER_LOSS_S = (
     15.0  # of ranks whose peers are gone: they end by themselves, unless they wait for one of those
 )
 _CODE = "penstock/code"
+_NUM_PORTS = 500
+
+
+class RendezvousGone(PenstockError):
+    """The store of the rendezvous does not answer a node that comes."""
 
 
 class _Told(Exception):
-    """A signal arrived while the node waited for others."""
+    """A signal or a request arrived while the node waited for others; its text is the sender."""
 
 
 class _Signals:
@@ -84,26 +96,38 @@ class _Signals:
         self.name = self.name or signal.Signals(number).name
         if self.is_waiting:
             self.is_waiting = False
-            raise _Told
+            raise _Told(self.name)
 
 
-def start_store(host: str) -> tuple[BaseProcess, int]:
-    """Start the process that holds the rendezvous' store; return it and its port. It ends with this one."""
+def start_store(address: str, port: int = 0) -> tuple[BaseProcess, int]:
+    """Start the process that holds the rendezvous' store; return it and its port. It ends with this one.
+
+    Args:
+        address: of this machine, on which it listens; empty: on all.
+        port: 0: any free one.
+    """
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_hold_store, args=(host, sender, os.getpid()))
+    process = context.Process(target=_hold_store, args=(address, port, sender, os.getpid()))
     process.start()
     sender.close()
-    port: int = receiver.recv()
+    try:
+        bound: int = receiver.recv()
+    except EOFError:
+        raise PenstockError(
+            "The store of the rendezvous cannot listen",
+            got=f"port {port}",
+            fix="Another run may use that port.",
+        ) from None
     receiver.close()
-    return process, port
+    return process, bound
 
 
-def _hold_store(host: str, sender: Any, parent: int) -> None:  # Any: a Connection
+def _hold_store(address: str, port: int, sender: Any, parent: int) -> None:  # Any: a Connection
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    store = hosted_store(address, port, timeout=timedelta(seconds=_STORE_TIMEOUT_S))
     sender.send(store.port)
     while True:
         signal.pause()
@@ -117,6 +141,12 @@ class ElasticNode:
         host: address of the rendezvous' store.
         warm: forks this node's ranks; made before the rendezvous starts its threads.
         join_s: seconds to wait for enough nodes.
+        gone_code: exit code of this node once the store is gone.
+        address: of this node, by which with its process id the rendezvous tells nodes apart; pods all have
+            process id 1. Empty: the address towards the store.
+
+    Raises:
+        RendezvousGone: there is no store.
     """
 
     def __init__(
@@ -129,31 +159,39 @@ class ElasticNode:
         port: int,
         warm: WarmProcess,
         join_s: int,
+        gone_code: int = 1,
+        address: str = "",
     ) -> None:
         env.set_variables({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
         self._spec, self._folder, self._node, self._warm = spec, folder, node, warm
         self._signals = _Signals()
-        self._store = TCPStore(
-            host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=_STORE_TIMEOUT_S)
-        )
-        self._handler = _handler(spec, self._store, address=_address_towards(host, port), join_s=join_s)
+        self._store = _store_at(host, port)
+        address = address or _address_towards(host, port)
+        self._handler = _handler(spec, self._store, address=address, join_s=join_s)
         self._policy = RestartPolicy(idle_starts=spec.idle_starts, is_elastic=True)
         self._state = SupervisorState(newest=folder.newest_step())
         self._num_nodes, self._join_s = 0, join_s
+        self._newest, self._listed_at = -1, -_LIST_S
+        self._host, self._port, self._gone_code = host, port, gone_code
 
     def run(self) -> int:
         """Return the exit code of this node: 0 finished, 75 left after saving, 76 no progress, others."""
         while True:
             try:
                 info = self._join()
-            except _Told:
-                decision = self._feed(StopAsked(cause=self._signals.name))
+            except _Told as told:
+                decision = self._feed(StopAsked(cause=str(told)))
             except (RendezvousClosedError, RendezvousGracefulExitError):
                 return self._code_of_others()
-            except RendezvousTimeoutError:
-                return self._end(1, f"fewer than {self._spec.nodes.least} nodes came within {self._join_s} s")
+            except RendezvousTimeoutError:  # of this node only: others may train, or wait longer
+                self._log("finish", self._no_others(), code=1)
+                self._handler._stop_heartbeats()
+                return 1
+            except DistError as error:  # one was lost while the round began; without a store, the next ends
+                self._log("lost", f"no start with those that met: {str(error).splitlines()[0]}")
+                continue
             except (RendezvousConnectionError, RendezvousStateError) as error:
-                return self._end(1, f"the rendezvous is gone: {str(error).splitlines()[0]}")
+                return self._end(self._gone_code, f"the rendezvous is gone: {str(error).splitlines()[0]}")
             else:
                 decision = self._attempt(info)
             if decision.act is Act.FINISH:
@@ -164,11 +202,29 @@ class ElasticNode:
     def _join(self) -> RendezvousInfo:
         self._signals.is_waiting = True
         try:
-            if self._signals.name:
-                raise _Told
-            return self._handler.next_rendezvous()
+            self._check_told()
+            info = self._handler.next_rendezvous()
+            self._check_told()  # while it waited for others
+            return info
         finally:
             self._signals.is_waiting = False
+
+    def _check_told(self) -> None:
+        if sender := self._asked_to_stop():
+            raise _Told(sender)
+
+    def _no_others(self) -> str:
+        return (
+            f"fewer than {self._spec.nodes.least} nodes came within {self._join_s} s, or those that train "
+            "did not let this one in"
+        )
+
+    def _asked_to_stop(self) -> str:
+        """Return who asked to stop; empty: nobody. Ranks that train see a request by themselves."""
+        if self._signals.name:
+            return self._signals.name
+        is_marked = self._folder.is_to_stop(env.variable(env.JOB))
+        return BY_REQUEST if is_marked and not self._folder.is_trained() else ""
 
     def _attempt(self, info: RendezvousInfo) -> Decision:
         spec, newest = self._spec, self._folder.newest_step()
@@ -179,22 +235,31 @@ class ElasticNode:
             "start",
             f"start {self._state.starts} of this node, {origin}",
             nodes=info.world_size,
-            first_rank=info.rank * spec.processes,
+            first_rank=self._place_of(info)[0] * spec.processes,
         )
-        where = info.bootstrap_store_info
-        assert where is not None  # the c10d rendezvous always has it
+        place, address, port = self._place_of(info)
         environments = rank_environments(
-            node=info.rank,
-            num_nodes=info.world_size,
-            processes=spec.processes,
-            address=where.master_addr,
-            port=where.master_port,
+            node=place, num_nodes=info.world_size, processes=spec.processes, address=address, port=port
         )
         self._warm.start(environments, title=f"{clock.utc_now()} node {self._node}")
         outcome = self._watch()
         newest = self._folder.newest_step()
         cause = outcome.messages[0] if outcome.messages else ""
+        if not self._state.told and self._folder.is_to_stop(env.variable(env.JOB)):
+            self._feed(StopAsked(cause=BY_REQUEST))
         return self._feed(Ended(code=outcome.code, newest=newest, cause=cause))
+
+    def _place_of(self, info: RendezvousInfo) -> tuple[int, str, int]:
+        """Return this node's place among the nodes, and where the first rank listens.
+
+        All nodes of a fixed number are there, so a node's place is its number: the engine's order of nodes.
+        """
+        if self._spec.nodes.is_elastic:
+            where = info.bootstrap_store_info
+            assert where is not None  # the c10d rendezvous always has it
+            return info.rank, where.master_addr, where.master_port
+        attempt = self._handler._state_holder.state.round
+        return self._node, self._host, self._port + 1 + attempt % _NUM_PORTS
 
     def _watch(self) -> JobOutcome:
         """Wait for the ranks of an attempt; ask them to stop when this node or the others need it."""
@@ -206,6 +271,8 @@ class ElasticNode:
                 events.append(StopAsked(cause=self._signals.name))
             if now - looked_at >= _LOOK_AT_NODES_S:
                 looked_at = now
+                if not self._state.told and (sender := self._asked_to_stop()):
+                    events.append(StopAsked(cause=sender))
                 events += self._news_of_nodes()
             for event in events:
                 is_lost = is_lost or isinstance(event, NodesLost)
@@ -226,8 +293,15 @@ class ElasticNode:
         except (RendezvousConnectionError, RendezvousStateError):
             return []  # the ranks may finish without it
         if waiting:
-            return [NodesCame(num_nodes=waiting)]
+            return [NodesCame(num_nodes=waiting, newest=self._newest_step())]
         return [NodesLost(num_nodes=self._num_nodes - present)] if present < self._num_nodes else []
+
+    def _newest_step(self) -> int:
+        """Return the newest checkpoint of some seconds ago: nodes may wait long, and buckets are slow."""
+        now = clock.monotonic()
+        if now - self._listed_at >= _LIST_S:
+            self._newest, self._listed_at = self._folder.newest_step(), now
+        return self._newest
 
     def _feed(self, event: Event) -> Decision:
         self._state, decision = advance(self._state, event, self._policy)
@@ -240,7 +314,7 @@ class ElasticNode:
 
     def _pause(self, seconds: float) -> None:
         end = clock.monotonic() + seconds
-        while clock.monotonic() < end and not self._signals.name:
+        while clock.monotonic() < end and not self._asked_to_stop():
             clock.sleep(_LOOK_S)
 
     def _code_of_others(self) -> int:
@@ -252,12 +326,13 @@ class ElasticNode:
         if cause:
             self._log("finish", cause, code=code)
         try:
-            if code == EXIT_STOPPED or self._state.told:
+            is_for_good = self._state.told == BY_REQUEST
+            if not is_for_good and (code == EXIT_STOPPED or self._state.told):
                 self._leave()
             else:
                 self._store.set(_CODE, str(code))
                 self._handler.shutdown()
-        except (RuntimeError, ValueError):  # the store is gone: the others see that too
+        except (RuntimeError, ValueError, RendezvousError):  # the store is gone: the others see that too
             pass
         self._handler._stop_heartbeats()
         return code
@@ -267,6 +342,23 @@ class ElasticNode:
         self._handler._stop_heartbeats()
         executor = self._handler._op_executor
         executor.run(_RendezvousExitOp(), self._handler._get_deadline(timedelta(seconds=5)))
+
+
+def _store_at(host: str, port: int) -> TCPStore:
+    """Return a client of the store.
+
+    Raises:
+        RendezvousGone: nothing answers there.
+    """
+    patience = timedelta(seconds=_STORE_TIMEOUT_S)
+    try:
+        return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=patience)
+    except DistError as error:
+        raise RendezvousGone(
+            f"The rendezvous at {host}:{port} did not answer within {_STORE_TIMEOUT_S:g} s: "
+            + str(error).splitlines()[0],
+            fix="The run has ended, or its job waits in the queue again; if it runs, look at the network.",
+        ) from None
 
 
 def _handler(spec: RunSpec, store: TCPStore, *, address: str, join_s: int) -> DynamicRendezvousHandler:

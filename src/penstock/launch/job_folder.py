@@ -5,12 +5,13 @@ job.json            engine, its name for the job, where and when it was submitte
 supervisor.json     state of the supervisor, kept across requeues
 events.jsonl        transitions, each with its cause: one line, appended by any node
 request.json        number of nodes that was asked for while the run goes on
-stop                exists once the run was asked to stop for good: it does not requeue itself
+stop                the job that was asked to stop for good, with an id on Kubernetes: it is not started again
+finished.json       the pod's job that ran the last step, on Kubernetes
 logs/rank-00000.log what the process of a rank printed, all its starts one below the other
 """
 
-import fcntl
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -23,9 +24,11 @@ from penstock.checkpoint.layout import step_of
 from penstock.core import clock
 from penstock.core import config as configs
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.files import exclusive, write_atomic, write_json
+from penstock.core.files import exclusive, is_locked, write_json
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import SupervisorState
+
+log = logging.getLogger(__name__)
 
 LAUNCH_FOLDER = "launch"
 _RECIPE = "config.json"
@@ -116,9 +119,31 @@ class JobFolder:
         """Keep the counts of a supervisor for its next start."""
         write_json(self.path / "supervisor.json", {"idle": state.idle, "newest": state.newest})
 
+    def mark_finished(self, job: str) -> None:
+        """Note that a job has run the last step."""
+        write_json(self.path / "finished.json", {"job": job})
+
+    def finished_job(self) -> str:
+        """Return the job that has run the last step; empty: none."""
+        return self._job_in("finished.json")
+
+    def _job_in(self, name: str) -> str:
+        try:
+            return str(json.loads((self.path / name).read_text())["job"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return ""
+
+    def mark_examined(self, job: str) -> None:
+        """Note that the nodes of a job were examined."""
+        write_json(self.path / "examined.json", {"job": job})
+
+    def examined_job(self) -> str:
+        """Return the job whose nodes were examined; empty: none."""
+        return self._job_in("examined.json")
+
     def forget(self) -> None:
         """Remove what an earlier job of this run left: its counts and requests; its events and logs stay."""
-        for name in ("supervisor.json", "request.json", "stop"):
+        for name in ("supervisor.json", "request.json", "stop", "finished.json", "examined.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def ask_for_nodes(self, num_nodes: int) -> None:
@@ -135,23 +160,34 @@ class JobFolder:
         path.unlink(missing_ok=True)
         return asked
 
-    def ask_to_stop(self) -> None:
-        """Mark the run as one that is to stop for good."""
-        write_atomic(self.path / "stop", f"{clock.utc_now()}\n")
+    def ask_to_stop(self, job: str = "") -> None:
+        """Mark a job of the run as one that is to stop for good.
 
-    @property
-    def is_to_stop(self) -> bool:
-        """True if the run was asked to stop for good."""
-        return (self.path / "stop").exists()
+        Args:
+            job: its id on Kubernetes, where the next job of the run is submitted elsewhere; empty: any.
+        """
+        write_json(self.path / "stop", {"job": job})
+
+    def is_to_stop(self, job: str = "") -> bool:
+        """True if a job of the run was asked to stop for good."""
+        return (self.path / "stop").exists() and self._job_in("stop") == job
 
     def log_event(self, event: str, **values: Any) -> None:  # Any: JSON values
-        """Append one transition; nodes that share the folder append whole lines."""
+        """Append one transition; nodes that share the folder append whole lines.
+
+        A full disk stops no supervisor: what cannot be written is a warning; a cut line is ended first.
+        """
         line = json.dumps({"time": clock.utc_now(), "event": event, **values}, ensure_ascii=False) + "\n"
-        descriptor = os.open(self.path / "events.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+            descriptor = os.open(self.path / "events.jsonl", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+            try:
+                size = os.fstat(descriptor).st_size
+                is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+                os.write(descriptor, b"\n" * is_cut + line.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            log.warning("a transition was not written: %s; it is %s", error.strerror, line.rstrip())
 
     def events(self) -> list[dict[str, Any]]:  # Any: JSON values
         """Return the transitions, oldest first."""
@@ -183,15 +219,11 @@ class JobFolder:
 
     def is_held(self) -> bool:
         """True if a launcher holds the lock."""
-        path = self.path / ".lock"
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-        return False
+        return is_locked(self.path)
+
+    def is_trained(self) -> bool:
+        """True if processes train the run: they see requests by themselves."""
+        return is_locked(self.run)
 
 
 def _object(line: str) -> dict[str, Any] | None:

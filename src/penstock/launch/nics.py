@@ -39,6 +39,9 @@ class Nic:
     """True if it is an SR-IOV virtual function."""
     num_virtual_functions: int = 0
     """Number of SR-IOV virtual functions that this card supports; 0: none."""
+    carries_own_network: bool = True
+    """True if connections to the network of its first address leave by it. gloo and NCCL choose an interface
+    to listen on, and connect from wherever the routes lead."""
 
     @property
     def has_true_speed(self) -> bool:

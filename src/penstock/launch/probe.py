@@ -78,12 +78,13 @@ def _probe(asking: socket.socket, name: str, ipv6: Sequence[str], has_default: b
     driver, bus = _driver(asking, name)
     device = next(_SYS.glob(f"*/devices/{bus}"), None) if bus else None
     numa_node = _number(device, "numa_node")
+    addresses = (*_ipv4(asking, name), *ipv6)
     return Nic(
         name=name,
         is_up=bool(flags & _UP and flags & _RUNNING),
         mtu=mtu,
         speed_mbit_s=_speed(asking, name),
-        addresses=(*_ipv4(asking, name), *ipv6),
+        addresses=addresses,
         carries_default_route=has_default,
         driver=driver,
         bus=bus,
@@ -91,6 +92,7 @@ def _probe(asking: socket.socket, name: str, ipv6: Sequence[str], has_default: b
         rdma_devices=tuple(sorted(path.name for path in device.glob("infiniband/*"))) if device else (),
         is_virtual_function=device is not None and (device / "physfn").exists(),
         num_virtual_functions=_number(device, "sriov_totalvfs") or 0,
+        carries_own_network=not addresses or _carries(addresses[0]),
     )
 
 
@@ -132,6 +134,22 @@ def _ipv4(asking: socket.socket, name: str) -> Iterator[str]:
     except OSError:
         return
     yield str(ip_interface(f"{socket.inet_ntoa(address)}/{socket.inet_ntoa(mask)}"))
+
+
+def _carries(address: str) -> bool:
+    """Return True if a connection to a neighbour of an address begins at it. Nothing is sent."""
+    own = ip_interface(address)
+    others = [own.network[index] for index in range(1, min(3, own.network.num_addresses))]
+    neighbour = next((other for other in others if other != own.ip), None)
+    if neighbour is None or own.ip.is_link_local:
+        return True
+    family = socket.AF_INET if own.version == 4 else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_DGRAM) as asked:
+        try:
+            asked.connect((str(neighbour), 9))
+            return str(asked.getsockname()[0]) == str(own.ip)
+        except OSError:  # no route leads there
+            return False
 
 
 def _text(field: bytes) -> str:

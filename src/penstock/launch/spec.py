@@ -2,8 +2,8 @@
 
     RunSpec -> render/<engine>.py (pure: files, commands, settings, reasons) -> engines/<engine>.py (apply)
 
-An engine is what starts processes on machines: this machine's kernel, or Slurm. Nothing in a specification is
-particular to one, except the extras that are handed through.
+An engine is what starts processes on machines: this machine's kernel, Slurm, or Kubernetes. Nothing in a
+specification is particular to one, except the extras that are handed through, and the pods.
 """
 
 import re
@@ -15,6 +15,7 @@ from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import UsageError
 from penstock.core.toml import flat
+from penstock.launch.pod import PodSpec
 
 MARGIN_S = 5.0
 """Seconds of a grace period that are kept free: signals and exits take their time."""
@@ -31,7 +32,7 @@ class NodeRange:
         if not 1 <= self.least <= self.most:
             raise UsageError(
                 "--nodes takes a number of at least 1, or MIN:MAX with MIN at most MAX",
-                got=str(self),
+                got=f"{self.least}:{self.most}" if self.least != self.most else str(self.least),
                 fix="Example: --nodes 4, or --nodes 2:4.",
             )
 
@@ -68,7 +69,7 @@ class Secret:
     name: str
     source: str
     """`env:NAME`: a variable of the submitting shell, handed on by the engine. `file:PATH`: a file, read on
-    each node at each start."""
+    each node at each start. `key:NAME/KEY`: a key of a Secret of Kubernetes, which sets the variable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +109,9 @@ class RunSpec:
     """Starts in a row without a new checkpoint after which the run ends with exit code 76."""
     max_requeues: int = 100
     """Times that a job puts itself back into the queue."""
-    doctor: str = "report"
+    pod: PodSpec | None = None
+    """Pods of its nodes, on Kubernetes."""
+    doctor: str = "skip"
     """`report`: examine the nodes before the first start. `require`: end at a red line. `skip`: do not."""
 
     def __post_init__(self) -> None:
@@ -218,7 +221,7 @@ def environment_of(settings: Sequence[str]) -> tuple[tuple[str, str], ...]:
 
 
 def secrets_of(settings: Sequence[str]) -> tuple[Secret, ...]:
-    """Read `NAME=file:PATH` and `NAME=env:NAME` settings.
+    """Read `NAME=file:PATH`, `NAME=env:NAME` and `NAME=key:SECRET/KEY` settings.
 
     Raises:
         UsageError: one is none; its value is not shown, as it may be the secret.
@@ -227,18 +230,25 @@ def secrets_of(settings: Sequence[str]) -> tuple[Secret, ...]:
     for setting in settings:
         name, _, source = setting.partition("=")
         kind, _, where = source.partition(":")
-        if not _NAME.fullmatch(name) or kind not in ("env", "file") or not where:
+        if not _NAME.fullmatch(name) or kind not in ("env", "file", "key") or not where:
             raise UsageError(
                 "--secret takes a reference, not a value",
                 got=f"{name[:40]}=...",
-                fix="Write NAME=file:PATH, or NAME=env:NAME for a variable of this shell.",
+                fix="Write NAME=file:PATH, NAME=env:NAME for a variable of this shell, or "
+                "NAME=key:SECRET/KEY for a Secret of Kubernetes.",
             )
-        if (kind == "env" and not _NAME.fullmatch(where)) or (kind == "file" and not where.startswith("/")):
+        if not _WHERE[kind].fullmatch(where):
             raise UsageError(
-                "--secret names a variable, or a file by its absolute path", got=f"{name}={kind}:..."
+                "--secret names a variable, a file by its absolute path, or a Secret and its key",
+                got=f"{name}={kind}:...",
             )
         found.append(Secret(name=name, source=source))
     return tuple(found)
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WHERE = {
+    "env": _NAME,
+    "file": re.compile(r"/.*"),
+    "key": re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?/[-._a-zA-Z0-9]+"),
+}

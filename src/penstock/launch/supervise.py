@@ -8,8 +8,10 @@ one for a run of a fixed number of nodes, and one on each node of an elastic run
 
 Restarts are bounded by progress, not by their number: a run that writes a new checkpoint between failures may
 fail for ever, and one that fails N times in a row without one ends with EXIT_NO_PROGRESS. The pause before
-a restart doubles with each failure in a row. No clock, files or processes here: times are durations that the
-caller waits, and checkpoints are step numbers that it reads.
+a restart doubles with each failure in a row. Restarts for nodes that join are bounded likewise: after N in a
+row without a new checkpoint, nodes wait until there is one; the run is not ended for what they do. No clock,
+files or processes here: times are durations that the caller waits, and checkpoints are step numbers that it
+reads.
 """
 
 from dataclasses import dataclass, replace
@@ -20,6 +22,10 @@ from penstock.launch.local import EXIT_STOPPED
 
 EXIT_NO_PROGRESS = 76
 """Exit code: the run was started several times in a row without a new checkpoint."""
+BY_REQUEST = "request"
+"""Sender of a stop that a request to the run asked for: its processes stopped by themselves, and for good."""
+EXIT_UNFIT = 77
+"""Exit code of a pod whose node lacks something of the run: it failed before its processes were started."""
 _FINAL = {
     0: "finished",
     2: "the recipe or the command is wrong: not started again",
@@ -71,6 +77,8 @@ class SupervisorState:
     """Attempts so far."""
     idle: int = 0
     """Ended attempts in a row that wrote no new checkpoint, of those that count."""
+    joins: int = 0
+    """Restarts in a row for nodes that joined, without a new checkpoint."""
     newest: int = _NO_CHECKPOINT
     """Step of the newest checkpoint that was seen; -1: none."""
     resize: int = 0
@@ -116,6 +124,8 @@ class NodesCame:
     """Nodes wait to join."""
 
     num_nodes: int
+    newest: int = _NO_CHECKPOINT
+    """Step of the newest checkpoint now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,21 +188,35 @@ def advance(state: SupervisorState, event: Event, policy: RestartPolicy) -> tupl
             return replace(running, newest=max(state.newest, event.newest)), _NOTHING
         case StopAsked():
             return _stop_asked(state, event)
-        case NodesCame() | NodesLost():
-            if state.phase is not Phase.RUNNING:
-                return state, _NOTHING
-            came = isinstance(event, NodesCame)
-            what = "waiting to join: save, and go on with them" if came else "lost: go on without them"
-            cause = f"{plural(event.num_nodes, 'node')} {what}"
-            return replace(state, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
+        case NodesCame():
+            return _nodes_came(state, event, policy)
+        case NodesLost():
+            return _stopped_for(state, f"{plural(event.num_nodes, 'node')} lost: go on without them")
         case ResizeAsked():
-            asked = replace(state, resize=event.num_nodes)
-            if state.phase is not Phase.RUNNING:
-                return asked, _NOTHING
-            cause = f"asked for {plural(event.num_nodes, 'node')}: save, and go on with them"
-            return replace(asked, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
+            asked = f"asked for {plural(event.num_nodes, 'node')}: save, and go on with them"
+            return _stopped_for(replace(state, resize=event.num_nodes), asked)
         case Ended():
             return _ended(state, event, policy)
+
+
+def _stopped_for(state: SupervisorState, cause: str) -> tuple[SupervisorState, Decision]:
+    """Stop processes that run, to start them again with other nodes."""
+    if state.phase is not Phase.RUNNING:
+        return state, _NOTHING
+    return replace(state, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
+
+
+def _nodes_came(
+    state: SupervisorState, event: NodesCame, policy: RestartPolicy
+) -> tuple[SupervisorState, Decision]:
+    """Let nodes join, unless that was done often without a new checkpoint: they may be what fails."""
+    joins = 0 if event.newest > state.newest else state.joins
+    if state.phase is not Phase.RUNNING or joins >= policy.idle_starts:
+        return state, _NOTHING
+    cause = f"{plural(event.num_nodes, 'node')} waiting to join: save, and go on with them"
+    if joins + 1 == policy.idle_starts:
+        cause += f"; restart {joins + 1} for joins without a new checkpoint: the next wait for one"
+    return _stopped_for(replace(state, joins=joins + 1), cause)
 
 
 def _stop_asked(state: SupervisorState, event: StopAsked) -> tuple[SupervisorState, Decision]:
@@ -214,6 +238,7 @@ def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple
         state,
         newest=max(state.newest, event.newest),
         idle=0 if is_new else state.idle,
+        joins=0 if is_new else state.joins,
         phase=Phase.STARTING,
         resize=0,
     )

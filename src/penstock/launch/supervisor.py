@@ -13,6 +13,7 @@ from penstock.core.signals import StopFlag
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.spec import NodeRange, RunSpec
 from penstock.launch.supervise import (
+    BY_REQUEST,
     Act,
     Decision,
     Ended,
@@ -63,7 +64,7 @@ def supervise_gang(
     policy = RestartPolicy(idle_starts=spec.idle_starts, can_requeue=can_requeue)
     watch = _Watch(spec, folder, policy, flag, on_event)
     while True:
-        if flag.requested_by and watch.feed(StopAsked(cause=flag.requested_by)).act is Act.FINISH:
+        if (sender := watch.asked_to_stop()) and watch.feed(StopAsked(cause=sender)).act is Act.FINISH:
             return watch.state.code
         watch.begin()
         gang.start(watch.spec, watch.state.starts - 1)
@@ -92,6 +93,12 @@ class _Watch:
         )
         self.state: SupervisorState = folder.supervisor()
 
+    def asked_to_stop(self) -> str:
+        """Return who asked to stop; empty: nobody. Ranks that train see a request by themselves."""
+        if self._flag.requested_by:
+            return self._flag.requested_by
+        return BY_REQUEST if self._folder.is_to_stop() and not self._folder.is_trained() else ""
+
     def feed(self, event: Event) -> Decision:
         self.state, decision = advance(self.state, event, self._policy)
         if decision.act is not Act.NOTHING:
@@ -114,8 +121,8 @@ class _Watch:
         kill_at = float("inf")
         while (ended := gang.poll()) is None:
             now = clock.monotonic()
-            if self._flag.requested_by and not self.state.told:
-                stops = self.feed(StopAsked(cause=self._flag.requested_by)).act is Act.STOP
+            if not self.state.told and (sender := self.asked_to_stop()):
+                stops = self.feed(StopAsked(cause=sender)).act is Act.STOP
             else:
                 nodes = self._folder.take_request()
                 stops = bool(nodes) and self.feed(ResizeAsked(num_nodes=nodes)).act is Act.STOP
@@ -129,9 +136,11 @@ class _Watch:
                 gang.kill()
                 kill_at = float("inf")
             clock.sleep(_LOOK_S)
+        if not self.state.told and self._folder.is_to_stop():
+            self.feed(StopAsked(cause=BY_REQUEST))
         return self.feed(replace(ended, newest=self._folder.newest_step()))
 
     def pause(self, seconds: float) -> None:
         end = clock.monotonic() + seconds
-        while clock.monotonic() < end and not self._flag.requested_by:
+        while clock.monotonic() < end and not self.asked_to_stop():
             clock.sleep(_LOOK_S)

@@ -200,6 +200,7 @@ def join(*, timeout_s: float = 600.0) -> Iterator[World]:
         timeout_s: a rank that waits longer for a collective has lost its peers.
 
     Raises:
+        UsageError: more processes on this machine than accelerators.
         PenstockError: the rendezvous failed.
         PeerLost: a rank is gone.
     """

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import FileStore, HashStore, PrefixStore, Store,
 from penstock.core import clock
 from penstock.core.env import Ranks, meeting, rendezvous
 from penstock.core.errors import PenstockError, UsageError
+from penstock.parallel.hosted_store import hosted_store
 
 _LOOK_S = 0.2  # polling interval of rank 0
 
@@ -47,8 +48,10 @@ def open_store(who: Ranks, *, timeout_s: float) -> Store:
         )
     keeps, wait = who.rank == 0 and not address.is_kept, timedelta(seconds=timeout_s)
     try:
+        if keeps:
+            return hosted_store(address.address, address.port, timeout=wait, multi_tenant=True)
         return TCPStore(
-            address.address, address.port, None, keeps, wait, wait_for_workers=False, multi_tenant=True
+            address.address, address.port, None, False, wait, wait_for_workers=False, multi_tenant=True
         )
     except (RuntimeError, ValueError) as error:
         if keeps:

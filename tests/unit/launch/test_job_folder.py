@@ -49,6 +49,16 @@ def test_a_request_is_taken_once(folder):
     assert (folder.take_request(), folder.take_request()) == (3, 0)
 
 
+def test_a_stop_holds_for_the_job_that_was_asked_and_not_for_the_next_one(folder):
+    assert not folder.is_to_stop()
+    folder.ask_to_stop("j1")
+    assert (folder.is_to_stop("j1"), folder.is_to_stop("j2"), folder.is_to_stop()) == (True, False, False)
+    folder.ask_to_stop()
+    assert folder.is_to_stop()
+    folder.forget()
+    assert not folder.is_to_stop()
+
+
 def write_events(folder, node):
     for index in range(100):
         folder.log_event("start", node=node, cause="x" * 200, index=index)
@@ -73,6 +83,20 @@ def test_a_line_that_was_cut_is_left_out(folder):
     with (folder.path / "events.jsonl").open("a") as file:
         file.write('{"event": "st')
     assert [event["cause"] for event in folder.events()] == ["whole"]
+
+
+def test_a_line_that_a_full_disk_cut_does_not_take_the_next_with_it(folder):
+    with (folder.path / "events.jsonl").open("a") as file:
+        file.write('{"event": "st')
+    folder.log_event("start", cause="after")
+    assert [event["cause"] for event in folder.events()] == ["after"]
+
+
+def test_a_transition_that_cannot_be_written_is_a_warning(folder, caplog):
+    (folder.path / "events.jsonl").symlink_to("/dev/full")
+    folder.log_event("start", cause="nobody hears of it")
+    assert "No space left on device" in caplog.text
+    assert "nobody hears of it" in caplog.text
 
 
 def test_one_launcher_holds_a_run(folder):

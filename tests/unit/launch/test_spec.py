@@ -39,7 +39,7 @@ def test_a_specification_is_read_back_as_written():
 
 @pytest.mark.parametrize("text", ["0", "3:2", "0:2", "two", "1:", "-1", "1:2:3", ""])
 def test_numbers_of_nodes_that_are_none_are_refused(text):
-    with pytest.raises(UsageError, match="--nodes takes a number"):
+    with pytest.raises(UsageError, match=f"--nodes takes a number.*got '{text}'"):
         node_range(text)
 
 

@@ -1,9 +1,10 @@
-"""Launch a recipe on the nodes of this machine or of Slurm, and watch, stop or resize it.
+"""Launch a recipe on this machine, on Slurm or on Kubernetes, and watch, stop or resize it.
 
 example:
   penstock launch local recipe.toml --nodes 2
   penstock launch local recipe.toml --nodes 1:3
   penstock launch slurm recipe.toml --nodes 4 --processes 8 --partition gpu --time-limit 24h --dry-run
+  penstock launch kubernetes recipe.toml --nodes 4 --image registry/penstock:0.1 --volume runs:/runs --dry-run
   penstock launch status runs/first
   penstock launch logs runs/first -f --rank 3
   penstock launch resize runs/first 2
@@ -21,12 +22,14 @@ from penstock.cli.options import add_subcommands, run_subcommand
 COMMANDS = {
     "local": "run a recipe on this machine, on one node or several that it plays",
     "slurm": "submit a recipe to Slurm as one batch job, which supervises and requeues itself",
+    "kubernetes": "submit a recipe to Kubernetes as a JobSet or TrainJob, or deploy a server",
     "status": "show what a launched run does, and every transition with its cause",
     "logs": "print what a rank of a launched run printed",
     "cancel": "stop a launched run for good, after saving",
     "resize": "give a launched run another number of nodes",
     "supervise": "supervise a run inside its allocation; the batch script types this",
     "node": "run one node of a step; srun types this",
+    "pod": "run one pod of a run; Kubernetes types this",
 }
 """Subcommand -> description."""
 

@@ -9,6 +9,7 @@ from penstock.cli.streams import complain, explain
 from penstock.core.env import num_cores
 from penstock.core.files import write_atomic
 from penstock.core.signals import StopFlag
+from penstock.launch.node import check_node
 from penstock.launch.render.local import render
 
 EPILOG = """\
@@ -39,6 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
         launch_plan.show(plan, render(plan.spec, cores=num_cores()), arguments)
         return 0
     launch_plan.check_free(plan)
+    check_node(plan.spec)
     from penstock.cli.launch_work import work_of
     from penstock.launch.engines.local import run_local
 

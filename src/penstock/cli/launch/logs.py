@@ -35,9 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the log."""
     folder = folder_of(arguments.run)
-    folder.job()  # raises for a run that was not launched
+    job = folder.job()  # raises for a run that was not launched
     if arguments.rank < 0:
         raise UsageError("--rank must be at least 0", got=arguments.rank)
+    if job.engine == "kubernetes":
+        from penstock.launch.engines import kubernetes
+
+        for line in kubernetes.logs(job, folder, arguments.rank, follow=arguments.follow):
+            print(line, end="", flush=True)
+        return 0
     path = folder.log_of(arguments.rank)
     if not path.is_file() and not arguments.follow:
         known = ", ".join(map(str, folder.ranks_with_logs())) or "none yet"

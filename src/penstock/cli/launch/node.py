@@ -22,7 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attempt", required=True, metavar="NAME", help="name of the attempt, for its report"
     )
+    parser.add_argument("--host", default="", metavar="ADDRESS", help="of the rendezvous; default: Slurm's")
     parser.add_argument("--port", type=int, required=True, metavar="N", help="of the rendezvous")
+    parser.add_argument(
+        "--first-node", type=int, default=0, metavar="N", help="number of this step's first node in the run"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,7 +35,16 @@ def run(arguments: argparse.Namespace) -> int:
 
     folder = folder_of(arguments.run)
     spec = folder.spec()
-    code = run_node(spec, folder, work_of(spec), explain, attempt=arguments.attempt, port=arguments.port)
+    code = run_node(
+        spec,
+        folder,
+        work_of(spec),
+        explain,
+        attempt=arguments.attempt,
+        host=arguments.host,
+        port=arguments.port,
+        first_node=arguments.first_node,
+    )
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # threads of the rendezvous may still be there

@@ -3,16 +3,16 @@
 import argparse
 from pathlib import Path
 
-from penstock.cli.launch_plan import check_sizes
+from penstock.cli.launch_plan import RECIPE_FILE, check_sizes
 from penstock.cli.launch_work import folder_of
 from penstock.core.errors import UsageError
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.spec import node_range
-from penstock.train.recipe.load import load_recipe
+from penstock.train.recipe.load import build_for_others, build_recipe, read_recipe
 
 EPILOG = """\
 The run saves a checkpoint, and goes on with the new number of nodes: in place on this machine, as a new job
-under Slurm. No sample is lost or repeated.
+under Slurm and on Kubernetes. No sample is lost or repeated.
 
 example:
   penstock launch resize runs/first 3
@@ -24,7 +24,9 @@ exit codes: 0 asked for, 1 refused by the engine, 2 wrong usage, or the recipe c
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
-    parser.add_argument("nodes", metavar="N", help="number of nodes; under Slurm also MIN:MAX")
+    parser.add_argument(
+        "nodes", metavar="N", help="number of nodes; under Slurm and on Kubernetes also MIN:MAX"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -34,9 +36,18 @@ def run(arguments: argparse.Namespace) -> int:
     nodes = node_range(arguments.nodes)
     if job.engine == "local":
         if nodes.is_elastic:
-            raise UsageError("A run on this machine takes one number of nodes", got=arguments.nodes)
+            raise UsageError(
+                "A run on this machine takes one number of nodes",
+                got=arguments.nodes,
+                fix=f"Example: penstock launch resize {arguments.run} {nodes.most}",
+            )
         if spec.nodes.is_elastic and not spec.nodes.least <= nodes.most <= spec.nodes.most:
-            raise UsageError(f"The run was launched for {spec.nodes} nodes", got=arguments.nodes)
-    check_sizes(spec.resized(nodes), load_recipe(Path(spec.command[1]), []))
+            raise UsageError(
+                f"The run was launched for {spec.nodes} nodes",
+                got=arguments.nodes,
+                fix="Give a number in that range, or cancel the run and launch it with other --nodes.",
+            )
+    build = build_recipe if spec.pod is None else build_for_others
+    check_sizes(spec.resized(nodes), build(read_recipe(folder.path / RECIPE_FILE, [])))
     print(ENGINES[job.engine].resize(job, folder, nodes))
     return 0

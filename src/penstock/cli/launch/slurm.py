@@ -88,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     rendered = render(plan.spec)
     from penstock.launch.engines import slurm
 
+    slurm.check_secrets(plan.spec)
     if arguments.dry_run or arguments.explain:
         notes = [f"sbatch --test-only: {slurm.checked_by_slurm(rendered)}"] if arguments.dry_run else []
         launch_plan.show(plan, rendered, arguments, notes)

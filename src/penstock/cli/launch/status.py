@@ -62,8 +62,13 @@ def run(arguments: argparse.Namespace) -> int:
         else "no step yet"
     )
     print(f"{said}; {f'newest checkpoint {newest:,}' if newest >= 0 else 'no checkpoint yet'}")
-    for event in events[-_SHOWN:]:
-        print(f"  {line_of(event)}")
+    lines = [line_of(event) for event in events]
+    if job.engine == "kubernetes":  # pods that have ended keep their logs until the job is deleted
+        from penstock.launch.engines import kubernetes
+
+        lines += kubernetes.events(job)
+    for line in lines[-_SHOWN:]:
+        print(f"  {line}")
     return 0
 
 

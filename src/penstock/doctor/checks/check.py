@@ -27,6 +27,8 @@ class CheckOptions:
     """Number of NVIDIA GPUs that each machine should have; None: as many as are on its PCI bus."""
     num_nodes: int = 1
     """Number of machines of the run: with one, the network does not matter."""
+    networks: tuple[str, ...] = ()
+    """Interfaces whose links are measured, on every machine; empty: those that lead out."""
     seconds: float = 60.0
     """Time limit for measuring links between nodes. All other checks have limits of their own."""
 

@@ -45,7 +45,16 @@ def judge(facts: InterfaceFacts) -> Iterator[Finding]:
         yield from _idle(nic)
     for nic in chosen:
         yield from _held_back(nic)
-    for first, second, network in sharing_a_network(chosen):
+    shared = sharing_a_network(chosen)
+    for nic in chosen:
+        if not nic.carries_own_network and not any(nic.name in pair for pair in shared):
+            yield red(
+                CHECK,
+                f"Connections to {nic.networks[0]} do not leave by {nic.name}, which is in it",
+                remedy=f"gloo and NCCL would use another interface: ip route add {nic.networks[0]} dev "
+                f"{nic.name}. In a pod, a CNI plugin has taken the route out of the main table.",
+            )
+    for first, second, network in shared:
         yield yellow(
             CHECK,
             f"{first} and {second} are both in {network}: what leaves may all take one of them",

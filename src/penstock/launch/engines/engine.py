@@ -36,6 +36,27 @@ class LaunchEngine(Protocol):
 
 ENGINES: Mapping[str, LaunchEngine] = Table(
     "engine",
-    {"local": "penstock.launch.engines.local:ENGINE", "slurm": "penstock.launch.engines.slurm:ENGINE"},
+    {
+        "local": "penstock.launch.engines.local:ENGINE",
+        "slurm": "penstock.launch.engines.slurm:ENGINE",
+        "kubernetes": "penstock.launch.engines.kubernetes:ENGINE",
+    },
 )
 """Engines by name."""
+_WITHOUT_CLUSTER = ("local", "slurm")
+
+
+def stop_between_starts(folder: JobFolder) -> str:
+    """Mark a launched run as one to stop for good while none of its processes is there to be asked.
+
+    Its supervisor sees the mark before the next start. Return what to tell the user; empty: nothing was
+    marked, as no job would see it. On Kubernetes a mark names the pods' job, which only they know.
+    """
+    if not folder.has_job() or (job := folder.job()).engine not in _WITHOUT_CLUSTER:
+        return ""
+    state = ENGINES[job.engine].state(job, folder)
+    if not state.is_live:
+        return ""
+    folder.ask_to_stop()
+    now = f"Job {job.ident} of {job.engine} is {state.status} and trains nothing now"
+    return f"{now}: it ends before its next start"

@@ -164,7 +164,8 @@ class _Nodes:
                     for process in self._running.values():
                         process.kill()
             code = self._code()
-            self._tell("finish", f"all nodes have ended, exit code {code}")
+            why = ": stopped by request" if self._folder.is_to_stop() else ""
+            self._tell("finish", f"all nodes have ended, exit code {code}{why}")
             return code
         finally:
             for process in [*self._running.values(), store]:
@@ -230,7 +231,11 @@ def _node(
 ) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
-    code = run_elastic_node(spec, folder, node=node, host=_HERE, port=port, work=work, explain=explain)
+    try:
+        code = run_elastic_node(spec, folder, node=node, host=_HERE, port=port, work=work, explain=explain)
+    except PenstockError as error:
+        os.write(2, f"penstock: node {node}: {error}\n".encode())
+        code = error.exit_code
     os._exit(code)  # no interpreter shutdown: threads of the rendezvous may still be there
 
 
@@ -244,20 +249,43 @@ def run_elastic_node(
     work: Work,
     explain: Explain,
     join_s: int = _JOIN_S,
+    logs: Callable[[int], Path] | None = None,
+    gone_code: int = 1,
+    address: str = "",
 ) -> int:
     """Run one node of an elastic run; return its exit code.
 
     Args:
         join_s: seconds to wait for enough nodes.
+        logs: rank -> its log file; default: the job folder's.
+        gone_code: exit code once the store of the rendezvous is gone.
+        address: of this node, unlike all others'; default: the one towards the store.
+
+    Raises:
+        RendezvousGone: the store does not answer; `exit_code` is `gone_code`.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-    warm = WarmProcess(work, explain, folder.log_of)  # before the rendezvous has threads
-    from penstock.launch.elastic_agent import ElasticNode
+    warm = WarmProcess(work, explain, logs or folder.log_of)  # before the rendezvous has threads
+    from penstock.launch.elastic_agent import ElasticNode, RendezvousGone
 
-    agent = ElasticNode(spec, folder, node=node, host=host, port=port, warm=warm, join_s=join_s)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
     try:
+        agent = ElasticNode(
+            spec,
+            folder,
+            node=node,
+            host=host,
+            port=port,
+            warm=warm,
+            join_s=join_s,
+            gone_code=gone_code,
+            address=address,
+        )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         return agent.run()
+    except RendezvousGone as error:
+        folder.log_event("finish", node=node, cause=str(error), code=gone_code)
+        error.exit_code = gone_code
+        raise
     except Exception as error:  # its cause must reach the run's folder
         folder.log_event("finish", node=node, cause=f"{type(error).__name__}: {error}", code=1)
         raise

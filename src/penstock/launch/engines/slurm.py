@@ -8,7 +8,7 @@ A node without a report is lost.
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,11 @@ from penstock.core.signals import StopFlag
 from penstock.core.units import plural
 from penstock.launch.attempt import Explain, Work, judged, rank_environments, seats_of
 from penstock.launch.engines.engine import JobState
+from penstock.launch.engines.slurm_growth import ASKED, NodeGrowth
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, run_at
-from penstock.launch.node import prepare, secret_values
+from penstock.launch.node import address_on, prepare, secret_values
+from penstock.launch.probe import probe_nics
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import port_of, render
 from penstock.launch.spec import NodeRange, RunSpec
@@ -29,10 +31,22 @@ from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
 from penstock.launch.supervisor import supervise_gang
 
 _ANSWER_S = 60.0
+_UNREACHABLE = (
+    "configuration source",
+    "configuration file",
+    "contact slurm controller",
+    "Socket timed out",
+    "Connection refused",
+)
+"""Parts of what Slurm's commands say where the controller is not known, or does not answer."""
 _LOOK_S = 1.0
 _JOIN_S = 60
-"""Seconds that nodes of an elastic job wait for enough of them: Slurm gives a running job no others."""
+"""Seconds that nodes of an elastic job wait for enough of them."""
 _AFTER_FIRST_S = 60  # for the other nodes of a step, once one has ended
+
+
+class SlurmUnreachable(PenstockError):
+    """Slurm's controller does not answer, or is not known here."""
 
 
 def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
@@ -43,7 +57,7 @@ def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
     """
     _find("sbatch")
     check_queue(spec)
-    secret_values([secret for secret in spec.secrets if secret.source.startswith("env:")])
+    check_secrets(spec)
     folder.make()
     folder.forget()
     written = [*map(Path, rendered.files), folder.path / "spec.json"]
@@ -62,6 +76,15 @@ def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
     return ident
 
 
+def check_secrets(spec: RunSpec) -> None:
+    """Refuse a run whose secrets are variables that this shell, which hands them on, does not have.
+
+    Raises:
+        UsageError: the message names the variable.
+    """
+    secret_values([secret for secret in spec.secrets if secret.source.startswith("env:")])
+
+
 def checked_by_slurm(rendered: Rendered) -> str:
     """Return what `sbatch --test-only` says of the script.
 
@@ -71,18 +94,13 @@ def checked_by_slurm(rendered: Rendered) -> str:
     if shutil.which("sbatch") is None:
         return "sbatch is not on this machine: the script was not tested (sbatch --test-only)"
     (script,) = [text for path, text in rendered.files.items() if path.endswith(".sbatch")]
-    done = subprocess.run(
-        ["sbatch", "--test-only"],
-        input=script,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=_ANSWER_S,
-    )
-    said = _last_line(done.stderr or done.stdout)
-    if done.returncode:
-        raise _refused("sbatch --test-only", said)
-    return said
+    try:
+        done = _answered(["sbatch", "--test-only"], script=script)
+        if done.returncode:
+            raise _refused("sbatch --test-only", _last_line(done.stderr or done.stdout))
+    except SlurmUnreachable as error:
+        return f"the script was not tested: {error}"
+    return _last_line(done.stderr or done.stdout)
 
 
 def check_queue(spec: RunSpec) -> None:
@@ -154,15 +172,36 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
     store = None
     try:
         gang = _Steps(folder, ident, restart)
+        if spec.networks:
+            gang.host = address_on(spec.networks, probe_nics())
         if spec.nodes.is_elastic:
             from penstock.launch.elastic_agent import start_store  # torch
 
-            store, gang.store_port = start_store("127.0.0.1")
-        return supervise_gang(spec, folder, gang, flag, can_requeue=True)
+            store, gang.store_port = start_store(gang.host)
+            gang.growth = NodeGrowth(
+                spec,
+                folder,
+                job=ident,
+                host=lambda: gang.host or _address_of(env.variable("SLURMD_NODENAME")),
+                port=gang.store_port,
+                run=_slurm,
+            )
+        code = supervise_gang(spec, folder, gang, flag, can_requeue=True)
+        if gang.growth:
+            gang.growth.end()
+        return code
     finally:
         if store is not None:
             store.kill()
             store.join()
+
+
+def _address_of(node: str) -> str:
+    """Return the address by which Slurm reaches a node."""
+    shown = _slurm("scontrol", "--oneliner", "show", "node", node)
+    return next(
+        (word.removeprefix("NodeAddr=") for word in shown.split() if word.startswith("NodeAddr=")), node
+    )
 
 
 class _Steps:
@@ -172,10 +211,13 @@ class _Steps:
         self._folder, self._ident, self._restart = folder, ident, restart
         self._step: subprocess.Popen[bytes] | None = None
         self._attempt, self._spec = "", folder.spec()
-        self.store_port = 0
+        self.store_port, self.host = 0, ""
+        self.growth: NodeGrowth | None = None
+        self._is_stopping = False
+        self._signals: list[subprocess.Popen[bytes]] = []
 
     def start(self, spec: RunSpec, attempt: int) -> None:
-        self._spec = spec
+        self._spec, self._is_stopping = spec, False
         self._attempt = f"{self._ident}.{self._restart}.{attempt}"
         port = self.store_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
         options = [
@@ -196,11 +238,15 @@ class _Steps:
             self._attempt,
             "--port",
             str(port),
+            *(["--host", self.host] if self.host else []),
         ]
         self._step = subprocess.Popen(["srun", *options, spec.python, *node], stdin=subprocess.DEVNULL)
 
     def poll(self) -> Ended | None:
+        self._signals = [one for one in self._signals if one.poll() is None]
         if self._step is None or self._step.poll() is None:
+            if self.growth and not self._is_stopping:
+                self.growth.look()
             return None
         reports = [
             event
@@ -215,13 +261,23 @@ class _Steps:
         )
 
     def stop(self) -> None:
+        self._is_stopping = True
         # To all steps of the job and not to the script. srun itself would take SIGTERM for a cancellation.
-        subprocess.run(["scancel", "--quiet", "--signal=TERM", self._ident], check=False, timeout=_ANSWER_S)
+        self._signal("TERM")
 
     def kill(self) -> None:
-        subprocess.run(["scancel", "--quiet", "--signal=KILL", self._ident], check=False, timeout=_ANSWER_S)
+        self._signal("KILL")
         if self._step is not None and self._step.poll() is None:
             self._step.kill()
+
+    def _signal(self, name: str) -> None:
+        """Send a signal to all steps: those of nodes that joined by other jobs would go on by themselves.
+
+        Nothing waits for Slurm's answer, which may take a minute.
+        """
+        idents = [self._ident, *(self.growth.idents if self.growth else ())]
+        words = ["scancel", "--quiet", f"--signal={name}", *idents]
+        self._signals.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
 
 
 def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: int, is_elastic: bool) -> Ended:
@@ -256,9 +312,21 @@ def _cause_of(reports: Sequence[dict[str, Any]], code: int) -> str:
 
 
 def run_node(
-    spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, attempt: str, port: int
+    spec: RunSpec,
+    folder: JobFolder,
+    work: Work,
+    explain: Explain,
+    *,
+    attempt: str,
+    host: str,
+    port: int,
+    first_node: int = 0,
 ) -> int:
     """Run one node of a step; return its exit code.
+
+    Args:
+        host: address of the rendezvous; empty: that of the first node, as Slurm knows it.
+        first_node: number of this step's first node in the run's events.
 
     Raises:
         UsageError: this is not a step.
@@ -278,19 +346,20 @@ def run_node(
             code = run_elastic_node(
                 spec,
                 folder,
-                node=task.node,
-                host=task.address,
+                node=first_node + task.node,
+                host=host or task.address,
                 port=port,
                 work=work,
                 explain=explain,
-                join_s=_JOIN_S,
+                join_s=_JOIN_S + (2 * round(spec.grace_s) if first_node else 0),  # others save first
+                gone_code=EXIT_STOPPED if first_node else 1,  # the run ended, or is requeued
             )
         else:
             environments = rank_environments(
                 node=task.node,
                 num_nodes=task.num_nodes,
                 processes=spec.processes,
-                address=task.address,
+                address=host or task.address,
                 port=port,
             )
             seats = seats_of(environments, folder.log_of, f"{clock.utc_now()} node {task.host}")
@@ -301,7 +370,7 @@ def run_node(
         raise
     finally:
         folder.log_event(
-            "node_ended", node=task.node, host=task.host, attempt=attempt, code=code, cause=cause
+            "node_ended", node=first_node + task.node, host=task.host, attempt=attempt, code=code, cause=cause
         )
     return code
 
@@ -331,7 +400,8 @@ class _Slurm:
             raise PenstockError(f"Job {job.ident} has ended already: {state.status}, {state.reason}")
         folder.ask_to_stop()
         if now or state.status != "RUNNING":
-            _slurm("scancel", job.ident)
+            joining = [str(event["joining"]) for event in folder.events() if event["event"] == ASKED]
+            _slurm("scancel", "--quiet", job.ident, *joining)
             return f"cancelled job {job.ident}, which was {state.status}"
         _slurm("scancel", "--batch", "--signal=USR1", job.ident)
         end = clock.monotonic() + folder.spec().grace_s + _ANSWER_S
@@ -385,25 +455,42 @@ def _find(command: str) -> None:
         )
 
 
-def _slurm(*words: str, is_tried: bool = False) -> str:
+def _slurm(*words: str, is_tried: bool = False, as_new: bool = False) -> str:
     """Run a command of Slurm; return what it prints.
 
     Args:
         is_tried: return "" if it fails.
+        as_new: without the variables of the job that this process is in.
     """
     _find(words[0])
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=_ANSWER_S)
-    except subprocess.TimeoutExpired:
-        raise PenstockError(
-            f"Slurm did not answer {words[0]} within {_ANSWER_S:g} s", fix="Ask `scontrol ping`."
-        ) from None
+    variables = env.variables("")
+    if as_new:
+        variables = {k: v for k, v in variables.items() if not k.startswith("SLURM") or k == "SLURM_CONF"}
+    done = _answered(words, variables=variables)
     if done.returncode and not is_tried:
         raise _refused(words[0], _last_line(done.stderr or done.stdout))
     return "" if done.returncode else done.stdout
 
 
+def _answered(
+    words: Sequence[str], *, script: str | None = None, variables: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            words, input=script, capture_output=True, text=True, check=False, timeout=_ANSWER_S, env=variables
+        )
+    except subprocess.TimeoutExpired:
+        raise SlurmUnreachable(
+            f"Slurm did not answer {words[0]} within {_ANSWER_S:g} s", fix="Ask `scontrol ping`."
+        ) from None
+
+
 def _refused(command: str, said: str) -> PenstockError:
+    if any(words in said for words in _UNREACHABLE):
+        return SlurmUnreachable(
+            f"{command} cannot reach Slurm: {said.partition('fatal: ')[2] or said}",
+            fix="Type it on a login node, or name the cluster by SLURM_CONF; `scontrol ping` asks it.",
+        )
     said = said.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("allocation failure: ")
     return PenstockError(
         f"{command} refused: {said}",

@@ -1,9 +1,11 @@
-"""Result of a renderer: files, commands and settings, all as text."""
+"""Result of a renderer: files, commands, objects and settings."""
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from penstock.core.yaml_text import yaml_text
 from penstock.launch.network_settings import Setting
 
 
@@ -19,10 +21,15 @@ class Rendered:
     """Command that each node runs, for people to see."""
     settings: tuple[Setting, ...]
     """Every setting with its reason."""
+    objects: tuple[Mapping[str, Any], ...] = ()  # Any: JSON
+    """Objects of Kubernetes, in the order in which they are applied."""
 
     def as_text(self) -> str:
-        """Return files and commands for a terminal."""
+        """Return files, objects and commands for a terminal."""
         parts = [f"# {path}\n{content.rstrip()}" for path, content in self.files.items()]
+        parts += (
+            ["\n".join(f"---\n{yaml_text(found).rstrip()}" for found in self.objects)] if self.objects else []
+        )
         parts += [f"$ {shlex.join(command)}" for command in self.commands]
         return "\n\n".join(parts)
 

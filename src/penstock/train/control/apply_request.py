@@ -6,6 +6,7 @@ up a capped corpus before the end of the run is refused, as at the start.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.units import plural
@@ -14,6 +15,7 @@ from penstock.train.control.requests import ControlReply, ControlRequest
 from penstock.train.control.resize_islands import check_islands
 from penstock.train.data_setup import shortage
 from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.planned_changes import check_batch, plan
 
 
 def reweighed(weights: Mapping[str, float], shares: Mapping[str, float]) -> dict[str, float]:
@@ -72,15 +74,26 @@ def take_up(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> Con
             found = _skip(loader, recipe, request)
         elif request.islands is not None:
             found = _islands(loader, recipe, request.islands, number=request.number)
-        else:
+        elif request.batch_size is not None:
+            found = _batch_size(loader, recipe, request, request.batch_size)
+        elif request.extend is not None:
             found = _extend(loader, request)
+        else:
+            found = _save(loader, request)
+        found = replace(found, asked_by=request.asked_by)
         apply(loader, found)
         if short := shortage(recipe, loader):
             loader.restore(before)
             raise UsageError(f"With it, {short}, and the run has {recipe.run.steps:,}")
         return found
     except PenstockError as error:
-        return ControlReply(number=request.number, taken_up=False, said=f"refused: {error}", step=loader.step)
+        return refused(request, str(error), step=loader.step)
+
+
+def refused(request: ControlRequest, why: str, *, step: int) -> ControlReply:
+    """Return the reply to a request that is not applied."""
+    said, who = f"refused: {why}", request.asked_by
+    return ControlReply(number=request.number, taken_up=False, said=said, step=step, asked_by=who)
 
 
 def apply(loader: Loader, found: ControlReply) -> None:
@@ -92,20 +105,20 @@ def apply(loader: Loader, found: ControlReply) -> None:
         loader.skip(samples=range(*found.samples), reason=_reason(found))
     elif found.extend is not None:
         loader.extend_corpus(found.extend, parts=found.parts, step=max(found.holds_from, loader.step))
+    elif found.batch_size is not None:
+        loader.set_global_batch_size(found.batch_size, step=max(found.holds_from, loader.step))
 
 
 def follow(loader: Loader, answers: Sequence[ControlReply]) -> list[ControlReply]:
     """Apply the decisions that are not in the loader's state; return those applied.
 
-    A state includes all skips and extensions decided before it, and the weights up to its step. The number of
-    islands does not concern the loader: the job has restarted with it.
+    A state includes all skips, extensions and batch sizes decided before it, and the weights up to its step.
+    Islands, stops and checkpoints do not concern the loader: they have been done.
     """
     later = [
         found
         for found in answers
-        if found.taken_up
-        and found.islands is None
-        and loader.step <= (found.holds_from if found.weights else found.step)
+        if found.changes_loader and loader.step <= (found.holds_from if found.weights else found.step)
     ]
     for found in later:
         apply(loader, found)
@@ -190,6 +203,40 @@ def _islands(loader: Loader, recipe: TrainConfig, islands: int, *, number: int) 
         step=loader.step,
         holds_from=loader.step,
         islands=islands,
+    )
+
+
+def _batch_size(loader: Loader, recipe: TrainConfig, request: ControlRequest, size: int) -> ControlReply:
+    if loader.step >= recipe.run.steps:
+        raise UsageError(f"The run ends after {recipe.run.steps:,} steps", got=loader.step)
+    check_batch(recipe, size, step=loader.step, world_size=loader.world_size)
+    before = loader.global_batch_size
+    later = [change.step for change in plan(recipe.data) if change.entry.global_batch_size]
+    until = min((step for step in later if step > loader.step), default=None)
+    ends = "" if until is None else f", until another is planned after step {until:,}"
+    return ControlReply(
+        number=request.number,
+        taken_up=True,
+        said=f"from step {loader.step + 1:,} on: {plural(size, 'row')} a step, {before:,} before{ends}",
+        step=loader.step,
+        holds_from=loader.step,
+        until=until,
+        batch_size=size,
+        reason=request.reason,
+    )
+
+
+def _save(loader: Loader, request: ControlRequest) -> ControlReply:
+    then = ", and the job ends" if request.stop else ""
+    return ControlReply(
+        number=request.number,
+        taken_up=True,
+        said=f"a checkpoint is saved after step {loader.step:,}{then}",
+        step=loader.step,
+        holds_from=loader.step,
+        checkpoint=request.checkpoint,
+        stop=request.stop,
+        reason=request.reason,
     )
 
 

@@ -13,12 +13,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.core import clock, config
+from penstock.core import clock, config, env
 from penstock.core.errors import PenstockError
 from penstock.data import Loader, open_corpus
+from penstock.launch.job_folder import JobFolder
 from penstock.parallel.mesh import World, broadcast
 from penstock.train.control import requests
-from penstock.train.control.apply_request import follow, known_parts, take_up
+from penstock.train.control.apply_request import follow, known_parts, refused, take_up
 from penstock.train.control.requests import ControlReply, ControlRequest
 from penstock.train.recipe.config import TrainConfig
 
@@ -45,6 +46,8 @@ class Control:
         self._answers: list[ControlReply] = []
         self.islands: int | None = None
         """Number of islands to restart with, if a request changed it."""
+        self.stops = False
+        """True if a request ends the job."""
 
     def start(self) -> None:
         """Apply decisions made after the checkpoint again, then new corpus parts, then waiting requests."""
@@ -59,7 +62,7 @@ class Control:
             told = f"Request {found.number} is applied again: {found.said}."
             log.info("applied again request=%d: %s", found.number, found.said, extra={"told": told})
         self._extend()
-        self.take_up()
+        self.take_up(is_start=True)
 
     def has_news(self) -> bool:
         """True if there is an unanswered request; always False on ranks other than 0."""
@@ -74,20 +77,40 @@ class Control:
         self._seen = changed
         return bool(self._waiting())
 
-    def take_up(self) -> list[ControlReply]:
-        """Apply all waiting requests; every rank must call it after the same step."""
+    def take_up(self, *, is_start: bool = False) -> list[ControlReply]:
+        """Apply all waiting requests; every rank must call it after the same step.
+
+        Args:
+            is_start: the job begins: requests to stop or save were meant for the one before it.
+        """
         told = broadcast(self._world, self._read() if self._world.is_first else None)
         asked = self._seen_by_all([config.build(ControlRequest, request) for request in told])
         found = []
         for request in asked:
-            found.append(take_up(self._loader, self._recipe, request))
+            if is_start and request.needs_job:
+                why = "the job that it was meant for has ended"
+                found.append(refused(request, why, step=self._loader.step))
+            else:
+                found.append(take_up(self._loader, self._recipe, request))
             self._answers.append(found[-1])
             self.islands = found[-1].islands or self.islands
+            self.stops = self.stops or found[-1].stop
+            if found[-1].stop and self._world.is_first:
+                self._tell_supervisors()
         for each in found if self._world.is_first else ():
             told = f"Request {each.number}: {each.said}."
             log.info("request=%d: %s", each.number, each.said, extra={"told": told})
             self._answer(each)
         return found
+
+    def _tell_supervisors(self) -> None:
+        """Mark a launched run as one to stop for good: supervisors start ranks again that stop unasked."""
+        job = JobFolder(self._run)
+        if job.path.is_dir():
+            try:
+                job.ask_to_stop(env.variable(env.JOB))
+            except OSError as error:
+                log.warning("the stop cannot be noted, so the run may be started again: %s", error)
 
     def _waiting(self) -> list[int]:
         try:

@@ -9,10 +9,10 @@ checkpoint, applies it again at the same step. Anyone who may write to the folde
 is parsed as data, with a size limit, and validated.
 """
 
-import fcntl
 import json
 import os
 import re
+import secrets
 import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.core import config
 from penstock.core.errors import ConfigError, PenstockError, UsageError
-from penstock.core.files import sync_directory, write_json
+from penstock.core.files import is_locked, sync_directory, write_json
 
 CONTROL_FOLDER = "control"
 _MOST_BYTES = 64 * 1024
@@ -31,7 +31,7 @@ _NAME = re.compile(r"(request|answer)-(\d{6,12})\.json(\.bad)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest:
-    """Request to a running job: new weights, a skip, an extension, or another number of islands."""
+    """Request to a running job: weights, a skip, an extension, islands, a batch size, to save or to stop."""
 
     number: int = 0
     """Request number, shared by its reply."""
@@ -47,13 +47,26 @@ class ControlRequest:
     """Number of parts of that corpus; set by the job, so that all ranks use the same."""
     islands: int | None = None
     """Number of islands to restart with, after all islands have synced."""
+    batch_size: int | None = None
+    """Rows of a step over all ranks, from the next step on."""
+    checkpoint: bool = False
+    """Save a checkpoint now."""
+    stop: bool = False
+    """Save a checkpoint, and end."""
     reason: str = ""
     """Note that is kept in the run's state."""
+    asked_by: str = ""
+    """Who asks, for the run's record; not verified."""
 
     def __post_init__(self) -> None:
-        asked = [self.weights, self.skip_steps, self.extend, self.islands]
-        if len(asked) - asked.count(None) != 1:
-            raise UsageError("A request needs exactly one of weights, skip_steps, extend and islands")
+        asked = [self.weights, self.skip_steps, self.extend, self.islands, self.batch_size]
+        if len(asked) - asked.count(None) + self.checkpoint + self.stop != 1:
+            raise UsageError(
+                "A request needs exactly one of weights, skip_steps, extend, islands, batch_size, checkpoint "
+                "and stop"
+            )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise UsageError("A step has at least one row", got=self.batch_size)
         if self.islands is not None and self.islands < 1:
             raise UsageError("A run has at least one island", got=self.islands)
         if self.at_step is not None and (self.weights is None or self.at_step < 0):
@@ -62,8 +75,14 @@ class ControlRequest:
             check_shares(self.weights)
         if self.skip_steps is not None and not 1 <= self.skip_steps[0] < self.skip_steps[1]:
             raise UsageError("skip_steps must be a step, 1 or more, and a later one", got=self.skip_steps)
-        if len(self.reason) > _MOST_REASON or not self.reason.isprintable():
-            raise UsageError(f"A reason must be one line of at most {_MOST_REASON} characters")
+        for name, text in (("reason", self.reason), ("name", self.asked_by)):
+            if len(text) > _MOST_REASON or not text.isprintable():
+                raise UsageError(f"A {name} must be one line of at most {_MOST_REASON} characters")
+
+    @property
+    def needs_job(self) -> bool:
+        """True if it concerns a running job only: the next start does not take it up."""
+        return self.stop or self.checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +109,19 @@ class ControlReply:
     """Its new number of parts."""
     islands: int | None = None
     """Number of islands to restart with, after all islands have synced."""
+    batch_size: int | None = None
+    """New rows of a step over all ranks."""
+    checkpoint: bool = False
+    """True if the job saved a checkpoint."""
+    stop: bool = False
+    """True if the job ended after it."""
     reason: str = ""
+    asked_by: str = ""
+
+    @property
+    def changes_loader(self) -> bool:
+        """True if it is to be applied to the loader again after a resume from an earlier checkpoint."""
+        return self.taken_up and not (self.islands or self.stop or self.checkpoint)
 
 
 def check_shares(weights: Mapping[str, float]) -> None:
@@ -112,7 +143,7 @@ def submit(run: Path, request: ControlRequest) -> int:
     folder.mkdir(exist_ok=True)
     values = {key: value for key, value in asdict(request).items() if value not in (None, 0, "")}
     number = max(_numbers(folder, "request") | _numbers(folder, "answer"), default=0)
-    draft = folder / f".request-{os.getpid()}.tmp"
+    draft = folder / f".request-{secrets.token_hex(8)}.tmp"  # of this call: threads and containers share ids
     draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     try:
         while True:
@@ -211,12 +242,4 @@ def _read(path: Path) -> dict[str, Any]:  # Any: JSON values
 
 def job_is_running(run: Path) -> bool:
     """True if a job holds the run's lock, on any machine that shares the folder."""
-    path = run / ".lock"
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+    return is_locked(run)

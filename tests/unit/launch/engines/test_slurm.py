@@ -1,11 +1,14 @@
 """How a step of Slurm ended, from what its nodes reported; and Slurm's absence."""
 
+import shutil
+
 import pytest
 
-from penstock.core.errors import PenstockError
-from penstock.launch.engines.slurm import checked_by_slurm, ended_of, submit
+from penstock.core.errors import PenstockError, UsageError
+from penstock.launch.engines.slurm import check_secrets, checked_by_slurm, ended_of, submit
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.render.slurm import render
+from penstock.launch.spec import Secret
 from tests.unit.launch.test_spec import make_spec
 
 
@@ -33,6 +36,28 @@ LOST = "This process lost contact with the others of its run."
 def test_failures_come_before_stops_and_causes_before_consequences(reports, is_elastic, code, cause, lost):
     ended = ended_of(reports, num_nodes=2, srun_code=9, is_elastic=is_elastic)
     assert (ended.code, ended.cause, ended.lost_node) == (code, cause, lost)
+
+
+@pytest.mark.skipif(
+    shutil.which("sbatch") is None, reason="SLURM IS NOT INSTALLED: apt-get install slurm-wlm"
+)
+def test_a_slurm_that_cannot_be_reached_is_told_and_a_dry_run_says_that_it_asked_nobody(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nosuch.conf"))
+    spec = make_spec(run_dir=str(tmp_path / "run"))
+    with pytest.raises(PenstockError, match=r"sinfo cannot reach Slurm: .*SLURM_CONF"):
+        submit(spec, JobFolder(tmp_path / "run"), render(spec))
+    assert not (tmp_path / "run").exists()
+    assert "the script was not tested: sbatch --test-only cannot reach Slurm" in checked_by_slurm(
+        render(spec)
+    )
+
+
+def test_a_secret_that_this_shell_does_not_have_is_missed_before_a_dry_run_ends(monkeypatch):
+    monkeypatch.delenv("NOSUCH", raising=False)
+    with pytest.raises(UsageError, match="The variable NOSUCH"):
+        check_secrets(make_spec(secrets=(Secret(name="TOKEN", source="env:NOSUCH"),)))
 
 
 def test_without_slurm_nothing_is_submitted_and_a_dry_run_says_so(tmp_path, monkeypatch):

@@ -5,13 +5,19 @@ import subprocess
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.launch.render.slurm import render, time_text
+from penstock.launch.render.slurm import Joining, render, render_join, time_text
 from penstock.launch.spec import Secret, node_range
 from tests.unit.launch.test_spec import make_spec
 
 SPECS = {
     "fixed": make_spec(
-        nodes=node_range("4"), processes=8, queue="gpu", account="team", time_limit_s=86400.0, grace_s=120.0
+        nodes=node_range("4"),
+        processes=8,
+        queue="gpu",
+        account="team",
+        time_limit_s=86400.0,
+        grace_s=120.0,
+        doctor="report",
     ),
     "elastic": make_spec(
         nodes=node_range("2:4"),
@@ -35,6 +41,16 @@ def test_the_script_is_the_golden_one(golden, name):
             "settings": [str(setting) for setting in rendered.settings],
         },
     )
+
+
+JOINING = Joining(job="7", host="10.1.0.2", port=29500, first_node=4, num_nodes=2)
+
+
+def test_the_script_of_nodes_that_join_is_the_golden_one_and_bash_can_read_it(golden):
+    path, script = render_join(SPECS["elastic"], JOINING)
+    golden("slurm_join.json", {"path": path, "script": script.splitlines()})
+    done = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("name", SPECS)

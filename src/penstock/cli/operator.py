@@ -1,0 +1,175 @@
+"""Run the TrainingRuns of a Kubernetes namespace: start, watch, resize and stop their jobs.
+
+example:
+  kubectl apply -k deploy/operator
+  penstock operator --namespace penstock
+
+A TrainingRun has the options of `penstock launch kubernetes` as fields, and the text of its recipe; its jobs
+are rendered by the same code. Replicas of the operator elect a leader by a Lease.
+
+exit codes: 0 stopped by a signal, 1 another replica leads now or the cluster cannot be reached, 2 wrong usage
+"""
+
+import argparse
+import logging
+import math
+import secrets
+import socket
+import sys
+import tempfile
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from penstock.cli.launch import kubernetes
+from penstock.core import env
+from penstock.core.errors import PackageMissing, PenstockError, UsageError
+from penstock.core.toml import toml_text
+
+METRICS_PORT = 9400
+"""Port of the first rank's metrics, unless the recipe has another."""
+_log = logging.getLogger("penstock.operator")
+_OPTIONS = {
+    "api": "api",
+    "cache": "cache",
+    "cpu": "cpu",
+    "device": "device",
+    "doctor": "doctor",
+    "fsGroup": "fs-group",
+    "grace": "grace",
+    "idleStarts": "idle-starts",
+    "image": "image",
+    "maxRequeues": "max-requeues",
+    "memory": "memory",
+    "networkPolicy": "network-policy",
+    "nodes": "nodes",
+    "preferredTopology": "preferred-topology",
+    "priorityClass": "priority-class",
+    "processes": "processes",
+    "queue": "queue",
+    "requiredTopology": "required-topology",
+    "serviceAccount": "service-account",
+    "sharedMemory": "shared-memory",
+    "timeLimit": "time-limit",
+}
+"""Field of a TrainingRun's `spec` -> option of `penstock launch kubernetes`."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("--namespace", default="", metavar="NAME", help="of the TrainingRuns; default: $PENSTOCK_NAMESPACE")
+    add("--every", type=float, default=5.0, metavar="S", help="seconds between looks at a run; default: 5")
+    add(
+        "--lease",
+        type=float,
+        default=15.0,
+        metavar="S",
+        help="seconds until another replica takes over from one that is gone; default: 15",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run until a signal."""
+    namespace = arguments.namespace or env.variable("PENSTOCK_NAMESPACE")
+    if not namespace:
+        raise UsageError("The operator needs a namespace", fix="Give --namespace, or set PENSTOCK_NAMESPACE.")
+    for name, least in (("every", 0.1), ("lease", 1.0)):
+        if not least <= getattr(arguments, name) < math.inf:
+            raise UsageError(
+                f"--{name} must be a number of seconds of at least {least:g}", got=getattr(arguments, name)
+            )
+    try:
+        from penstock.launch.controller.operator_loop import run_operator
+    except ImportError:
+        raise PackageMissing(
+            "`penstock operator` needs the packages kopf and lightkube",
+            fix="pip install 'penstock[kubernetes]'.",
+        ) from None
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    for noisy in ("httpx", "httpx2", "httpcore", "httpcore2", "kopf"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    return run_operator(
+        namespace,
+        plan_of,
+        identity=env.variable("PENSTOCK_POD") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
+        every_s=arguments.every,
+        lease_s=arguments.lease,
+    )
+
+
+def plan_of(run: Mapping[str, Any], excluded: Sequence[str]) -> Any:  # Any: JSON; RunPlan
+    """Return what a TrainingRun asks for.
+
+    Args:
+        excluded: nodes that the operator excluded.
+
+    Raises:
+        PenstockError: the recipe or a field is wrong; the message has the option of its name.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            return _plan_in(Path(folder), run, excluded)
+        except Exception as error:  # whatever a recipe makes our code raise concerns this run only
+            # The folder has another name at each look, and tells the user nothing.
+            said = str(error).replace(f"{folder}/", "").replace(folder, "its folder")
+            if isinstance(error, PenstockError):
+                raise PenstockError(said) from None
+            _log.warning("run=%s", run["metadata"]["name"], exc_info=True)
+            raise PenstockError(f"The specification cannot be read: {type(error).__name__}: {said}") from None
+
+
+def _plan_in(folder: Path, run: Mapping[str, Any], excluded: Sequence[str]) -> Any:  # Any: JSON; RunPlan
+    from penstock.launch.controller.reconcile import RunPlan
+
+    spec, meta = run["spec"], run["metadata"]
+    recipe = folder / "recipe.toml"
+    recipe.write_text(spec["recipe"], encoding="utf-8")
+    words = [str(recipe), f"--name={meta['name']}", f"--namespace={meta['namespace']}"]
+    words += words_of(spec, excluded)
+    if networks := spec.get("networks"):
+        file = folder / "networks.toml"
+        file.write_text(toml_text({"networks": networks, "provider": spec.get("networkProvider", "nad")}))
+        words.append(f"--networks={file}")
+    parser = _Parser(prog="spec", allow_abbrev=False)
+    kubernetes.add_arguments(parser)
+    plan = kubernetes.plan_of(parser.parse_args([*_metrics(spec), *words]))
+    return RunPlan(spec=plan.spec, metrics_port=plan.config.measure.metrics_port)
+
+
+def words_of(spec: Mapping[str, Any], excluded: Sequence[str]) -> list[str]:  # Any: JSON
+    """Return the options of `penstock launch kubernetes` that a TrainingRun's `spec` has as fields.
+
+    >>> words_of({"nodes": "2:4", "volumes": [{"claim": "runs", "path": "/runs"}]}, ["n7"])
+    ['--nodes=2:4', '--volume=runs:/runs', '--exclude-node=n7']
+    """
+    words = [f"--{option}={spec[name]}" for name, option in _OPTIONS.items() if name in spec]
+    words += [f"--set={setting}" for setting in spec.get("set", [])]
+    words += [f"--volume={volume['claim']}:{volume['path']}" for volume in spec.get("volumes", [])]
+    words += [f"--node-selector={label}={value}" for label, value in spec.get("nodeSelector", {}).items()]
+    words += [f"--env={name}={value}" for name, value in spec.get("env", {}).items()]
+    words += [f"--secret={one['name']}=key:{one['secret']}/{one['key']}" for one in spec.get("secrets", [])]
+    nodes = dict.fromkeys([*spec.get("excludeNodes", []), *excluded])
+    return words + [f"--exclude-node={name}" for name in nodes]
+
+
+def _metrics(spec: Mapping[str, Any]) -> list[str]:  # Any: JSON
+    """Return the settings with which the first rank tells its progress, unless the recipe has its own."""
+    try:
+        measure = tomllib.loads(spec["recipe"]).get("measure", {})
+    except tomllib.TOMLDecodeError:  # told by who reads it next
+        return []
+    if not isinstance(measure, dict):
+        return []
+    found = []
+    if not measure.get("metrics_port"):
+        found.append(f"--set=measure.metrics_port={METRICS_PORT}")
+    if not measure.get("metrics_host"):
+        found.append("--set=measure.metrics_host=0.0.0.0")
+    return found
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"A field of the TrainingRun is wrong: {message}")

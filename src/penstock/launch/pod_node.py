@@ -1,0 +1,230 @@
+"""One pod of a run: its checks, the store of the rendezvous in the first one, the node's supervisor.
+
+    pod 0   store, printer, supervisor -> warm process -> ranks 0, 1, ...
+    pod 1          printer, supervisor -> warm process -> ranks P, P+1, ...
+
+The supervisors meet in the store, whether the number of nodes is fixed or not (elastic_agent.py): a lost pod
+is replaced by its Job, joins, and all go on from the newest checkpoint without a restart of the other pods.
+"""
+
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from penstock.core import clock, env
+from penstock.core.errors import UsageError
+from penstock.core.units import duration
+from penstock.launch.attempt import Explain, Work
+from penstock.launch.engines.local import run_elastic_node
+from penstock.launch.job_folder import JobFolder, line_of
+from penstock.launch.local import EXIT_STOPPED, die_with
+from penstock.launch.node import prepare
+from penstock.launch.pod_check import check_networks
+from penstock.launch.pod_code import fetched, unpack
+from penstock.launch.pod_networks import declared
+from penstock.launch.pod_preflight import examine_pods, is_examined
+from penstock.launch.probe import probe_nics
+from penstock.launch.render.jobset import host_of
+from penstock.launch.render.kubernetes import pod_of
+from penstock.launch.render.pod_template import CODE
+from penstock.launch.spec import RunSpec
+
+EVENT = "[event] "
+"""Beginning of the lines of a pod's log that are transitions of the run."""
+_BASE_PORT, _NUM_PORTS = 20_000, 10_000
+_JOIN_S = 1800
+"""Seconds that pods wait for each other: a node may have to be added to the cluster."""
+_LINGER_S = 3.0
+"""Seconds for which the store outlives the first pod's ranks, so that the others read how the run ended."""
+_LOOK_S = 0.2
+
+
+def store_port(namespace: str, name: str) -> int:
+    """Return the port of a run's rendezvous, the same in all pods; below the range of outgoing connections.
+
+    >>> store_port("default", "first")
+    22904
+    """
+    return _BASE_PORT + zlib.crc32(f"{namespace}/{name}".encode()) % _NUM_PORTS
+
+
+def rank_mark(rank: int) -> str:
+    """Return the beginning of a rank's lines in the log of its pod.
+
+    >>> rank_mark(3)
+    '[rank 3] '
+    """
+    return f"[rank {rank}] "
+
+
+def lay_code(spec: RunSpec, folder: Path) -> bool:
+    """Unpack the run's code; return True if this process has to start again to import it.
+
+    Raises:
+        PenstockError: the code is missing or another one.
+    """
+    code = pod_of(spec).code
+    if code is None or str(folder) in sys.path:
+        return False
+    unpack(fetched(code, Path(CODE)), folder)
+    return True
+
+
+def check_pod(spec: RunSpec) -> None:
+    """Check this pod, and set the variables of its processes.
+
+    Raises:
+        PenstockError: a folder, a secret or a network is missing.
+    """
+    pod = pod_of(spec)
+    prepare(spec)
+    present = probe_nics()
+    wanted = declared(pod.network_provider, pod.networks)
+    settings = check_networks(wanted, present, env.variables("NCCL_", "GLOO_"))
+    env.set_variables({s.name: s.value for s in settings if not env.variable(s.name)})
+
+
+def run_pod(spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, scratch: Path) -> int:
+    """Run this pod to its end; return its exit code. This process has no threads, and holds SIGTERM back.
+
+    Args:
+        work: of each rank; what it needs is imported already.
+        scratch: folder of this pod for logs of its ranks.
+
+    Raises:
+        UsageError: this is not a pod of an Indexed Job.
+    """
+    index = env.variable("JOB_COMPLETION_INDEX")
+    if not index.isdecimal():
+        raise UsageError(
+            "`penstock launch pod` is started by Kubernetes, in the pods of a run",
+            fix="Type `penstock launch kubernetes RECIPE`.",
+        )
+    node, job = int(index), env.variable(env.JOB)
+    folder.make()
+    if _is_over(folder, job):  # this pod was lost after the last step, or comes too late
+        return 0
+    host, port = host_of(spec.name), store_port(pod_of(spec).namespace, spec.name)
+    if not is_examined(spec, folder, job=job) and not examine_pods(
+        spec, folder, node=node, host=host, port=port - _NUM_PORTS, job=job
+    ):
+        return EXIT_STOPPED
+    with _printed(folder, scratch, has_events=node == 0), _store(port, is_here=node == 0):
+        if not _wait_for(host, port, is_over=lambda: _is_over(folder, job)):
+            return 0 if _is_over(folder, job) else EXIT_STOPPED
+        code = run_elastic_node(
+            spec,
+            folder,
+            node=node,
+            host=host,
+            port=port,
+            work=work,
+            explain=explain,
+            join_s=_JOIN_S,
+            logs=lambda rank: _local_log(scratch, rank),
+            gone_code=EXIT_STOPPED,
+            address=host_of(spec.name, node),
+        )
+        if code == EXIT_STOPPED and job and folder.is_to_stop(job):  # for good: 75 would replace the pod
+            code = 0
+        if code == 0 and job:
+            folder.mark_finished(job)
+        if node == 0:
+            clock.sleep(_LINGER_S)
+        return code
+
+
+def _is_over(folder: JobFolder, job: str) -> bool:
+    """True if a job has run the last step, or was stopped for good."""
+    return bool(job) and (folder.finished_job() == job or folder.is_to_stop(job))
+
+
+@contextmanager
+def _store(port: int, *, is_here: bool) -> Iterator[None]:
+    if not is_here:
+        yield
+        return
+    from penstock.launch.elastic_agent import start_store  # torch
+
+    store: BaseProcess
+    store, _ = start_store("", port)
+    try:
+        yield
+    finally:
+        store.kill()
+        store.join()
+        store.close()
+
+
+def _wait_for(host: str, port: int, *, is_over: Callable[[], bool]) -> bool:
+    """Wait until the first pod answers; False: this pod was told to stop before, or the run is over.
+
+    Raises:
+        TimeoutError: it does not answer.
+    """
+    end = clock.monotonic() + _JOIN_S
+    while signal.SIGTERM not in signal.sigpending():
+        with suppress(OSError), socket.create_connection((host, port), timeout=5.0):
+            return True
+        if is_over():
+            return False
+        if clock.monotonic() > end:
+            raise TimeoutError(f"{host}:{port}, the first pod, has not answered for {duration(_JOIN_S)}")
+        clock.sleep(1.0)
+    return False
+
+
+def _local_log(scratch: Path, rank: int) -> Path:
+    return scratch / f"rank-{rank:05d}.log"
+
+
+@contextmanager
+def _printed(folder: JobFolder, scratch: Path, *, has_events: bool) -> Iterator[None]:
+    """Print what this pod's ranks print, and keep it in the run's folder."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=_print_logs, args=(folder, scratch, has_events, os.getpid()))
+    process.start()
+    try:
+        yield
+    finally:
+        process.terminate()  # after one more look
+        process.join()
+        process.close()
+
+
+def _print_logs(folder: JobFolder, scratch: Path, has_events: bool, parent: int) -> None:
+    die_with(parent)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    events = len(folder.events())
+    read: dict[Path, int] = {}
+    while True:
+        is_last = signal.SIGTERM in signal.sigpending()
+        for path in sorted(scratch.glob("rank-*.log")):
+            rank = int(path.stem.removeprefix("rank-"))
+            with path.open("rb") as file:
+                file.seek(read.get(path, 0))
+                found = file.read()
+            whole = found if is_last else found[: found.rfind(b"\n") + 1]
+            if not whole:
+                continue
+            read[path] = read.get(path, 0) + len(whole)
+            for line in whole.splitlines():
+                os.write(1, rank_mark(rank).encode() + line + b"\n")
+            with suppress(OSError), folder.log_of(rank).open("ab") as kept:  # a full disk ends no run
+                kept.write(whole)
+        if has_events:
+            new = folder.events()[events:]
+            events += len(new)
+            for event in new:
+                os.write(1, f"{EVENT}{line_of(event)}\n".encode())
+        if is_last:
+            return
+        clock.sleep(_LOOK_S)

@@ -1,0 +1,112 @@
+"""Preflight of a run's pods: the doctor in each of them, all together, before the job's first start."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from penstock.core import clock, env
+from penstock.core.errors import UsageError
+from penstock.launch.job_folder import JobFolder
+from penstock.launch.pod_networks import declared
+from penstock.launch.render.kubernetes import pod_of
+from penstock.launch.spec import RunSpec
+
+REPORT, EXCLUDE, METRICS = "doctor.txt", "exclude.txt", "links.prom"
+"""Files of the run's `launch` folder: the report, hosts to leave out, links as Prometheus text."""
+_SECONDS, _TIMEOUT_S = 20, 60
+_MEETING_S = 1800.0
+"""Seconds that pods wait for each other; then the report has those that did not come."""
+_LOOK_S = 0.1
+
+
+def is_examined(spec: RunSpec, folder: JobFolder, *, job: str) -> bool:
+    """Return True if this start needs no preflight: none was asked for, or this job has had one.
+
+    Pods of an elastic run come when they come, and are not waited for.
+    """
+    return spec.doctor == "skip" or spec.nodes.is_elastic or folder.examined_job() == job
+
+
+def _all_there(spec: RunSpec, folder: JobFolder, *, node: int, job: str) -> bool:
+    """Wait in the run's folder for the pods of all nodes: pulling an image takes longer than a doctor waits.
+
+    Returns False if this pod was told to stop, or the others were examined without it.
+    """
+    meeting = folder.path / f"examined-{job}"
+    end = clock.monotonic() + _MEETING_S
+    try:
+        meeting.mkdir(exist_ok=True)
+        (meeting / str(node)).touch()
+        while len(list(meeting.iterdir())) < spec.nodes.most and clock.monotonic() < end:
+            if signal.SIGTERM in signal.sigpending() or folder.examined_job() == job:
+                return False
+            clock.sleep(_LOOK_S)
+    except FileNotFoundError:  # the first pod removes the folder once all were examined
+        return False
+    return True
+
+
+def command_of(spec: RunSpec, folder: JobFolder) -> Sequence[str]:
+    """Return the doctor's command in a pod: over the declared cards, or all that it finds."""
+    pod = pod_of(spec)
+    cards = [f"--network={each.name}" for each in declared(pod.network_provider, pod.networks)]
+    files = [f"--exclude={folder.path / EXCLUDE}", f"--metrics={folder.path / METRICS}"]
+    return [
+        *(sys.executable, "-m", "penstock", "doctor", f"--seconds={_SECONDS}", f"--folder={spec.run_dir}"),
+        f"--timeout={_TIMEOUT_S}",
+        *cards,
+        *files,
+    ]
+
+
+def variables_of(spec: RunSpec, *, node: int, host: str, port: int) -> Mapping[str, str]:
+    """Return the variables by which the doctors of all pods find each other."""
+    return {
+        "RANK": str(node),
+        "WORLD_SIZE": str(spec.nodes.most),
+        "LOCAL_RANK": "0",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": host,
+        "MASTER_PORT": str(port),
+    }
+
+
+def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port: int, job: str) -> bool:
+    """Examine this pod with all others; return False if it was told to stop meanwhile.
+
+    Args:
+        port: of the doctors' store in the first pod.
+        job: whose first start this is.
+
+    Raises:
+        UsageError: the doctor found something red, and the run is to start on sound nodes only.
+    """
+    if not _all_there(spec, folder, node=node, job=job):
+        return signal.SIGTERM not in signal.sigpending()
+    variables = {**env.variables(""), **variables_of(spec, node=node, host=host, port=port)}
+    report = folder.path / REPORT if node == 0 else os.devnull
+    with open(report, "wb") as out:  # noqa: PTH123 - also the null device
+        process = subprocess.Popen(command_of(spec, folder), env=variables, stdout=out)
+        while process.poll() is None:
+            if signal.SIGTERM in signal.sigpending():
+                process.kill()
+                process.wait()
+                return False
+            clock.sleep(_LOOK_S)
+    if node:
+        return True
+    code = process.returncode
+    folder.log_event("examined", node=node, code=code, report=str(folder.path / REPORT))
+    os.write(1, (folder.path / REPORT).read_bytes())
+    folder.mark_examined(job)
+    shutil.rmtree(folder.path / f"examined-{job}", ignore_errors=True)
+    if code and spec.doctor == "require":
+        raise UsageError(
+            f"The doctor ended with {code}, and the run asks for sound nodes (--doctor require)",
+            got=str(folder.path / REPORT),
+            fix=f"Leave out the hosts of {folder.path / EXCLUDE}, or mend what the report has in red.",
+        )
+    return True

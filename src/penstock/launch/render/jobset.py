@@ -1,0 +1,203 @@
+"""Render a run as a JobSet: one Indexed Job, whose pods are the nodes of the run.
+
+Restarts happen on three levels, the quickest first:
+
+- ranks, in their pod: the supervisor of each node forks them again (launch/elastic_agent.py);
+- a pod, by its Job: one that stopped after saving (75) or was disrupted is replaced and not counted, one that
+  failed is replaced and counted, after Kubernetes' back-off;
+- all pods, by the JobSet: only at the time limit.
+
+A pod that ends with 2 (wrong recipe) or 76 (no progress) ends the JobSet: starting again would repeat it. The
+index of a pod is its node's number, so rank order is the scheduler's order of pods.
+"""
+
+import math
+import re
+from typing import Any
+
+from penstock.core import env
+from penstock.core.errors import UsageError
+from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.network_settings import Setting
+from penstock.launch.pod import PodSpec
+from penstock.launch.pod_networks import Attachment
+from penstock.launch.render.pod_template import CONFIG, CONTAINER, Object, labels_of, pod_template
+from penstock.launch.spec import RunSpec
+from penstock.launch.supervise import EXIT_NO_PROGRESS
+
+NODES = "node"
+"""Name of the replicated job. Trainer 2.4 takes at most 20 characters, and knows its own step by this one."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+NODE_VARIABLE = "PENSTOCK_NODE"
+_LABEL_MAX = 63
+_SUFFIX = len("-xxxxx")  # of a pod
+_FAILURES_PER_NODE = 6
+
+
+def host_of(name: str, node: int = 0) -> str:
+    """Return the host name of a pod, in the headless service that the JobSet controller makes.
+
+    >>> host_of("first")
+    'first-node-0-0.first'
+    """
+    return f"{name}-{NODES}-0-{node}.{name}"
+
+
+def longest_name(num_nodes: int) -> int:
+    """Return the most characters of a job's name with which the names of its pods are labels of DNS.
+
+    >>> longest_name(4), longest_name(100)
+    (48, 47)
+    """
+    return _LABEL_MAX - len(f"-{NODES}-0-{num_nodes - 1}") - _SUFFIX
+
+
+def check_name(spec: RunSpec) -> None:
+    """Refuse a name that the API server or a controller would refuse.
+
+    Raises:
+        UsageError: with the longest that would do.
+    """
+    longest = longest_name(spec.nodes.most)
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", spec.name) or len(spec.name) > longest:
+        raise UsageError(
+            f"The name of a job on Kubernetes has at most {longest} lower-case letters, digits and -, and "
+            "begins with a letter: names of its pods are made of it",
+            got=spec.name,
+            fix="Give a shorter one by --name.",
+        )
+
+
+def jobset(spec: RunSpec, pod: PodSpec, attachment: Attachment) -> Object:
+    """Return the JobSet of a run.
+
+    Raises:
+        UsageError: its name does not fit.
+    """
+    check_name(spec)
+    metadata: Object = {"name": spec.name, "namespace": pod.namespace, "labels": labels_of(spec.name)}
+    if spec.queue:
+        metadata["labels"][QUEUE] = spec.queue
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": metadata,
+        "spec": jobset_spec(spec, pod, attachment),
+    }
+
+
+def jobset_spec(spec: RunSpec, pod: PodSpec, attachment: Attachment, *, job_labels: Any = None) -> Object:
+    """Return the `spec` of a JobSet, which a TrainingRuntime contains, too.
+
+    Args:
+        job_labels: of the Job's template.
+    """
+    container: Object = {
+        "name": CONTAINER,
+        "command": [spec.python, "-m", "penstock", "launch", "pod", CONFIG],
+    }
+    if spec.work_dir:
+        container["workingDir"] = spec.work_dir
+    template = pod_template(
+        spec.name,
+        pod,
+        container,
+        config=spec.name,
+        grace_s=spec.grace_s,
+        attachment=attachment,
+        num_devices=spec.processes,
+        environment=spec.environment,
+        secrets=spec.secrets,
+        restart="Never",
+    )
+    of_job = {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+    template["spec"]["containers"][0]["env"].append({"name": env.JOB, "valueFrom": of_job})
+    if spec.doctor != "skip":  # the report names machines, not pods
+        of_node = {"fieldRef": {"fieldPath": "spec.nodeName"}}
+        template["spec"]["containers"][0]["env"].append({"name": NODE_VARIABLE, "valueFrom": of_node})
+    num_nodes = spec.nodes.most
+    job: Object = {
+        "completionMode": "Indexed",
+        "completions": num_nodes,
+        "parallelism": num_nodes,
+        "backoffLimit": _FAILURES_PER_NODE * num_nodes,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "FailJob", "onExitCodes": _codes(2, EXIT_NO_PROGRESS)},
+                {"action": "Ignore", "onExitCodes": _codes(EXIT_STOPPED)},
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": template,
+    }
+    if spec.time_limit_s:
+        job["activeDeadlineSeconds"] = math.ceil(spec.time_limit_s)
+    rules = [
+        {"name": "wrong_or_no_progress", "action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]},
+        {"name": "pods_fail", "action": "FailJobSet", "onJobFailureReasons": ["BackoffLimitExceeded"]},
+        {"name": "time_limit", "action": "RestartJobSet", "onJobFailureReasons": ["DeadlineExceeded"]},
+    ]
+    replicated: Object = {"name": NODES, "replicas": 1, "template": {"spec": job}}
+    if job_labels:
+        replicated["template"]["metadata"] = {"labels": job_labels}
+    return {
+        "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
+        "failurePolicy": {
+            "maxRestarts": spec.max_requeues,
+            "restartStrategy": "BlockingRecreate",
+            "rules": rules,
+        },
+        "replicatedJobs": [replicated],
+    }
+
+
+def _codes(*codes: int) -> Object:
+    return {"containerName": CONTAINER, "operator": "In", "values": list(codes)}
+
+
+def settings_of_jobset(spec: RunSpec) -> list[Setting]:
+    """Return the settings of a JobSet, each with its reason."""
+    found = [
+        Setting(
+            name="terminationGracePeriodSeconds",
+            value=str(math.ceil(spec.grace_s)),
+            reason=f"the grace: a step and a save within {spec.save_within_s:g} s, then the exit",
+        ),
+        Setting(
+            name="podFailurePolicy",
+            value="2, 76: end; 75, disruption: replace, not counted",
+            reason="75 is a stop after saving; 76 is no progress, which a new pod would repeat",
+        ),
+        Setting(
+            name="backoffLimit",
+            value=str(_FAILURES_PER_NODE * spec.nodes.most),
+            reason="pods that end in another way; ranks that fail are started again in their pod",
+        ),
+        Setting(
+            name="podReplacementPolicy", value="Failed", reason="no two pods of one node at the same time"
+        ),
+        Setting(
+            name="maxRestarts",
+            value=str(spec.max_requeues),
+            reason="of all pods, at the time limit only: --max-requeues",
+        ),
+        Setting(
+            name="restartStrategy",
+            value="BlockingRecreate",
+            reason="all old pods are gone before new ones write to the run's folder",
+        ),
+        Setting(
+            name="rendezvous host",
+            value=host_of(spec.name),
+            reason="the first pod, by the headless service that JobSet makes",
+        ),
+    ]
+    if spec.queue:
+        reason = "Kueue starts all pods together, once its quota allows"
+        found.append(Setting(name=QUEUE, value=spec.queue, reason=reason))
+    if spec.time_limit_s:
+        value = str(math.ceil(spec.time_limit_s))
+        reason = "--time-limit: all pods save, and start again; Kueue keeps their admission"
+        found.append(Setting(name="activeDeadlineSeconds", value=value, reason=reason))
+    return found

@@ -1,0 +1,184 @@
+"""Render a server: a Deployment, a Service and an autoscaler, or an InferenceService of KServe.
+
+A pod gets requests once `/ready` answers. When it stops, proxies still send to it for a moment, so it waits
+before the signal; then running answers end within the drain, which is shorter than the grace.
+"""
+
+import math
+import re
+
+from penstock.core.errors import UsageError
+from penstock.launch.network_settings import Setting
+from penstock.launch.pod_networks import attach
+from penstock.launch.render.pod_template import SERVER, Object, labels_of, pod_template, settings_of_pod
+from penstock.launch.render.rendered import Rendered
+from penstock.launch.serving import LEAVE_S, ServingSpec
+
+_KSERVE_CONTAINER = "kserve-container"
+_LONGEST_NAME = 50
+_LOOK_S = 5
+
+
+def render_serving(spec: ServingSpec) -> Rendered:
+    """Return the objects of a server.
+
+    Raises:
+        UsageError: its name does not fit.
+    """
+    if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", spec.name) or len(spec.name) > _LONGEST_NAME:
+        raise UsageError(
+            f"The name of a server has at most {_LONGEST_NAME} lower-case letters, digits and -, and begins "
+            "with a letter",
+            got=spec.name,
+            fix="Give another one by --name.",
+        )
+    command = (spec.python, "-m", "penstock", "serve", spec.model)
+    arguments = (
+        "--host",
+        "0.0.0.0",
+        "--port",
+        str(spec.port),
+        "--drain-s",
+        f"{spec.drain_s:g}",
+        *spec.options,
+    )
+    attachment = attach(
+        spec.name,
+        spec.pod.namespace,
+        spec.pod.network_provider,
+        spec.pod.networks,
+        labels=labels_of(spec.name, SERVER),
+        pods=spec.replicas.most,
+        gpus=spec.devices if spec.pod.device else 0,
+    )
+    ready = {"httpGet": {"path": "/ready", "port": "http"}}
+    container: Object = {
+        "name": _KSERVE_CONTAINER if spec.is_kserve else SERVER,
+        "command": list(command),
+        "args": list(arguments),
+        "ports": [{"name": "http", "containerPort": spec.port}],
+        "startupProbe": {
+            **ready,
+            "periodSeconds": _LOOK_S,
+            "failureThreshold": math.ceil(spec.startup_s / _LOOK_S),
+        },
+        "readinessProbe": {**ready, "periodSeconds": 2, "failureThreshold": 1},
+        "livenessProbe": {
+            "httpGet": {"path": "/health", "port": "http"},
+            "periodSeconds": 10,
+            "failureThreshold": 3,
+        },
+        "lifecycle": {"preStop": {"exec": {"command": ["sleep", f"{LEAVE_S:g}"]}}},
+    }
+    template = pod_template(
+        spec.name,
+        spec.pod,
+        container,
+        config="",
+        grace_s=spec.grace_s,
+        attachment=attachment,
+        num_devices=spec.devices,
+        environment=spec.environment,
+        secrets=spec.secrets,
+        restart="Always",
+        component=SERVER,
+    )
+    objects = [_inference_service(spec, template)] if spec.is_kserve else _deployment(spec, template)
+    return Rendered(
+        files={},
+        commands=(),
+        node_command=(*command, *arguments),
+        settings=(*_settings(spec), *settings_of_pod(spec.pod, num_devices=spec.devices)),
+        objects=(*attachment.objects, *objects),
+    )
+
+
+def _deployment(spec: ServingSpec, template: Object) -> list[Object]:
+    labels = labels_of(spec.name, SERVER)
+    metadata: Object = {"name": spec.name, "namespace": spec.pod.namespace, "labels": labels}
+    deployment: Object = {
+        "selector": {"matchLabels": labels},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": template,
+    }
+    if not spec.replicas.is_elastic:  # else the autoscaler's number would be set back
+        deployment["replicas"] = spec.replicas.least
+    objects: list[Object] = [
+        {
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": metadata,
+            "spec": {
+                "selector": labels,
+                "ports": [{"name": "http", "port": spec.port, "targetPort": "http"}],
+            },
+        },
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": deployment},
+    ]
+    if spec.replicas.is_elastic:
+        target = {"type": "AverageValue", "averageValue": str(spec.waiting_per_pod)}
+        metric = {"type": "Pods", "pods": {"metric": {"name": "penstock_answers_waiting"}, "target": target}}
+        objects.append(
+            {
+                "apiVersion": "autoscaling/v2",
+                "kind": "HorizontalPodAutoscaler",
+                "metadata": metadata,
+                "spec": {
+                    "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
+                    "minReplicas": spec.replicas.least,
+                    "maxReplicas": spec.replicas.most,
+                    "metrics": [metric],
+                },
+            }
+        )
+    return objects
+
+
+def _inference_service(spec: ServingSpec, template: Object) -> Object:
+    pods = {key: value for key, value in template["spec"].items() if key != "restartPolicy"}
+    return {
+        "apiVersion": "serving.kserve.io/v1beta1",
+        "kind": "InferenceService",
+        "metadata": {
+            "name": spec.name,
+            "namespace": spec.pod.namespace,
+            "labels": labels_of(spec.name, SERVER),
+            "annotations": {"serving.kserve.io/deploymentMode": "RawDeployment"},
+        },
+        "spec": {
+            "predictor": {
+                "minReplicas": spec.replicas.least,
+                "maxReplicas": spec.replicas.most,
+                **{key: value for key, value in template["metadata"].items() if key == "annotations"},
+                **pods,
+            }
+        },
+    }
+
+
+def _settings(spec: ServingSpec) -> list[Setting]:
+    found = [
+        Setting(name="replicas", value=str(spec.replicas), reason="--nodes"),
+        Setting(
+            name="terminationGracePeriodSeconds",
+            value=str(math.ceil(spec.grace_s)),
+            reason=f"{LEAVE_S:g} s until proxies know, {spec.drain_s:g} s for open answers, then the exit",
+        ),
+        Setting(name="--drain-s", value=f"{spec.drain_s:g}", reason="shorter than the grace"),
+        Setting(
+            name="startupProbe",
+            value=f"/ready within {spec.startup_s:g} s",
+            reason="a model takes minutes to load, in which no other probe counts",
+        ),
+        Setting(name="readinessProbe", value="/ready", reason="503 while it drains: no new requests"),
+        Setting(name="livenessProbe", value="/health", reason="503 once the engine has failed: start again"),
+    ]
+    if spec.replicas.is_elastic and not spec.is_kserve:
+        found.append(
+            Setting(
+                name="HorizontalPodAutoscaler",
+                value=f"penstock_answers_waiting, {spec.waiting_per_pod} a pod",
+                reason="needs a metrics adapter, such as prometheus-adapter",
+            )
+        )
+    return found

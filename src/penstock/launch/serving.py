@@ -1,0 +1,64 @@
+"""Specification of a server on Kubernetes: what the serving renderer renders, one frozen value."""
+
+import math
+from dataclasses import dataclass
+
+from penstock.core.errors import UsageError
+from penstock.launch.pod import PodSpec
+from penstock.launch.spec import MARGIN_S, NodeRange, Secret
+
+LEAVE_S = 5.0
+"""Seconds that a stopping pod still takes requests: proxies learn only then that it leaves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSpec:
+    """A model to be served by replicas of one pod."""
+
+    name: str
+    model: str
+    """Path of the model's folder in the pod."""
+    python: str
+    pod: PodSpec
+    replicas: NodeRange
+    """Number of pods: fixed, or from a least to a most, by the answers that wait."""
+    options: tuple[str, ...] = ()
+    """Options of `penstock serve`, handed through."""
+    environment: tuple[tuple[str, str], ...] = ()
+    secrets: tuple[Secret, ...] = ()
+    devices: int = 1
+    """Devices of each pod."""
+    grace_s: float = 60.0
+    """Seconds from a request to stop until a pod is killed: open answers must end within."""
+    startup_s: float = 1800.0
+    """Seconds for loading the model; a pod that needs longer is started again."""
+    port: int = 8000
+    waiting_per_pod: int = 4
+    """Answers that may wait for each pod, before another pod is started."""
+    is_kserve: bool = False
+    """True: an InferenceService of KServe, instead of a Deployment with a Service."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.grace_s < math.inf:
+            raise UsageError("--grace must be a number of seconds above 0", got=self.grace_s)
+        if self.drain_s < 1:
+            raise UsageError(
+                f"The grace is too short: a pod takes requests for {LEAVE_S:g} s more, then ends its "
+                f"answers, and exits within {MARGIN_S:g} s",
+                got=f"{self.grace_s:g} s",
+                fix=f"Give --grace {LEAVE_S + MARGIN_S + 10:g} or more.",
+            )
+        for option, number, most in (
+            ("--port", self.port, 65_535),
+            ("--waiting", self.waiting_per_pod, math.inf),
+            ("--processes", self.devices, math.inf),
+            ("--startup", self.startup_s, math.inf),
+        ):
+            if not 1 <= number <= most:
+                upper = "" if most == math.inf else f" and at most {most}"
+                raise UsageError(f"{option} must be at least 1{upper}", got=number)
+
+    @property
+    def drain_s(self) -> float:
+        """Seconds for open answers to end."""
+        return self.grace_s - LEAVE_S - MARGIN_S

@@ -1,0 +1,166 @@
+"""`penstock launch kubernetes` on a real control plane: pods train, are lost and resized; refusals.
+
+The JobSet controller is a stand-in (tests/jobset_controller.py), the kubelet one that runs pods as processes.
+"""
+
+import json
+import os
+import shutil
+
+import pytest
+
+from tests.e2e.conftest import audit_of_pods, penstock
+from tests.jobset_controller import jobset_controller
+from tests.kubelet import nodes
+from tests.kubernetes import JOBSET, cluster
+from tests.launched import newest_step, wait_until, write_recipe
+
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def kubernetes(tmp_path_factory, corpus):
+    """A control plane with two nodes, a claim `runs` that holds a corpus, and its folder."""
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with (
+        cluster(folder, controllers=True, definitions=["jobset", "localqueues", "clusterqueues"]) as found,
+        jobset_controller(found),
+        nodes(found, folder, "n1", "n2") as room,
+    ):
+        found.volume("runs", folder / "runs")
+        found.volume("disk", folder / "disk", mode="ReadWriteOnce")
+        shutil.copytree(corpus, folder / "runs" / "corpus")
+        yield found, room, folder / "runs"
+
+
+@pytest.fixture
+def launch(kubernetes, tmp_path, monkeypatch):
+    """Type `penstock launch kubernetes` for a recipe of a run, in a folder that no pod sees."""
+    found, _, _ = kubernetes
+    config = found.kubeconfig(tmp_path / "kubeconfig")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+
+    def launch(run, *words, steps=STEPS, volume="runs"):
+        recipe = write_recipe(tmp_path / f"{run}.toml", "corpus", run=run, steps=steps, every=5)
+        common = ["--image", "penstock", "--volume", f"{volume}:/runs", "--cpu", "1"]
+        return penstock("launch", "kubernetes", recipe, *common, *words, cwd=tmp_path)
+
+    return launch
+
+
+def state(run, cwd):
+    done = penstock("launch", "status", run, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def pods_of(found, run):
+    return found.all("Pod", labels=f"app.kubernetes.io/instance={run}")
+
+
+@pytest.mark.timeout(600)
+def test_a_lost_pod_is_replaced_and_every_sample_is_trained_on_once(kubernetes, launch, tmp_path):
+    found, _, runs = kubernetes
+    shown = launch("lost-pod", "--nodes", 2, "--dry-run")
+    assert "would take 3 objects" in shown.stdout, shown.stdout[-800:] + shown.stderr
+    assert found.get("JobSet", "lost-pod", api=JOBSET) is None
+
+    done = launch("lost-pod", "--nodes", 2)
+    assert done.returncode == 0, done.stderr
+    assert "submitted lost-pod" in done.stdout
+    wait_until(lambda: newest_step(runs / "lost-pod") >= 8, "step 8")
+    again = launch("lost-pod", "--nodes", 2)
+    assert (again.returncode, "is in use by job lost-pod" in " ".join(again.stderr.split())) == (1, True)
+
+    lost = next(pod for pod in pods_of(found, "lost-pod") if pod["metadata"]["generateName"].endswith("-1-"))
+    found.delete("Pod", lost["metadata"]["name"], grace_s=0)
+    wait_until(lambda: newest_step(runs / "lost-pod") >= STEPS, "the last step")
+    wait_until(lambda: not state("lost-pod", tmp_path)["is_live"], "the end of the run")
+    ended = state("lost-pod", tmp_path)
+    assert ended["status"] == "COMPLETED", ended
+    accounts = audit_of_pods(runs / "lost-pod")
+    assert (accounts["samples"], accounts["faults"]) == (STEPS * 12, [])
+    printed = penstock("launch", "logs", "lost-pod", "--rank", 1, cwd=tmp_path)
+    assert "rank 1 of 2" in printed.stdout, printed.stderr
+    owners = found.get("ConfigMap", "lost-pod")["metadata"]["ownerReferences"]
+    assert [owner["kind"] for owner in owners] == ["JobSet"]
+
+
+@pytest.mark.timeout(600)
+def test_a_run_is_resized_and_cancelled_after_saving(kubernetes, launch, tmp_path):
+    found, _, runs = kubernetes
+    done = launch("resized", "--nodes", 1, "--processes", 2, "--grace", 40, steps=100_000)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: newest_step(runs / "resized") >= 6, "step 6")
+    resized = penstock("launch", "resize", "resized", 2, cwd=tmp_path)
+    assert resized.returncode == 0, resized.stderr
+    step = newest_step(runs / "resized")
+    wait_until(lambda: newest_step(runs / "resized") >= step + 3, "steps of four ranks")
+    said = penstock("launch", "status", "resized", cwd=tmp_path).stdout
+    assert "2 running" in said
+    assert f"start 1 of this node, checkpoint {step}" in said, said
+    cancelled = penstock("launch", "cancel", "resized", cwd=tmp_path)
+    assert "deleted, after its pods were asked to save" in cancelled.stdout, cancelled.stderr
+    assert pods_of(found, "resized") == []
+    accounts = audit_of_pods(runs / "resized")
+    assert (accounts["samples"], accounts["faults"]) == (accounts["steps"] * 12, [])
+    assert set(accounts["ranks"]) == {2, 4}
+    newest = max(
+        int(path.name.removeprefix("step-")) for path in (runs / "resized" / "checkpoints").iterdir()
+    )
+    assert newest == newest_step(runs / "resized"), "no step was lost"
+
+
+def one_paragraph(done, code):
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    assert "\n\n" not in done.stderr.strip()
+    return " ".join(done.stderr.split())
+
+
+def test_what_could_never_start_is_refused_and_nothing_is_left(kubernetes, launch, tmp_path, monkeypatch):
+    found, _, _ = kubernetes
+    said = one_paragraph(launch("bad", "--nodes", 2, volume="disk"), 2)
+    assert "Claim disk is ReadWriteOnce" in said
+    assert "no PersistentVolumeClaim rums" in one_paragraph(launch("bad", volume="rums"), 2)
+    assert "no Secret wandb" in one_paragraph(launch("bad", "--secret", "KEY=key:wandb/key"), 2)
+    assert "no LocalQueue" in one_paragraph(launch("bad", "--queue", "research"), 2)
+    assert "at most 48 lower-case letters" in one_paragraph(launch("bad", "--name", "Bad"), 2)
+    said = one_paragraph(launch("bad", "--namespace", "nowhere", volume="runs"), 2)
+    assert "no PersistentVolumeClaim runs" in said
+    said = one_paragraph(launch("bad", "--api", "trainjob"), 1)
+    assert "does not know trainer.kubeflow.org/v1alpha1" in said
+    cards = tmp_path / "cards.toml"
+    cards.write_text('[[networks]]\nmaster = "ens1"\nsubnet = "10.1.0.0/24"\n')
+    assert "does not know k8s.cni.cncf.io/v1" in one_paragraph(launch("bad", "--networks", cards), 1)
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    assert "No cluster is configured" in one_paragraph(launch("bad"), 1)
+    away = json.loads((tmp_path / "kubeconfig").read_text())
+    away["clusters"][0]["cluster"]["server"] = "https://127.0.0.1:1"
+    (tmp_path / "away").write_text(json.dumps(away))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "away"))
+    assert "The cluster at https://127.0.0.1:1 cannot be reached" in one_paragraph(launch("bad"), 1)
+    assert not (tmp_path / "bad" / "launch" / "job.json").exists()
+    assert found.get("ConfigMap", "bad") is None
+    assert found.get("JobSet", "bad", api=JOBSET) is None
+
+
+def test_a_queue_that_can_never_give_the_nodes_is_refused_with_both_amounts(kubernetes, launch):
+    found, _, _ = kubernetes
+    kueue = "kueue.x-k8s.io/v1beta2"
+    flavor = {"name": "any", "resources": [{"name": "cpu", "nominalQuota": "3"}]}
+    groups = [{"coveredResources": ["cpu"], "flavors": [flavor]}]
+    for one in (
+        {"kind": "ClusterQueue", "metadata": {"name": "small"}, "spec": {"resourceGroups": groups}},
+        {
+            "kind": "LocalQueue",
+            "metadata": {"name": "small", "namespace": "default"},
+            "spec": {"clusterQueue": "small"},
+        },
+    ):
+        status, answer = found.create({"apiVersion": kueue, **one})
+        assert status == 201, answer
+    said = one_paragraph(launch("bad", "--nodes", 4, "--queue", "small"), 2)
+    assert "Queue small gives at most 3 of cpu" in said
+    shown = launch("bad", "--nodes", 3, "--queue", "small", "--dry-run")
+    assert "kueue.x-k8s.io/queue-name: small" in shown.stdout
+    assert os.environ["KUBECONFIG"]

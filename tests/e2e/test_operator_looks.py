@@ -1,0 +1,145 @@
+"""Single looks of the operator at runs on a real API server, where no controller changes anything."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from penstock.cli.operator import plan_of
+from penstock.launch.controller.reconcile import API, Reconciler
+from penstock.launch.engines.kubernetes import connect
+from tests.kubernetes import JOBSET, cluster
+from tests.launched import write_recipe
+
+DEFINITION = Path(__file__).parents[2] / "deploy" / "operator" / "crd.yaml"
+TRAINER = "trainer.kubeflow.org/v1alpha1"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """An API server that knows JobSets, and no TrainJobs yet."""
+    folder = tmp_path_factory.mktemp("server")
+    with cluster(folder, definitions=["jobset"]) as found:
+        found.define(yaml.safe_load(DEFINITION.read_text()))
+        found.volume("runs", folder / "runs")
+        yield found
+
+
+@pytest.fixture
+def operator(server, tmp_path, monkeypatch):
+    """Take looks at runs."""
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
+    connection = connect("default")
+    with connection.client:
+        yield Reconciler(connection, plan_of)
+
+
+@pytest.fixture
+def start(server, tmp_path):
+    """Create a TrainingRun; returns its uid."""
+
+    def start(name, **spec):
+        recipe = write_recipe(tmp_path / "recipe.toml", "corpus", run=name, steps=9).read_text()
+        wanted = {"image": "test", "recipe": recipe, "volumes": [{"claim": "runs", "path": "/runs"}]}
+        meta = {"name": name, "namespace": "default"}
+        status, answer = server.create(
+            {"apiVersion": API, "kind": "TrainingRun", "metadata": meta, "spec": wanted | spec}
+        )
+        assert status == 201, answer
+        return answer["metadata"]["uid"]
+
+    return start
+
+
+def status_of(server, name):
+    return server.get("TrainingRun", name, api=API)["status"]
+
+
+def jobset(name, **meta):
+    template = {"spec": {"containers": [{"name": "a", "image": "a"}], "restartPolicy": "Never"}}
+    job = {"name": "node", "template": {"spec": {"template": template}}}
+    return {
+        "apiVersion": JOBSET,
+        "kind": "JobSet",
+        "metadata": {"name": name, "namespace": "default", **meta},
+        "spec": {"replicatedJobs": [job]},
+    }
+
+
+def test_a_jobset_of_another_is_neither_stopped_nor_deleted_with_the_run(server, operator, start):
+    assert server.create(jobset("theirs"))[0] == 201
+    start("theirs")
+    assert operator.look("theirs")
+    assert status_of(server, "theirs")["phase"] == "Invalid"
+    assert "JobSet theirs exists and is not this run's" in status_of(server, "theirs")["message"]
+    assert operator.look("theirs")
+    assert server.patch("TrainingRun", "theirs", {"metadata": {"finalizers": ["a/b"]}}, api=API)[0] == 200
+    server.delete("TrainingRun", "theirs", api=API)
+    assert not operator.look("theirs"), "nothing of this run is left"
+    assert "deletionTimestamp" not in server.get("JobSet", "theirs", api=JOBSET)["metadata"]
+
+
+def test_a_config_map_of_another_is_neither_changed_nor_owned(server, operator, start):
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}, "data": {"a": "b"}}
+    assert server.create(config)[0] == 201
+    start("settings")
+    assert operator.look("settings")
+    assert "ConfigMap settings exists and is not this run's" in status_of(server, "settings")["message"]
+    found = server.get("ConfigMap", "settings")
+    assert (found["data"], found["metadata"].get("ownerReferences")) == ({"a": "b"}, None)
+    assert server.get("JobSet", "settings", api=JOBSET) is None
+    server.delete("ConfigMap", "settings")
+    assert operator.look("settings")
+    assert server.get("JobSet", "settings", api=JOBSET) is not None
+
+
+def test_a_release_that_renders_otherwise_restarts_nothing(server, operator, start, monkeypatch):
+    start("kept")
+    assert operator.look("kept")
+    before = server.get("JobSet", "kept", api=JOBSET)["metadata"]["uid"]
+    monkeypatch.setattr("penstock.launch.render.pod_template.CACHE", "/elsewhere")
+    assert operator.look("kept")
+    assert server.get("JobSet", "kept", api=JOBSET)["metadata"]["uid"] == before
+    run = {"spec": {"nodes": 2}}
+    assert server.patch("TrainingRun", "kept", run, api=API)[0] == 200
+    assert operator.look("kept")
+    assert server.get("JobSet", "kept", api=JOBSET) is None, "a change of the run stops it"
+
+
+def test_a_trainjob_and_the_jobset_that_trainer_makes_of_it_are_one_job(server, operator, start):
+    server.install("trainer.kubeflow.org_train")
+    start("trained", api="trainjob")
+    assert operator.look("trained")
+    trainjob = server.get("TrainJob", "trained", api=TRAINER)
+    of = {"kind": "TrainJob", "name": "trained", "uid": trainjob["metadata"]["uid"]}
+    owner = {"apiVersion": TRAINER, **of, "controller": True}
+    assert server.create(jobset("trained", ownerReferences=[owner]))[0] == 201
+    assert operator.look("trained")
+    assert server.get("TrainJob", "trained", api=TRAINER)["metadata"]["uid"] == of["uid"]
+    assert server.get("JobSet", "trained", api=JOBSET) is not None
+
+    assert server.patch("TrainingRun", "trained", {"spec": {"api": "jobset"}}, api=API)[0] == 200
+    assert operator.look("trained")
+    assert server.get("TrainJob", "trained", api=TRAINER) is None, "the TrainJob is stopped, not its child"
+    assert operator.look("trained")
+    assert status_of(server, "trained")["phase"] == "Stopping", "until the garbage collector has its JobSet"
+    server.delete("JobSet", "trained", api=JOBSET)
+    assert operator.look("trained")
+    owners = server.get("JobSet", "trained", api=JOBSET)["metadata"]["ownerReferences"]
+    assert [one["kind"] for one in owners] == ["TrainingRun"]
+
+
+def test_a_signal_that_comes_before_the_first_look_ends_the_operator(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path / "kubeconfig")))
+    command = [sys.executable, "-m", "penstock", "operator", "--namespace", "default"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if "leading" in line:
+                process.terminate()
+                break
+        rest = process.stderr.read()
+        assert process.wait() == 0, rest
+    lease = server.get("Lease", "penstock-operator", api="coordination.k8s.io/v1")
+    assert lease["spec"].get("holderIdentity", "") == "", "another replica leads at once"

@@ -1,0 +1,106 @@
+"""What the operator does about a run, from what the cluster shows."""
+
+import pytest
+
+from penstock.launch.controller.decide import (
+    EXCLUDE_AT_MOST,
+    STUCK_S,
+    JobSeen,
+    PodSeen,
+    RunAction,
+    RunPhase,
+    RunSeen,
+    decide,
+)
+
+JOB = JobSeen(digest="a", nodes="2")
+LEAVING = JobSeen(digest="a", nodes="2", is_leaving=True)
+RUNNING = [PodSeen(name=f"p{i}", index=i, node=f"n{i}", phase="Running") for i in range(3)]
+
+
+def seen(**values):
+    return RunSeen(**{"digest": "a", "nodes": "2", "job": JOB, "pods": RUNNING[:2], **values})
+
+
+@pytest.mark.parametrize(
+    ("run", "act", "phase"),
+    [
+        (seen(), RunAction.NOTHING, RunPhase.RUNNING),
+        (seen(pods=[]), RunAction.NOTHING, RunPhase.PENDING),
+        (seen(job=None, pods=[]), RunAction.APPLY, RunPhase.PENDING),
+        (
+            seen(job=None),
+            RunAction.NOTHING,
+            RunPhase.STOPPING,
+        ),  # pods of before still write to the run's folder
+        (seen(job=LEAVING, pods=[]), RunAction.NOTHING, RunPhase.STOPPING),
+        (seen(digest="b"), RunAction.STOP, RunPhase.STOPPING),
+        (seen(digest="b", job=LEAVING), RunAction.NOTHING, RunPhase.STOPPING),
+        (seen(is_suspended=True), RunAction.STOP, RunPhase.STOPPING),
+        (seen(is_suspended=True, job=None), RunAction.NOTHING, RunPhase.STOPPING),
+        (seen(is_suspended=True, job=None, pods=[]), RunAction.NOTHING, RunPhase.SUSPENDED),
+        (seen(is_deleted=True), RunAction.STOP, RunPhase.STOPPING),
+        (seen(is_deleted=True, job=LEAVING), RunAction.NOTHING, RunPhase.STOPPING),
+        (seen(is_deleted=True, job=None, pods=[]), RunAction.RELEASE, RunPhase.STOPPING),
+        (seen(digest="", invalid="no"), RunAction.NOTHING, RunPhase.RUNNING),
+        (seen(digest="", invalid="no", is_suspended=True), RunAction.STOP, RunPhase.STOPPING),
+        (
+            seen(digest="", invalid="no", is_suspended=True, job=None, pods=[]),
+            RunAction.NOTHING,
+            RunPhase.SUSPENDED,
+        ),
+        (seen(digest="", invalid="no", job=None, pods=[]), RunAction.NOTHING, RunPhase.INVALID),
+        (seen(job=JobSeen(digest="a", end="COMPLETED")), RunAction.NOTHING, RunPhase.SUCCEEDED),
+        (seen(job=JobSeen(digest="a", end="FAILED")), RunAction.NOTHING, RunPhase.FAILED),
+        (seen(digest="b", job=JobSeen(digest="a", end="FAILED")), RunAction.STOP, RunPhase.STOPPING),
+    ],
+)
+def test_each_state_of_the_cluster_has_its_next_action(run, act, phase):
+    found = decide(run)
+    assert (found.act, found.phase) == (act, phase)
+
+
+def unfit(node, index=2):
+    return PodSeen(name="bad", index=index, node=node, phase="Failed", unfit="no folder")
+
+
+def test_a_node_is_excluded_where_another_one_is_fit():
+    found = decide(seen(pods=[*RUNNING[:1], unfit("n9")]))
+    assert (found.act, found.target, found.cause) == (RunAction.EXCLUDE, "n9", "node n9: no folder")
+
+
+def test_a_node_whose_fault_has_passed_is_not_excluded():
+    assert decide(seen(pods=[unfit("n0"), *RUNNING])).act is RunAction.NOTHING
+
+
+def test_a_fault_of_every_node_excludes_none():
+    assert decide(seen(pods=[unfit("n8", 0), unfit("n9", 1)])).act is RunAction.NOTHING
+
+
+def test_an_excluded_node_is_not_excluded_again():
+    assert decide(seen(pods=[*RUNNING[:1], unfit("n9")], excluded=("n9",))).act is RunAction.NOTHING
+
+
+def test_exclusions_are_bounded():
+    excluded = tuple(f"x{i}" for i in range(EXCLUDE_AT_MOST))
+    found = decide(seen(pods=[*RUNNING[:1], unfit("n9")], excluded=excluded))
+    assert found.act is RunAction.NOTHING
+    assert "n9 fails, too: no folder" in found.cause
+
+
+def stuck(waited_s=STUCK_S, **values):
+    first = PodSeen(name="p0", index=0, waited_s=waited_s)
+    return seen(**{"pods": [first, *RUNNING[1:]], "nodes": "2:3", "least": 2, **values})
+
+
+def test_the_first_pod_takes_the_node_of_the_last_one():
+    found = decide(stuck())
+    assert (found.act, found.target) == (RunAction.EVICT, "p2")
+
+
+def test_pods_stay_where_the_first_one_may_still_get_a_node_or_too_few_would_be_left():
+    assert decide(stuck(waited_s=STUCK_S - 1)).act is RunAction.NOTHING
+    assert decide(stuck(least=3)).act is RunAction.NOTHING
+    leaving = PodSeen(name="p2", index=2, node="n2", phase="Running", is_leaving=True)
+    first = PodSeen(name="p0", index=0, waited_s=STUCK_S)
+    assert decide(stuck(pods=[first, RUNNING[1], leaving], least=1)).act is RunAction.NOTHING

@@ -1,0 +1,32 @@
+"""What a pod that failed its preflight says of its node."""
+
+import pytest
+
+from penstock.launch.controller.reconcile import _unfit
+
+COMPLAINT = """\
+a library's warning
+penstock: A folder of the run does not exist on this node (got '/runs/corpus'). Mount the file
+system that holds it on every node, or give another path in the recipe.
+"""
+
+
+def ended(code, message):
+    return {"containerStatuses": [{"state": {"terminated": {"exitCode": code, "message": message}}}]}
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (
+            ended(77, COMPLAINT),
+            "A folder of the run does not exist on this node (got '/runs/corpus'). Mount the file system "
+            "that holds it on every node, or give another path in the recipe.",
+        ),
+        (ended(77, ""), "its preflight failed; see the pod's log"),
+        (ended(1, COMPLAINT), ""),
+        ({}, ""),
+    ],
+)
+def test_its_paragraph_is_one_line_without_what_was_printed_before(status, said):
+    assert _unfit(status) == said

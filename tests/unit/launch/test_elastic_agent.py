@@ -1,0 +1,107 @@
+"""A node of an elastic run and its rendezvous, on real stores: what ends the node, and what ends all."""
+
+import signal
+import socket
+
+import pytest
+
+from penstock.launch import elastic_agent
+from penstock.launch.attempt import WarmProcess
+from penstock.launch.elastic_agent import ElasticNode, RendezvousGone, start_store
+from penstock.launch.engines.local import run_elastic_node
+from penstock.launch.job_folder import JobFolder
+from penstock.launch.local import EXIT_STOPPED
+from penstock.launch.spec import node_range
+from tests.unit.launch.test_spec import make_spec
+
+HERE = "127.0.0.1"
+
+# Python 3.12 warns of a fork where other tests have left library threads; these children use none.
+pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+
+
+def explain(error):
+    raise error
+
+
+@pytest.fixture(autouse=True)
+def _signals():
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    for number, handler in kept.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    found = JobFolder(tmp_path / "run")
+    found.make()
+    return found
+
+
+@pytest.fixture
+def spec(folder):
+    return make_spec(nodes=node_range("2:3"), run_dir=str(folder.run))
+
+
+@pytest.fixture
+def store():
+    process, port = start_store(HERE)
+    yield port
+    process.kill()
+    process.join()
+    process.close()
+
+
+@pytest.fixture
+def warm(folder):
+    found = WarmProcess(lambda: 0, explain, folder.log_of)
+    yield found
+    found.close()
+
+
+def node_of(spec, folder, warm, port, *, number=0):
+    return ElasticNode(
+        spec, folder, node=number, host=HERE, port=port, warm=warm, join_s=1, address=f"node-{number}"
+    )
+
+
+def test_a_node_that_comes_after_the_run_is_gone_says_so_and_asks_to_be_tried_again(
+    spec, folder, monkeypatch
+):
+    monkeypatch.setattr(elastic_agent, "_STORE_TIMEOUT_S", 0.5)
+    with socket.socket() as taken:
+        taken.bind((HERE, 0))  # and does not listen
+        port = taken.getsockname()[1]
+        with pytest.raises(RendezvousGone, match=r"did not answer within 0\.5 s") as error:
+            run_elastic_node(
+                spec,
+                folder,
+                node=7,
+                host=HERE,
+                port=port,
+                work=lambda: 0,
+                explain=explain,
+                gone_code=EXIT_STOPPED,
+            )
+    assert error.value.exit_code == EXIT_STOPPED
+    (event,) = folder.events()
+    assert (event["node"], event["code"]) == (7, EXIT_STOPPED)
+    assert "\n" not in str(error.value)
+
+
+def test_a_node_that_waits_in_vain_does_not_close_the_rendezvous_for_others(spec, folder, warm, store):
+    assert node_of(spec, folder, warm, store).run() == 1
+    assert "fewer than 2 nodes came within 1 s" in folder.events()[-1]["cause"]
+    other = node_of(spec, folder, warm, store, number=1)
+    assert not other._handler.is_closed()
+    assert other.run() == 1, "it waits for itself, too"
+
+
+def test_a_node_of_a_run_that_is_to_stop_ends_it_for_all(spec, folder, warm, store):
+    folder.ask_to_stop()
+    assert node_of(spec, folder, warm, store).run() == EXIT_STOPPED
+    assert "stopped by request" in folder.events()[-1]["cause"]
+    assert node_of(spec, folder, warm, store, number=1).run() == EXIT_STOPPED

@@ -1,0 +1,58 @@
+"""Files that the pods of a run share: the meeting before the doctor, logs of ranks."""
+
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+import time
+
+from penstock.launch.job_folder import JobFolder
+from penstock.launch.pod_node import _print_logs, run_pod
+from penstock.launch.pod_preflight import _all_there
+from tests.unit.launch.render.test_kubernetes import make_pod_spec
+
+
+def test_a_pod_still_at_the_meeting_when_it_is_cleared_away_goes_on(tmp_path):
+    folder = JobFolder(tmp_path)
+    folder.make()
+
+    def clear():
+        while not (folder.path / "examined-j1" / "1").exists():
+            time.sleep(0.01)
+        shutil.rmtree(folder.path / "examined-j1")
+
+    thread = threading.Thread(target=clear)
+    thread.start()
+    assert _all_there(make_pod_spec(), folder, node=1, job="j1") is False
+    thread.join()
+
+
+def print_once(folder, scratch, parent):
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    os.kill(os.getpid(), signal.SIGTERM)
+    _print_logs(folder, scratch, False, parent)
+
+
+def test_a_rank_that_printed_nothing_costs_the_shared_volume_nothing(tmp_path):
+    folder, scratch = JobFolder(tmp_path / "run"), tmp_path / "scratch"
+    folder.make()
+    scratch.mkdir()
+    (scratch / "rank-00000.log").touch()
+    (scratch / "rank-00001.log").write_text("a line\n")
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=print_once, args=(folder, scratch, os.getpid()))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert folder.ranks_with_logs() == [1]
+
+
+def test_a_pod_of_a_job_that_was_stopped_for_good_ends_at_once_and_is_not_replaced(tmp_path, monkeypatch):
+    folder = JobFolder(tmp_path)
+    folder.make()
+    folder.ask_to_stop("j1")
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
+    monkeypatch.setenv("PENSTOCK_JOB", "j1")
+    code = run_pod(make_pod_spec(), folder, lambda: 1, lambda error: (str(error), 1), scratch=tmp_path / "s")
+    assert code == 0
