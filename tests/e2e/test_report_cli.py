@@ -1,32 +1,34 @@
 """`penstock report` as a user runs it: on a rescaled run, opened in a browser, and on wrong input."""
 
+import csv
 import json
 import re
 import shutil
 import subprocess
 import sys
-from html import unescape
+from contextlib import contextmanager
 
 import numpy as np
+import pyarrow.parquet as parquet
 import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
 
 from penstock.cli import main as command_line
 from penstock.testing.corpora import write_corpus
+from tests.unit.obs.html_elements import charts_of, layers_of
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-QUIET = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--enable-logging=stderr",
-    "--virtual-time-budget=2000",
-    "--dump-dom",
-]
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+DEVICES = {
+    "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"},
+    "desktop": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+}
+CHARTS = {"loss", "tokens-per-s", "data-wait-share", "learning-rate", "grad-norm", "phases"}
+IS_DRAWN = """canvas => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return new Set(new Uint32Array(data.buffer)).size > 2;
+}"""
 RECIPE = """
 compute = "float32"
 [run]
@@ -78,114 +80,133 @@ def page(run):
     return run / "report.html"
 
 
-def open_in_browser(file, folder):
-    """Return the page's elements after its script ran, and what the browser complained of."""
-    if BROWSER is None:
-        pytest.skip("NO BROWSER: the page was not opened; install chromium")
-    done = subprocess.run(
-        [BROWSER, *QUIET, f"--user-data-dir={folder}", file.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "</html>" in done.stdout, done.stderr
-    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@contextmanager
+def opened(browser, file, device="desktop", **options):
+    """Yield the page; it must not complain, nor ask for anything but itself."""
+    complaints, asked = [], []
+    shown = browser.new_page(**DEVICES[device], **options)
+    shown.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
+    shown.on("pageerror", lambda error: complaints.append(error.stack or str(error)))
+    shown.on("request", lambda sent: asked.append(sent.url))
+    shown.goto(file.as_uri())
+    yield shown
+    shown.close()
+    assert complaints == []
+    assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
+
+
+def check_is_usable(shown):
+    """Check that nothing is cut off at the sides, and that axe finds nothing."""
+    width, room = shown.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert width <= room, "the page scrolls sideways"
+    violations = Axe().run(shown).response["violations"]
+    assert [f"{one['id']}: {one['nodes'][0]['html']}" for one in violations] == []
 
 
 def test_the_page_tells_the_rescale_and_the_loss(page):
     text = page.read_text()
-    assert "1 → 2 processes" in text
-    assert text.count('class="dot"') == 6
+    charts = charts_of(text)
+    assert charts.keys() == CHARTS
+    assert [(mark["x"], mark["text"]) for mark in charts["loss"]["marks"]] == [
+        (12, "1 → 2 processes, 1 setting")
+    ]
+    assert layers_of(text, "loss")["validation"]["x"] == [4, 8, 12, 16, 20, 24]
     assert 'class="outcome finished"' in text
 
 
-def test_a_browser_runs_the_page_without_complaint_or_request(page, tmp_path):
-    elements, complaints = open_in_browser(page, tmp_path)
-    assert complaints == []
-    assert elements.count('class="read"') == elements.count("<figure") == 6
-    assert not re.search(r"https?://|ftp://|\bsrc=", elements)
+@needs_browser
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_browser_draws_every_chart_without_complaint_or_request(page, browser, device):
+    with opened(browser, page, device) as shown:
+        assert {figure.get_attribute("id") for figure in shown.locator("figure.chart").all()} == CHARTS
+        for canvas in shown.locator("figure.chart canvas").all():
+            assert canvas.evaluate(IS_DRAWN), "an empty canvas has one colour"
+        expect(shown.get_by_text("In words:")).to_have_count(0)
+        check_is_usable(shown)
 
 
-def test_the_browser_would_have_complained_of_a_foreign_script(page, tmp_path):
-    # The check above is worth something only if a refused script reaches the log.
+@needs_browser
+def test_the_policy_refuses_a_script_that_is_not_the_page_s_own(page, browser, tmp_path):
+    # The check for complaints is worth something only if a refused script is one.
     changed = tmp_path / "changed.html"
     changed.write_text(page.read_text().replace("</body>", "<script>document.title = 'x'</script></body>"))
-    elements, complaints = open_in_browser(changed, tmp_path / "profile")
-    assert len(complaints) == 1
-    assert "Content Security Policy" in complaints[0]
-    assert "<title>x" not in elements
+    with (
+        pytest.raises(AssertionError, match="Content Security Policy"),
+        opened(browser, changed) as shown,
+    ):
+        assert shown.title() != "x"
 
 
-def test_pointing_at_a_chart_reads_out_its_values(page, tmp_path):
-    point = """<script>
-      const plot = document.querySelector("#loss .plot"), box = plot.getBoundingClientRect();
-      plot.dispatchEvent(new PointerEvent("pointermove", { clientX: box.right, clientY: box.top }));
-    </script></body>"""
-    changed = tmp_path / "changed.html"
-    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
-    changed.write_text(text.replace("</body>", point))
-    elements, complaints = open_in_browser(changed, tmp_path / "profile")
-    assert complaints == []
+@needs_browser
+def test_pointing_at_a_chart_reads_out_its_values(page, browser):
     last = json.loads((page.parent / "metrics.jsonl").read_text().splitlines()[-1])
-    assert "<b>step 24</b>" in elements
-    assert f"validation <span>{last['validation_loss']:#.4g}</span>" in elements
+    with opened(browser, page) as shown:
+        plot = shown.locator("#loss .u-over")
+        box = plot.bounding_box()
+        shown.mouse.move(box["x"] + box["width"] - 1, box["y"] + 20)
+        expect(shown.locator("#loss .read .head")).to_have_text("step 24")
+        validation = float(f"{last['validation_loss']:.4g}")
+        expect(shown.locator("#loss .read .line", has_text="validation")).to_contain_text(f"{validation:g}")
+        shown.locator("#loss .plot").focus()
+        shown.keyboard.press("Home")
+        expect(shown.locator("#loss [role=status]")).to_have_text(re.compile("^step 1: training "))
 
 
-USE = """<script>
-  const loss = document.querySelector("#loss"), plot = loss.querySelector(".plot");
-  const line = () => loss.querySelector("path.smooth").getAttribute("d");
-  const labels = (kind) => [...loss.querySelectorAll(`text.${kind}:not(.name)`)].map((t) => t.textContent);
-  const say = (name, value) => document.body.setAttribute("data-" + name, JSON.stringify(value));
-  const box = plot.getBoundingClientRect();
-  const mouse = (kind, part) => plot.dispatchEvent(new PointerEvent(kind, {
-    clientX: box.left + part * box.width, clientY: box.top + 9, pointerType: "mouse", bubbles: true }));
-  const [reset, log] = loss.querySelectorAll(".tools button"), smoothing = loss.querySelector("select");
-  log.click();
-  const plain = line();
-  log.click();
-  say("log", [plain !== line(), labels("y").length > 1]);
-  mouse("pointerdown", 0.5); mouse("pointermove", 0.9); mouse("pointerup", 0.9);
-  say("zoomed", labels("x").map(Number));
-  say("reset", reset.hidden);
-  smoothing.value = "9"; smoothing.dispatchEvent(new Event("change"));
-  const smooth = line();
-  smoothing.value = ""; smoothing.dispatchEvent(new Event("change"));
-  say("smooth", smooth !== line());
-  const before = line();
-  reset.click();
-  say("whole", [before !== line(), reset.hidden, labels("x").map(Number)]);
-</script></body>"""
+@needs_browser
+def test_a_chart_is_zoomed_smoothed_and_drawn_on_a_log_axis(page, browser):
+    with opened(browser, page) as shown:
+        drawn = shown.locator("#loss canvas")
+        pixels = "canvas => canvas.toDataURL()"
+        log = shown.locator("#loss").get_by_role("button", name="log")
+        before = drawn.evaluate(pixels)
+        log.click()
+        expect(log).to_have_attribute("aria-pressed", "true")
+        assert drawn.evaluate(pixels) != before
+        log.click()
+        box = shown.locator("#loss .u-over").bounding_box()
+        shown.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 20)
+        shown.mouse.down()
+        shown.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 20, steps=5)
+        shown.mouse.up()
+        whole = shown.locator("#loss").get_by_role("button", name="whole run")
+        expect(whole).to_be_visible()
+        expect(shown.locator("#grad-norm").get_by_role("button", name="whole run")).to_be_visible()
+        shown.locator("#loss .plot").focus()
+        shown.keyboard.press("Home")
+        expect(shown.locator("#loss [role=status]")).to_have_text(re.compile("^step 1[23]: "))
+        shown.keyboard.press("0")
+        expect(whole).to_be_hidden()
+        legend = shown.locator("#loss .legend")
+        expect(legend).to_contain_text("mean of 5 steps")
+        shown.get_by_label("Smoothing").select_option("off")
+        expect(legend).not_to_contain_text("mean of 5 steps")
 
 
-def test_a_chart_is_zoomed_smoothed_and_drawn_on_a_log_axis(page, tmp_path):
-    changed = tmp_path / "changed.html"
-    text = re.sub(r"<meta http-equiv[^>]*>", "", page.read_text())
-    changed.write_text(text.replace("</body>", USE))
-    elements, complaints = open_in_browser(changed, tmp_path / "profile")
-    assert complaints == []
-    body = re.search(r"<body([^>]*)>", elements)[1]
-    said = {name: json.loads(unescape(text)) for name, text in re.findall(r'data-(\w+)="([^"]*)"', body)}
-    assert said["log"] == [True, True]
-    assert min(said["zoomed"]) >= 12, "half of 24 steps"
-    assert max(said["zoomed"]) <= 22
-    assert said["reset"] is False
-    assert said["smooth"] is True
-    assert said["whole"][:2] == [True, True]
-    assert said["whole"][2][0] == 0
+@needs_browser
+def test_without_scripts_the_page_has_its_figures_and_the_charts_in_words(page, browser):
+    with opened(browser, page, java_script_enabled=False) as shown:
+        expect(shown.get_by_text("final training loss")).to_be_visible()
+        expect(shown.get_by_text("Loss, nats per token. Training: ")).to_be_visible()
+        expect(shown.locator("figure")).to_have_count(0)
 
 
-def test_axes_have_titles_and_python_does_not_show(page):
-    text = page.read_text()
-    assert len(re.findall(r'<text class="x name"[^>]*>(step|tokens)</text>', text)) == text.count("<figure")
-    assert not re.search(
-        r">[^<]*\b(None|True|False)\b", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
-    )
+def test_python_does_not_show(page):
+    text = re.sub(r"<(script|style).*?</\1>", "", page.read_text(), flags=re.DOTALL)
+    assert not re.search(r">[^<]*\b(None|True|False)\b", text)
 
 
 def test_the_loss_of_a_run_on_one_corpus_is_held_against_its_unigram_entropy(page):
-    found = re.search(r"unigram entropy ([\d.]+)</text>", page.read_text())
-    assert float(found[1]) == pytest.approx(np.log(59), abs=0.02)  # token ids are uniform in [1, 60)
+    ((name, entropy),) = charts_of(page.read_text())["loss"]["levels"]
+    assert name == "unigram entropy"
+    assert entropy == pytest.approx(np.log(59), abs=0.02)  # token ids are uniform in [1, 60)
 
 
 def test_a_corpus_that_is_gone_costs_the_line_and_a_word(run, tmp_path, capsys):
@@ -197,7 +218,7 @@ def test_a_corpus_that_is_gone_costs_the_line_and_a_word(run, tmp_path, capsys):
     (copy / "metrics.jsonl").write_bytes((run / "metrics.jsonl").read_bytes())
     assert command_line.main(["report", str(copy)]) == 0
     assert "no line for the unigram entropy" in " ".join(capsys.readouterr().err.split())
-    assert 'class="level"' not in (copy / "report.html").read_text()
+    assert charts_of((copy / "report.html").read_text())["loss"]["levels"] == []
 
 
 def test_out_and_references_are_honoured(run, tmp_path, capsys):
@@ -205,8 +226,7 @@ def test_out_and_references_are_honoured(run, tmp_path, capsys):
     words = ["report", str(run), "--out", str(out), "--reference", "a = b=3.5"]
     assert command_line.main(words) == 0
     assert capsys.readouterr().out == f"{out}\n"
-    assert "a = b 3.500" in out.read_text()
-    assert "unigram entropy" not in out.read_text()
+    assert charts_of(out.read_text())["loss"]["levels"] == [["a = b", 3.5]]
 
 
 @pytest.mark.parametrize(
@@ -244,17 +264,65 @@ def test_help_has_a_worked_example(capsys):
     assert "example:\n  penstock report " in capsys.readouterr().out
 
 
-def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, tmp_path):
+@needs_browser
+@pytest.mark.parametrize("device", DEVICES)
+def test_two_runs_are_compared_on_a_page_that_a_browser_runs(run, browser, device, tmp_path):
     other = tmp_path / "other" / "run"
     shutil.copytree(run, other)
     out = tmp_path / "compared.html"
     done = penstock("report", run, other, "--out", out)
     assert (done.returncode, done.stdout) == (0, f"{out}\n"), done.stderr
-    elements, complaints = open_in_browser(out, tmp_path / "profile")
-    assert complaints == []
-    assert elements.count('class="read"') == elements.count("<figure") == 6
-    assert f"{run.parent.name}/run" in elements
-    assert "other/run" in elements
+    with opened(browser, out, device) as shown:
+        expect(shown.locator("figure.chart canvas")).to_have_count(6)
+        for canvas in shown.locator("figure.chart canvas").all():
+            assert canvas.evaluate(IS_DRAWN)
+        expect(shown.locator("#loss .legend")).to_contain_text(f"{run.parent.name}/run")
+        expect(shown.locator("#loss .legend")).to_contain_text("other/run")
+        check_is_usable(shown)
+
+
+def test_the_metrics_of_every_step_are_written_as_csv_and_as_parquet(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    for name, runs in (("x.csv", [run]), ("x.parquet", [run, other])):
+        out = tmp_path / "new" / name
+        words = ["report", *map(str, runs), "--out", str(out), "--metrics", "loss, validation_loss"]
+        assert command_line.main(words) == 0
+        assert capsys.readouterr().out == f"{out}\n"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    losses = [record["loss"] for record in records if "loss" in record]
+    validations = {
+        record["step"]: record["validation_loss"] for record in records if "validation_loss" in record
+    }
+    with (tmp_path / "new" / "x.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    assert [float(row["loss"]) for row in rows] == losses
+    assert {
+        int(row["step"]): float(row["validation_loss"]) for row in rows if row["validation_loss"]
+    } == validations
+    table = parquet.read_table(tmp_path / "new" / "x.parquet")
+    assert table.column_names == ["run", "step", "loss", "validation_loss"]
+    assert table["loss"].to_pylist() == losses * 2
+    assert table["run"].to_pylist() == ["run"] * 24 + ["other"] * 24
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["x.csv", "x.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--out", "{out}.csv", "--metrics", "lss"], 2, "Did you mean 'loss'?"),
+        (["--out", "{out}.csv", "--reference", "a=1"], 2, "--reference is for a page"),
+        (["--out", "{out}.html", "--metrics", "loss"], 2, "--metrics is for CSV and Parquet files"),
+    ],
+)
+def test_a_table_that_cannot_be_written_is_explained(run, tmp_path, monkeypatch, capsys, words, code, said):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "out").mkdir()
+    given = [word.format(out=tmp_path / "out" / "x") for word in words]
+    assert command_line.main(["report", str(run), *given]) == code
+    assert said in capsys.readouterr().err
+    assert [*(tmp_path / "out").iterdir()] == []
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,32 @@ the corpus's token frequencies: the loss of a model that knows nothing else.
 Several runs are drawn in the same charts: losses by step, by tokens and by time, speed, traffic, and the
 settings in which their recipes differ.
 
+With --out FILE.csv or FILE.parquet the metrics themselves are written: a row for each step, none left out.
+
 example:
   penstock report runs/first
   penstock report runs/first runs/second --out compared.html
   penstock report runs/first --out first.html --reference "unigram entropy=6.31"
+  penstock report runs/first runs/second --out losses.csv --metrics loss,validation_loss
 
 exit codes: 0 done, 1 the run has no step yet or its records are damaged, 2 wrong usage
 """
 
 import argparse
 import math
+from contextlib import ExitStack
 from pathlib import Path
 
 from penstock.cli.streams import complain
+from penstock.console.runs.columns import RunColumns
+from penstock.console.runs.discover import id_of
+from penstock.console.runs.export import TableFormat, exported
+from penstock.console.runs.run_files import LocalFiles
 from penstock.core.config import load_json
+from penstock.core.env import cache_folder
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE, checksum, write_atomic
+from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy
 from penstock.obs.metric_names import METRICS_FILE, RECIPE_FILE
@@ -30,6 +40,8 @@ from penstock.obs.report.compare import MOST_RUNS, ComparedRun, render_compariso
 from penstock.obs.report.history import gather, read_lines
 from penstock.obs.report.report import render
 from penstock.obs.report.summary import Config, setting
+
+_TABLES: dict[str, TableFormat] = {".csv": "csv", ".parquet": "parquet"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="FILE",
-        help="the page to write; default: report.html in RUN; needed for several runs",
+        help="the page to write; default: report.html in RUN; needed for several runs; "
+        "ending in .csv or .parquet: the metrics of every step instead",
+    )
+    parser.add_argument(
+        "--metrics",
+        metavar="NAMES",
+        help="metrics in a CSV or Parquet file, with commas between; default: all",
     )
     parser.add_argument(
         "--reference",
@@ -58,6 +76,15 @@ def run(arguments: argparse.Namespace) -> int:
     given = dict(_reference(text) for text in arguments.reference)
     configs = [_config(folder) for folder in arguments.runs]
     out: Path | None = arguments.out
+    form = _TABLES.get(out.suffix.lower()) if out else None
+    if out and form:
+        if given:
+            raise UsageError("--reference is for a page", fix="Leave it out, or end --out in .html.")
+        _write_table(out, arguments.runs, metrics=(arguments.metrics or "").split(","), form=form)
+        print(out)
+        return 0
+    if arguments.metrics:
+        raise UsageError("--metrics is for CSV and Parquet files", fix="End --out in .csv or .parquet.")
     if len(arguments.runs) > 1:
         page = _comparison(arguments.runs, configs, references=given, out=out)
     else:
@@ -101,6 +128,29 @@ def _comparison(
         except PenstockError as error:
             raise PenstockError(f"{folder}: {error}") from None
     return render_comparison(runs)
+
+
+def _write_table(out: Path, folders: list[Path], *, metrics: list[str], form: TableFormat) -> None:
+    """Write all steps of some runs; columns are parsed into the cache of `penstock console`, once."""
+    with ExitStack() as stack:
+        runs = {}
+        for name, folder in zip(_names(folders), folders, strict=True):
+            location = str(folder.resolve())
+            columns = RunColumns(LocalFiles(folder), cache_folder() / "console" / id_of(location))
+            stack.callback(columns.close)
+            columns.update()
+            if columns.num_damaged:
+                complain(f"{folder}: {plural(columns.num_damaged, 'line')} that are no records are left out")
+            runs[name] = columns
+        pieces = exported(runs, [name.strip() for name in metrics if name.strip()], form=form)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        draft = out.with_name(f".{out.name}.tmp")
+        try:
+            with draft.open("wb") as file:
+                file.writelines(pieces)
+            draft.replace(out)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def _tokenizer(folder: Path) -> str:

@@ -4,6 +4,8 @@ from typing import Final
 
 METRICS_FILE = "metrics.jsonl"
 """Rank 0's records: one per step and per start of the run."""
+RANKS_FILE = "ranks.jsonl"
+"""Rank 0's records of all ranks: RANK_METRICS of each, every few steps."""
 SAMPLES_FOLDER = "samples"
 """Folder of each rank's log of sample ids and checksums."""
 TRACES_FOLDER = "traces"
@@ -53,6 +55,10 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "checkpoint_s": ("s", "time that training waited for checkpoints, since the step before"),
     "checkpoint_share": ("share", "share of the time since the run's start that it waited for them"),
     "checkpoint_step": ("steps", "step of the newest complete checkpoint; 0: there is none"),
+    "device_hours": (
+        "device-hours",
+        "time of all processes since the run's first start, through its jobs; time between them left out",
+    ),
     "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
     "corpus_tokens": ("tokens", "tokens of each corpus in the run so far, padding included, by name"),
     "corpus_padding": ("tokens", "of those, padding positions, by name"),
@@ -91,6 +97,15 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "evaluation_s": ("s", "time that training waited for the tasks of [evaluate]"),
 }
 
+RANK_METRICS: Final[dict[str, tuple[str, str]]] = {
+    "own_s": ("s", "time of a step that the rank was not blocked on others: a straggler's is longer"),
+    "data_wait_s": ("s", "of that, time spent waiting for its batch"),
+    "blocked_s": ("s", "time blocked on other ranks: a straggler's is shorter"),
+    "memory_bytes": ("bytes", "peak memory of the process, or of its GPU"),
+    "sent_bytes": ("bytes", "bytes sent to other ranks in a step"),
+}
+"""Metrics of each rank in RANKS_FILE, as means of a step."""
+
 SERVING: Final[dict[str, tuple[str, str]]] = {
     "penstock_requests": ("requests", "Requests answered, by route and status."),
     "penstock_time_to_first_token_seconds": ("s", "From a request to the first token of an answer (TTFT)."),
@@ -100,6 +115,9 @@ SERVING: Final[dict[str, tuple[str, str]]] = {
     "penstock_answers_running": ("answers", "Answers in progress."),
     "penstock_cache_blocks": ("blocks", "Blocks of the KV cache."),
     "penstock_cache_blocks_used": ("blocks", "Of those, blocks held by answers in progress."),
+    "vllm:num_requests_waiting": ("answers", "penstock_answers_waiting, by the name that gateways read."),
+    "vllm:num_requests_running": ("answers", "penstock_answers_running, by the name that gateways read."),
+    "vllm:kv_cache_usage_perc": ("share", "Share of the KV cache in use, by the name that gateways read."),
     "penstock_computed_tokens": ("tokens", "Positions computed, of prompts and of answers."),
     "penstock_answer_tokens": ("tokens", "Tokens of answers sampled."),
     "penstock_prefix_asked_tokens": ("tokens", "Tokens looked up in the prefix cache."),
@@ -153,3 +171,14 @@ NODE: Final[dict[str, tuple[str, str]]] = {
     "penstock_node_gpu_throttle_bits": ("", "NVML's clock event reasons, as a sum of bits."),
 }
 """Metrics of `penstock doctor --metrics-port`, by `node`; counters there end in `_total`."""
+
+LINKS: Final[dict[str, tuple[str, str]]] = {
+    "penstock_link_bits_per_second": ("bit/s", "Speed of a transfer; 0: it would have hung."),
+    "penstock_link_round_trip_seconds": ("s", "Shortest round trip of small messages."),
+    "penstock_link_path_mtu_bytes": ("bytes", "Largest packet that arrived whole."),
+    "penstock_link_faulty": ("", "1: dead, hanging, or losing large packets."),
+    "penstock_links_outlier": ("", "1 for each node or card that a run should leave out."),
+    "penstock_links_check_seconds": ("s", "Duration of the whole check."),
+}
+"""Metrics of `penstock doctor --metrics FILE` on several nodes, gauges by link: `source`, `source_card`,
+`target`, `target_card`."""

@@ -5,7 +5,7 @@ copy, say) warns and training goes on: samples are for reading.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -23,9 +23,9 @@ from penstock.engine.text_processor import TextProcessor
 from penstock.obs.sinks import Record
 from penstock.parallel.mesh import World
 from penstock.train.data_setup import train_loader
-from penstock.train.live_engine import LiveEngineFailed, live_engine, tokenizer_of
+from penstock.train.live_engine import LiveEngineFailed, live_engine, signs_of_life, tokenizer_of
 from penstock.train.recipe.config import TrainConfig
-from penstock.train.recipe.samples_config import SamplesConfig
+from penstock.train.recipe.samples_config import SampleChat, SamplesConfig
 from penstock.train.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -73,14 +73,17 @@ class PromptSamples:
         began, self._answered = clock.monotonic(), state.step
         context = max((len(prompt.ids) for prompt in self._prompts), default=0) + self._config.max_tokens
         try:
-            with live_engine(
-                state,
-                config,
-                world,
-                max_sequences=max(len(self._prompts), 1),
-                max_context=min(context, config.model.context),
-            ) as llm:
-                answers = [] if llm is None else self._ask(llm)
+            with (
+                live_engine(
+                    state,
+                    config,
+                    world,
+                    max_sequences=max(len(self._prompts), 1),
+                    max_context=min(context, config.model.context),
+                ) as llm,
+                signs_of_life(state, world, "samples") as progress,
+            ):
+                answers = [] if llm is None else self._ask(llm, progress)
         except LiveEngineFailed as error:
             if world.is_first:
                 log.warning("no samples step=%d: %s", state.step, error)
@@ -96,7 +99,7 @@ class PromptSamples:
             "samples_s": clock.monotonic() - began,
         }
 
-    def _ask(self, llm: LLM) -> list[dict[str, str]]:
+    def _ask(self, llm: LLM, progress: Callable[..., None]) -> list[dict[str, str]]:
         requests = [
             llm.request(
                 list(prompt.ids),
@@ -108,7 +111,7 @@ class PromptSamples:
             )
             for prompt in self._prompts
         ]
-        found = llm.collect(requests)
+        found = llm.collect(requests, progress)
         return [
             {
                 "prompt": prompt.text,
@@ -136,7 +139,7 @@ def open_samples(config: TrainConfig, world: World) -> PromptSamples | None:
     def prepare() -> None:
         if world.is_first:
             processor = TextProcessor.load(tokenizer_of(config))
-            prompts.extend(_given(asked, processor))
+            prompts.extend(given_prompts(asked, processor))
             prompts.extend(_heldout(config, processor))
             _check_lengths(prompts, context=config.model.context)
 
@@ -145,17 +148,23 @@ def open_samples(config: TrainConfig, world: World) -> PromptSamples | None:
     return PromptSamples(asked, prompts)
 
 
-def _given(asked: SamplesConfig, processor: TextProcessor) -> Iterator[SamplePrompt]:
+def given_prompts(asked: SamplesConfig, processor: TextProcessor) -> Iterator[SamplePrompt]:
+    """Yield the prompts that a recipe writes out.
+
+    Raises:
+        ConfigError: the chat template refuses one.
+    """
     for index, prompt in enumerate(asked.prompts):
         if isinstance(prompt, str):
             yield SamplePrompt(text=prompt, ids=tuple(processor.encode(prompt)))
             continue
+        chat = prompt if isinstance(prompt, SampleChat) else SampleChat(messages=prompt)
         try:
-            ids = processor.encode_chat(list(prompt))  # type: ignore[arg-type]  # the template says what it takes
+            ids = processor.encode_chat(list(chat.messages), tools=list(chat.tools))  # type: ignore[arg-type]  # the template says what it takes
         except PenstockError as error:
             raise ConfigError(f"samples.prompts[{index}]: {error}") from None
         stops = processor.template.stop_texts
-        yield SamplePrompt(text=_transcript(prompt), ids=tuple(ids), stop_texts=stops)
+        yield SamplePrompt(text=_transcript(chat.messages), ids=tuple(ids), stop_texts=stops)
 
 
 def _transcript(messages: Sequence[Mapping[str, Any]]) -> str:

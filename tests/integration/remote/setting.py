@@ -29,7 +29,7 @@ def upload(folder: Path, *, s3_url: str, bucket: str, prefix: str) -> str:
 
     made = urllib.request.Request(f"{s3_url}/{bucket}", method="PUT")
     urllib.request.urlopen(made, timeout=60).close()
-    store = _store(s3_url, bucket)
+    store = bucket_store(s3_url, bucket)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             obstore.put(store, f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
@@ -40,11 +40,11 @@ def empty(*, s3_url: str, bucket: str, prefix: str) -> None:
     """Delete the objects below a prefix."""
     import obstore
 
-    store = _store(s3_url, bucket)
+    store = bucket_store(s3_url, bucket)
     obstore.delete(store, [found["path"] for found in obstore.list(store, prefix).collect()])
 
 
-def _store(s3_url: str, bucket: str) -> Any:  # Any: loaded where it is needed
+def bucket_store(s3_url: str, bucket: str) -> Any:  # Any: loaded where it is needed
     from obstore.store import S3Store
 
     return S3Store(

@@ -3,9 +3,14 @@
 from html import escape
 
 from penstock.obs.report.history import History, SampleAnswer, SampleSet
+from penstock.obs.report.html import table
 
 _SHOWN = 4
 """Columns of answers that a page has room for: the first, the last, and two between."""
+
+
+_LONG, _LONG_LINES = 200, 10
+"""Characters and lines from which a text may be higher than its cell shows."""
 
 
 def samples_section(history: History) -> str:
@@ -21,11 +26,9 @@ def samples_section(history: History) -> str:
     reference = '<th scope="col">the document itself</th>' if has_reference else ""
     rows = "".join(_row(prompt, columns, has_reference=has_reference) for prompt in prompts)
     left = "" if len(columns) == len(sets) else _all_answers(prompts, sets)
-    return (
-        '<section class="samples"><h2>What it answers</h2><div class="table"><table>'
-        f'<thead><tr><th scope="col">prompt</th>{steps}{reference}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div>{left}</section>"
-    )
+    head = f'<thead><tr><th scope="col">prompt</th>{steps}{reference}</tr></thead>'
+    answers = table("What it answers", f"{head}<tbody>{rows}</tbody>")
+    return f'<section class="samples"><h2>What it answers</h2>{answers}{left}</section>'
 
 
 def spread(number: int, most: int) -> list[int]:
@@ -51,7 +54,7 @@ def _row(prompt: str, columns: list[SampleSet], *, has_reference: bool) -> str:
     )
     last = found[-1]
     reference = _cell("the document itself", (last.reference if last else "") or "") if has_reference else ""
-    return f'<tr><th scope="row"><pre>{escape(prompt)}</pre></th>{cells}{reference}</tr>'
+    return f'<tr><th scope="row">{_text(prompt)}</th>{cells}{reference}</tr>'
 
 
 def _step_row(title: str, answer: SampleAnswer) -> str:
@@ -66,7 +69,13 @@ def _cell(title: str, text: str, *, cut: bool = False) -> str:
     if not text and not cut:
         return "<td></td>"
     more = '<span class="cut" title="The answer reached samples.max_tokens">\u2026</span>' if cut else ""
-    return f'<td data-title="{escape(title)}"><pre>{escape(text)}{more}</pre></td>'
+    return f'<td data-title="{escape(title)}">{_text(text, more)}</td>'
+
+
+def _text(text: str, more: str = "") -> str:
+    """Return a text that scrolls inside itself if it is long, by the keyboard too."""
+    reached = ' tabindex="0"' if len(text) > _LONG or text.count("\n") > _LONG_LINES else ""
+    return f"<pre{reached}>{escape(text)}{more}</pre>"
 
 
 def _all_answers(prompts: list[str], sets: tuple[SampleSet, ...]) -> str:

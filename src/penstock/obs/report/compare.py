@@ -7,19 +7,18 @@ from html import escape
 import numpy as np
 
 from penstock.core.toml import flat, plain
-from penstock.core.units import mib
-from penstock.obs.report.axis import Unit, short
+from penstock.core.units import Unit, mib, short
+from penstock.obs.report.charts import Chart, Layer, charts_section, line, thinned
 from penstock.obs.report.history import Float64, History
-from penstock.obs.report.html import fill, glossary, section
-from penstock.obs.report.series import shrink, smooth, window_for
-from penstock.obs.report.stacked_areas import mixture_chart
+from penstock.obs.report.html import glossary, page, section
+from penstock.obs.report.run_charts import mixture_chart
 from penstock.obs.report.summary import UNKNOWN, Config, key_figures, outcome, same_peak, setting
-from penstock.obs.report.svg import Chart, Layer, draw
 
 MOST_RUNS = 8
 """Maximum number of runs: as many as there are distinguishable colours."""
 
-_TIME = ((3600.0, "hours"), (60.0, "minutes"), (1.0, "seconds"))
+_POINTS, _MEAN_POINTS = 1200, 500
+"""Points of the lines of a chart, of all runs together, as they are and smoothed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,36 +42,31 @@ class ComparedRun:
 def render_comparison(runs: Sequence[ComparedRun]) -> str:
     """Return the page for 2 to MOST_RUNS runs."""
     assert 2 <= len(runs) <= MOST_RUNS, len(runs)
-    mixtures = (
-        mixture_chart(run.history, key=f"mixture-{index}", title=f"Mixture of {run.name}, share of tokens")
-        for index, run in enumerate(runs)
+    name = " · ".join(run.name for run in runs)
+    parts = (
+        f'<header><p class="eyebrow">Penstock runs</p><h1>{escape(name)}</h1></header>',
+        _figures(runs) + _not_compared(runs),
+        charts_section(_charts(runs), label="Charts"),
+        _differences(runs),
+        f"<section>{glossary()}</section>",
+        "<footer>Drawn by <code>penstock report</code> from metrics.jsonl and config.json.</footer>",
     )
-    return fill(
-        "compare.html",
-        name=" · ".join(run.name for run in runs),
-        figures=_figures(runs) + _not_compared(runs),
-        charts="".join(draw(chart) for chart in _charts(runs)) + "".join(mixtures),
-        differences=_differences(runs),
-        glossary=glossary(),
-    )
+    return page(f"{name} · Penstock runs", parts)
 
 
 def _charts(runs: Sequence[ComparedRun]) -> Iterator[Chart]:
-    seconds = [np.nancumsum(run.history.columns["step_s"]) for run in runs]
-    longest = max(float(each[-1]) for each in seconds)
-    size, unit = next(((size, unit) for size, unit in _TIME if longest >= 2 * size), _TIME[-1])
     steps = _Along("step", [run.history.steps for run in runs])
     tokens = _Along("tokens", [run.history.columns["tokens"] for run in runs])
-    time = _Along(unit, [each / size for each in seconds])
+    time = _Along("time", [np.nancumsum(run.history.columns["step_s"]) for run in runs])
     if _have_one_tokenizer(runs):
         loss = "Loss, nats per token"
-        yield _chart(runs, steps, "loss", title=loss)
+        yield _chart(runs, steps, "loss", title=loss, is_wide=True)
         yield _chart(runs, tokens, "loss", key="loss-by-tokens", title=f"{loss}, by tokens")
-        yield _chart(runs, time, "loss", key="loss-by-time", title=f"{loss}, by {unit}")
+        yield _chart(runs, time, "loss", key="loss-by-time", title=f"{loss}, by time")
     if any(np.isfinite(run.history.validation_bits).any() for run in runs):
         bits = "Held-out text, bits per byte"
         yield _bits_chart(runs, steps, title=bits, key="bits-per-byte")
-        yield _bits_chart(runs, time, title=f"{bits}, by {unit}", key="bits-per-byte-by-time")
+        yield _bits_chart(runs, time, title=f"{bits}, by time", key="bits-per-byte-by-time")
     yield _chart(runs, steps, "tokens_per_s", title="Tokens per second")
     for metric, title in (
         ("communication_share", "Share of the step blocked on communication"),
@@ -80,6 +74,9 @@ def _charts(runs: Sequence[ComparedRun]) -> Iterator[Chart]:
     ):
         if any(np.isfinite(run.history.columns[metric]).any() for run in runs):
             yield _chart(runs, steps, metric, title=title, unit="share")
+    for index, run in enumerate(runs):
+        title = f"Mixture of {run.name}, share of tokens"
+        yield mixture_chart(run.history, key=f"mixture-{index}", title=title)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,26 +96,29 @@ def _chart(
     title: str,
     key: str = "",
     unit: Unit = "number",
+    is_wide: bool = False,
 ) -> Chart:
-    layers = []
-    for color, (run, places) in enumerate(zip(runs, along.places, strict=True)):
-        values = run.history.columns[metric]
-        mean = smooth(values, window=window_for(len(values)))
-        layers.append(Layer(name=run.name, series=shrink(places, mean), style="smooth", color=color))
-    ends = ", ".join(
-        f"{layer.name} ends at {short(float(layer.series.mean[-1]), unit=unit)}"
-        for layer in layers
-        if len(layer.series.mean)
-    )
+    layers = [
+        line(
+            places,
+            run.history.columns[metric],
+            name=run.name,
+            color=color,
+            stays=False,
+            points=_POINTS // len(runs),
+            mean_points=_MEAN_POINTS // len(runs),
+        )
+        for color, (run, places) in enumerate(zip(runs, along.places, strict=True))
+    ]
     return Chart(
         key=key or metric.replace("_", "-"),
         title=title,
-        description=f"{title}, by {along.name}, of each run: {ends}.",
+        description=_ends(title, along, layers, unit=unit),
         layers=layers,
-        last_step=max(float(places[-1]) for places in along.places),
-        from_zero=metric != "loss",
-        unit=unit,
         along=along.name,
+        from_zero=metric != "loss",
+        is_wide=is_wide,
+        unit=unit,
     )
 
 
@@ -127,21 +127,18 @@ def _bits_chart(runs: Sequence[ComparedRun], along: _Along, *, title: str, key: 
     for color, (run, places) in enumerate(zip(runs, along.places, strict=True)):
         history = run.history
         at = np.interp(history.validation_steps, history.steps, places)
-        series = shrink(at, history.validation_bits)
-        layers.append(Layer(name=run.name, series=series, style="smooth", color=color))
-    ends = ", ".join(
-        f"{layer.name} ends at {short(float(layer.series.mean[-1]))}"
-        for layer in layers
-        if len(layer.series.mean)
-    )
+        x, y = thinned(at, history.validation_bits, points=_POINTS // len(runs))
+        layers.append(Layer(name=run.name, x=x, y=y, color=color))
     return Chart(
-        key=key,
-        title=title,
-        description=f"{title}, by {along.name}, of each run: {ends}.",
-        layers=layers,
-        last_step=max(float(places[-1]) for places in along.places),
-        along=along.name,
+        key=key, title=title, description=_ends(title, along, layers), layers=layers, along=along.name
     )
+
+
+def _ends(title: str, along: _Along, layers: Sequence[Layer], *, unit: Unit = "number") -> str:
+    ends = ", ".join(
+        f"{layer.name} ends at {short(float(layer.y[-1]), unit=unit)}" for layer in layers if len(layer.y)
+    )
+    return f"{title}, by {along.name}, of each run: {ends}."
 
 
 def _have_one_tokenizer(runs: Sequence[ComparedRun]) -> bool:

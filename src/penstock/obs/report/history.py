@@ -9,13 +9,14 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.core.errors import PenstockError
 from penstock.core.toml import plain
-from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS
+from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS, METRICS_FILE
 from penstock.obs.sinks import Record
 
 Float64 = npt.NDArray[np.float64]
@@ -197,17 +198,22 @@ def read_lines(path: Path) -> Iterator[Record]:
     Raises:
         PenstockError: another line is not a JSON object.
     """
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.endswith("\n"):
-                return
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if not isinstance(record, dict):
-                raise PenstockError(f"Line {number} of {path} is not a JSON object", fix=_FIX)
-            yield record
+    with path.open("rb") as file:
+        yield from records_in(file, name=str(path))
+
+
+def records_in(file: BinaryIO, *, name: str = METRICS_FILE) -> Iterator[Record]:
+    """Yield the records of an open file, as `read_lines` does."""
+    for number, line in enumerate(file, start=1):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            record = json.loads(line.decode(errors="replace"))
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise PenstockError(f"Line {number} of {name} is not a JSON object", fix=_FIX)
+        yield record
 
 
 def gather(records: Iterable[Record]) -> History:
@@ -262,6 +268,7 @@ class _Gathering:
             "samples": self._add_samples,
             "early_stop": self._add_early_end,
             "evaluation": self._add_scores,
+            "request": lambda _: None,  # its effects are records of their own
         }
 
     def add(self, record: Record) -> None:

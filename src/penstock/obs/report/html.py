@@ -2,14 +2,14 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from html import escape
 from importlib.resources import files
 from string import Template
 
-from penstock.core.units import plural
+from penstock.core.units import plural, short
 from penstock.obs.metric_names import METRICS
-from penstock.obs.report.axis import short
 from penstock.obs.report.history import History
 from penstock.obs.report.summary import UNKNOWN
 
@@ -54,25 +54,37 @@ def _row(name: str, values: list[float | None]) -> list[str]:
     return [name, *(UNKNOWN if value is None else short(value) for value in values)]
 
 
-def fill(template: str, *, name: str, **parts: str) -> str:
-    """Return the page.
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return a page that stands alone: styles and scripts are in it, and its policy allows no others.
 
     Args:
-        template: file in obs/page.
-        name: title of the page, plain text.
-        parts: escaped HTML by placeholder.
+        title: plain text.
+        parts: escaped HTML of the page's main part, in order.
     """
-    script = _read("report.js")
-    digest = hashlib.sha256(script.encode()).digest()
-    return Template(_read(template)).substitute(
-        parts,
-        name=escape(name),
-        style=_read("report.css"),
-        script=script,
-        script_hash=base64.b64encode(digest).decode(),
+    main = "\n".join(filter(None, parts))
+    scripts = _scripts() if 'id="chart-data"' in main else {}
+    hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
+    text = Template(_read("page.html")).substitute(
+        title=escape(title),
+        hashes=hashes,
+        style="".join(_read(name) for name in ("vendor/uPlot.min.css", "charts.css", "report.css")),
+        main=main,
+        scripts="\n".join(f"<script{kind}>{script}</script>" for script, kind in scripts.items()),
     )
+    return text.encode(errors="backslashreplace").decode()  # a recipe may name a folder that is no UTF-8
 
 
+def _scripts() -> dict[str, str]:
+    """Return the scripts of a page with charts, and the attributes of their elements."""
+    library = f"/*\n{_read('vendor/LICENSE')}*/\n{_read('vendor/uPlot.iife.min.js')}"
+    return {library: "", _read("charts.js") + _read("report.js"): ' type="module"'}
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+@cache
 def _read(name: str) -> str:
     return files("penstock.obs").joinpath("page", name).read_text(encoding="utf-8")
 
@@ -84,10 +96,18 @@ def section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     '<tr><th scope="row">&lt;a&gt;</th><td>6.1</td></tr></table></div></section>'
     """
     body = "".join(f"<tr>{_table_row(row)}</tr>" for row in rows)
-    return (
-        f'<section><h2>{escape(title)}</h2><div class="table"><table>{table_head(head)}{body}</table></div>'
-        "</section>"
-    )
+    return f"<section><h2>{escape(title)}</h2>{table(title, table_head(head) + body)}</section>"
+
+
+def table(name: str, rows: str) -> str:
+    """Return a table that scrolls inside itself, by the keyboard too.
+
+    Args:
+        name: plain text, for readers who do not see it.
+        rows: escaped HTML.
+    """
+    region = f'<div class="table" role="region" tabindex="0" aria-label="{escape(name)}">'
+    return f"{region}<table>{rows}</table></div>"
 
 
 def _table_row(cells: Sequence[str]) -> str:
@@ -102,8 +122,14 @@ def table_head(titles: Sequence[str]) -> str:
 
 
 def glossary() -> str:
-    """Return the meaning of every metric, as entries of a definition list."""
-    return "".join(_entry(metric) for metric in METRICS)
+    """Return the meaning of every metric, folded."""
+    entries = "".join(_entry(metric) for metric in METRICS)
+    return folded("What the metrics mean", f'<dl class="glossary">{entries}</dl>')
+
+
+def folded(title: str, inside: str) -> str:
+    """Return escaped HTML that opens at a click on its title."""
+    return f"<details><summary><h2>{escape(title)}</h2></summary>{inside}</details>"
 
 
 def _entry(metric: str) -> str:

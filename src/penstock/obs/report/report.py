@@ -1,7 +1,7 @@
 """Report of a run as one self-contained HTML page.
 
 Text from files is always escaped, and the page's content security policy allows no other script and no
-fetching.
+fetching. Without scripts the page has the same figures and tables, and the charts in words.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,12 +13,21 @@ from penstock.core.toml import toml_text
 from penstock.core.units import mib, si
 from penstock.obs.metric_names import METRICS
 from penstock.obs.report.answers import samples_section
+from penstock.obs.report.charts import charts_section
 from penstock.obs.report.history import History, gather
-from penstock.obs.report.html import fill, glossary, heldout_table, section, table_head, task_table, trouble
-from penstock.obs.report.line_charts import charts
-from penstock.obs.report.stacked_areas import mixture_chart, phase_chart
+from penstock.obs.report.html import (
+    folded,
+    glossary,
+    heldout_table,
+    page,
+    section,
+    table,
+    table_head,
+    task_table,
+    trouble,
+)
+from penstock.obs.report.run_charts import run_charts
 from penstock.obs.report.summary import Config, Figure, key_figures, outcome, setting, starts
-from penstock.obs.report.svg import draw
 from penstock.obs.sinks import Record
 
 _STARTS = (
@@ -49,25 +58,26 @@ def render(
     """
     history = gather(records)
     kind, words = outcome(history, config)
-    return fill(
-        "report.html",
-        name=name,
-        outcome=f'<span class="outcome {kind}">{escape(words)}</span>',
-        summary=escape(_summary(history, config)),
-        figures="".join(_tile(figure) for figure in key_figures(history, config)),
-        samples=samples_section(history),
-        charts="".join(draw(chart) for chart in charts(history, references or {}))
-        + phase_chart(history)
-        + mixture_chart(history),
-        traffic=_traffic(history) + trouble(history),
-        corpora=_corpora(history.corpus_tokens) + heldout_table(history) + task_table(history),
-        starts=_starts(history),
-        recipe=escape(toml_text(config)),
-        glossary=glossary(),
-        ignored=f"{history.num_ignored:,} records of other kinds are not drawn."
-        if history.num_ignored
-        else "",
+    head = (
+        f'<header><p class="eyebrow">Penstock run</p>'
+        f'<h1>{escape(name)} <span class="outcome {kind}">{escape(words)}</span></h1>'
+        f'<p class="summary">{escape(_summary(history, config))}</p></header>'
     )
+    recipe = folded("Recipe", f'<pre tabindex="0">{escape(toml_text(config))}</pre>')
+    ignored = f" {history.num_ignored:,} records of other kinds are not drawn." if history.num_ignored else ""
+    parts = (
+        head,
+        f'<dl class="tiles">{"".join(_tile(figure) for figure in key_figures(history, config))}</dl>',
+        samples_section(history),
+        charts_section(run_charts(history, references or {}), label="Charts by step"),
+        _traffic(history) + trouble(history),
+        _corpora(history.corpus_tokens) + heldout_table(history) + task_table(history),
+        _starts(history),
+        f"<section>{recipe}{glossary()}</section>",
+        "<footer>Drawn by <code>penstock report</code> from metrics.jsonl and config.json."
+        f"{ignored}</footer>",
+    )
+    return page(f"{name} · Penstock run", parts)
 
 
 def _summary(history: History, config: Config) -> str:
@@ -104,7 +114,7 @@ def _corpora(tokens: Mapping[str, int]) -> str:
     most_first = sorted(tokens.items(), key=lambda item: -item[1])
     rows = "".join(_corpus(name, number, number / total) for name, number in most_first)
     head = table_head(("corpus", "tokens", "share", ""))
-    return f'<section><h2>Tokens by corpus</h2><div class="table"><table>{head}{rows}</table></div></section>'
+    return f"<section><h2>Tokens by corpus</h2>{table('Tokens by corpus', head + rows)}</section>"
 
 
 def _corpus(name: str, tokens: int, share: float) -> str:
@@ -148,5 +158,4 @@ def _starts(history: History) -> str:
     body = "".join(f"<tr>{_start(row)}</tr>" for row in shown)
     left_out = len(rows) - len(shown)
     note = f"<p>The {left_out:,} starts before these are left out.</p>" if left_out else ""
-    table = f'<div class="table"><table>{table_head(_STARTS)}{body}</table></div>'
-    return f"<section><h2>Starts</h2>{note}{table}</section>"
+    return f"<section><h2>Starts</h2>{note}{table('Starts', table_head(_STARTS) + body)}</section>"

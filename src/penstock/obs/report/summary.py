@@ -8,10 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock.core.units import duration, flops, mib, si
-from penstock.obs.report.axis import Unit, short
+from penstock.core.units import Unit, duration, flops, mib, short, si
+from penstock.obs.report.charts import window_for
 from penstock.obs.report.history import Float64, History
-from penstock.obs.report.series import window_for
 
 Config = Mapping[str, Any]  # Any: a resolved recipe, as JSON holds it
 
@@ -76,7 +75,7 @@ def key_figures(history: History, config: Config) -> list[Figure]:
             note=f"{of_all}{duration(seconds)} of training",
         ),
         Figure(metric="tokens", title="tokens", value=_count(tokens), note=f"{_count(tokens / step)} a step"),
-        *_learned_figure(columns),
+        *_learned_figure(history, config),
         Figure(
             metric="loss",
             title="final training loss",
@@ -97,8 +96,14 @@ def key_figures(history: History, config: Config) -> list[Figure]:
     ]
 
 
-def _learned_figure(columns: Mapping[str, Float64]) -> list[Figure]:
-    """Return the number of learned tokens, if some tokens of the rows were not to be learned."""
+def _learned_figure(history: History, config: Config) -> list[Figure]:
+    """Return the number of learned tokens, if some tokens are not to be learned; or of answers."""
+    columns = history.columns
+    if np.isfinite(columns["reward_margin"]).any():
+        answers = columns["labels"]
+        title = "answers" if setting(config, "tune.loss") == "kto" else "pairs of answers"
+        note = f"{np.nanmean(answers):,.1f}".removesuffix(".0") + " a step"
+        return [Figure(metric="labels", title=title, value=f"{np.nansum(answers):,.0f}", note=note)]
     labels, tokens = columns["labels"], np.diff(columns["tokens"], prepend=0.0)
     known = np.isfinite(labels) & (np.arange(len(labels)) > 0)  # the first record may follow lost ones
     total = float(tokens[known].sum())

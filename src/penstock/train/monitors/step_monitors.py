@@ -13,6 +13,7 @@ from penstock.obs.sinks import Record
 from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.mesh import World
 from penstock.train.monitors.deadline import Deadline
+from penstock.train.monitors.rank_records import RankRecords
 from penstock.train.monitors.tracing import Windows
 from penstock.train.monitors.watchdog import Watchdog
 
@@ -67,6 +68,7 @@ class StepMonitors:
     windows: Windows | None = None
     traffic: TrafficMeter | None = None
     stragglers: Stragglers | None = None
+    ranks: RankRecords | None = None
 
     def begin(self, step: int) -> None:
         """Record the start of a step, counted from 1."""
@@ -95,5 +97,9 @@ class StepMonitors:
         if self.windows is not None:
             self.windows.end(step)
         sent = self.traffic.end(shape) if self.traffic is not None else None
+        if self.ranks is not None:
+            if sent and isinstance(by_axis := sent["sent_bytes"], dict):
+                self.ranks.sent_bytes = sum(by_axis.values())
+            self.ranks.add(rates, step=step)
         records: list[Record] = [{"event": "traffic", "step": step, **sent}] if sent else []
         return records + (self.stragglers.add(rates, step=step) if self.stragglers is not None else [])

@@ -1,13 +1,12 @@
 """Several runs on one page: what is drawn of each, where recipes differ, and nothing in a name is markup."""
 
-import json
 import re
 
 import pytest
 
 from penstock.obs.report.compare import ComparedRun, render_comparison
 from penstock.obs.report.history import gather
-from tests.unit.obs.html_elements import Elements
+from tests.unit.obs.html_elements import Elements, charts_of, layers_of
 
 RECIPE = {"run": {"dir": "a", "steps": 40}, "optim": {"learning_rate": 0.1}, "compute": "float32"}
 
@@ -33,12 +32,6 @@ def comparison(*runs):
     return render_comparison([ComparedRun(*run) for run in runs])
 
 
-def layers(page, chart):
-    figure = re.search(rf'<figure class="chart" id="{chart}".*?</figure>', page, re.DOTALL)[0]
-    found = re.search(r'<script type="application/json">(.*?)</script>', figure)[1]
-    return {layer["name"]: layer for layer in json.loads(found)}
-
-
 @pytest.fixture(scope="module")
 def page():
     slow = RECIPE | {"optim": {"learning_rate": 0.2}, "run": {"dir": "b", "steps": 40}}
@@ -46,19 +39,22 @@ def page():
 
 
 def test_losses_are_drawn_by_step_by_tokens_and_by_time(page):
-    by_step, by_tokens, by_time = (layers(page, key) for key in ("loss", "loss-by-tokens", "loss-by-time"))
-    assert (by_step["fast"]["steps"][-1], by_step["slow"]["steps"][-1]) == ("40", "20")
-    assert (by_tokens["fast"]["steps"][-1], by_tokens["slow"]["at"][-1]) == ("4,000", 0.5)
-    # 200 s of the slow run are 3.3 minutes; the fast one took 40 s.
-    assert (by_time["slow"]["steps"][-1], by_time["fast"]["at"][-1]) == ("3.333", 0.2)
-    assert 'data-along="minutes"' in page
+    by_step, by_tokens, by_time = (layers_of(page, f"loss{of}") for of in ("", "-by-tokens", "-by-time"))
+    assert (by_step["fast"]["x"][-1], by_step["slow"]["x"][-1]) == (40, 20)
+    assert (by_tokens["fast"]["x"][-1], by_tokens["slow"]["x"][-1]) == (4000, 2000)
+    assert (by_time["fast"]["x"][-1], by_time["slow"]["x"][-1]) == (40, 200)
+    axes = [charts_of(page)[key]["along"] for key in ("loss", "loss-by-tokens", "loss-by-time")]
+    assert axes == ["step", "tokens", "time"]
+    assert by_step["fast"]["means"][1]["name"] == "fast"
+    assert by_step["fast"]["y"][-1] == 6.6
 
 
 def test_speed_communication_and_mixtures_are_drawn_of_each(page):
-    assert layers(page, "tokens-per-s")["slow"]["values"][-1] == "10.00"
-    assert layers(page, "communication-share")["fast"]["values"][-1] == "25%"
-    assert layers(page, "mixture-1")["web"]["values"][-1] == "60%"
-    assert "Mixture of slow, share of tokens" in page
+    assert layers_of(page, "tokens-per-s")["slow"]["y"][-1] == 10
+    assert layers_of(page, "communication-share")["fast"]["y"][-1] == 0.25
+    assert charts_of(page)["communication-share"]["unit"] == "share"
+    assert layers_of(page, "mixture-1")["web"]["y"][-1] == 0.6
+    assert charts_of(page)["mixture-1"]["title"] == "Mixture of slow, share of tokens"
 
 
 def test_tables_say_what_each_run_came_to_and_where_recipes_differ(page):
@@ -121,15 +117,14 @@ def test_runs_of_different_tokenizers_are_compared_in_bits_per_byte_only():
     runs = [ComparedRun(name, measured(20, peak=1e12), RECIPE, tokenizer=name) for name in "ab"]
     page = render_comparison(runs)
     assert "nats per token are not compared" in text_of(page)
-    assert layers(page, "bits-per-byte")["a"]["values"] == ["1.500", "1.250"]
-    assert 'id="loss' not in page
+    assert layers_of(page, "bits-per-byte")["a"]["y"] == [1.5, 1.25]
+    assert not [key for key in charts_of(page) if key.startswith("loss")]
     assert "final training loss" not in text_of(page)
     assert "bits per byte 1.500 → 1.250 1.500 → 1.250" in text_of(page)
     same = render_comparison(
         [ComparedRun(name, measured(20, peak=1e12), RECIPE, tokenizer="t") for name in "ab"]
     )
-    assert 'id="loss"' in same
-    assert 'id="bits-per-byte"' in same
+    assert {"loss", "bits-per-byte"} <= charts_of(same).keys()
 
 
 def test_without_tokenizers_the_sizes_of_vocabularies_tell_runs_apart():
@@ -140,7 +135,8 @@ def test_without_tokenizers_the_sizes_of_vocabularies_tell_runs_apart():
 
 def test_settings_are_written_as_a_recipe_has_them_not_as_python_does():
     one, other = RECIPE | {"run": {"log": True, "seed": None}}, RECIPE | {"run": {"log": False, "seed": 3}}
-    text = text_of(comparison(("a", history(9), one), ("b", history(9), other)))
+    page = comparison(("a", history(9), one), ("b", history(9), other))
+    text = text_of(re.sub("<script.*?</script>", "", page, flags=re.DOTALL))
     assert "run.log true false" in text
     assert "run.seed \u2013 3" in text
     assert not re.search(r"\b(None|True|False)\b", text)

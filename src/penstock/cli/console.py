@@ -1,0 +1,110 @@
+"""Watch runs in a browser while they go on, and compare them; with --control, change them too.
+
+RUNS are folders of runs, or folders that hold them; also addresses of copies in object stores (s3://, gs://,
+az://; https:// of one run), which are only read. The console listens on this machine only and keeps no
+database: it reads what runs write, and stores columns in the user's cache folder. --host opens it to other
+machines and needs --key-file. In a run's folder it writes only requests, and these only with --control.
+
+example:
+  penstock console runs/
+  penstock console runs/first runs/second --control
+  penstock console s3://bucket/runs
+  penstock console runs/ --host 0.0.0.0 --key-file keys.txt
+  penstock console runs/ --server http://127.0.0.1:8000
+
+exit codes: 0 ended by a signal, 1 failed, 2 wrong usage
+"""
+
+import argparse
+import math
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core import env
+from penstock.core.errors import UsageError
+from penstock.core.listen import LOOPBACK, open_socket
+from penstock.storage.address import is_remote
+
+if TYPE_CHECKING:
+    from penstock.console.servers.scrape import Server
+
+_PACKAGES = ("fastapi", "uvicorn")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add = parser.add_argument
+    add("runs", nargs="*", metavar="RUNS", help="runs, folders of runs, or their addresses; default: runs/")
+    add("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
+    add("--port", type=int, default=8400, metavar="N", help="0: a free one; default: %(default)s")
+    add(
+        "--price", type=float, default=0.0, metavar="P", help="of a device for an hour; default: the recipe's"
+    )
+    add("--control", action="store_true", help="allow requests to running jobs")
+    add("--server", action="append", default=[], metavar="[NAME=]URL",
+        help="draw the /metrics page of a `penstock serve`; may be given several times")  # fmt: skip
+    add("--server-key-file", type=Path, metavar="FILE",
+        help="one `name key` a line: API keys of the servers; default: PENSTOCK_API_KEY for all")  # fmt: skip
+    add("--key-file", type=Path, metavar="FILE", help="one `name key` a line; browsers are asked for a key")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal."""
+    if missing := [name for name in _PACKAGES if find_spec(name) is None]:
+        raise UsageError(
+            f"The console needs packages that are not installed: {', '.join(missing)}",
+            fix="Install them with `pip install 'penstock[serve]'`.",
+        )
+    if not 0 <= arguments.price < math.inf:
+        raise UsageError(
+            "--price must be 0 or more", got=arguments.price, fix="Give the price of a device-hour."
+        )
+    if arguments.key_file is None and arguments.host not in LOOPBACK:
+        raise UsageError(
+            f"--host {arguments.host} opens the console to other machines, and there is no key",
+            fix="Give --key-file FILE; or leave --host out and use `ssh -L`.",
+        )
+    folders = arguments.runs or ["runs"]
+    for folder in folders:
+        if not is_remote(folder) and not Path(folder).is_dir():
+            raise UsageError(f"{folder} is not a folder", fix="Give runs, or folders that hold runs.")
+    from penstock.console.access import ConsoleAccess
+    from penstock.console.app import build_app, serve
+    from penstock.console.state import ConsoleState
+    from penstock.serve.auth import read_keys
+
+    keys = None if arguments.key_file is None else read_keys(arguments.key_file)
+    rules = ConsoleAccess(host=arguments.host, keys=keys, control=arguments.control)
+    servers = _servers(arguments.server, arguments.server_key_file)
+    console = ConsoleState(folders, rules, servers=servers, price=arguments.price)
+    console.folders.runs()  # an address that cannot be read is told here, not in a browser
+    with open_socket(arguments.host, arguments.port) as sock:
+        host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
+        address = f"http://{host}:{sock.getsockname()[1]}/"
+        serve(
+            build_app(console),
+            sock,
+            on_started=lambda: print(f"{'console':<16}{address}    (Ctrl-C ends)", flush=True),
+            on_end=console.end,
+        )
+    console.close()
+    return 0
+
+
+def _servers(given: Sequence[str], key_file: Path | None) -> "list[Server]":
+    from penstock.console.servers.scrape import read_server_keys, server_of
+
+    keys = {}
+    if key_file is not None:
+        try:
+            keys = read_server_keys(key_file.read_text(encoding="utf-8"), where=str(key_file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"The key file {key_file} cannot be read: {error}") from None
+    default = env.api_key() or "" if key_file is None else ""
+    found = [server_of(text, keys, default_key=default) for text in given]
+    names = [server.name for server in found]
+    if unknown := [name for name in keys if name not in names]:
+        raise UsageError(f"{key_file} has a key of no --server", got=unknown[0])
+    return found

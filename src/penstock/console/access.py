@@ -1,0 +1,235 @@
+"""Access to the console: which hosts, origins and clients may ask; every response's security headers.
+
+The console reads recipes and samples, and may send requests to jobs, so a web page of another origin must
+reach neither. A browser shows where a request comes from in two headers that pages cannot set:
+
+- `Host`: a page whose name resolves to this machine later (DNS rebinding) still sends its own name. Only
+  names of this machine are served; addresses too where the console listens on all of them, since a page
+  cannot be rebound to a number.
+- `Origin`: every POST must carry the console's own, and JSON, which no form can send.
+
+With a key file, each browser shows a key once, and gets a random cookie, HttpOnly and SameSite=Strict. The
+key itself is kept nowhere. Without one, the console listens on this machine only.
+"""
+
+import secrets
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from http.cookies import CookieError, SimpleCookie
+from ipaddress import ip_address
+from urllib.parse import parse_qs, urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.core.listen import LOOPBACK
+from penstock.serve.auth import Keys
+
+SECURITY_HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' "
+    "data:; connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-store",
+}
+"""Of every response. The pages fetch nothing from elsewhere, and no other page may show them."""
+
+COOKIE = "penstock-console"
+KEY_PATH = "/key"
+_MOST_BYTES = 1 << 20
+"""Largest request body."""
+_MOST_SESSIONS = 10_000
+_EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
+
+_KEY_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<title>Penstock console</title></head>
+<body><main><h1>Penstock console</h1>
+<form method="post" action="key"><label>Key <input name="key" type="password" autocomplete="current-password"
+ required autofocus></label> <button>Open</button></form></main></body></html>
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleAccess:
+    """Access rules of the console: hosts, keys and rights of its clients."""
+
+    host: str = "127.0.0.1"
+    """Address that the console listens at, as the user named it."""
+    keys: Keys | None = None
+    """Keys of clients; None: everyone who reaches the console."""
+    control: bool = False
+    """True if requests to jobs may be sent."""
+    names: frozenset[str] = field(default_factory=lambda: frozenset(_own_names()))
+    """Names of this machine."""
+
+    @property
+    def why_no_models(self) -> str:
+        """Why no checkpoint may be opened here; empty: it may.
+
+        An open model takes memory and cores of the machine, and changes nothing. Whoever reaches a console on
+        loopback is on the machine already; others need --control.
+        """
+        if self.control or self.host in LOOPBACK:
+            return ""
+        return "This console opens no models for other machines. Start it with --control to allow it."
+
+    def is_own_host(self, header: str) -> bool:
+        """Return whether a Host header names this console.
+
+        >>> access = ConsoleAccess(names=frozenset())
+        >>> access.is_own_host("localhost:8400"), access.is_own_host("evil.example:8400")
+        (True, False)
+        """
+        name = _host_name(header)
+        if name is None:
+            return False
+        if name in LOOPBACK or name == self.host.lower():
+            return True
+        return self.host in _EVERYWHERE and (name in self.names or _is_number(name))
+
+
+class AccessMiddleware:
+    """ASGI middleware that refuses what the rules do not allow, and adds the security headers."""
+
+    def __init__(self, app: ASGIApp, rules: ConsoleAccess) -> None:
+        self._app = app
+        self._rules = rules
+        self._sessions: dict[str, str] = {}
+        """Cookie -> client."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_secured(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SECURITY_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        answer, incoming = self._refusal(scope), receive
+        if answer is None and scope["method"] not in ("GET", "HEAD"):
+            body = await _body(receive)
+            if body is None:
+                answer = refusal(413, f"A body has at most {_MOST_BYTES:,} bytes.")
+            elif self._is_sign_in(scope):
+                answer = self._signed_in(body)
+            else:
+                incoming = _replayed(body, receive)
+        await (answer or self._app)(scope, incoming, send_secured)
+
+    def _is_sign_in(self, scope: Scope) -> bool:
+        return self._rules.keys is not None and scope["path"] == KEY_PATH and scope["method"] == "POST"
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """Return the answer to a request that goes no further; None: it may go on."""
+        headers, is_read = Headers(scope=scope), scope["method"] in ("GET", "HEAD")
+        host = headers.get("host", "")
+        if not self._rules.is_own_host(host):
+            return refusal(403, f"This console is not {host!r}. Open it by the address that it printed.")
+        if not is_read and not _is_own_origin(headers.get("origin", ""), host):
+            return refusal(403, "Only the console's own pages may send this: the Origin header is another.")
+        if self._rules.keys is None:
+            scope["client_name"] = ""
+        elif self._is_sign_in(scope):
+            return None
+        elif (client := self._client_of(headers)) is None:
+            if scope["path"] == "/" and is_read:
+                return HTMLResponse(_KEY_PAGE, 401)
+            return refusal(
+                401, "This console needs a key. Open its first page, or send it as a bearer token."
+            )
+        else:
+            scope["client_name"] = client
+        if not is_read and headers.get("content-type", "").partition(";")[0].strip() != "application/json":
+            return refusal(415, "Send application/json.")
+        return None
+
+    def _client_of(self, headers: Headers) -> str | None:
+        assert self._rules.keys is not None
+        try:
+            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+        except CookieError:
+            cookie = None
+        if cookie is not None and cookie.value in self._sessions:
+            return self._sessions[cookie.value]
+        return self._rules.keys.client_of(headers.get("authorization"))
+
+    def _signed_in(self, body: bytes) -> Response:
+        assert self._rules.keys is not None
+        given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
+        client = self._rules.keys.client_of(f"Bearer {given}")
+        if client is None:
+            return HTMLResponse(_KEY_PAGE, 401)
+        token = secrets.token_urlsafe(32)
+        if len(self._sessions) >= _MOST_SESSIONS:
+            self._sessions.pop(next(iter(self._sessions)))
+        self._sessions[token] = client
+        answer = RedirectResponse("./", 303)
+        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
+        return answer
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """Return the whole body; None: it is too long. A client may declare no length, or a wrong one."""
+    body, has_more = b"", True
+    while has_more:
+        message = await receive()
+        body += message.get("body", b"")
+        has_more = message.get("more_body", False)
+        if len(body) > _MOST_BYTES:
+            return None
+    return body
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """Return an ASGI `receive` that begins with a body that was read."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_again() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_again
+
+
+def refusal(status: int, said: str) -> JSONResponse:
+    """Return an error as JSON."""
+    as_text = said.encode(errors="replace").decode()  # a body may have had surrogates
+    return JSONResponse({"error": as_text}, status)
+
+
+def _is_own_origin(origin: str, host: str) -> bool:
+    """Return whether an Origin is the console's own, seen from the address that the browser used."""
+    try:
+        parts = urlsplit(origin)
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and parts.netloc.lower() == host.lower()
+
+
+def _host_name(header: str) -> str | None:
+    try:
+        return urlsplit(f"//{header}").hostname
+    except ValueError:
+        return None
+
+
+def _is_number(name: str) -> bool:
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_names() -> Iterable[str]:
+    name = socket.gethostname().lower()
+    return (name, name.partition(".")[0], socket.getfqdn().lower())

@@ -1,0 +1,1 @@
+"""Checkpoints of runs, opened on request: to answer, and to score rows."""

@@ -1,0 +1,111 @@
+// The server's answers: JSON by route, and one stream of events.
+
+const PATIENCE_MS = 60_000, MODEL_PATIENCE_MS = 900_000;
+
+export class Refused extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function asked(path, options = {}) {
+  let response;
+  try {
+    response = await fetch("api/" + path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
+  } catch (error) {
+    throw new Refused(`The console does not answer (${error.message}). Is \`penstock console\` still running?`, 0);
+  }
+  const text = await response.text();
+  let body = null;
+  try {
+    body = JSON.parse(text);
+  } catch {
+    // Said below: an answer that is no JSON is an error's plain text.
+  }
+  if (!response.ok || body === null) {
+    const said = body?.error?.message ?? body?.error ?? body?.detail ?? body?.message;
+    throw new Refused(typeof said === "string" ? said : `The console answered with status ${response.status}.`, response.status);
+  }
+  return body;
+}
+
+const of = (id, rest = "") => "runs/" + encodeURIComponent(id) + rest;
+const query = (values) => {
+  const given = Object.entries(values).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return given.length ? "?" + new URLSearchParams(given) : "";
+};
+const posted = (value) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(value) });
+const sent = (path, value, options = {}) => asked(path, { ...posted(value), ...options });
+
+export const runs = (search = "") => asked("runs" + query({ search })).then((found) => found.runs);
+export const run = (id) => asked(of(id));
+export const curves = (id, metrics, x, { from = null, to = null, points = 1000 } = {}) =>
+  asked(of(id, "/curves" + query({ metrics: metrics.join(","), x, from, to, points })));
+export const compare = (id, other) => asked(of(id, "/compare" + query({ with: other })));
+export const requests = (id) => asked(of(id, "/requests")).then((found) => found.requests ?? found);
+export const request = (id, value) => sent(of(id, "/requests"), value);
+export const mixture = (id) => asked(of(id, "/mixture"));
+export const preview = (id, weights) => sent(of(id, "/mixture"), { weights });
+export const ranks = (id, metric, points) => asked(of(id, "/ranks" + query({ metric, points })));
+export const rows = (id, step, { offset = 0, limit = 4 } = {}) => asked(of(id, "/rows/" + encodeURIComponent(step) + query({ offset, limit })));
+export const losses = (id, step, value) => sent(of(id, `/rows/${encodeURIComponent(step)}/losses`), value, { signal: AbortSignal.timeout(MODEL_PATIENCE_MS) });
+export const answers = (id) => asked(of(id, "/answers"));
+export const servers = () => asked("servers");
+export const server = (number, after) => asked(`servers/${number}` + query({ after }));
+export const checkpoints = (id) => asked(of(id, "/checkpoints"));
+export const chat = (id, value, handlers, signal) => streamed(of(id, "/chat"), value, handlers, signal);
+export const answersOf = (id, value, handlers, signal) => streamed(of(id, "/answers"), value, handlers, signal);
+
+/** Post, and read the answer's server-sent events: handlers by kind get their data; an event `error` is thrown. */
+async function streamed(path, value, handlers, signal) {
+  const response = await fetch("api/" + path, { ...posted(value), signal });
+  if (!response.ok) {
+    const body = await response.json().catch(() => null), said = body?.error ?? body?.detail;
+    throw new Refused(typeof said === "string" ? said : `The console answered with status ${response.status}.`, response.status);
+  }
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  for (let part = await reader.read(); !part.done; part = await reader.read()) {
+    const events = (text + part.value).split("\n\n");
+    text = events.pop();
+    for (const event of events) {
+      const [, kind, data] = /^event: (\w+)\ndata: (.*)$/.exec(event) ?? [];
+      if (kind === "error") throw new Refused(JSON.parse(data).said, 0);
+      if (kind === "end") return;
+      handlers[kind]?.(JSON.parse(data));
+    }
+  }
+  throw new Refused("The answer broke off: the console ended.", 0);
+}
+
+/**
+ * Follow runs over one server-sent stream; all runs if none are given.
+ *
+ * Args: handlers: points, row, event, reset (functions of the event's data). Returns a function that ends it.
+ */
+export function follow(ids, handlers) {
+  const live = document.querySelector("#live");
+  const say = (state) => {
+    live.className = state;
+    live.textContent = { on: "live", off: "reconnecting", wait: "connecting" }[state];
+  };
+  say("wait");
+  const source = new EventSource("api/stream" + query({ runs: ids.join(",") }));
+  let wasLost = false;
+  source.addEventListener("open", () => {
+    say("on");
+    if (wasLost) handlers.back?.();
+    wasLost = false;
+  });
+  source.addEventListener("error", () => {
+    wasLost = true;
+    say("off");
+  });
+  for (const kind of ["points", "row", "event", "reset"])
+    source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
+  return () => {
+    source.close();
+    live.className = live.textContent = "";
+  };
+}

@@ -1,0 +1,142 @@
+// Runs over one another: curves by steps, tokens, time or money; where each was at the same place; their recipes.
+
+import * as api from "./api.js";
+import { el, link, pill, segments, table } from "./dom.js";
+import { setting } from "./recipe.js";
+import { address, place, rangeOf, remember, takeAlong } from "./take.js";
+import { Chart, duration, nearest, written } from "../charts/charts.js";
+
+const MOST = 8, POINTS = 800;
+const METRICS = [
+  ["loss", "Loss, nats per token", "", "line", true],
+  ["validation_loss", "Validation loss, nats per token", "", "dots", false],
+  ["validation_bits_per_byte", "Held-out text, bits per byte", "", "dots", false],
+  ["tokens_per_s", "Tokens per second", "", "line", false],
+  ["mfu", "Model FLOPs utilisation", "share", "line", false],
+  ["communication_share", "Exposed communication", "share", "line", false],
+  ["data_wait_share", "Data wait", "share", "line", false],
+];
+const AXES = [["step", "Same step"], ["tokens", "Same tokens"], ["time", "Same time"], ["money", "Same money"]];
+
+export async function open(query) {
+  const ids = (query.get("runs") || "").split(",").filter(Boolean).slice(0, MOST).map(decodeURIComponent);
+  const [rows, ...runs] = await Promise.all([api.runs(), ...ids.map((id) => api.run(id))]);
+  return new Comparison(runs, rows, query);
+}
+
+class Comparison {
+  constructor(runs, rows, query) {
+    const row = (id) => rows.find((one) => one.id === id) || {};
+    Object.assign(this, { runs, rows, charts: [], places: [["#/", "Runs"], ["", "Compare"]], along: query.get("x") || "step", range: rangeOf(query), entries: runs.map((run, i) => ({ run, row: row(run.id), color: i })) });
+    const hasMoney = this.entries.every(({ row: { cost } }) => cost > 0);
+    if (this.along === "money" && !hasMoney) this.along = "step";
+    const add = el("select", { "aria-label": "Add a run", on: { change: () => this.#go([...runs.map((run) => run.id), add.value]) } },
+      el("option", { value: "" }, "Add a run\u2026"), rows.filter((one) => !runs.some((run) => run.id === one.id)).map((one) => el("option", { value: one.id }, one.name)));
+    add.disabled = runs.length >= MOST;
+    this.grid = el("div", { class: "charts" });
+    this.same = el("section");
+    const chips = this.entries.map(({ run, row: { state }, color }) => {
+      const swatch = el("i", { class: "swatch area" });
+      swatch.style.background = `var(--c${color})`;
+      return el("li", {}, swatch, link(`#/run/${encodeURIComponent(run.id)}`, run.name), state ? pill(state) : "",
+        el("button", { type: "button", class: "plain", "aria-label": `Leave out ${run.name}`, on: { click: () => this.#go(runs.map((one) => one.id).filter((id) => id !== run.id)) } }, "\u00d7"));
+    });
+    this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 ? takeAlong((form) => this.#file(form)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, add)),
+      runs.length ? el("div", { class: "toolbar" }, segments("Align by", AXES.map(([value, text]) => [value, text, value === "money" && !hasMoney]), this.along, (along) => { this.along = along; this.range = null; this.#remember(); this.#load(); }),
+        hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to draw over one another."),
+      this.note = el("div"), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
+  }
+
+  begin() {
+    if (this.runs.length) this.#load();
+    this.#notes();
+    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon() });
+  }
+
+  #go(ids) {
+    location.hash = address("#/compare", { runs: ids.filter(Boolean).join(","), x: this.along === "step" ? "" : this.along });
+  }
+
+  #remember() {
+    const [from, to] = this.range || [];
+    remember("/compare", { runs: this.runs.map((run) => run.id).join(","), x: this.along === "step" ? "" : this.along, from: place(from), to: place(to) });
+  }
+
+  #file(form) {
+    const there = new Set(this.runs.flatMap((run) => run.metrics.map((metric) => metric.name)));
+    const metrics = ["tokens", ...METRICS.map(([name]) => name)].filter((name) => there.has(name));
+    return address(`api/export.${form}`, { runs: this.runs.map((run) => run.id).join(","), metrics: form === "html" ? "" : metrics.join(",") });
+  }
+
+  #onRange(from, to, chart) {
+    this.range = from === null ? null : [from, to];
+    for (const other of this.charts) if (other !== chart) other.zoom(from, to, { isTold: true });
+    this.#remember();
+  }
+
+  #soon() {
+    this.timer ??= setTimeout(() => { this.timer = null; this.#load(); }, 2000);
+  }
+
+  async #load() {
+    const mine = (this.turn = (this.turn || 0) + 1), axis = this.along;
+    const found = await Promise.all(this.entries.map(async ({ run }) => {
+      const there = new Set(run.metrics.map((metric) => metric.name)), asked = METRICS.map(([name]) => name).filter((name) => there.has(name));
+      const curves = await api.curves(run.id, asked, axis, { points: POINTS }).catch(() => ({ x: [], series: {} }));
+      const first = axis === "time" && curves.x[0] > 1e8 ? curves.x[0] : 0;
+      return { x: curves.x.map((x) => x - first), series: curves.series };
+    }));
+    if (mine !== this.turn) return;
+    const isNew = this.drawn !== this.along;
+    this.drawn = this.along;
+    if (isNew) for (const chart of this.charts.splice(0)) chart.destroy();
+    for (const [name, title, unit, style, isWide] of METRICS) {
+      const layers = this.entries.map(({ run, color }, i) => {
+        const x = [], y = [];
+        (found[i].series[name] || []).forEach((value, k) => { if (value !== null) { x.push(found[i].x[k]); y.push(value); } });
+        return { name: run.name, style, color, x, y };
+      }).filter((layer) => layer.x.length);
+      const drawn = this.charts.find((chart) => chart.options.id === name);
+      if (drawn) drawn.setLayers(layers);
+      else if (layers.length) {
+        const made = new Chart(this.grid, { id: name, title, unit, isWide, height: isWide ? 300 : 190, along: this.along, layers, sync: "compare", smoothing: style === "line" ? 9 : 0, onRange: (from, to, chart) => this.#onRange(from, to, chart) });
+        this.charts.push(made);
+        if (this.range) made.zoom(...this.range, { isTold: true });
+      }
+    }
+    this.#same(found);
+  }
+
+  // Where every run was when the shortest one ended.
+  #same(found) {
+    const ends = found.map(({ x }) => x[x.length - 1]).filter((x) => x !== undefined);
+    if (ends.length < 2) return this.same.replaceChildren();
+    const at = Math.min(...ends), title = this.along === "time" ? `after ${duration(at)}` : this.along === "money" ? `at a cost of ${at.toFixed(2)}` : `at ${this.along} ${written(at)}`;
+    const rows = METRICS.filter(([name]) => found.some(({ series }) => series[name]?.some((value) => value !== null))).map(([name, label, unit]) => [label, ...found.map(({ x, series }) => {
+      const known = (series[name] || []).map((value, i) => [x[i], value]).filter(([place, value]) => value !== null && place <= at * (1 + 1e-9));
+      return known.length ? written(known[nearest(known.map(([place]) => place), at)][1], unit) : "\u2013";
+    })]);
+    this.same.replaceChildren(el("h2", {}, "All of them " + title), table("All of them " + title, ["", ...this.runs.map((run) => run.name)], rows));
+  }
+
+  #recipes() {
+    if (this.runs.length < 2) return "";
+    const recipes = this.runs.map((run) => run.recipe || {}), keys = [...new Set(recipes.flatMap(Object.keys))].filter((key) => key !== "run.dir");
+    const rows = keys.map((key) => [el("code", {}, key), ...recipes.map((recipe) => setting(recipe[key]))]).filter(([, ...values]) => new Set(values).size > 1);
+    return el("section", {}, el("h2", {}, rows.length ? "Where the recipes differ" : "Recipes"), rows.length ? table("Where the recipes differ", ["key", ...this.runs.map((run) => run.name)], rows, { className: "wordy" }) : el("p", { class: "quiet" }, "The recipes are the same."));
+  }
+
+  async #notes() {
+    const [first, ...others] = this.runs;
+    const found = await Promise.all(others.map((other) => api.compare(first.id, other.id).catch(() => null)));
+    const said = [...new Set(found.map((one) => one?.note).filter(Boolean))];
+    this.note.replaceChildren(...said.map((text) => el("p", { class: "notice" }, text)));
+  }
+
+  close() {
+    this.turn = -1;
+    clearTimeout(this.timer);
+    this.end();
+    for (const chart of this.charts) chart.destroy();
+  }
+}

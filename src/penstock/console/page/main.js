@@ -1,0 +1,51 @@
+// Routes: the address behind # names the view, so every view is a link.
+//
+//   #/                       the runs          #/run/ID/TAB     one run: curves, mixture, ranks, rows, answers, chat, recipe
+//   #/compare?runs=A,B       over one another           #/servers           /metrics of the servers of the command line
+
+import { el, failure, link } from "./dom.js";
+import * as compare from "./compare.js";
+import * as run from "./run.js";
+import * as runs from "./table.js";
+import * as servers from "./servers.js";
+
+const main = document.querySelector("#main"), crumbs = document.querySelector("#crumbs");
+let view = null, turn = 0;
+
+function parsed() {
+  const [path, query = ""] = location.hash.replace(/^#/, "").split("?");
+  const words = path.split("/").filter(Boolean).map(decodeURIComponent);
+  return { words, query: new URLSearchParams(query) };
+}
+
+/** Show where the reader is: [[address, text]], the last without a link. */
+function trail(...places) {
+  crumbs.replaceChildren(...places.map(([href, text], i) =>
+    i < places.length - 1 ? link(href, text) : el("span", { "aria-current": "page" }, text)));
+  document.title = places.length ? `${places[places.length - 1][1]} \u00b7 Penstock` : "Penstock console";
+}
+
+async function open() {
+  const mine = ++turn, { words, query } = parsed();
+  if (view?.moved?.(words, query)) return;
+  view?.close();
+  view = null;
+  main.replaceChildren(el("p", { class: "loading", role: "status" }, "Reading\u2026"));
+  // A view is opened without being shown: one that is slow to open must not replace one opened after it.
+  try {
+    const opened = words[0] === "run" ? await run.open(words[1], words[2], query)
+      : words[0] === "compare" ? await compare.open(query)
+      : words[0] === "servers" ? await servers.open()
+      : await runs.open(query);
+    if (mine !== turn) return;
+    view = opened;
+    trail(...view.places);
+    main.replaceChildren(view.root);
+    view.begin();
+  } catch (error) {
+    if (mine === turn) main.replaceChildren(failure(error), el("p", {}, link("#/", "All runs")));
+  }
+}
+
+window.addEventListener("hashchange", () => open().then(() => main.focus({ preventScroll: true })));
+open();

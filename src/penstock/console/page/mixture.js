@@ -1,0 +1,240 @@
+// The mixture under your hand: weights, the epochs that they mean, and requests to the running job.
+//
+// A corpus whose slider was moved has that share; the others keep their proportions in the rest, as with
+// `penstock data mix RUN --set`.
+
+import * as api from "./api.js";
+import { el, failure, quiet, table } from "./dom.js";
+import { seconds, ago } from "./table.js";
+import { count, written } from "../charts/charts.js";
+
+const POLL_MS = 1000;
+const percent = (share) => (100 * share).toFixed(1) + "%";
+const passes = (epochs) => (epochs === null || epochs === undefined ? "\u2013" : epochs.toFixed(epochs < 10 ? 2 : 1));
+
+/** Return the weights of all corpora when some are set: the others share the rest in proportion. */
+export function mixed(now, set) {
+  const names = Object.keys(now), given = Object.values(set).reduce((sum, share) => sum + share, 0);
+  const rest = names.filter((name) => !(name in set)), before = rest.reduce((sum, name) => sum + now[name], 0);
+  const left = Math.max(1 - given, 0);
+  return Object.fromEntries(names.map((name) => [name, name in set ? set[name] : before > 0 ? (left * now[name]) / before : left / rest.length]));
+}
+
+export class MixtureView {
+  constructor(body, page) {
+    Object.assign(this, { body, page, set: {} });
+    this.preview = quiet(150, () => this.#preview());
+    this.load();
+  }
+
+  async load() {
+    const [mixture, requests] = await Promise.allSettled([api.mixture(this.page.id), api.requests(this.page.id)]);
+    if (this.isClosed) return;
+    this.body.replaceChildren();
+    if (mixture.status === "fulfilled" && mixture.value.corpora?.length) {
+      this.mixture = mixture.value;
+      this.now = Object.fromEntries(this.mixture.corpora.map((corpus) => [corpus.name, corpus.weight]));
+      this.#build();
+    } else this.body.append(mixture.status === "rejected" ? failure(mixture.reason) : el("p", { class: "empty" }, "This run has no mixture."));
+    this.#actions();
+    this.#requests(requests.status === "fulfilled" ? requests.value : []);
+  }
+
+  get #isAllowed() {
+    return this.page.run.control && this.page.row.state !== "finished";
+  }
+
+  #build() {
+    const { mixture } = this, isAlone = mixture.corpora.length < 2;
+    this.cells = new Map();
+    const rows = mixture.corpora.map((corpus, i) => {
+      const id = `share-${i}`;
+      const slider = el("input", { type: "range", id, min: "0", max: "100", step: "0.1", disabled: isAlone, on: { input: () => this.#move(corpus.name, slider.valueAsNumber / 100) } });
+      const field = el("input", { type: "number", min: "0", max: "100", step: "0.1", disabled: isAlone, "aria-label": `Share of ${corpus.name}, percent`, on: { change: () => this.#move(corpus.name, Math.min(Math.max(field.valueAsNumber || 0, 0), 100) / 100) } });
+      const swatch = el("i", { class: "swatch area" }), release = el("button", { type: "button", class: "plain", title: "let it share the rest again", on: { click: () => this.#release(corpus.name) } }, "release");
+      swatch.style.background = `var(--c${i % 8})`;
+      const cell = { slider, field, release, change: el("span", { class: "change" }), end: el("b"), swatch };
+      this.cells.set(corpus.name, cell);
+      return el("div", { class: "corpus" },
+        el("label", { for: id }, swatch, corpus.name), slider, el("span", { class: "share" }, field, "%"), cell.change, release,
+        el("dl", {},
+          el("div", {}, el("dt", {}, "epochs so far"), el("dd", {}, passes(corpus.epochs))),
+          el("div", {}, el("dt", {}, "by the end"), el("dd", {}, cell.end)),
+          el("div", {}, el("dt", {}, "tokens so far"), el("dd", {}, written(corpus.tokens))),
+          el("div", {}, el("dt", {}, "held-out loss"), el("dd", {}, written(corpus.loss)))));
+    });
+    this.stack = [el("div", { class: "stack" }), el("div", { class: "stack" })];
+    const stacks = ["now", "set to"].map((name, i) => el("div", { class: "stack-row" }, el("span", { class: "quiet" }, name), this.stack[i]));
+    this.apply = el("button", { type: "button", class: "button primary", disabled: true, on: { click: () => this.#confirm() } }, "Apply\u2026");
+    this.undo = el("button", { type: "button", class: "button", disabled: true, on: { click: () => this.#propose({}) } }, "As it is now");
+    this.reason = el("input", { type: "text", maxlength: "500", placeholder: "more code", "aria-label": "Reason" });
+    this.command = el("code");
+    this.said = el("p", { role: "status", class: "said-now" });
+    const left = mixture.steps && mixture.step !== undefined ? `${count(mixture.steps - mixture.step)} steps are left` : "";
+    this.body.append(el("section", { class: "card mixture", "aria-label": "Mixture" },
+      el("div", { class: "title" }, el("h2", {}, "Mixture"), el("p", { class: "quiet" }, left, mixture.next_change ? `; the recipe changes it at step ${count(mixture.next_change)}` : "")),
+      el("div", { class: "stacks", "aria-hidden": "true" }, stacks), rows,
+      el("div", { class: "toolbar end" }, el("label", {}, "Reason ", this.reason), this.undo, this.apply),
+      this.said, el("p", { class: "quiet" }, "The same on a command line: ", this.command),
+      this.#isAllowed ? "" : el("p", { class: "notice" }, this.page.run.control ? "The run is finished: there is nothing to change." : "The console reads only. Start it with --control to send requests.")));
+    this.#propose({});
+  }
+
+  #move(name, share) {
+    const others = Object.entries(this.set).filter(([other]) => other !== name);
+    const isLast = others.length === Object.keys(this.now).length - 1;
+    const set = Object.fromEntries(isLast ? others.slice(1) : others);  // one corpus at least takes up the rest
+    const room = 1 - Object.values(set).reduce((sum, value) => sum + value, 0);
+    this.#propose({ ...set, [name]: Math.max(Math.min(share, room), 0) });
+  }
+
+  #release(name) {
+    const { [name]: _, ...set } = this.set;
+    this.#propose(set);
+  }
+
+  #propose(set) {
+    this.set = set;
+    this.weights = mixed(this.now, set);
+    const isChanged = Object.keys(this.now).some((name) => Math.abs(this.weights[name] - this.now[name]) > 5e-4);
+    for (const [name, cell] of this.cells) {
+      const share = this.weights[name], change = share - this.now[name];
+      cell.slider.value = cell.field.value = (100 * share).toFixed(1);
+      cell.slider.setAttribute("aria-valuetext", percent(share));
+      cell.release.hidden = !(name in set);
+      cell.change.textContent = Math.abs(change) < 5e-4 ? "" : `${change > 0 ? "+" : "\u2212"}${(100 * Math.abs(change)).toFixed(1)} points`;
+    }
+    this.stack.forEach((stack, i) => stack.replaceChildren(...Object.entries(i ? this.weights : this.now).map(([name, share], color) => {
+      const part = el("span", { title: `${name} ${percent(share)}` }, share > 0.09 ? `${name} ${percent(share)}` : "");
+      part.style.flexGrow = String(share);
+      part.style.background = `var(--c${color % 8})`;
+      return part;
+    })));
+    this.#writeEnds(this.mixture.corpora);
+    this.apply.disabled = !isChanged || !this.#isAllowed;
+    this.undo.disabled = !isChanged;
+    const words = Object.entries(set).map(([name, share]) => `--set ${name}=${Number(share.toFixed(4))}`);
+    this.command.textContent = `penstock data mix ${this.page.row.path || this.page.run.name} ${words.join(" ") || "--set CORPUS=SHARE"}`;
+    if (isChanged) this.preview();
+  }
+
+  // Epochs by the end: what the server computes; until it answers, by proportion.
+  #writeEnds(corpora, isExact = false) {
+    for (const corpus of corpora) {
+      const own = this.mixture.corpora.find((one) => one.name === corpus.name), cell = this.cells.get(corpus.name);
+      const more = (own.epochs_by_end ?? 0) - (own.epochs ?? 0), now = this.now[corpus.name];
+      const guess = now > 0 ? own.epochs + (more * this.weights[corpus.name]) / now : null;
+      const end = isExact ? corpus.epochs_by_end : own.epochs_by_end === null || own.epochs_by_end === undefined ? null : guess;
+      cell.end.textContent = end === null ? "\u2013" : `${passes(end)} passes`;
+      cell.end.className = end > 4 ? "much" : "";
+      cell.end.title = end > 4 ? "After some four passes, repeated tokens teach less than new ones (Muennighoff et al., 2023)." : "";
+    }
+  }
+
+  async #preview() {
+    const weights = this.weights, found = await api.preview(this.page.id, weights).catch(() => null);
+    if (found?.corpora && weights === this.weights) this.#writeEnds(found.corpora, true);
+  }
+
+  async #confirm() {
+    const lines = Object.keys(this.now).filter((name) => Math.abs(this.weights[name] - this.now[name]) > 5e-4).map((name) => `${name}: ${percent(this.now[name])} \u2192 ${percent(this.weights[name])}`);
+    const before = { ...this.now };
+    const sent = await this.#send("Change the mixture?", lines, { kind: "mixture", weights: this.set, reason: this.reason.value.trim() });
+    if (sent) this.before = before;
+  }
+
+  /** Ask once, send, and follow the request until the job has answered. */
+  async #send(question, lines, request) {
+    if (!(await confirmed(question, lines))) return false;
+    try {
+      const { number } = await api.request(this.page.id, request);
+      this.#say(`Request ${number} is sent. The ranks agree on a step\u2026`);
+      this.#wait(number);
+      return true;
+    } catch (error) {
+      this.#say(error.message);
+      return false;
+    }
+  }
+
+  #say(text, ...more) {
+    (this.said ?? this.saidBelow).replaceChildren(text, ...more);
+  }
+
+  async #wait(number) {
+    while (!this.isClosed) {
+      const found = await api.requests(this.page.id).catch(() => null), own = found?.find((request) => request.number === number);
+      if (found) this.#requests(found);
+      if (own?.reply) {
+        const { reply } = own;
+        if (own.kind === "mixture" && reply.taken_up && this.mixture) await this.#taken(own);
+        else this.#say(reply.said || (reply.taken_up ? "Taken up." : "Refused."));
+        return;
+      }
+      await new Promise((resolve) => setTimeout(resolve, POLL_MS));
+    }
+  }
+
+  async #taken({ reply }) {
+    const before = this.before;
+    const found = await api.mixture(this.page.id).catch(() => null);
+    if (found) this.mixture = found;
+    this.now = { ...this.now, ...(reply.weights || this.weights) };
+    this.#propose({});
+    const back = before && el("button", { type: "button", class: "button", on: { click: () => {
+      const names = Object.keys(before);
+      this.#propose(Object.fromEntries(names.slice(0, -1).map((name) => [name, before[name]])));
+      this.apply.focus();
+    } } }, "Set the sliders as they were");
+    this.#say(`All ranks agreed: it holds from step ${count((reply.holds_from ?? reply.step) + 1)}. `, back || "");
+  }
+
+  #actions() {
+    const act = (title, text, kind, fields, hint) => {
+      const inputs = fields.map(([name, label, value]) => [name, el("input", { type: "number", min: "1", step: "1", value: value ?? "", "aria-label": label, placeholder: label })]);
+      const button = el("button", { type: "submit", class: "button", disabled: !this.#isAllowed }, text);
+      return el("form", { class: "action", on: { submit: (event) => {
+        event.preventDefault();
+        const values = Object.fromEntries(inputs.map(([name, input]) => [name, input.valueAsNumber]));
+        const missing = inputs.find(([, input]) => !Number.isFinite(input.valueAsNumber));
+        if (missing) return missing[1].focus();
+        this.#send(`${title}?`, [hint, ...Object.entries(values).map(([name, value]) => `${name}: ${written(value)}`)], { kind, ...values });
+      } } }, el("div", {}, el("h3", {}, title), el("p", { class: "quiet" }, hint)), inputs.map(([, input]) => input), button);
+    };
+    this.saidBelow = el("p", { role: "status", class: "said-now" });
+    this.body.append(el("section", { class: "card", "aria-label": "Other requests" }, el("h2", {}, "Other requests"), el("div", { class: "actions" },
+      act("Save a checkpoint now", "Save\u2026", "checkpoint", [], "At the next step; training goes on."),
+      act("Stop after saving", "Stop\u2026", "stop", [], "Saves a checkpoint and ends the job. penstock train resumes it."),
+      act("Skip steps", "Skip\u2026", "skip", [["from", "first step"], ["to", "last step"]], "Their samples are left out, on all ranks."),
+      act("Islands", "Restart\u2026", "islands", [["islands", "islands"]], "After all islands have synced, the job restarts with so many."),
+      act("Batch size", "Set\u2026", "batch", [["batch", "rows a step"]], "Rows of a step, from a step that all ranks agree on.")), this.said ? "" : this.saidBelow));
+    this.list = el("section");
+    this.body.append(this.list);
+  }
+
+  #requests(requests) {
+    const rows = [...requests].reverse().map((request) => [`${request.number}`, request.text ?? request.kind, el("span", {}, request.asked_by || "\u2013", request.time ? el("small", {}, ` ${ago(seconds(request.time))}`) : ""),
+      request.reply ? el("span", { class: request.reply.taken_up ? "good" : "bad" }, request.reply.said || (request.reply.taken_up ? `from step ${count(request.reply.holds_from + 1)}` : "refused")) : el("span", { class: "open" }, "waiting for the job"), request.reason || ""]);
+    this.list.replaceChildren(el("h2", {}, "Requests of this run"), rows.length ? table("Requests of this run", ["number", "what", "asked by", "answer", "reason"], rows, { className: "wordy" }) : el("p", { class: "quiet" }, "None yet."));
+  }
+
+  close() {
+    this.isClosed = true;
+  }
+}
+
+/** Ask in a dialog; true if the reader agrees. */
+function confirmed(question, lines) {
+  return new Promise((resolve) => {
+    const dialog = el("dialog", { "aria-labelledby": "asked" },
+      el("form", { method: "dialog" }, el("h2", { id: "asked" }, question), el("ul", {}, lines.map((line) => el("li", {}, line))),
+        el("p", { class: "quiet" }, "It stands in the run\u2019s record."),
+        el("div", { class: "toolbar end" }, el("button", { class: "button", value: "" }, "Cancel"), el("button", { class: "button primary", value: "yes" }, "Yes, send it"))));
+    dialog.addEventListener("close", () => {
+      dialog.remove();
+      resolve(dialog.returnValue === "yes");
+    });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}

@@ -1,0 +1,125 @@
+// What a step trained on: its rows, their documents, and the loss of each token as a colour.
+
+import * as api from "./api.js";
+import { el, failure, quiet } from "./dom.js";
+import { count, written } from "../charts/charts.js";
+
+const AT_ONCE = 4, WORST = 12, MOST_SPIKES = 8, SHADES = 6;
+
+export class RowsView {
+  constructor(body, page, query) {
+    Object.assign(this, { page, offset: 0 });
+    this.step = el("input", { type: "number", min: "1", "aria-label": "Step", value: query.get("step") || String(page.row.step || 1) });
+    this.found = el("div", { class: "view" });
+    this.said = el("p", { class: "quiet", role: "status" });
+    this.ask = quiet(50, () => this.load());
+    const spikes = (page.run.events || []).filter((event) => ["spike", "skip"].includes(event.kind)).slice(-MOST_SPIKES);
+    const go = (step) => el("button", { type: "button", class: "chip", on: { click: () => { this.step.value = step; this.#first(); } } }, `step ${count(step)}`);
+    body.append(
+      el("form", { class: "toolbar", on: { submit: (event) => { event.preventDefault(); this.#first(); } } },
+        el("label", {}, "Step ", this.step), el("button", { type: "submit", class: "button primary" }, "Show its rows"),
+        spikes.length ? el("span", { class: "chips" }, el("span", { class: "quiet" }, "loss spikes: "), spikes.map((event) => go(event.step))) : ""),
+      this.said, this.found);
+    this.load();
+  }
+
+  #first() {
+    this.offset = 0;
+    const { id } = this.page;
+    history.replaceState(null, "", `#/run/${encodeURIComponent(id)}/rows?step=${this.step.value}`);
+    this.load();
+  }
+
+  async load() {
+    const mine = (this.turn = (this.turn || 0) + 1);
+    this.said.textContent = "Reading\u2026";
+    try {
+      const found = await api.rows(this.page.id, Number(this.step.value), { offset: this.offset, limit: AT_ONCE });
+      if (mine === this.turn) this.#draw(found);
+    } catch (error) {
+      if (mine === this.turn) this.#failed(error);
+    }
+  }
+
+  async #score(row, card) {
+    const button = card.querySelector(".score"), mine = this.turn;
+    button.disabled = true;
+    const before = this.said.textContent;
+    this.said.textContent = `Opening the checkpoint of step ${count(this.shown.checkpoint)}\u2026`;
+    try {
+      const found = await api.losses(this.page.id, this.shown.step, { offset: row, limit: 1 });
+      if (mine !== this.turn) return;
+      this.said.textContent = before;
+      const drawn = this.#card(found.rows[0], found);
+      card.replaceWith(drawn);
+      drawn.querySelector("pre")?.focus();
+    } catch (error) {
+      if (mine !== this.turn) return;
+      button.disabled = false;
+      this.said.textContent = before;
+      card.querySelector(".notice")?.remove();
+      button.after(failure(error));
+    }
+  }
+
+  #failed(error) {
+    this.said.textContent = "";
+    this.found.replaceChildren(failure(error));
+  }
+
+  #draw(found) {
+    this.shown = found;
+    const { rows, num_rows: all, offset } = found;
+    this.said.textContent = rows.length ? `Step ${count(found.step)}: rows ${count(offset)} to ${count(offset + rows.length - 1)} of ${count(all)}` : "";
+    const move = (to) => { this.offset = Math.max(0, to); this.load(); };
+    const pager = all > rows.length ? el("nav", { class: "toolbar", "aria-label": "More rows" },
+      el("button", { type: "button", class: "button", disabled: offset === 0, on: { click: () => move(offset - Math.min(AT_ONCE, found.limit)) } }, "Rows before"),
+      el("button", { type: "button", class: "button", disabled: offset + rows.length >= all, on: { click: () => move(offset + rows.length) } }, "Rows after")) : "";
+    this.found.replaceChildren(found.note ? el("p", { class: "notice" }, found.note) : "", found.why_no_losses ? el("p", { class: "quiet" }, found.why_no_losses) : "",
+      ...(rows.length ? rows.map((row) => this.#card(row, found)) : [el("p", { class: "empty" }, "The step has no such row.")]), pager);
+  }
+
+  #card(row, found) {
+    const facts = [`row ${count(row.row)}`, `sample ${count(row.sample)}`, row.epoch ? `epoch ${count(row.epoch)}` : "", row.loss !== null ? `loss ${written(row.loss)}` : ""];
+    const hasLosses = row.loss !== null, hasUnlearned = row.documents.some(({ pieces }) => pieces.some(([, learned]) => !learned));
+    const score = el("button", { type: "button", class: "button score", on: { click: () => this.#score(row.row, card) } }, "Loss of each token");
+    const card = el("article", { class: "card" },
+      el("h2", {}, `${row.corpus || "padding"} `, el("small", {}, facts.filter(Boolean).join(" \u00b7 "))),
+      hasLosses ? legend(found.checkpoint) : found.why_no_losses ? "" : el("div", { class: "toolbar" }, score),
+      hasUnlearned ? el("p", { class: "quiet" }, el("span", { class: "unlearned" }, "Dimmed"), " tokens are read, not learned.") : "",
+      row.documents.map((document) => documentOf(document)));
+    return card;
+  }
+
+  again() {
+    this.ask();
+  }
+
+  close() {
+    this.turn = -1;
+  }
+}
+
+function legend(checkpoint) {
+  const scale = Array.from({ length: SHADES }, (_, i) => {
+    const shade = el("i", { class: "swatch area" });
+    shade.style.backgroundColor = shadeOf((i / (SHADES - 1)) * WORST);
+    return shade;
+  });
+  return el("p", { class: "scale-of" }, "loss 0", scale, `${WORST} nats and more, under the checkpoint of step ${count(checkpoint)}`);
+}
+
+const shadeOf = (loss) => `rgb(216 72 92 / ${(Math.min(loss / WORST, 1) * 0.55).toFixed(3)})`;
+
+function documentOf({ document, corpus, shard, offset, tokens, loss, pieces }) {
+  if (document === null) return el("p", { class: "quiet" }, `${count(tokens)} tokens of padding`);
+  const facts = [`document ${corpus}:${document}`, `${count(tokens)} tokens from token ${count(offset)}`, shard, loss !== null ? `loss ${written(loss)}` : ""];
+  return el("div", { class: "document" }, el("p", { class: "quiet" }, facts.filter(Boolean).join(" \u00b7 ")),
+    el("pre", { tabindex: "0", role: "region", "aria-label": `Text of document ${corpus}:${document} from token ${offset}` }, pieces.map(pieceOf)));
+}
+
+function pieceOf([text, learned, loss]) {
+  const part = el("span", { class: learned ? "" : "unlearned", title: loss === null ? "" : `loss ${written(loss)}` }, text);
+  if (loss !== null) part.style.backgroundColor = shadeOf(loss);
+  return part;
+}

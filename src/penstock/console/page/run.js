@@ -1,0 +1,120 @@
+// One run: its head, and the views under it. What is new arrives over the stream and is drawn at once.
+
+import * as api from "./api.js";
+import { el, link, pill } from "./dom.js";
+import { ChatView } from "./chat.js";
+import { CurvesView } from "./curves.js";
+import { MixtureView } from "./mixture.js";
+import { AnswersView } from "./model.js";
+import { RanksView } from "./ranks.js";
+import { RecipeView } from "./recipe.js";
+import { RowsView } from "./rows.js";
+import { ago, bar } from "./table.js";
+import { address, takeAlong } from "./take.js";
+import { count, duration, written } from "../charts/charts.js";
+
+const VIEWS = { curves: CurvesView, mixture: MixtureView, ranks: RanksView, rows: RowsView, answers: AnswersView, chat: ChatView, recipe: RecipeView };
+const TITLES = { curves: "Curves", mixture: "Mixture and control", ranks: "Ranks", rows: "Rows", answers: "Answers", chat: "Chat", recipe: "Recipe" };
+
+export const open = async (id, tab, query) => new RunPage(id, await api.run(id), tab, query);
+
+class RunPage {
+  constructor(id, run, tab, query) {
+    Object.assign(this, { id, run, row: run.row, view: null, first: [tab, query], places: [["#/", "Runs"], ["", run.name]] });
+    this.head = el("section", { class: "run-head", "aria-label": "Summary" });
+    this.tabs = el("nav", { class: "tabs", "aria-label": "Views of the run" });
+    this.body = el("div", { class: "view" });
+    this.root = el("div", { class: "page" }, this.head, el("div", { class: "tab-row" }, this.tabs, takeAlong((form) => this.#file(form))), this.body);
+    this.#drawHead();
+  }
+
+  begin() {
+    this.show(...this.first);
+    this.clock = setInterval(() => this.#drawHead(), 10_000);
+    this.end = api.follow([this.id], {
+      points: (data) => this.view?.points?.(data),
+      row: (data) => {
+        const row = data.row ?? data;
+        if (row.id !== this.id) return;
+        this.row = { ...this.row, ...row };
+        this.#drawHead();
+      },
+      event: () => this.#readEvents(),
+      reset: () => this.again(),
+      back: () => this.again(),
+    });
+  }
+
+  // Whatever is shown: a view that is opened later draws the events too.
+  async #readEvents() {
+    const run = await api.run(this.id).catch(() => null);
+    if (!run || this.isClosed) return;
+    this.run = run;
+    this.view?.eventsRead?.(run);
+  }
+
+  #file(form) {
+    const shown = form === "html" ? "" : (this.view?.shownMetrics?.() ?? []).join(",");
+    return address(`api/runs/${encodeURIComponent(this.id)}/export.${form}`, { metrics: shown });
+  }
+
+  /** Read the run again: it was rewound, its file was rewritten, or the connection was lost. */
+  async again() {
+    const run = await api.run(this.id).catch(() => null);
+    if (!run || this.isClosed) return;  // deleted while it is watched: what was drawn stays
+    this.run = run;
+    this.row = this.run.row ?? this.row;
+    this.#drawHead();
+    this.view?.again?.(this.run);
+  }
+
+  /** Return true if the new address is another view of this run, which is then shown. */
+  moved(words, query) {
+    if (words[0] !== "run" || words[1] !== this.id) return false;
+    this.show(words[2], query);
+    return true;
+  }
+
+  show(name, query) {
+    const tab = VIEWS[name] ? name : "curves";
+    this.view?.close?.();
+    this.tabs.replaceChildren(...Object.keys(VIEWS).map((one) => {
+      const found = link(`#/run/${encodeURIComponent(this.id)}/${one}`, TITLES[one]);
+      if (one === tab) found.setAttribute("aria-current", "page");
+      return found;
+    }));
+    this.tabs.querySelector("[aria-current]").scrollIntoView({ block: "nearest", inline: "center" });
+    const body = el("div", { class: "view" });  // what the view before draws late is seen by nobody
+    this.body.replaceWith(body);
+    this.body = body;
+    this.view = new VIEWS[tab](this.body, this, query);
+  }
+
+  close() {
+    this.isClosed = true;
+    this.view?.close?.();
+    this.end();
+    clearInterval(this.clock);
+  }
+
+  #drawHead() {
+    const { row } = this;
+    const figure = (title, value) => el("div", { class: "figure" }, el("dt", {}, title), el("dd", {}, value));
+    this.head.replaceChildren(
+      el("div", { class: "title" }, el("h1", {}, this.run.name), row.state ? pill(row.state) : "",
+        el("p", { class: "quiet" }, row.updated ? `last record ${ago(row.updated)}` : "",
+          row.ranks ? ` \u00b7 ${count(row.ranks)} rank${row.ranks === 1 ? "" : "s"}` : ""),
+        link(`#/compare?runs=${encodeURIComponent(this.id)}`, "Compare\u2026", "button")),
+      row.error ? el("p", { class: "notice bad" }, row.error) : "",
+      el("dl", { class: "figures" },
+        figure(row.steps ? `step of ${count(row.steps)}` : "step", count(row.step)),
+        figure("loss", written(row.loss)),
+        figure("tokens", written(row.tokens)),
+        figure("tokens/s", written(row.tokens_per_s)),
+        figure("MFU", written(row.mfu, "share")),
+        figure("data wait", written(row.data_wait, "share")),
+        figure("exposed", written(row.exposed, "share")),
+        row.state === "training" ? figure("time left", duration(row.eta_s)) : figure("cost", written(row.cost))),
+      row.steps ? bar(row) : "");
+  }
+}

@@ -1,0 +1,1 @@
+"""Routes of the console's API, one file per subject."""

@@ -1,0 +1,117 @@
+"""Route of curves: some metrics of a run over steps, tokens or time, thinned to the points of a screen."""
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi import APIRouter, Query, Request
+
+from penstock.console.runs.columns import ELAPSED, RunColumns
+from penstock.console.state import console_of, run_of
+from penstock.core.errors import UsageError
+from penstock.obs.thin import Float64, largest_triangles
+
+router = APIRouter(prefix="/api")
+
+Axis = Literal["step", "tokens", "time", "money"]
+_COLUMNS: dict[Axis, str] = {"step": "step", "tokens": "tokens", "time": ELAPSED, "money": "device_hours"}
+_MOST_METRICS = 200
+_FEWEST_POINTS = 32
+
+
+@router.get("/runs/{run_id}/curves")
+def curves(
+    request: Request,
+    run_id: str,
+    metrics: str,
+    x: Axis = "step",
+    first: Annotated[float | None, Query(alias="from")] = None,
+    last: Annotated[float | None, Query(alias="to")] = None,
+    points: Annotated[int, Query(ge=3, le=100_000)] = 1000,
+) -> dict[str, Any]:  # Any: JSON
+    """Return curves of metrics, named with commas between; of few records between `from` and `to`, all."""
+    console, run = console_of(request), run_of(request, run_id)
+    columns, price = console.columns(run), console.summaries.price(run)
+    if x == "money" and not price:
+        raise UsageError(
+            "The cost of this run is not known",
+            got=run.name,
+            fix="Start `penstock console` with --price, or set run.device_hour_price in the recipe.",
+        )
+    names = [*dict.fromkeys(name for name in metrics.split(",") if name)][:_MOST_METRICS]
+    at, series, is_thinned = sampled(columns, names, x, price=price, first=first, last=last, points=points)
+    return {
+        "x": as_json(at),
+        "series": {name: as_json(values) for name, values in series.items()},
+        "thinned": is_thinned,
+        "generation": columns.generation,
+    }
+
+
+def sampled(
+    columns: RunColumns,
+    names: list[str],
+    x: Axis,
+    *,
+    price: float = 0.0,
+    first: float | None,
+    last: float | None,
+    points: int,
+) -> tuple[Float64, dict[str, Float64], bool]:
+    """Return the common axis of some metrics, their values on it (NaN: none), and whether it is thinned.
+
+    Each metric keeps the points that its own shape needs; all metrics of a table have values at all of them.
+    """
+    tables: dict[str, list[str]] = {}
+    for name in names:
+        tables.setdefault(columns.table_of(name), []).append(name)
+    parts, is_thinned = [], False
+    for table, members in tables.items():
+        axis = axis_of(columns, x, table=table, price=price)
+        begin = 0 if first is None else int(np.searchsorted(axis, first, side="left"))
+        end = len(axis) if last is None else int(np.searchsorted(axis, last, side="right"))
+        axis = axis[begin:end]
+        values = {name: columns.column(name, table=table)[begin:end] for name in members}
+        num = min([len(axis), *map(len, values.values())])  # a thread may have added records in between
+        axis = axis[:num]
+        if num > points:
+            is_thinned, each = True, max(_FEWEST_POINTS, points // len(members))
+            kept = np.unique(
+                np.concatenate([largest_triangles(axis, v[:num], each) for v in values.values()])
+            )
+        else:
+            kept = np.arange(num)
+        parts.append((axis[kept], {name: column[kept] for name, column in values.items()}))
+    at = np.unique(np.concatenate([axis for axis, _ in parts])) if parts else np.empty(0)
+    series = {}
+    for axis, found in parts:
+        places = np.searchsorted(at, axis)
+        for name, column in found.items():
+            series[name] = np.full(len(at), np.nan)
+            series[name][places] = column
+    return at, {name: series[name] for name in names}, is_thinned
+
+
+def axis_of(columns: RunColumns, x: Axis, *, table: str = "steps", price: float = 0.0) -> Float64:
+    """Return the axis of a table's records; never decreasing.
+
+    Args:
+        price: of a device-hour, for "money".
+    """
+    steps = columns.column("step", table=table)
+    if x == "step":
+        return steps
+    of_steps = columns.column(_COLUMNS[x])
+    if x == "money":
+        of_steps = of_steps * price
+    if table != "steps":
+        number = columns.column("step")[: len(of_steps)]
+        of_steps = np.interp(steps, number, of_steps[: len(number)]) if len(number) else np.zeros(len(steps))
+    return np.maximum.accumulate(np.nan_to_num(of_steps))  # an older version may lack some
+
+
+def as_json(values: Float64) -> list[float | None]:
+    """Return numbers as JSON has them: null for NaN and infinities."""
+    known = np.isfinite(values)
+    if known.all():
+        return values.tolist()  # type: ignore[no-any-return]
+    return [value if good else None for value, good in zip(values.tolist(), known.tolist(), strict=True)]

@@ -1,0 +1,173 @@
+"""Routes of files to take along: a view as one HTML file, its metrics as CSV or Parquet.
+
+An HTML file is what `penstock report` writes. Files are sent as attachments: opened as a page of the console,
+their scripts would be refused.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Literal
+from urllib.parse import quote
+
+import pyarrow as pa
+from fastapi import APIRouter, Request
+from starlette.responses import Response, StreamingResponse
+
+from penstock.console.runs.discover import FoundRun
+from penstock.console.runs.export import exported, written
+from penstock.console.runs.run_files import tokenizer_of
+from penstock.console.runs.summary import RunRow
+from penstock.console.state import console_of, run_of
+from penstock.core.errors import UsageError
+from penstock.core.units import duration, short
+from penstock.obs.metric_names import METRICS_FILE
+from penstock.obs.report.compare import MOST_RUNS, ComparedRun, render_comparison
+from penstock.obs.report.history import gather, records_in
+from penstock.obs.report.html import page, section
+from penstock.obs.report.report import render
+from penstock.obs.report.summary import UNKNOWN
+
+router = APIRouter(prefix="/api")
+
+FileFormat = Literal["html", "csv", "parquet"]
+_MEDIA = {"html": "text/html; charset=utf-8", "csv": "text/csv; charset=utf-8",
+          "parquet": "application/vnd.apache.parquet"}  # fmt: skip
+_ORDER = ("training", "stalled", "failed", "stopped", "finished")
+_COLUMNS = (
+    "name", "state", "step", "steps", "loss", "tokens", "tokens_per_s", "mfu", "data_wait", "exposed",
+    "eta_s", "cost", "ranks", "started", "updated", "path", "error",
+)  # fmt: skip
+"""Columns of the table's files."""
+_TEXTS = frozenset(("name", "state", "started", "path", "error"))
+_DIGITS = re.compile(r"([0-9]+)")
+_LAST_NAME = re.compile(r"[\\/][^\\/]*$")
+_SHARES = frozenset(("mfu", "data_wait", "exposed"))
+
+
+@router.get("/runs/{run_id}/export.{form}")
+def export_run(request: Request, run_id: str, form: FileFormat, metrics: str = "") -> Response:
+    """Return a run: its report, or all steps of some metrics, named with commas between; of none, all."""
+    console, run = console_of(request), run_of(request, run_id)
+    if form == "html":
+        with run.files.open(METRICS_FILE) as file:
+            text = render(records_in(file), console.summaries.recipe(run), name=run.name)
+        return _attached(iter([text.encode()]), run.name, form)
+    return _attached(
+        exported({run.name: console.columns(run, most_s=math.inf)}, _listed(metrics), form=form),
+        run.name,
+        form,
+    )
+
+
+@router.get("/export.{form}")
+def export_runs(request: Request, form: FileFormat, runs: str, metrics: str = "") -> Response:
+    """Return several runs, their ids with commas between: their comparison, or all steps of some metrics."""
+    console = console_of(request)
+    found = [run_of(request, run_id) for run_id in dict.fromkeys(_listed(runs))]
+    if not 2 <= len(found) <= MOST_RUNS:
+        raise UsageError(f"A comparison has 2 to {MOST_RUNS} runs", got=len(found), fix="Choose others.")
+    if form == "html":
+        compared = [_compared(run, console.summaries.recipe(run)) for run in found]
+        return _attached(iter([render_comparison(compared).encode()]), "compared", form)
+    columns = {run.name: console.columns(run, most_s=math.inf) for run in found}
+    return _attached(exported(columns, _listed(metrics), form=form), "compared", form)
+
+
+@router.get("/table.{form}")
+def export_table(
+    request: Request,
+    form: FileFormat,
+    search: str = "",
+    states: str = "",
+    sort: str = "updated",
+    down: bool = True,
+    group: Literal["", "state", "folder", "ranks"] = "",
+) -> Response:
+    """Return the table of runs as it is filtered, sorted and grouped on the page (see table.js)."""
+    if sort not in _COLUMNS:
+        raise UsageError("The table has no such column", got=sort, fix=f"Columns: {', '.join(_COLUMNS)}.")
+    shown = set(_listed(states))
+    rows = [row for row in console_of(request).rows(search) if not shown or row["state"] in shown]
+    rows = _grouped(_sorted(rows, sort, is_down=down), group)
+    if form == "html":
+        cells = [[_cell(name, row[name]) for name in _COLUMNS] for row in rows]  # type: ignore[literal-required]
+        titles = [name.replace("_", " ") for name in _COLUMNS]
+        return _attached(
+            iter([page("Penstock runs", [section("Runs", titles, cells)]).encode()]), "runs", form
+        )
+    kinds = [(name, pa.string() if name in _TEXTS else pa.float64()) for name in _COLUMNS]
+    batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=pa.schema(kinds))
+    return _attached(written([batch], batch.schema, form=form), "runs", form)
+
+
+def _listed(text: str) -> list[str]:
+    return [part for part in text.split(",") if part]
+
+
+def _compared(run: FoundRun, recipe: Any) -> ComparedRun:  # Any: JSON
+    with run.files.open(METRICS_FILE) as file:
+        return ComparedRun(run.name, gather(records_in(file)), recipe, tokenizer=tokenizer_of(run.files))
+
+
+def _sorted(rows: Iterable[RunRow], sort: str, *, is_down: bool) -> list[RunRow]:
+    """Return rows in an order; what is unknown comes last either way."""
+    known: list[RunRow] = []
+    unknown: list[RunRow] = []
+    for row in rows:
+        (unknown if row[sort] in (None, "") else known).append(row)  # type: ignore[literal-required]
+    known.sort(key=lambda row: _place(row, sort), reverse=is_down)
+    return [*known, *unknown]
+
+
+def _place(row: RunRow, sort: str) -> Any:  # Any: what rows are compared by
+    value = row[sort]  # type: ignore[literal-required]
+    if sort == "state":
+        return _ORDER.index(value)
+    return natural(value) if isinstance(value, str) else value
+
+
+def natural(text: str) -> list[bytes | tuple[int, str]]:
+    """Return what texts are ordered by: letters of either case together, numbers by their size.
+
+    >>> sorted(["run-10", "Run-9", "run-9b"], key=natural)
+    ['Run-9', 'run-9b', 'run-10']
+    """
+    parts: list[bytes | tuple[int, str]] = []
+    for place, part in enumerate(_DIGITS.split(text.lower())):
+        digits = part.lstrip("0")
+        parts.append((len(digits), digits) if place % 2 else part.encode("utf-16-be", "surrogatepass"))
+    return parts
+
+
+def _grouped(rows: list[RunRow], group: str) -> list[RunRow]:
+    """Return rows by groups, in the order of the groups' first rows."""
+    groups: dict[Any, list[RunRow]] = {}
+    for row in rows:
+        own = _LAST_NAME.sub("", row["path"]) if group == "folder" else row[group] if group else None  # type: ignore[literal-required]
+        groups.setdefault(own, []).append(row)
+    return [row for members in groups.values() for row in members]
+
+
+def _cell(name: str, value: Any) -> str:  # Any: of a row
+    if value is None:
+        return UNKNOWN
+    if isinstance(value, str):
+        return value
+    if name == "updated":
+        return datetime.fromtimestamp(value, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
+    if name == "eta_s":
+        return duration(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int)
+        else short(value, unit="share" if name in _SHARES else "number")
+    )
+
+
+def _attached(pieces: Iterator[bytes], name: str, form: FileFormat) -> Response:
+    """Return a file for the reader's disk."""
+    file = quote(f"{name.replace('/', '-')}.{form}", safe="")
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{file}"}
+    return StreamingResponse(pieces, media_type=_MEDIA[form], headers=headers)

@@ -1,0 +1,1 @@
+"""Runs as the console reads them: discovery, table rows, columns, events."""

@@ -1,0 +1,36 @@
+"""Folder of what was parsed of a run: in the user's cache, where one process at a time writes it."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from penstock.core.files import take_lock
+
+_LOCK = "lock"
+
+
+class CacheFolder:
+    """Folder that this process alone writes: the given one, or a temporary one if another has that."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._held = take_lock(folder / _LOCK, waits=False)
+        self._own = None if self._held else tempfile.TemporaryDirectory(prefix="penstock-console-")
+        self.path = folder if self._own is None else Path(self._own.name)
+
+    def empty(self) -> None:
+        """Delete what is in it."""
+        for path in self.path.iterdir():
+            if path.name == _LOCK:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let another process use it."""
+        if self._held is not None:
+            self._held.close()
+        if self._own is not None:
+            self._own.cleanup()

@@ -1,0 +1,440 @@
+"""Columns of a run: one number per record and metric, in files of the user's cache folder.
+
+    CACHE/console/<id>/state.json     how much of metrics.jsonl is in them, events, starts
+    CACHE/console/<id>/0007.f64       one column, little-endian doubles, in the order of its records
+
+A metric of 100,000 steps is 0.8 MB, read in a millisecond; their records are 60 MB, read in seconds. So a
+run is parsed once, then extended by what is new. Columns are memory-mapped, and parsing holds one chunk of
+the file: memory does not grow with a run. Whoever asks for a column meanwhile waits for a piece, not for all.
+
+The cache may be deleted at any time. It holds one history: where steps go back, as after a resume from an
+earlier checkpoint, what was recorded beyond is dropped and `generation` counts up, so that a reader who
+holds a part of the curve knows that it is no longer true. A line that is no record is counted and left
+out: to look at a run must be possible when it is damaged too.
+"""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import chain
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from penstock.console.runs.cache_folder import CacheFolder
+from penstock.console.runs.events import RunEvent, event_of
+from penstock.console.runs.run_files import FileStamp, RunFiles
+from penstock.console.runs.tail import FilePosition, Piece, read_on
+from penstock.console.runs.turns import RunBusy, Turns
+from penstock.core import clock
+from penstock.core.errors import PenstockError
+from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS_FILE
+from penstock.obs.sinks import Record
+from penstock.obs.thin import Float64
+
+TABLES = ("steps", "validations", "tasks")
+"""Records of steps, of validations and of tasks: each has its own steps."""
+ELAPSED = "elapsed_s"
+"""Column of all steps' time, waits for checkpoints included, in seconds since the run's start. Clocks that
+jump do not change it."""
+
+_VERSION = 1
+_SAVE_AFTER_S = 5.0
+_MOST_EVENTS = 10_000
+_MOST_SAMPLES = 256
+_TABLE_METRICS = frozenset((*BY_CORPUS, *BY_TASK))
+_NUMBERS = {float, int}
+
+try:
+    from pydantic_core import from_json
+
+    _decoded: Callable[[bytes], Any] = partial(from_json, cache_strings="keys")  # a quarter of json's time
+except ImportError:  # `penstock report` without the packages of the server
+    _decoded = json.loads
+
+
+@dataclass(slots=True)
+class _Table:
+    """Columns with one row per record of a kind."""
+
+    num_rows: int = 0
+    columns: dict[str, int] = field(default_factory=dict)
+    """Metric -> number of its file."""
+
+
+@dataclass(slots=True)
+class _State:
+    """Stored state of a run, besides its columns; JSON."""
+
+    version: int = _VERSION
+    mark: FilePosition = field(default_factory=FilePosition)
+    generation: int = 0
+    tables: dict[str, _Table] = field(default_factory=lambda: {name: _Table() for name in TABLES})
+    num_files: int = 0
+    events: list[RunEvent] = field(default_factory=list)
+    starts: list[Record] = field(default_factory=list)
+    samples: list[tuple[int, int, int]] = field(default_factory=list)
+    """Step, offset and length of the records of sample answers."""
+    elapsed_s: float = 0.0
+    last_step: float = -math.inf
+    num_damaged: int = 0
+    """Lines that are no records."""
+
+
+class RunColumns:
+    """Columns of one run, kept up with its file. Methods may be called from several threads.
+
+    Args:
+        files: files of the run.
+        cache: folder of its columns.
+    """
+
+    def __init__(self, files: RunFiles, cache: Path) -> None:
+        self._files = files
+        self._stamp: FileStamp | None = None  # of an object that was read to its end
+        self._turns = Turns()
+        self._cache = CacheFolder(cache)
+        self._is_closed = False
+        self._state = self._load()
+        self._saved_at = -math.inf
+        self._pending: dict[str, list[Record]] = {name: [] for name in TABLES}
+
+    def close(self) -> None:
+        """Save, and let another process use the cache."""
+        with self._turns.turn(is_patient=True):
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._save()
+            self._cache.close()
+
+    @property
+    def position(self) -> FilePosition:
+        """Position in the run's file after what is in the columns."""
+        return self._state.mark
+
+    @property
+    def generation(self) -> int:
+        """Counts how often records were dropped: what was read before is then void."""
+        return self._state.generation
+
+    @property
+    def num_damaged(self) -> int:
+        """Number of lines that are no records."""
+        return self._state.num_damaged
+
+    @property
+    def events(self) -> list[RunEvent]:
+        """Events in order, without spikes."""
+        return [*self._state.events]
+
+    @property
+    def starts(self) -> list[Record]:
+        """Records of the run's starts."""
+        return [*self._state.starts]
+
+    def num_rows(self, table: str = "steps") -> int:
+        """Return the number of records in a table."""
+        return self._state.tables[table].num_rows
+
+    def metrics(self) -> list[str]:
+        """Return the names of all metrics; `corpus_tokens/web` is a metric of one corpus."""
+        names = (name for table in self._state.tables.values() for name in table.columns)
+        return [*dict.fromkeys(name for name in names if name != ELAPSED)]
+
+    def table_of(self, metric: str) -> str:
+        """Return the table with a metric; "steps" if there is none."""
+        return next((name for name, t in self._state.tables.items() if metric in t.columns), "steps")
+
+    def column(self, metric: str, *, table: str = "steps", first: int = 0) -> Float64:
+        """Return a column from a row on; NaN where a record has no such value.
+
+        Raises:
+            RunBusy: other requests read the run for too long.
+        """
+        with self._turns.turn():
+            self._check_open()
+            return self._column(metric, table=table, first=first)
+
+    def _column(self, metric: str, *, table: str = "steps", first: int = 0) -> Float64:
+        held = self._state.tables[table]
+        past = held.num_rows
+        if metric not in held.columns:
+            return np.full(past - first, np.nan)
+        if first >= past:
+            return np.empty(0)
+        path = self._path(held.columns[metric])
+        return np.memmap(path, dtype="<f8", mode="r", offset=8 * first, shape=(past - first,))
+
+    def answers(self) -> list[Record]:
+        """Return the records of sample answers, read from the run's file."""
+        with self._turns.turn():
+            samples = [*self._state.samples]
+        found = []
+        with suppress(OSError), self._files.open(METRICS_FILE) as file:
+            for _, offset, length in samples:
+                file.seek(offset)
+                record = _parsed(file.read(length))
+                if record is not None and record.get("event") == "samples":
+                    found.append(record)
+        return found
+
+    def update(self, *, most_s: float = math.inf) -> bool:
+        """Add what is new in the run's file; return whether that was all.
+
+        Args:
+            most_s: seconds after which the rest is left to a later call.
+
+        Raises:
+            PenstockError: the cache folder cannot be written.
+            RunBusy: other requests read the run for too long.
+        """
+        begin = clock.monotonic()
+        stamp = None
+        try:
+            if self._files.is_stored and (stamp := self._files.stamp(METRICS_FILE)) == self._stamp:
+                return True
+            file = self._files.open(METRICS_FILE)
+        except OSError:  # deleted, or not written yet: what was read stays
+            return True
+        try:
+            with file:
+                is_all = read_on(file, self, self._turns, until=begin + most_s)
+        except OSError:  # an object that is replaced while it is read: read on next time
+            return True
+        if is_all:
+            self._stamp = stamp
+        if clock.monotonic() - self._saved_at > _SAVE_AFTER_S:
+            with self._turns.turn():
+                if not self._is_closed:
+                    self._save()
+        return is_all
+
+    def add(self, piece: Piece) -> None:
+        """Add lines; for `read_on`.
+
+        Raises:
+            PenstockError: the cache folder cannot be written.
+        """
+        self._check_open()
+        offset = piece.offset
+        try:
+            for line in piece.lines:
+                self._add(line, offset)
+                offset += len(line) + 1
+            self._flush()
+        except OSError as error:
+            self._drop_pending()
+            raise PenstockError(
+                "The console cannot write what it has parsed of a run",
+                got=str(error),
+                fix="Make room on that disk, or set PENSTOCK_CACHE to a folder on another one.",
+            ) from None
+        self._state.num_damaged += piece.num_dropped
+        self._state.mark = piece.mark
+
+    def restart(self) -> None:
+        """Forget everything: the file was rewritten; for `read_on`."""
+        self._check_open()
+        generation = self._state.generation + 1
+        self._cache.empty()
+        self._state = _State(generation=generation)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise RunBusy("So many runs are open that this one was closed", fix="Ask for it again.")
+
+    def _drop_pending(self) -> None:
+        """Return to what was saved last: columns of unequal lengths would show values at other steps."""
+        generation = self._state.generation + 1
+        self._pending = {name: [] for name in TABLES}
+        self._state = self._load()
+        self._state.generation = generation
+
+    def _add(self, line: bytes, offset: int) -> None:
+        record = _parsed(line)
+        if record is None:
+            self._state.num_damaged += bool(line.strip())
+            return
+        event, step = record.get("event"), record["step"]
+        if event == "evaluation":
+            self._pending["tasks"].append(record)
+        elif event is not None:
+            self._add_event(record, step, offset, len(line))
+        elif "validation_loss" in record:
+            self._pending["validations"].append(record)
+        elif "loss" in record:
+            if step <= self._state.last_step:
+                self._go_back(step - 1)
+            self._state.elapsed_s += _seconds(record.get("step_s")) + _seconds(record.get("checkpoint_s"))
+            record[ELAPSED] = self._state.elapsed_s
+            self._state.last_step = step
+            self._pending["steps"].append(record)
+
+    def _add_event(self, record: Record, step: int, offset: int, length: int) -> None:
+        state, kind = self._state, record["event"]
+        if kind == "samples":
+            state.samples = [*(each for each in state.samples if each[0] != step), (step, offset, length)]
+            if len(state.samples) > _MOST_SAMPLES:
+                state.samples = state.samples[::2]
+            return
+        before = state.starts[-1].get("ranks") if state.starts else None
+        if kind == "start":
+            if step < state.last_step:
+                self._go_back(step)
+            state.starts.append({name: value for name, value in record.items() if name != "changes"})
+        if (found := event_of(record, ranks_before=before)) is not None and len(state.events) < _MOST_EVENTS:
+            state.events.append(found)
+
+    def _flush(self) -> None:
+        """Append what was parsed to the files."""
+        for name, records in self._pending.items():
+            if not records:
+                continue
+            table, new, found = self._state.tables[name], len(records), _columns_of(records)
+            for metric in (metric for metric in found if metric not in table.columns):
+                table.columns[metric] = self._state.num_files
+                self._state.num_files += 1
+                self._path(table.columns[metric]).write_bytes(b"")  # a killed process may have left one
+                _append_nan(self._path(table.columns[metric]), table.num_rows)
+            for metric, number in table.columns.items():
+                column = found.get(metric)
+                if column is None:
+                    _append_nan(self._path(number), new)
+                    continue
+                with self._path(number).open("ab") as file:
+                    file.write(column.tobytes())
+            table.num_rows += new
+            self._pending[name] = []
+
+    def _go_back(self, step: float) -> None:
+        """Drop the records of later steps."""
+        self._flush()
+        state = self._state
+        for name, table in state.tables.items():
+            if not table.num_rows:
+                continue
+            kept = int(np.searchsorted(self._column("step", table=name), step, side="right"))
+            for metric, number in table.columns.items():  # new files: somebody may still read the old ones
+                table.columns[metric] = state.num_files
+                state.num_files += 1
+                _copy(self._path(number), self._path(table.columns[metric]), 8 * kept)
+                self._path(number).unlink()
+            table.num_rows = kept
+        rows = state.tables["steps"].num_rows
+        state.last_step = float(self._column("step")[-1]) if rows else -math.inf
+        state.elapsed_s = float(self._column(ELAPSED)[-1]) if rows else 0.0
+        state.events = [event for event in state.events if event["step"] <= max(step, 0)]
+        state.starts = [start for start in state.starts if start["step"] <= max(step, 0)]
+        state.samples = [each for each in state.samples if each[0] <= step]
+        state.generation += 1
+
+    def _path(self, number: int) -> Path:
+        return self._cache.path / f"{number:04d}.f64"
+
+    def _load(self) -> _State:
+        """Return the state of the cache; an empty one if it is damaged or of another version."""
+        try:
+            raw = json.loads((self._cache.path / "state.json").read_bytes())
+            raw["tables"] = {name: _Table(**table) for name, table in raw["tables"].items()}
+            raw["mark"] = FilePosition(**raw["mark"])
+            raw["samples"] = [tuple(each) for each in raw["samples"]]
+            state = _State(**raw)
+            if state.version != _VERSION or state.tables.keys() != set(TABLES):
+                raise ValueError("another version")
+            for table in state.tables.values():
+                for number in table.columns.values():
+                    if (size := self._path(number).stat().st_size) < 8 * table.num_rows:
+                        raise ValueError(f"a column of {size} bytes")
+                    os.truncate(self._path(number), 8 * table.num_rows)  # written after the state was saved
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            self._cache.empty()
+            return _State()
+        return state
+
+    def _save(self) -> None:
+        draft = self._cache.path / ".state.tmp"
+        with suppress(OSError):
+            draft.write_text(json.dumps(asdict(self._state)), encoding="utf-8")
+            draft.replace(self._cache.path / "state.json")
+        self._saved_at = clock.monotonic()
+
+
+def _columns_of(records: Sequence[Record]) -> dict[str, Float64]:
+    """Return the numbers of some records, [records] each; NaN where a record has none.
+
+    >>> _columns_of([{"loss": 2.5, "corpus_tokens": {"web": 8}}, {"loss": None}])
+    {'loss': array([2.5, nan]), 'corpus_tokens/web': array([ 8., nan])}
+    """
+    found: dict[str, Float64] = {}
+    for name, values in _by_name(records).items():
+        if name in _TABLE_METRICS:
+            tables = [value if isinstance(value, dict) else {} for value in values]
+            for of, each in _by_name(tables).items():
+                _put(found, f"{name}/{of}", each)
+        _put(found, name, values)
+    return found
+
+
+def _by_name(records: Sequence[Record]) -> Mapping[str, Sequence[Any]]:  # Any: JSON
+    """Return the values of some records, [records] each; None where a record has none."""
+    first = records[0]
+    if len(first) > 1 and all(record.keys() == first.keys() for record in records):  # as almost always
+        return dict(zip(first, zip(*map(itemgetter(*first), records), strict=True), strict=True))
+    names = dict.fromkeys(chain.from_iterable(records))
+    return {name: [record.get(name) for record in records] for name in names}
+
+
+def _put(found: dict[str, Float64], name: str, values: Sequence[Any]) -> None:  # Any: JSON
+    """Put numbers among the columns, if there is one among the values."""
+    kinds = set(map(type, values))
+    if not kinds & _NUMBERS:
+        return
+    try:
+        if kinds <= _NUMBERS:
+            found[name] = np.array(values, dtype="<f8")
+            return
+    except OverflowError:  # an integer beyond any float
+        pass
+    found[name] = np.array([_float(value) for value in values], dtype="<f8")
+
+
+def _float(value: Any) -> float:  # Any: JSON
+    try:
+        return float(value) if type(value) in _NUMBERS else math.nan
+    except OverflowError:
+        return math.nan
+
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        record = _decoded(line)
+    except (ValueError, RecursionError):
+        try:
+            record = json.loads(line)  # some lines only this takes: those with a lone surrogate
+        except (ValueError, RecursionError):
+            return None
+    is_record = isinstance(record, dict) and type(record.get("step")) is int and abs(record["step"]) < 2**53
+    return record if is_record else None
+
+
+def _seconds(value: Any) -> float:  # Any: JSON
+    return float(value) if type(value) in _NUMBERS and 0 <= value < math.inf else 0.0
+
+
+def _append_nan(path: Path, number: int) -> None:
+    with path.open("ab") as file:
+        for first in range(0, number, 1 << 20):
+            file.write(np.full(min(1 << 20, number - first), np.nan, dtype="<f8").tobytes())
+
+
+def _copy(source: Path, target: Path, num_bytes: int) -> None:
+    with source.open("rb") as old, target.open("wb") as new:
+        while num_bytes and (part := old.read(min(num_bytes, 1 << 20))):
+            num_bytes -= new.write(part)

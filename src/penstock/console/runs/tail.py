@@ -1,0 +1,153 @@
+"""New lines of a growing file that may be cut, rewritten or replaced while it is read.
+
+A reader keeps a `FilePosition`: how many bytes it has consumed, and a digest of the last of them. A file
+that is shorter, or has other bytes there, was rewritten (a resumed run drops records, a user edits) and is
+read from its start. That a file was replaced by one with the same history goes unnoticed, and need not be.
+
+A line is consumed once its end is there. Memory is bounded: a chunk is read at a time, and a line longer
+than a chunk, which no run writes, is dropped and counted. A chunk is handed over in pieces, so that others
+who ask for the run wait for a piece only.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from penstock.console.runs.turns import Turns
+from penstock.core import clock
+
+CHUNK_BYTES = 8 << 20
+_PIECE_BYTES = 256 << 10
+"""Bytes of a piece: some 10 ms of parsing, unless its last line is longer."""
+_CHECKED_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FilePosition:
+    """Position in a file."""
+
+    offset: int = 0
+    """Bytes consumed."""
+    digest: str = ""
+    """Of the last bytes before it."""
+    is_inside: bool = False
+    """True inside a line that is dropped, because it is too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Whole lines that were read together."""
+
+    lines: list[bytes]
+    """Without their ends."""
+    offset: int
+    """Bytes of the file before the first."""
+    mark: FilePosition
+    """Position after them."""
+    num_dropped: int = 0
+    """Lines that were too long."""
+
+
+def is_continued(file: BinaryIO, mark: FilePosition) -> bool:
+    """Return whether a file still begins with what was consumed, as far as the digest tells."""
+    file.seek(0, 2)
+    return file.tell() >= mark.offset and _digest(file, mark.offset) == (mark.digest or _digest(file, 0))
+
+
+class Parsed(Protocol):
+    """A store of what was parsed of a file, which knows how far that is."""
+
+    @property
+    def position(self) -> FilePosition:
+        """Position after what was parsed."""
+
+    def restart(self) -> None:
+        """Forget everything: the file was rewritten."""
+
+    def add(self, piece: Piece) -> None:
+        """Add a piece, and move the position to its end."""
+
+
+def read_on(file: BinaryIO, parsed: Parsed, turns: Turns, *, until: float) -> bool:
+    """Add what is new in a file, each piece in a turn of its own; return whether that was all.
+
+    Several threads may do so at a time: a piece that another has added is not added again.
+
+    Args:
+        until: time of `clock.monotonic` after which the rest is left to a later call.
+
+    Raises:
+        OSError: the file cannot be read on.
+        RunBusy: the turn did not come.
+    """
+    while True:
+        position = parsed.position
+        goes_on = is_continued(file, position)
+        with turns.turn():
+            if parsed.position != position:  # another thread was faster
+                continue
+            if not goes_on:
+                parsed.restart()
+                position = parsed.position
+        for piece in pieces(file, position):
+            with turns.turn():
+                if parsed.position != position:
+                    break
+                parsed.add(piece)
+                position = piece.mark
+            if clock.monotonic() > until:
+                return False
+        else:
+            return True
+
+
+def pieces(
+    file: BinaryIO, mark: FilePosition, *, chunk_bytes: int = CHUNK_BYTES, piece_bytes: int = _PIECE_BYTES
+) -> Iterator[Piece]:
+    """Yield the complete lines after a position; a chunk is read at a time."""
+    offset, is_inside = mark.offset, mark.is_inside
+    while True:
+        file.seek(offset)
+        chunk = file.read(chunk_bytes)
+        end, dropped = chunk.rfind(b"\n") + 1, 0
+        if not end and len(chunk) < chunk_bytes:
+            return
+        if not end:  # a line that is longer than a chunk
+            dropped = int(not is_inside)
+            offset += len(chunk)
+            is_inside = True
+            yield Piece([], offset, FilePosition(offset, _digest(file, offset), is_inside), dropped)
+            continue
+        first = 0
+        while first < end:
+            past = chunk.rfind(b"\n", first, first + piece_bytes) + 1
+            past = past or chunk.find(b"\n", first) + 1
+            lines, place = chunk[first : past - 1].split(b"\n"), offset + first
+            if is_inside:
+                place += len(lines.pop(0)) + 1
+            is_inside = False
+            has_tail = past >= _CHECKED_BYTES or not offset
+            tail = _digest_of(chunk[max(0, past - _CHECKED_BYTES) : past]) if has_tail else None
+            yield Piece(lines, place, FilePosition(offset + past, tail or _digest(file, offset + past)))
+            first = past
+        offset += end
+
+
+def size_of(path: Path) -> int:
+    """Return a file's size in bytes; 0 if it is gone."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _digest(file: BinaryIO, offset: int) -> str:
+    first = max(0, offset - _CHECKED_BYTES)
+    file.seek(first)
+    return _digest_of(file.read(offset - first))
+
+
+def _digest_of(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

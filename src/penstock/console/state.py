@@ -1,0 +1,153 @@
+"""State of the console: the runs it shows, and what it has read of them."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Lock
+from typing import Any, TypeVar
+
+from fastapi import Request
+
+from penstock.console.access import ConsoleAccess
+from penstock.console.models.slot import ModelSlot
+from penstock.console.runs.columns import RunColumns
+from penstock.console.runs.discover import FoundRun, RunFolders
+from penstock.console.runs.rank_columns import RankColumns
+from penstock.console.runs.summary import RunRow, Summaries
+from penstock.console.servers.history import ServerHistory
+from penstock.console.servers.scrape import Server
+from penstock.core.env import cache_folder
+from penstock.core.toml import flat, plain
+
+_MOST_OPEN = 64
+"""Runs whose columns are held open: each holds a lock, little else."""
+_REQUESTS_AT_ONCE = 16
+_FIRST_S = 30.0
+"""Seconds for which a view waits for a run to be parsed; of a longer one it shows the beginning."""
+
+
+_Key = TypeVar("_Key")
+_Columns = TypeVar("_Columns", RunColumns, RankColumns)
+
+
+class ConsoleState:
+    """Runs and what was read of them; methods may be called from several threads.
+
+    Args:
+        roots: folders of runs, or folders that hold them; addresses of such folders.
+        servers: whose /metrics pages are drawn.
+        price: of a device for an hour, for runs whose recipe names none; 0: unknown.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[Path | str],
+        rules: ConsoleAccess,
+        *,
+        servers: Sequence[Server] = (),
+        price: float = 0.0,
+    ) -> None:
+        self.rules = rules
+        self.folders = RunFolders(roots)
+        self.summaries = Summaries(price=price)
+        self.models = ModelSlot()
+        self.servers = [ServerHistory(server) for server in servers]
+        self.is_ending = False
+        """True once streams should end."""
+        self._columns: OrderedDict[str, RunColumns] = OrderedDict()
+        self._rank_columns: OrderedDict[tuple[str, str], RankColumns] = OrderedDict()
+        self._lock = Lock()
+        self._rows_lock = Lock()
+
+    def rows(self, search: str = "") -> list[RunRow]:
+        """Return the rows of all runs, or of those whose name or recipe has all words of a search."""
+        runs = self.folders.runs()
+        with self._rows_lock:
+            self.summaries.forget([run.id for run in runs])
+            stored = [run for run in runs if run.files.is_stored]
+            if stored:  # each may wait for a few requests
+                with ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="console-rows") as pool:
+                    list(pool.map(self.summaries.row, stored))
+            rows = [self.summaries.row(run) for run in runs]
+            words = search.lower().split()
+            if not words:
+                return rows
+            texts = [f"{run.name} {_text(self.summaries.recipe(run))}" for run in runs]
+            found = zip(rows, texts, strict=True)
+            return [row for row, text in found if all(word in text.lower() for word in words)]
+
+    def row(self, run: FoundRun) -> RunRow:
+        """Return the row of one run."""
+        with self._rows_lock:
+            return self.summaries.row(run)
+
+    def columns(self, run: FoundRun, *, most_s: float = _FIRST_S) -> RunColumns:
+        """Return the columns of a run, with what is new in its file."""
+        columns = self._opened(
+            self._columns, run.id, lambda: RunColumns(run.files, cache_folder() / "console" / run.id)
+        )
+        columns.update(most_s=most_s)
+        return columns
+
+    def rank_columns(self, run: FoundRun, metric: str, *, most_s: float = _FIRST_S) -> RankColumns:
+        """Return a metric of the run's ranks, with what is new in its file."""
+        folder = cache_folder() / "console" / f"{run.id}-ranks" / metric
+        columns = self._opened(
+            self._rank_columns, (run.id, metric), lambda: RankColumns(run.files, metric, folder)
+        )
+        columns.update(most_s=most_s)
+        return columns
+
+    def _opened(
+        self, known: OrderedDict[_Key, _Columns], key: _Key, make: Callable[[], _Columns]
+    ) -> _Columns:
+        """Return open columns; of too many, the one that was asked for the longest time ago is closed."""
+        evicted = None
+        with self._lock:
+            columns = known.pop(key, None) or make()
+            known[key] = columns
+            if len(known) > _MOST_OPEN:
+                evicted = known.popitem(last=False)[1]
+        if evicted is not None:  # may wait for those who use it, and nobody should wait for that
+            evicted.close()
+        return columns
+
+    def end(self) -> None:
+        """Let streams end."""
+        self.is_ending = True
+
+    def close(self) -> None:
+        """Save the columns, and close the model that is open."""
+        self.models.close()
+        with self._lock:
+            left: list[RunColumns | RankColumns] = [*self._columns.values(), *self._rank_columns.values()]
+            self._columns.clear()
+            self._rank_columns.clear()
+        for columns in left:
+            columns.close()
+
+
+def console_of(request: Request) -> ConsoleState:
+    """Return the application's state."""
+    state: ConsoleState = request.app.state.console
+    return state
+
+
+def run_of(request: Request, run_id: str) -> FoundRun:
+    """Return a run by its id.
+
+    Raises:
+        UnknownRun: there is none.
+    """
+    return console_of(request).folders.run(run_id)
+
+
+def finite(value: float) -> float | None:
+    """Return a number as JSON has it: None for NaN and infinities."""
+    return value if math.isfinite(value) else None
+
+
+def _text(recipe: Any) -> str:  # Any: JSON
+    return " ".join(f"{key}={plain(value)}" for key, value in flat(recipe))

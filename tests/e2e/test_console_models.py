@@ -1,0 +1,337 @@
+"""The console over a real run: rows of its steps, the loss of each token, its checkpoints as models."""
+
+import json
+import shutil
+from contextlib import contextmanager
+from threading import Thread
+
+import pytest
+from starlette.testclient import TestClient
+
+from penstock.console import state as console_state
+from penstock.console.access import ConsoleAccess
+from penstock.console.app import build_app
+from penstock.console.models.slot import ModelKey
+from penstock.console.state import ConsoleState
+from penstock.engine.config import EngineConfig
+from penstock.engine.llm import LLM
+from penstock.engine.sampling_params import Params, Sampling
+from penstock.testing.corpora import write_corpus
+from penstock.text.tokenizer import train_tokenizer
+from tests.e2e.conftest import penstock
+from tests.launched import records_of
+
+HOST = "127.0.0.1:8400"
+OWN = {"origin": f"http://{HOST}"}
+ASKED, ANSWERED = "user: which one?", " bot: the größer 日本 penstock"
+RECIPE = """
+compute = "float32"
+[run]
+dir = "@/runs/first"
+steps = 8
+[model]
+hidden_size = 32
+intermediate_size = 32
+num_hidden_layers = 2
+num_attention_heads = 2
+max_position_embeddings = 64
+vocab_size = 384
+[data]
+sequence_length = 48
+global_batch_size = 6
+num_workers = 0
+packing = "best_fit"
+[data.corpora.web]
+path = "@/web"
+weight = 0.5
+[data.corpora.chats]
+path = "@/chats"
+weight = 0.5
+[checkpoint]
+every = 3
+keep = 9
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run of 8 steps on plain text and on conversations, of which only the answers are learned."""
+    folder = tmp_path_factory.mktemp("console")
+    tokenizer = train_tokenizer([ASKED + ANSWERED] * 3, vocab_size=300)
+    asked, answered = tokenizer.encode(ASKED), tokenizer.encode(ANSWERED)
+    texts = [
+        [*tokenizer.encode(f"the web feeds the turbine {n}") * (1 + n % 3), tokenizer.eos_id]
+        for n in range(60)
+    ]
+    write_corpus(folder / "web", texts, vocab_size=384)
+    bits = [[False] * len(asked) + [True] * len(answered)] * 60
+    write_corpus(folder / "chats", [[*asked, *answered]] * 60, vocab_size=384, columns={"learned": bits})
+    (folder / "recipe.toml").write_text(RECIPE.replace("@", str(folder)))
+    done = penstock("train", folder / "recipe.toml")
+    assert done.returncode == 0, done.stderr
+    tokenizer.save(folder / "runs" / "first" / "tokenizer.json")
+    return folder
+
+
+@contextmanager
+def console(root, **rules):
+    """Yield a client of a console, and the console."""
+    state = ConsoleState([root], ConsoleAccess(**rules))
+    with TestClient(build_app(state), base_url=f"http://{HOST}") as client:
+        client.headers.update(OWN)
+        yield client, state
+    state.close()
+
+
+@pytest.fixture
+def asked(folder, monkeypatch, tmp_path):
+    """A client of a console over the run, with the address of the run."""
+    monkeypatch.setattr(console_state, "cache_folder", lambda: tmp_path / "cache")
+    with console(folder / "runs") as (client, state):
+        client.run = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
+        client.state = state
+        yield client
+
+
+def events(response):
+    """Return (kind, data) of server-sent events."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = [part.split("\n") for part in response.text.split("\n\n") if part.startswith("event:")]
+    return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in lines]
+
+
+class Held:
+    """A model that does nothing."""
+
+    def close(self):
+        pass
+
+
+def text_of(document):
+    return "".join(text for text, _, _ in document["pieces"])
+
+
+def test_the_rows_of_a_step_are_those_of_data_where_in_pages(asked, folder):
+    first = asked.get(f"{asked.run}/rows/5", params={"limit": 4}).json()
+    then = asked.get(f"{asked.run}/rows/5", params={"offset": 4, "limit": 4}).json()
+    assert (first["num_rows"], first["checkpoint"], first["note"]) == (6, 3, "")
+    rows = first["rows"] + then["rows"]
+    assert [row["row"] for row in rows] == [*range(6)]
+    done = penstock("data", "where", folder / "runs" / "first", "--step", 5, "--row", 4, "--json")
+    told, row = json.loads(done.stdout), rows[4]
+    assert row["sample"] == told["sample"]
+    fields = ("corpus", "document", "offset", "tokens")
+    shown = [[part[name] for name in fields] for part in row["documents"] if part["pieces"]]
+    assert shown == [[part[name] for name in fields] for part in told["pieces"] if part["corpus"]]
+    texts = [text_of(part).removesuffix("<|endoftext|>") for part in row["documents"] if part["pieces"]]
+    assert texts == [part["text"] for part in told["pieces"] if part["corpus"]]
+    assert asked.get(f"{asked.run}/rows/5", params={"offset": 6}).json()["rows"] == []
+
+
+def test_tokens_that_are_not_learned_are_told_apart_and_characters_stay_whole(asked):
+    rows = asked.get(f"{asked.run}/rows/1", params={"limit": 6}).json()["rows"]
+    parts = [part for row in rows for part in row["documents"] if part["pieces"]]
+    chats = [part for part in parts if text_of(part) == ASKED + ANSWERED]
+    assert chats
+    for part in chats:
+        assert part["pieces"] == [[ASKED, False, None], [ANSWERED, True, None]]
+    assert {learned for part in parts if part["corpus"] == "web" for _, learned, _ in part["pieces"]} == {
+        True
+    }
+
+
+def test_losses_of_tokens_are_the_step_s_loss_as_training_computed_it(asked, folder):
+    """Step 4 begins with the weights of the checkpoint of step 3: the same sums, in float32."""
+    found = asked.post(f"{asked.run}/rows/4/losses", json={"limit": 6}).json()
+    assert found["checkpoint"] == 3
+    nats, labels = 0.0, 0
+    for row in found["rows"]:
+        for document in row["documents"]:
+            losses = [loss for _, _, loss in document["pieces"]]
+            nats += sum(loss for loss in losses if loss is not None)
+            labels += sum(loss is not None for loss in losses)
+            assert losses[:1] in ([None], []), "nothing comes before the first token"
+            assert all((loss is not None) == learned for _, learned, loss in document["pieces"][1:])
+    assert labels > 60
+    step = next(r for r in records_of(folder / "runs" / "first") if r.get("step") == 4 and "loss" in r)
+    # shown losses have 4 digits, and those of tokens beyond a row's end are not shown
+    assert nats / labels == pytest.approx(step["loss"], abs=0.02)
+
+
+def test_one_row_is_scored_at_a_time_and_a_second_request_is_refused(asked):
+    key = ModelKey("losses", asked.run.rpartition("/")[2], 3, "first")
+
+    with asked.state.models.lent(key, Held, is_shared=False):
+        refused = asked.post(f"{asked.run}/rows/4/losses", json={})
+        assert (refused.status_code, "Try again" in refused.json()["error"]) == (409, True)
+        assert asked.get(f"{asked.run}/rows/4").status_code == 200, "others are not held up"
+
+
+@pytest.mark.parametrize(("step", "said"), [(0, "steps 1 to 8"), (9, "steps 1 to 8"), (-5, "steps 1 to 8")])
+def test_a_step_that_the_run_never_has_is_one_sentence(asked, step, said):
+    for found in (
+        asked.get(f"{asked.run}/rows/{step}"),
+        asked.post(f"{asked.run}/rows/{step}/losses", json={}),
+    ):
+        assert (found.status_code, said in found.json()["error"]) == (400, True)
+
+
+@pytest.fixture
+def damaged(folder, tmp_path, monkeypatch):
+    """Copies of the run and its corpora, to be damaged, and a console over them."""
+    monkeypatch.setattr(console_state, "cache_folder", lambda: tmp_path / "cache")
+    copy = tmp_path / "copy"
+    shutil.copytree(folder, copy)
+    config = copy / "runs" / "first" / "config.json"
+    config.write_text(config.read_text().replace(str(folder), str(copy)))
+    return copy
+
+
+def test_steps_to_come_skipped_steps_and_runs_without_checkpoints_say_so(damaged):
+    run = damaged / "runs" / "first"
+    shutil.rmtree(run / "checkpoints")
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    kept = [line for line in lines if json.loads(line).get("step", 0) <= 5]
+    kept.append(json.dumps({"event": "skipped", "step": 5, "why": "loss is NaN"}))
+    (run / "metrics.jsonl").write_text("\n".join(kept) + "\n")
+    with console(damaged / "runs") as (client, _):
+        at = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
+        later = client.get(f"{at}/rows/7").json()
+        assert "yet to come" in later["note"]
+        assert "no checkpoint" in later["why_no_losses"]
+        assert "skipped (loss is NaN)" in client.get(f"{at}/rows/5").json()["note"]
+        scored = client.post(f"{at}/rows/5/losses", json={})
+        assert (scored.status_code, "no checkpoint" in scored.json()["error"]) == (400, True)
+        assert client.get(f"{at}/checkpoints").json()["why_not"] == "The run has no checkpoint yet."
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "recipe gone", "recipe damaged", "tokenizer damaged"])
+def test_corpora_that_moved_and_damaged_files_are_one_sentence(damaged, how):
+    run = damaged / "runs" / "first"
+    match how:
+        case "gone":
+            shutil.rmtree(damaged / "web")
+        case "cut":
+            shard = next((damaged / "web").glob("*.arrow"))
+            shard.write_bytes(shard.read_bytes()[:100])
+        case "recipe gone":
+            (run / "config.json").unlink()
+        case "recipe damaged":
+            (run / "config.json").write_text("{")
+        case "tokenizer damaged":
+            (run / "tokenizer.json").write_text("{")
+    with console(damaged / "runs") as (client, _):
+        at = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
+        found = client.get(f"{at}/rows/2")
+        assert found.status_code == 400
+        assert len(found.json()["error"]) > 20
+
+
+def test_a_checkpoint_answers_a_chat_and_continues_a_text_in_a_stream(asked):
+    assert asked.get(f"{asked.run}/checkpoints").json() == {"steps": [3, 6, 8], "why_not": "", "open": None}
+    body = {
+        "step": 3,
+        "messages": [{"role": "user", "content": "the web"}],
+        "max_tokens": 5,
+        "temperature": 0,
+    }
+    for mode in ("chat", "text"):
+        *told, end = events(asked.post(f"{asked.run}/chat", json={**body, "mode": mode}))
+        assert end == ("end", {})
+        assert {kind for kind, _ in told} == {"text"}
+        assert told[-1][1]["finish"] in ("length", "stop")
+        assert len(told) >= 2, "it comes in parts"
+    assert "step 3 of first" in asked.get(f"{asked.run}/checkpoints").json()["open"]
+
+
+def test_checkpoints_answer_the_same_prompts_side_by_side_as_they_do_alone(asked, folder):
+    body = {"steps": [3, 8, 5], "prompts": ["the web", "größer"], "mode": "text", "max_tokens": 6}
+    *told, end = events(asked.post(f"{asked.run}/answers", json=body))
+    assert end == ("end", {})
+    found = {data["step"]: data for _, data in told}
+    assert [*found] == [3, 8, 5]
+    assert "no complete checkpoint of step 5" in found[5]["error"]
+    assert [one["prompt"] for one in found[8]["answers"]] == body["prompts"]
+    params = Params(sampling=Sampling(temperature=0), max_tokens=6)
+    checkpoint = folder / "runs" / "first" / "checkpoints" / "step-00000003"
+    with LLM(checkpoint, EngineConfig(cache_gib=0.05)) as llm:
+        alone = [out.text for out in llm.generate(body["prompts"], params)]
+    assert [one["answer"] for one in found[3]["answers"]] == alone
+
+
+def test_two_who_chat_with_one_checkpoint_share_its_engine_and_others_wait(asked):
+    with asked.state.models.lent(ModelKey("answers", "other", 1, "other"), Held, is_shared=True):
+        body = {"step": 3, "messages": [{"role": "user", "content": "the"}]}
+        (kind, data), end = events(asked.post(f"{asked.run}/chat", json=body))
+        assert (kind, "answers with the checkpoint of step 1 of other" in data["said"]) == ("error", True)
+        assert end[0] == "end"
+    found = []
+    body = {"step": 8, "messages": [{"role": "user", "content": "the"}], "max_tokens": 4}
+    threads = [
+        Thread(target=lambda: found.append(events(asked.post(f"{asked.run}/chat", json=body)))) for _ in "ab"
+    ]
+    events(asked.post(f"{asked.run}/chat", json=body))  # opens it
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [told[-1][0] for told in found] == ["end", "end"]
+    assert {kind for told in found for kind, _ in told} == {"text", "end"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 422),
+        ({"step": 3, "messages": []}, 422),
+        ({"step": "x", "messages": [{"role": "user", "content": "a"}]}, 422),
+        ({"step": 3, "messages": [{"role": "tool", "content": "a"}]}, 422),
+        ({"step": 3, "messages": [{"role": "user", "content": "\ud800"}]}, 422),
+        ({"step": 3, "messages": [{"role": "user", "content": "a"}], "temperature": float("nan")}, 422),
+        ({"step": 3, "messages": [{"role": "user", "content": "a"}], "max_tokens": 0}, 422),
+        ({"step": 3, "messages": [{"role": "user", "content": "a"}], "\ud800": 1}, 422),
+        ({"step": 10**30, "messages": [{"role": "user", "content": "a"}]}, 200),
+        ({"step": 3, "messages": [{"role": "user", "content": "a b " * 500}]}, 200),
+    ],
+)  # fmt: skip
+def test_a_bad_body_is_one_sentence(asked, body, status):
+    headers = {"content-type": "application/json"}
+    found = asked.post(f"{asked.run}/chat", content=json.dumps(body), headers=headers)
+    assert found.status_code == status
+    said = found.json()["error"] if status != 200 else dict(events(found))["error"]["said"]
+    assert len(said) > 20
+    assert "Traceback" not in said
+
+
+def test_other_machines_may_load_a_model_only_where_control_is_given(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(console_state, "cache_folder", lambda: tmp_path / "cache")
+    body = {"step": 3, "messages": [{"role": "user", "content": "the"}], "max_tokens": 2}
+    for control, status in ((False, 403), (True, 200)):
+        with console(folder / "runs", host="0.0.0.0", control=control) as (client, _):
+            at = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
+            assert client.post(f"{at}/chat", json=body).status_code == status
+            prompts = {"steps": [3], "prompts": ["the"], "max_tokens": 2}
+            assert client.post(f"{at}/answers", json=prompts).status_code == status
+            assert client.post(f"{at}/rows/4/losses", json={}).status_code == status
+            assert ("--control" in client.get(f"{at}/checkpoints").json()["why_not"]) is not control
+            assert client.get(f"{at}/rows/4").status_code == 200
+
+
+def test_a_model_that_does_not_fit_is_refused_with_its_size(asked, monkeypatch):
+    from penstock.core import env
+
+    monkeypatch.setattr(env, "available_bytes", lambda: 1000)
+    body = {"step": 6, "messages": [{"role": "user", "content": "the"}]}
+    (kind, data), _ = events(asked.post(f"{asked.run}/chat", json=body))
+    assert (kind, "1000 B are free" in data["said"]) == ("error", True)
+    scored = asked.post(f"{asked.run}/rows/7/losses", json={})
+    assert (scored.status_code, "are free" in scored.json()["error"]) == (400, True)
+
+
+def test_tokens_without_a_tokenizer_are_numbers(damaged):
+    (damaged / "runs" / "first" / "tokenizer.json").unlink()
+    with console(damaged / "runs") as (client, _):
+        at = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
+        found = client.get(f"{at}/rows/2", params={"limit": 1}).json()
+    numbers = text_of(found["rows"][0]["documents"][0]).split()
+    assert all(number.isdecimal() for number in numbers)

@@ -1,0 +1,448 @@
+"""The console in Chromium, on a phone and a desktop: views of real runs, and a mixture changed by hand."""
+
+import csv
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager, suppress
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect, sync_playwright
+
+from tests.e2e.conftest import penstock
+from tests.launched import records_of, wait_until
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)  # a chart of a busy machine takes longer than the 5 s of the default
+DEVICES = {
+    "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"},
+    "desktop": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+}
+RECIPE = """
+compute = "float32"
+[run]
+dir = "@/runs/first"
+steps = 12
+log_samples = true
+[model]
+hidden_size = 16
+intermediate_size = 16
+num_hidden_layers = 1
+num_attention_heads = 2
+max_position_embeddings = 64
+[data]
+sequence_length = 32
+global_batch_size = 4
+num_workers = 0
+holdout = 0.2
+[data.corpora.web]
+path = "@/web"
+weight = 0.7
+[data.corpora.code]
+path = "@/code"
+weight = 0.3
+[validate]
+every = 4
+samples = 4
+[samples]
+every = 6
+prompts = ["the penstock"]
+max_tokens = 8
+"""
+VIEWS = {
+    "curves": "#loss canvas",
+    "mixture": "text=by the end",
+    "ranks": ".view > *",
+    "rows": "article.card pre",
+    "answers": "text=the penstock",
+    "chat": "text=The first message opens",
+    "recipe": "text=data.sequence_length",
+}
+"""View of a run -> what it shows."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Two corpora, a run of 12 steps on one rank and 12 more on two, and a copy under a hostile name."""
+    folder = tmp_path_factory.mktemp("console")
+    tokenizer = ["--train-tokenizer", 300]
+    for name in ("web", "code"):
+        (folder / "text" / name).mkdir(parents=True)
+        lines = [
+            json.dumps({"text": f"the {name} feeds the turbine and the town {n} " * 4}) for n in range(120)
+        ]
+        (folder / "text" / name / "t.jsonl").write_text("\n".join(lines))
+        done = penstock("data", "prepare", folder / "text" / name, *tokenizer, "--out", folder / name)
+        assert done.returncode == 0, done.stderr
+        tokenizer = ["--tokenizer", folder / "web" / "tokenizer.json"]
+    (folder / "recipe.toml").write_text(RECIPE.replace("@", str(folder)))
+    for words in ((), ("--set", "run.steps=24", "--processes", 2)):
+        done = penstock("train", folder / "recipe.toml", *words)
+        assert done.returncode == 0, done.stderr
+    other = folder / "runs" / "<img src=x onerror=alert(1)>"
+    shutil.copytree(folder / "runs" / "first", other)
+    config = json.loads((other / "config.json").read_text())
+    config["optim"]["learning_rate"] = 0.123
+    (other / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@contextmanager
+def console(*words):
+    """Yield the address of `penstock console`."""
+    command = [sys.executable, "-m", "penstock", "console", *map(str, words), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield re.search(r"http://\S+?/", process.stdout.readline())[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stdout.read()
+
+
+@pytest.fixture(scope="module")
+def address(folder):
+    with console(folder / "runs") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """Return a function that opens an address; the page must not complain, nor ask anybody else."""
+    pages, complaints, asked = [], [], set()
+
+    def open_page(address, device="desktop"):
+        page = browser.new_page(**DEVICES[device])
+        page.set_default_timeout(PATIENCE_MS)
+        page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
+        page.on("pageerror", lambda error: complaints.append(error.stack or str(error)))
+        page.on("request", lambda sent: asked.add(urlsplit(sent.url).netloc) if "://" in sent.url else None)
+        page.goto(address)
+        pages.append(page)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+    assert complaints == []
+    assert len(asked - {""}) <= 1, asked  # a file has no host
+
+
+def is_complaint(said):
+    """Return whether the page failed; a refused request is a sentence on the page (400, 404)."""
+    return said.type == "error" and not re.search("status of 40[04]", said.text)
+
+
+def check_is_usable(page):
+    """Check that nothing is cut off at the sides, and that axe finds nothing."""
+    found = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert found[0] <= found[1], "the page scrolls sideways"
+    violations = Axe().run(page).response["violations"]
+    said = [
+        f"{one['id']}: {one['nodes'][0]['html']} {one['nodes'][0]['failureSummary']}" for one in violations
+    ]
+    assert said == []
+
+
+def open_run(page, name="first"):
+    page.get_by_role("link", name=name, exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(name)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_table_sorts_filters_searches_and_shows_names_as_text(address, opened, device):
+    page = opened(address, device)
+    names = page.locator(".runs .name a")
+    expect(names).to_have_count(2)
+    assert "<img src=x onerror=alert(1)>" in names.all_inner_texts()
+    check_is_usable(page)
+    page.get_by_role("searchbox").fill("0.123")
+    expect(names).to_have_count(1)
+    page.get_by_role("searchbox").fill("no such word")
+    expect(page.get_by_text("No run matches.")).to_be_visible()
+    page.get_by_role("searchbox").fill("")
+    expect(names).to_have_count(2)
+    if device == "desktop":
+        page.get_by_role("button", name="run", exact=True).click()
+        assert "sort=name" in page.url
+        first, last = names.all_inner_texts()
+        page.get_by_role("button", name="run", exact=True).click()
+        expect(names.first).to_have_text(last)
+        expect(names.last).to_have_text(first)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_view_of_a_run_opens_is_accessible_and_fits(address, opened, device):
+    page = opened(address, device)
+    open_run(page)
+    for view, shown in VIEWS.items():
+        page.locator(f".tabs a[href$='/{view}']").click()
+        expect(page.locator(shown).first).to_be_visible()
+        page.get_by_text("Take along").click()
+        expect(page.locator(".menu[open]").get_by_role("link", name=re.compile("^CSV"))).to_be_visible()
+        page.keyboard.press("Escape")
+        check_is_usable(page)
+
+
+def test_curves_read_out_zoom_and_mark_the_rescale(address, opened, folder):
+    page = opened(address)
+    open_run(page)
+    plot = page.locator("#loss .plot")
+    expect(plot).to_have_attribute("aria-label", re.compile("training from .* validation from"))
+    plot.focus()
+    page.keyboard.press("End")
+    loss = records_of(folder / "runs" / "first")[-1]["loss"]
+    said = page.locator("#loss [role=status]")
+    expect(said).to_have_text(re.compile(rf"step 24: training {float(f'{loss:.4g}'):g},"))
+    page.keyboard.press("+")
+    whole = page.locator("#loss").get_by_role("button", name="whole run")
+    expect(whole).to_be_visible()
+    expect(page.locator("#speed").get_by_role("button", name="whole run")).to_be_visible()  # one axis for all
+    whole.click()
+    expect(whole).to_be_hidden()
+    expect(page.get_by_role("region", name="Events")).to_contain_text("1 -> 2 ranks")
+    for axis in ("Tokens", "Time"):
+        page.get_by_role("button", name=axis).click()
+        expect(plot).to_have_attribute("aria-label", re.compile(f"by {axis.lower()}"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_coloured(address, opened, device):
+    page = opened(address, device)
+    open_run(page)
+    plot = page.locator("#loss .u-over")
+    expect(plot).to_be_visible()
+    plot.click(position={"x": 120, "y": 40})
+    check_is_usable(page)
+    page.locator("#loss").get_by_role("link", name="what it trained on").click()
+    step = page.get_by_label("Step").input_value()
+    assert page.url.endswith(f"/rows?step={step}")
+    rows = page.locator("article.card")
+    expect(rows).to_have_count(4)
+    expect(rows.first.locator("pre").first).to_contain_text("feeds the turbine")
+    rows.first.get_by_role("button", name="Loss of each token").click()
+    expect(rows.first).to_contain_text("under the checkpoint of step", timeout=PATIENCE_MS)
+    token = rows.first.locator("pre span[title^=loss]").first
+    assert "rgba(216, 72, 92" in token.evaluate("one => getComputedStyle(one).backgroundColor")
+    check_is_usable(page)
+    page.get_by_label("Step").fill("25")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("The run has steps 1 to 24")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_checkpoint_is_asked_in_a_chat_and_several_side_by_side(address, opened, device):
+    page = opened(address, device)
+    open_run(page)
+    page.get_by_role("link", name="Chat").click()
+    page.get_by_label("Checkpoint").select_option("24")
+    page.get_by_label("Tokens").fill("9")
+    page.get_by_label("Message").fill("the web")
+    page.keyboard.press("Enter")
+    turns = page.locator(".turn")
+    expect(turns).to_have_count(2)
+    expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=PATIENCE_MS)
+    expect(page.get_by_role("log")).to_contain_text("the web")
+    expect(turns.last.locator(".said")).not_to_have_text("")
+    check_is_usable(page)
+    page.get_by_role("button", name="Forget it").click()
+    expect(turns).to_have_count(0)
+    page.get_by_role("link", name="Answers").click()
+    page.get_by_label("Prompts, one a line").fill("the web\nthe town")
+    page.get_by_role("button", name="Ask them").click()
+    expect(page.locator(".document .answer")).to_have_count(4, timeout=PATIENCE_MS)
+    check_is_usable(page)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_servers_of_the_command_line_are_drawn_and_one_that_is_not_there_is_a_sentence(
+    folder, tiny_server, opened, device
+):
+    url, gone = tiny_server.url, "http://127.0.0.1:9"
+    with console(folder / "runs", "--server", f"tiny={url}", "--server", gone) as address:
+        page = opened(address, device)
+        page.get_by_role("link", name="2 servers").click()
+        expect(page.get_by_role("alert")).to_contain_text(f"{gone} does not answer")
+        tiny = page.get_by_role("region", name="tiny")
+        for chart in ("queue", "cache", "rate"):
+            expect(tiny.locator(f"#{chart}-0 canvas")).to_be_visible()
+        check_is_usable(page)
+        page.goto("about:blank")  # or it would ask a console that has ended
+
+
+def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_recipes(address, opened):
+    page = opened(address)
+    boxes = page.get_by_role("checkbox")
+    expect(boxes.nth(1)).to_be_visible()
+    for box in boxes.all():
+        box.check()
+    page.get_by_role("link", name="Compare 2 runs").click()
+    expect(page.get_by_role("region", name="All of them at step 24")).to_contain_text("Loss")
+    differences = page.get_by_role("region", name="Where the recipes differ")
+    expect(differences).to_contain_text("optim.learning_rate")
+    expect(differences).to_contain_text("0.123")
+    expect(page.locator("#loss canvas")).to_be_visible()
+    check_is_usable(page)
+    page.get_by_role("button", name="Same tokens").click()
+    expect(page.get_by_role("region", name="All of them at tokens")).to_be_visible()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_view_is_taken_along_as_a_page_that_draws_alone_and_as_csv(
+    address, opened, device, folder, tmp_path
+):
+    page = opened(address, device)
+    open_run(page)
+    expect(page.locator("#loss canvas")).to_be_visible()
+    page.get_by_text("Take along").click()
+    check_is_usable(page)
+    menu = page.locator(".menu[open]")
+    for kind, name in (("Page", "first.html"), ("CSV", "first.csv"), ("Parquet", "first.parquet")):
+        with page.expect_download() as download:
+            menu.get_by_role("link", name=re.compile(f"^{kind}")).click()
+        assert download.value.suggested_filename == name
+        download.value.save_as(tmp_path / name)
+    page.keyboard.press("Escape")
+    expect(menu).to_have_count(0)
+    losses = [record["loss"] for record in records_of(folder / "runs" / "first") if "loss" in record]
+    with (tmp_path / "first.csv").open() as file:
+        rows = [*csv.DictReader(file)]
+    assert [float(row["loss"]) for row in rows] == losses
+    assert "corpus_validation_loss/web" in rows[0]
+    assert "labels" not in rows[0], "no chart shows it"
+    page.close()
+    alone = opened((tmp_path / "first.html").as_uri(), device)
+    expect(alone.locator("#loss canvas")).to_be_visible()
+    check_is_usable(alone)
+
+
+def test_a_link_holds_the_axis_the_range_and_the_charts(address, opened):
+    page = opened(address)
+    open_run(page)
+    page.locator(".toolbar summary", has_text="Charts").click()
+    page.get_by_role("checkbox", name="Gradient norm").uncheck()
+    expect(page.locator("#grad-norm")).to_have_count(0)
+    page.get_by_role("button", name="Tokens", exact=True).click()
+    plot = page.locator("#loss .plot")
+    expect(plot).to_have_attribute("aria-label", re.compile("by tokens"))
+    plot.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("+")
+    expect(page).to_have_url(re.compile("x=tokens&from=.*&charts=loss"))
+    other = opened(page.url)
+    expect(other.locator("#loss").get_by_role("button", name="whole run")).to_be_visible()
+    expect(other.locator("#loss .plot")).to_have_attribute("aria-label", re.compile("by tokens"))
+    expect(other.locator("#grad-norm")).to_have_count(0)
+    expect(other).to_have_url(page.url)
+
+
+def test_a_comparison_is_a_link_with_its_axis_and_range(address, opened):
+    page = opened(address)
+    boxes = page.get_by_role("checkbox")
+    expect(boxes.nth(1)).to_be_visible()
+    for box in boxes.all():
+        box.check()
+    page.get_by_role("link", name="Compare 2 runs").click()
+    page.get_by_role("button", name="Same tokens").click()
+    plot = page.locator("#loss .plot")
+    expect(plot).to_have_attribute("aria-label", re.compile("by tokens"))
+    plot.focus()
+    page.keyboard.press("End")
+    page.keyboard.press("+")
+    expect(page).to_have_url(re.compile("compare.runs=.*x=tokens&from=.*&to="))
+    other = opened(page.url)
+    for key in ("loss", "tokens_per_s"):
+        expect(other.locator(f"#{key}").get_by_role("button", name="whole run")).to_be_visible()
+    other.get_by_text("Take along").click()
+    with other.expect_download() as download:
+        other.get_by_role("link", name=re.compile("^Page")).click()
+    assert "<!doctype html>" in download.value.path().read_text()
+
+
+def test_without_control_the_console_only_reads(address, opened):
+    page = opened(address)
+    open_run(page)
+    page.get_by_role("link", name="Mixture and control").click()
+    page.get_by_label("Share of code, percent").fill("50")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("--set code=0.5")).to_be_visible()
+    expect(page.get_by_role("button", name="Apply")).to_be_disabled()
+    expect(page.get_by_text("Start it with --control")).to_be_visible()
+
+
+def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(folder, opened):
+    run = folder / "live" / "run"
+    words = ("--set", f"run.dir={run}", "--set", "samples.every=0", "--set", "checkpoint.every=20")
+    words = (*words, "--set", "data.global_batch_size=6", "--set", "run.device_hour_price=3600")
+    train = [sys.executable, "-m", "penstock", "train", str(folder / "recipe.toml"), *map(str, words)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    first = subprocess.Popen(
+        [*train, "--set", "run.steps=100000", "--processes", "2"], start_new_session=True, **quiet
+    )
+    try:
+        wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: first.poll() is None)
+        with console(folder / "live", "--control") as address:
+            page = opened(address)
+            open_run(page, "run")
+            step = page.locator(".figure", has_text="step of").locator("dd")
+            before = step.inner_text()
+            expect(step).not_to_have_text(before)  # nobody reloads the page
+            page.get_by_role("link", name="Mixture and control").click()
+            share = page.get_by_label("Share of code, percent")
+            share.fill("80")
+            share.press("Tab")
+            page.get_by_label("Reason").fill("more code")
+            page.get_by_role("button", name="Apply").click()
+            page.get_by_role("dialog").get_by_role("button", name="Yes, send it").click()
+            expect(page.get_by_text(re.compile("All ranks agreed: it holds from step"))).to_be_visible()
+            expect(page.get_by_role("button", name="Set the sliders as they were")).to_be_visible()
+            expect(page.get_by_role("region", name="Requests of this run")).to_contain_text("more code")
+            weight = {"web": pytest.approx(0.2), "code": pytest.approx(0.8)}
+            wait_until(lambda: records_of(run)[-1]["corpus_weights"] == weight, "the metrics show the shares")
+            page.get_by_role("link", name="Curves").click()
+            expect(page.get_by_role("region", name="Events")).to_contain_text("more code")
+            page.get_by_role("link", name="Ranks", exact=True).click()
+            page.get_by_role("img").click()
+            for shown in ("host", "device", "nic"):
+                expect(page.locator(".details dt", has_text=shown)).to_be_visible()
+            page.get_by_role("link", name="Curves").click()
+            wait_until(lambda: any((run / "checkpoints").glob("step-*")), "it can be resumed")
+            os.killpg(first.pid, signal.SIGKILL)
+            first.wait(120)
+            killed = records_of(run)[-1]
+            done = killed["step"]
+            second = subprocess.run(
+                [*train, "--set", f"run.steps={done + 10}", "--processes", "3"],
+                check=False,
+                timeout=200,
+                **quiet,
+            )
+            assert second.returncode == 0
+            expect(page.get_by_role("region", name="Events")).to_contain_text("2 -> 3 ranks")
+            expect(page.locator(".run-head .pill")).to_have_text("finished")
+            expect(step).to_have_text(f"{done + 10:,}")
+            cost = page.locator(".figure", has_text="cost").locator("dd")
+            expect(cost).not_to_have_text("\u2013")
+            page.get_by_role("button", name="Money").click()
+            expect(page.locator("#loss .plot")).to_have_attribute("aria-label", re.compile("by money"))
+            assert records_of(run)[-1]["device_hours"] > killed["device_hours"], "lost steps were paid for"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+        first.wait()

@@ -1,0 +1,153 @@
+"""Views of the console in Chromium that open, close and scroll: none shows what another was asked for."""
+
+import csv
+import json
+import re
+import shutil
+from base64 import b64encode
+
+import numpy as np
+import pytest
+from playwright.sync_api import expect, sync_playwright
+
+from tests.e2e.test_console_page import CHROMIUM, PATIENCE_MS, console
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+NUM_RUNS = 120
+NUM_RECORDS = 5000
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A console over many short runs, the first of which has records of three ranks."""
+    runs = tmp_path_factory.mktemp("runs")
+    for number in range(NUM_RUNS):
+        folder = runs / f"run-{number:03d}"
+        folder.mkdir()
+        records = [{"step": step, "loss": 3.0, "tokens": 10 * step} for step in range(1, 4)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (folder / "config.json").write_text('{"run": {"steps": 3}}')
+    for name in ("yod-a-10", "yod-a-9", "yod-B-2", "yod-a_1", "yod-\u00e9", "z/yod-a-09b", "z/yod-0"):
+        (runs / name).mkdir(parents=True)
+        (runs / name / "metrics.jsonl").write_text(json.dumps({"step": len(name), "loss": 3.0}) + "\n")
+    values = b64encode(np.array([1, 2, 3], dtype="<f4").tobytes()).decode()
+    with (runs / "run-000" / "ranks.jsonl").open("w") as file:
+        for step in range(1, NUM_RECORDS + 1):
+            file.write(json.dumps({"step": step, "steps": 1, "own_s": values}) + "\n")
+    with console(runs) as found:
+        yield found
+    shutil.rmtree(runs)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    found = browser.new_page(viewport={"width": 1280, "height": 900})
+    found.set_default_timeout(PATIENCE_MS)
+    found.goto(f"{address}#/?sort=name&down=0")
+    expect(found.locator(".runs .name a").first).to_have_text("run-000")
+    yield found
+    found.close()
+
+
+def test_a_view_that_is_slow_to_open_does_not_replace_one_opened_after_it(page):
+    held, run = [], page.locator(".runs .name a").first.get_attribute("href")
+    page.route(re.compile(r"/api/runs/\w+$"), lambda route: held.append(route))
+    page.evaluate(f"location.hash = '{run}'")
+    expect(page.locator(".loading")).to_be_visible()
+    page.evaluate("location.hash = '#/servers'")
+    expect(page.get_by_role("heading", name="Servers")).to_be_visible()
+    with page.expect_response(re.compile(r"/api/runs/\w+$")) as late:
+        held[0].continue_()
+    late.value.finished()
+    page.evaluate("new Promise((done) => setTimeout(done, 300))")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
+    expect(page.locator("#crumbs [aria-current]")).to_have_text("Servers")
+    assert page.evaluate("document.querySelector('#live').textContent") == ""
+
+
+def test_a_tab_that_is_slow_does_not_draw_into_the_next_one(page):
+    held, run = [], page.locator(".runs .name a").first.get_attribute("href")
+    page.route("**/answers", lambda route: held.append(route))
+    page.goto(page.url.partition("#")[0] + f"{run}/answers")
+    page.get_by_role("link", name="Recipe").click()
+    expect(page.get_by_label("Search keys and values")).to_be_visible()
+    with page.expect_response("**/answers") as late:
+        held[0].continue_()
+    late.value.finished()
+    page.evaluate("new Promise((done) => setTimeout(done, 300))")
+    expect(page.get_by_label("Search keys and values")).to_be_visible()
+    expect(page.get_by_text("This run answers no prompts")).to_have_count(0)
+
+
+def test_a_timer_of_the_table_does_not_rewrite_the_address_of_another_view(page):
+    run = page.locator(".runs .name a").first.get_attribute("href")
+    page.evaluate(
+        """(run) => {
+          const field = document.querySelector('input[type=search]');
+          field.value = 'run-0';
+          field.dispatchEvent(new Event('input', { bubbles: true }));
+          location.hash = run;
+        }""",
+        run,
+    )
+    expect(page.locator(".run-head h1")).to_have_text("run-000")
+    page.evaluate("new Promise((done) => setTimeout(done, 1500))")
+    assert page.evaluate("location.hash").startswith(run)
+
+
+def test_rows_in_sight_stay_while_the_table_scrolls_and_others_come_in_order(page):
+    numbers = "[...document.querySelectorAll('.space > .row')].map((row) => Number(row.ariaRowIndex))"
+
+    def expect_rows(first):
+        is_done = (
+            f"(() => {{ const found = {numbers}; return found[0] === {first} && found.length > 20; }})()"
+        )
+        page.wait_for_function(is_done)
+        found = page.evaluate(numbers)
+        assert found == list(range(first, first + len(found))), "in the order of the table, none missing"
+
+    page.evaluate("document.querySelectorAll('.space > .row').forEach((row) => { row.old = true; })")
+    page.evaluate("document.querySelector('.runs-scroll').scrollTop = 10 * 52")
+    expect_rows(2 + 10 - 8)
+    old = page.evaluate("[...document.querySelectorAll('.space > .row')].map((row) => Boolean(row.old))")
+    assert old[0], "a row that stayed in sight was not made again"
+    assert not old[-1]
+    page.evaluate("document.querySelector('.runs-scroll').scrollTop = 0")
+    expect_rows(2)
+    page.get_by_label("Search names and recipes").fill("run-11")
+    expect(page.locator(".runs .name a")).to_have_count(10)
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["sort=name&down=0", "sort=name", "sort=step&down=0", "sort=step&group=folder", "group=ranks&sort=name"],
+)
+def test_the_table_is_exported_in_the_order_in_which_it_is_shown(page, query):
+    address = page.url.partition("#")[0]
+    page.goto(f"{address}?{query}#/?search=yod&{query}")
+    expect(page.locator(".runs .name a")).to_have_count(7)
+    shown = page.locator(".runs .name a").all_inner_texts()
+    page.get_by_text("Take along").click()
+    link = page.get_by_role("link", name="CSV").get_attribute("href")
+    content = page.evaluate("(link) => fetch(link).then((answer) => answer.text())", link)
+    assert [row["name"] for row in csv.DictReader(content.splitlines())] == shown
+
+
+def test_a_heat_map_says_how_many_records_share_a_column(page):
+    run = page.locator(".runs .name a").first.get_attribute("href")
+    page.evaluate(f"location.hash = '{run}/ranks'")
+    said = page.locator(".ranks .toolbar")
+    expect(said).to_contain_text(re.compile(r"3 ranks \u00d7 5,000 records; a column is the largest of \d+"))
+    expect(page.locator(".ranks canvas[aria-label]")).to_have_attribute(
+        "aria-label", re.compile("3 ranks down")
+    )
+    page.locator(".ranks canvas[aria-label]").press("ArrowDown")
+    expect(page.locator(".readout")).to_contain_text("rank 1, step")

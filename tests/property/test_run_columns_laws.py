@@ -1,0 +1,144 @@
+"""Columns equal the history in the file, however it was written, cut, rewritten and read on the way."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.console.runs.columns import RunColumns
+from penstock.console.runs.run_files import LocalFiles
+from penstock.console.runs.tail import FilePosition, pieces
+from penstock.obs.metric_names import METRICS_FILE
+from penstock.obs.thin import largest_triangles
+
+STEPS = st.tuples(st.just("steps"), st.integers(1, 6))
+ACTIONS = st.lists(
+    st.one_of(
+        STEPS,
+        st.tuples(st.just("half"), st.integers(1, 30)),
+        st.tuples(st.just("back"), st.integers(0, 12)),
+        st.tuples(st.just("rewind"), st.integers(0, 12)),
+        st.tuples(st.just("cut"), st.integers(0, 200)),
+        st.tuples(st.just("damage"), st.binary(max_size=20)),
+        st.tuples(st.just("validate"), st.just(0)),
+        st.tuples(st.just("reopen"), st.just(0)),
+        st.tuples(st.just("read"), st.just(0)),
+    ),
+    max_size=25,
+)
+
+
+def history(content):
+    """Return step -> loss as the file tells it now: of a repeated step the later record, none beyond it."""
+    found = {}
+    for line in content.split(b"\n")[:-1]:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and type(record.get("step")) is int and "loss" in record:
+            found = {step: loss for step, loss in found.items() if step < record["step"]}
+            found[record["step"]] = record["loss"]
+    return found
+
+
+class Writer:
+    """A run's file, and the steps that were written."""
+
+    def __init__(self, file):
+        self.file, self.step, self.written = file, 0, 0
+
+    def line(self, record):
+        self.add(json.dumps(record).encode() + b"\n")
+
+    def add(self, content):
+        with self.file.open("ab") as file:
+            file.write(content)
+
+    def apply(self, action, value):
+        if action == "steps":
+            for _ in range(value):
+                self.step, self.written = self.step + 1, self.written + 1
+                self.line({"step": self.step, "loss": self.written / 7, "step_s": 1.0})
+        elif action == "half":
+            self.add(b'{"step": 9, "loss": 1.5, "grad_norm": 1}'[:value])
+        elif action == "back":
+            self.step = min(value, self.step)
+            self.line({"event": "start", "step": self.step, "ranks": 2, "time": "2020-01-01"})
+        elif action == "rewind":
+            content, self.step = self.file.read_bytes(), min(value, self.step)
+            kept = [(step, loss) for step, loss in history(content).items() if step <= self.step]
+            self.file.unlink()
+            self.file.write_bytes(b"")
+            for step, loss in kept:
+                self.line({"step": step, "loss": loss, "step_s": 1.0})
+        elif action == "cut":
+            content = self.file.read_bytes()
+            self.file.write_bytes(content[: max(0, len(content) - value)])
+        elif action == "damage":
+            self.add(value + b"\n")
+        elif action == "validate":
+            self.line({"step": self.step, "validation_loss": 2.0, "corpus_validation_loss": {"web": 2.5}})
+
+
+@settings(deadline=None, max_examples=60)
+@given(ACTIONS)
+def test_columns_are_the_history_that_the_file_tells(actions):
+    with tempfile.TemporaryDirectory() as folder:
+        run, cache = Path(folder, "run"), Path(folder, "cache")
+        run.mkdir()
+        writer = Writer(run / METRICS_FILE)
+        writer.file.touch()
+        columns = RunColumns(LocalFiles(run), cache)
+        before, generation = {}, 0
+        for action, value in [*actions, ("read", 0)]:
+            writer.apply(action, value)
+            if action == "reopen":
+                columns.close()
+                columns = RunColumns(LocalFiles(run), cache)
+            elif action == "read":
+                columns.update()
+                steps, losses = columns.column("step"), columns.column("loss")
+                told = dict(zip(steps.astype(int).tolist(), losses.tolist(), strict=True))
+                # a start at an earlier step ends the history there, before a step is repeated
+                truth = history(writer.file.read_bytes())
+                assert {step: truth.get(step) for step in told} == told
+                assert not truth or max(told, default=0) in (max(truth), writer.step, 0)
+                assert (np.diff(steps) > 0).all()
+                if columns.generation == generation:
+                    assert {step: told.get(step) for step in before} == before, (
+                        "nothing was taken back in silence"
+                    )
+                before, generation = told, columns.generation
+        columns.close()
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.binary(max_size=40).filter(lambda line: b"\n" not in line), max_size=20), st.integers(8, 64)
+)
+def test_lines_are_whole_whatever_the_chunk(lines, chunk):
+    content = b"".join(line + b"\n" for line in lines) + b"half"
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "file")
+        path.write_bytes(content)
+        with path.open("rb") as file:
+            read = [*pieces(file, FilePosition(), chunk_bytes=chunk)]
+    found = [line for piece in read for line in piece.lines]
+    dropped = sum(piece.num_dropped for piece in read)
+    assert found == [line for line in lines if line in found or len(line) < chunk // 2] or dropped
+    assert dropped + len(found) == len(lines) + (dropped > 0 and len(b"half") >= chunk)
+    for piece in read:
+        assert content[piece.offset :].startswith(b"\n".join(piece.lines))
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(3, 50))
+def test_thinned_points_keep_both_ends_their_order_and_their_number(values, points):
+    y = np.array(values)
+    kept = largest_triangles(np.arange(float(len(y))), y, points)
+    assert len(kept) == min(points, len(y))
+    assert (kept[0], kept[-1]) == (0, len(y) - 1)
+    assert (np.diff(kept) > 0).all()

@@ -1,0 +1,120 @@
+"""Views as files: attachments under the name of the run, tables as they are filtered, refusals in words."""
+
+import csv
+import io
+import json
+import re
+
+import pyarrow.parquet as parquet
+import pytest
+from starlette.testclient import TestClient
+
+from penstock.console import state as console_state
+from penstock.console.access import ConsoleAccess
+from penstock.console.app import build_app
+from penstock.console.runs.turns import RunBusy
+from penstock.console.state import ConsoleState
+from tests.unit.obs.html_elements import Elements, layers_of
+
+EVIL = "=<img src=x>"
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    for name, number in (("first", 3), (EVIL, 2)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        records = [{"step": n, "loss": 3.0 + n, "tokens": 10 * n} for n in range(1, number + 1)]
+        (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        (folder / "config.json").write_text(json.dumps({"run": {"steps": 3}}))
+    (tmp_path / "runs" / "broken").mkdir()
+    (tmp_path / "runs" / "broken" / "metrics.jsonl").write_text("x\n{}\n")
+    (tmp_path / "runs" / "broken" / "config.json").write_text("{}")
+    state = ConsoleState([tmp_path / "runs"], ConsoleAccess())
+    with TestClient(build_app(state), base_url="http://127.0.0.1:8400") as client:
+        client.state = state
+        yield client
+    state.close()
+
+
+def test_a_run_that_another_request_holds_for_too_long_is_answered_with_503(asked):
+    run = next(run for run in asked.state.folders.runs() if run.name == "first")
+    columns = asked.state.columns(run)
+    columns._turns.wait_s = 0.05
+    with columns._turns.turn():
+        for path in ("", "/curves?metrics=loss", "/export.csv"):
+            answer = asked.get(f"/api/runs/{run.id}{path}")
+            assert (answer.status_code, answer.json()["error"][:15]) == (503, "Another request")
+    assert asked.get(f"/api/runs/{run.id}").status_code == 200
+
+
+def test_columns_that_are_closed_for_others_are_opened_again(asked, monkeypatch):
+    monkeypatch.setattr(console_state, "_MOST_OPEN", 1)
+    first, second = (run for run in asked.state.folders.runs() if run.name != "broken")
+    before = asked.state.columns(first)
+    asked.state.columns(second)
+    with pytest.raises(RunBusy, match="Ask for it again"):
+        before.column("loss")
+    assert len(asked.state.columns(first).column("loss"))
+
+
+def ids(asked):
+    return {row["name"]: row["id"] for row in asked.get("/api/runs").json()["runs"]}
+
+
+def rows_of(answer):
+    return [*csv.DictReader(io.StringIO(answer.text))]
+
+
+def test_a_run_is_its_report_and_its_metrics_as_attachments(asked):
+    run = ids(asked)["first"]
+    page = asked.get(f"/api/runs/{run}/export.html")
+    assert page.headers["content-disposition"] == "attachment; filename*=UTF-8''first.html"
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert layers_of(page.text, "loss")["training"]["y"] == [4, 5, 6]
+    table = asked.get(f"/api/runs/{run}/export.csv", params={"metrics": "loss"})
+    assert rows_of(table) == [{"step": str(n), "loss": str(3 + n)} for n in (1, 2, 3)]
+    whole = parquet.read_table(io.BytesIO(asked.get(f"/api/runs/{run}/export.parquet").content))
+    assert whole.column_names == ["step", "loss", "tokens"]
+
+
+def test_several_runs_are_one_comparison(asked):
+    both = ",".join(ids(asked)[name] for name in ("first", EVIL))
+    page = asked.get("/api/export.html", params={"runs": both})
+    assert set(layers_of(page.text, "loss")) == {"first", EVIL}
+    assert "img" not in {tag for tag, _ in Elements(re.sub("<!doctype html>", "", page.text)).found}
+    table = rows_of(asked.get("/api/export.csv", params={"runs": both, "metrics": "loss"}))
+    assert [row["run"] for row in table] == ["first"] * 3 + [f"'{EVIL}"] * 2
+    assert asked.get("/api/export.csv", params={"runs": ids(asked)["first"]}).status_code == 400
+
+
+def test_the_table_is_taken_along_as_it_is_filtered_and_sorted(asked):
+    table = rows_of(asked.get("/api/table.csv", params={"sort": "loss", "down": "true"}))
+    assert [row["name"] for row in table] == ["first", f"'{EVIL}", "broken"]
+    assert [row["loss"] for row in table] == ["6", "5", ""]
+    up = rows_of(asked.get("/api/table.csv", params={"sort": "loss", "down": "false"}))
+    assert [row["name"] for row in up] == [f"'{EVIL}", "first", "broken"], "what is unknown comes last"
+    found = rows_of(asked.get("/api/table.csv", params={"search": "first"}))
+    assert [row["name"] for row in found] == ["first"]
+    assert rows_of(asked.get("/api/table.csv", params={"states": "training"})) == []
+    page = asked.get("/api/table.html").text
+    assert "=&lt;img src=x&gt;" in page
+    assert "script-src 'none'" in page
+    whole = parquet.read_table(io.BytesIO(asked.get("/api/table.parquet").content))
+    assert set(whole["name"].to_pylist()) == {"first", EVIL, "broken"}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/api/runs/{first}/export.csv?metrics=lss", 400, "Did you mean 'loss'?"),
+        ("/api/runs/{first}/export.exe", 422, "html"),
+        ("/api/runs/{broken}/export.html", 400, "Line 1 of metrics.jsonl is not a JSON object"),
+        ("/api/runs/0000/export.csv", 404, "There is no such run"),
+        ("/api/table.csv?sort=id", 400, "no such column"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_words(asked, path, status, said):
+    found = asked.get(path.format(**{name: run for name, run in ids(asked).items() if name != EVIL}))
+    assert (found.status_code, said in found.text) == (status, True)

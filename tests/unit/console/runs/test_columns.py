@@ -1,0 +1,219 @@
+"""Columns of a run: what a damaged, deleted or very long file does to them."""
+
+import io
+import json
+import resource
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from threading import Event
+
+import numpy as np
+import pytest
+
+from penstock.console.runs.columns import RunColumns
+from penstock.console.runs.events import spikes
+from penstock.console.runs.run_files import LocalFiles
+from penstock.core.errors import PenstockError
+from penstock.obs.metric_names import METRICS_FILE
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "run").mkdir()
+    return tmp_path / "run"
+
+
+def write(run, *records):
+    with (run / METRICS_FILE).open("a") as file:
+        file.writelines(json.dumps(record) + "\n" for record in records)
+
+
+def opened(run):
+    columns = RunColumns(LocalFiles(run), run.parent / "cache")
+    columns.update()
+    return columns
+
+
+def start(step, ranks):
+    return {"event": "start", "step": step, "ranks": ranks, "time": f"2026-01-0{ranks}T00:00:00+00:00"}
+
+
+def test_tables_by_corpus_are_columns_and_a_metric_may_come_late(run):
+    write(run, {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.5, "corpus_tokens": {"web": 8}, "mfu": 0.5})
+    write(run, {"step": 2, "validation_loss": 2.0, "corpus_validation_loss": {"web": 2.5}})
+    write(run, {"event": "evaluation", "step": 2, "task_scores": {"hellaswag/acc": 0.3}})
+    columns = opened(run)
+    assert columns.metrics()[:2] == ["step", "loss"]
+    np.testing.assert_equal(columns.column("mfu"), [np.nan, 0.5])
+    np.testing.assert_equal(columns.column("corpus_tokens/web"), [np.nan, 8])
+    assert columns.column("corpus_validation_loss/web", table="validations").tolist() == [2.5]
+    assert columns.table_of("task_scores/hellaswag/acc") == "tasks"
+    columns.close()
+
+
+def test_a_resume_on_other_ranks_takes_back_what_came_after_its_checkpoint(run):
+    write(run, start(0, 2), *({"step": n, "loss": 1.0, "step_s": 2.0} for n in range(1, 6)))
+    columns = opened(run)
+    before = columns.column("loss")
+    write(run, start(3, 3), {"step": 4, "loss": 0.5, "step_s": 1.0})
+    columns.update()
+    assert columns.column("step").tolist() == [1, 2, 3, 4]
+    assert columns.column("elapsed_s")[-1] == 7.0
+    assert [(event["kind"], event["step"]) for event in columns.events] == [("start", 0), ("rescale", 3)]
+    assert columns.generation == 1
+    assert before.tolist() == [1.0] * 5, "a reader that still holds the old curve may finish"
+    columns.close()
+
+
+def test_a_deleted_run_keeps_what_was_read_and_a_new_one_of_its_name_starts_again(run):
+    write(run, *({"step": n, "loss": 1.0} for n in range(1, 6)))
+    columns = opened(run)
+    shutil.rmtree(run)
+    columns.update()
+    assert columns.num_rows() == 5
+    run.mkdir()
+    write(run, {"step": 1, "loss": 9.0})
+    columns.update()
+    assert (columns.column("loss").tolist(), columns.generation) == ([9.0], 1)
+    columns.close()
+
+
+def test_lines_that_are_no_records_are_counted_and_left_out(run):
+    write(run, {"step": 1, "loss": 3.0}, {"step": True, "loss": 1.0}, [1], {"loss": 2.0})
+    with (run / METRICS_FILE).open("ab") as file:
+        file.write(
+            b"\xff\xfe\x00\n" + b"[" * 100_000 + b"\n" + b'{"step": 2, "loss": 1' + b"0" * 400 + b"}\n{"
+        )
+    write(run, {"step": 3, "loss": "high", "mfu": None, "corpus_tokens": [1]})
+    columns = opened(run)
+    assert columns.column("step").tolist() == [1, 2]
+    assert columns.num_damaged == 6, "half a line that another writer continued is one of them"
+    columns.close()
+
+
+def test_a_second_console_does_not_touch_the_cache_of_the_first(run):
+    write(run, {"step": 1, "loss": 3.0})
+    first, second = opened(run), opened(run)
+    write(run, {"step": 2, "loss": 2.0})
+    second.update()
+    second.close()
+    first.update()
+    assert first.column("loss").tolist() == second_loss(run) == [3.0, 2.0]
+    first.close()
+
+
+def second_loss(run):
+    again = opened(run)
+    found = again.column("loss").tolist()
+    again.close()
+    return found
+
+
+def test_a_damaged_cache_is_read_again_from_the_run(run):
+    write(run, *({"step": n, "loss": float(n)} for n in range(1, 9)))
+    opened(run).close()
+    for path in (run.parent / "cache").glob("*.f64"):
+        path.write_bytes(path.read_bytes()[:-8])
+    columns = opened(run)
+    assert columns.column("loss").tolist() == [float(n) for n in range(1, 9)]
+    columns.close()
+
+
+class PausedFiles(LocalFiles):
+    """Files that are read no further than some bytes until `goes_on` is set."""
+
+    def __init__(self, folder, *, past):
+        super().__init__(folder)
+        self.past, self.is_paused, self.goes_on = past, Event(), Event()
+
+    def open(self, name):
+        owner = self
+
+        class Paused(io.FileIO):
+            def read(self, size=-1):
+                if size > 1 << 20 and self.tell() > owner.past:
+                    owner.is_paused.set()
+                    assert owner.goes_on.wait(60)
+                return super().read(size)
+
+        return Paused(self.folder / name)
+
+
+def test_a_run_is_looked_at_while_another_request_parses_it(run):
+    note = "x" * 1_000_000
+    write(run, *({"step": n, "loss": float(n), "note": note} for n in range(1, 30)))
+    files = PausedFiles(run, past=1 << 20)
+    columns = RunColumns(files, run.parent / "cache")
+    with ThreadPoolExecutor(2) as pool:
+        parsing = pool.submit(columns.update)
+        try:
+            assert files.is_paused.wait(60)
+            shown = pool.submit(columns.column, "loss").result(timeout=60)
+            assert 0 < len(shown) < 29
+        finally:
+            files.goes_on.set()
+        assert parsing.result(timeout=60)
+    assert columns.column("loss").tolist() == [float(n) for n in range(1, 30)]
+    columns.close()
+
+
+def test_requests_that_parse_one_run_at_a_time_add_each_record_once(run):
+    write(run, *({"step": n, "loss": float(n), "note": "x" * 2000} for n in range(1, 3001)))
+    columns = RunColumns(LocalFiles(run), run.parent / "cache")
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(columns.update) for _ in range(4)]:
+            assert done.result(timeout=60)
+    assert columns.column("step").tolist() == list(range(1, 3001))
+    columns.close()
+
+
+def test_memory_does_not_grow_with_the_file(run):
+    line = json.dumps({"step": 1, "loss": 1.0, "note": "x" * 100_000}).encode()
+    write(run, {"step": 0, "loss": 1.0})
+    columns = opened(run)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with (run / METRICS_FILE).open("ab") as file:
+        for step in range(2, 3000):
+            file.write(line.replace(b'"step": 1', b'"step": %d' % step) + b"\n")
+        file.write(b"x" * (20 << 20) + b'\n{"step": 3000, "loss": 2.0}\n')
+    columns.update()
+    assert columns.column("step")[-1] == 3000
+    assert columns.num_damaged == 1, "the line of 20 MiB"
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown_mib < 100, "of a file of 320 MiB"
+    columns.close()
+
+
+def test_a_spike_is_a_loss_far_above_those_before_it():
+    loss = 3 + np.random.default_rng(0).normal(0, 0.02, 500)
+    loss[[300, 301, 450]] = 5.0
+    found = spikes(np.arange(1.0, 501), loss)
+    assert [event["step"] for event in found] == [301, 451]
+    assert not spikes(np.arange(1.0, 501), np.full(500, np.nan))
+    assert not spikes(np.arange(1.0, 11), loss[:10])
+
+
+def test_a_cache_that_is_full_shifts_no_curve(run, monkeypatch):
+    write(run, *({"step": n, "loss": float(n), "mfu": n / 100} for n in range(1, 4)))
+    columns = opened(run)
+    write(run, *({"step": n, "loss": float(n), "mfu": n / 100} for n in range(4, 9)))
+    opens, written = Path.open, []
+
+    def fills_up(path, *words, **named):
+        if path.suffix == ".f64" and "ab" in words:
+            written.append(path)
+            if len(written) == 2:
+                raise OSError(28, "No space left on device")
+        return opens(path, *words, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fills_up)
+        with pytest.raises(PenstockError, match="PENSTOCK_CACHE"):
+            columns.update()
+    generation = columns.generation
+    columns.update()
+    assert columns.column("step").tolist() == columns.column("loss").tolist() == list(range(1, 9))
+    assert columns.column("mfu").tolist() == [n / 100 for n in range(1, 9)]
+    assert generation == 1, "readers know that what they hold may not be continued"
+    columns.close()

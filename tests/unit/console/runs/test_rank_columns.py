@@ -1,0 +1,116 @@
+"""Columns of ranks: read once, continued, read again where the file was rewritten, thinned to a picture."""
+
+from base64 import b64encode
+
+import numpy as np
+import pytest
+
+from penstock.console.runs import rank_columns
+from penstock.console.runs.rank_columns import RankColumns
+from penstock.console.runs.run_files import LocalFiles
+from penstock.obs.metric_names import RANKS_FILE
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Open the columns of a run's `own_s`; they are closed at the end."""
+    made = []
+
+    def of(*, name="cache"):
+        made.append(RankColumns(LocalFiles(tmp_path), "own_s", tmp_path / name))
+        return made[-1]
+
+    yield of
+    for columns in made:
+        columns.close()
+
+
+def line(step, *values):
+    packed = b64encode(np.array(values, dtype="<f4").tobytes()).decode()
+    return f'{{"step": {step}, "steps": 1, "own_s": "{packed}"}}\n'
+
+
+def write(run, *lines):
+    with (run / RANKS_FILE).open("a") as file:
+        file.writelines(lines)
+
+
+def table(columns, *, first=0, last=10**9, points=1000):
+    columns.update()
+    return columns.table(first=first, last=last, columns=points)
+
+
+def test_a_later_look_and_a_later_console_read_only_the_new_end_of_the_file(tmp_path, opened, monkeypatch):
+    write(tmp_path, *(line(n, n, 2 * n) for n in range(1, 4)))
+    columns = opened()
+    assert table(columns).values.tolist() == [[1, 2, 3], [2, 4, 6]]
+    columns.close()
+    decoded, decode = [], rank_columns._decoded
+    monkeypatch.setattr(rank_columns, "_decoded", lambda text: decoded.append(text) or decode(text))
+    write(tmp_path, line(4, 4, 8))
+    again = opened()
+    assert table(again).values.tolist() == table(again).values.tolist() == [[1, 2, 3, 4], [2, 4, 6, 8]]
+    assert len(decoded) == 1
+
+
+def test_a_file_that_was_rewritten_is_read_from_its_start(tmp_path, opened):
+    write(tmp_path, *(line(n, 1) for n in range(1, 9)))
+    columns = opened()
+    assert table(columns).steps[-1] == 8
+    (tmp_path / RANKS_FILE).write_text(line(1, 5.0) + line(2, 6.0))
+    assert table(columns).values.tolist() == [[5, 6]]
+
+
+def test_what_a_killed_process_left_and_a_damaged_cache_change_no_value(tmp_path, opened):
+    write(tmp_path, *(line(n, n) for n in range(1, 4)))
+    columns = opened()
+    columns.update()
+    columns.close()
+    for name in ("rows.i64", "values.f32"):
+        path = tmp_path / "cache" / name
+        path.write_bytes(path.read_bytes() + bytes(40))  # its state was not saved
+    write(tmp_path, line(4, 4))
+    columns = opened()
+    assert table(columns).values.tolist() == [[1, 2, 3, 4]]
+    columns.close()
+    (tmp_path / "cache" / "values.f32").write_bytes(b"")
+    assert table(opened()).values.tolist() == [[1, 2, 3, 4]]
+
+
+def test_the_largest_of_neighbours_is_kept_where_the_number_of_ranks_changes(tmp_path, opened):
+    write(tmp_path, line(1, 1, 9), line(2, 3, 2, 7), line(3, 5), line(4, 2), line(5, 4, np.nan))
+    found = table(opened(), points=2)
+    assert (found.steps, found.num_records) == ([2, 5], 5)
+    np.testing.assert_equal(found.values, [[3, 5], [9, np.nan], [7, np.nan]])
+    np.testing.assert_equal(table(opened(), first=3, last=4).values, [[5, 2]])
+    assert table(opened(), first=9).steps == []
+
+
+def test_a_table_has_a_bounded_number_of_values(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr(rank_columns, "_MOST_CELLS", 12)
+    write(tmp_path, *(line(n, *range(4)) for n in range(1, 11)))
+    found = table(opened())
+    assert (found.values.shape, found.num_records, found.steps[-1]) == ((4, 3), 10, 10)
+
+
+def test_a_damaged_file_of_ranks_is_read_as_far_as_it_goes(tmp_path, opened):
+    (tmp_path / RANKS_FILE).write_bytes(
+        b'{"step": 1, "steps": 1, "own_s": "AACAPw=="}\n'
+        b'{"step": 2, "steps": 1, "own_s": "AACA"}\n'
+        b'{"step": 3, "steps": 1, "own_s": "<script>"}\n'
+        b'{"step": 4, "steps": 1}\n\xff\n{"hosts": 3}\n[]\n'
+        b'{"step": 5, "steps": 1, "own_s": "AAA'
+    )
+    found = table(opened(), last=9, points=9)
+    assert (found.steps, found.values.tolist(), found.ranks) == ([1], [[1.0]], [])
+    (tmp_path / RANKS_FILE).unlink()
+    assert table(opened(name="other")).steps == []
+
+
+def test_a_damaged_row_makes_no_room_for_millions_of_ranks(tmp_path, opened):
+    long = b64encode(bytes(4 << 20)).decode()
+    lines = [f'{{"step": {n}, "steps": 1, "own_s": "AACAPw=="}}\n' for n in range(1, 2001)]
+    lines[500] = f'{{"step": 501, "steps": 1, "own_s": "{long}"}}\n'
+    (tmp_path / RANKS_FILE).write_text("".join(lines))
+    found = table(opened(), points=100)
+    assert (found.values.shape, found.steps[-1], found.values.min()) == ((1, 100), 2000, 1.0)

@@ -1,0 +1,218 @@
+"""Who may ask the console: hosts, origins, keys, and what no client can reach."""
+
+import json
+from contextlib import contextmanager
+
+import pytest
+from starlette.testclient import TestClient
+
+from penstock.console.access import COOKIE, ConsoleAccess
+from penstock.console.app import ROUTERS, build_app
+from penstock.console.state import ConsoleState
+from penstock.serve.auth import single_key
+from penstock.train.control.requests import open_requests, read_request
+
+HOST = "127.0.0.1:8400"
+OWN = {"origin": f"http://{HOST}"}
+KEY = "a-key-of-some-length"
+HTML = "<img src=x onerror=alert(1)>"
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "runs" / HTML
+    folder.mkdir(parents=True)
+    records = [{"event": "start", "step": 0, "ranks": 1, "time": HTML}]
+    records += [{"step": n, "loss": 3.0, "corpus_tokens": {HTML: n}} for n in (1, 2)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "config.json").write_text(
+        json.dumps({"run": {"steps": 9, "note": HTML}, "optim": {"peak": 0.1}})
+    )
+    return folder
+
+
+@contextmanager
+def client(run, **rules):
+    state = ConsoleState([run.parent], ConsoleAccess(**rules))
+    with TestClient(build_app(state), base_url=f"http://{HOST}", follow_redirects=False) as asked:
+        yield asked
+    state.close()
+
+
+def id_of(asked):
+    return asked.get("/api/runs").json()["runs"][0]["id"]
+
+
+def addresses(run_id):
+    for router in ROUTERS:
+        for route in router.routes:
+            for method in route.methods - {"HEAD"}:
+                yield method, route.path.replace("{run_id}", run_id).replace("{step}", "1")
+
+
+@pytest.mark.parametrize(
+    ("host", "name", "is_own"),
+    [
+        ("127.0.0.1", "127.0.0.1:8400", True),
+        ("127.0.0.1", "LOCALHOST:9", True),
+        ("127.0.0.1", "[::1]:8400", True),
+        ("127.0.0.1", "evil.example:8400", False),  # its name points at 127.0.0.1 by now
+        ("127.0.0.1", "127.0.0.1.evil.example", False),
+        ("127.0.0.1", "10.0.0.7:8400", False),
+        ("127.0.0.1", "", False),
+        ("127.0.0.1", "[::1", False),
+        ("head-node", "head-node:8400", True),
+        ("head-node", "evil.example", False),
+        ("0.0.0.0", "10.0.0.7:8400", True),
+        ("0.0.0.0", "trainer:8400", True),
+        ("0.0.0.0", "evil.example", False),
+    ],
+)
+def test_only_names_of_this_machine_are_served(host, name, is_own):
+    assert ConsoleAccess(host=host, names=frozenset({"trainer"})).is_own_host(name) is is_own
+
+
+def test_no_route_answers_a_rebound_name_or_another_origin(run):
+    with client(run, control=True) as asked:
+        for method, address in addresses(id_of(asked)):
+            rebound = asked.request(method, address, headers={"host": "evil.example", **OWN})
+            assert (rebound.status_code, "not 'evil.example'" in rebound.text) == (403, True)
+            for origin in ({}, {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://["}):
+                if method == "POST":
+                    posted = asked.post(address, json={}, headers=origin)
+                    assert (posted.status_code, "Origin" in posted.text) == (403, True)
+            if method == "POST":
+                form = asked.post(address, data={"kind": "stop"}, headers=OWN)
+                assert form.status_code == 415
+    assert open_requests(run) == []
+
+
+def test_every_answer_forbids_pages_to_fetch_from_elsewhere(run):
+    with client(run) as asked:
+        for address in ("/", "/api/runs", "/nothing/here", "/api/runs/unknown"):
+            headers = asked.get(address).headers
+            assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+            assert headers["x-content-type-options"] == "nosniff"
+            assert "access-control-allow-origin" not in headers
+
+
+def test_a_console_without_control_sends_no_request(run):
+    with client(run) as asked:
+        found = asked.post(f"/api/runs/{id_of(asked)}/requests", json={"kind": "stop"}, headers=OWN)
+        assert found.status_code == 403
+        assert "--control" in found.json()["error"]
+        assert not asked.get(f"/api/runs/{id_of(asked)}").json()["control"]
+    assert open_requests(run) == []
+
+
+def test_a_key_opens_every_route_and_nothing_else_does(run):
+    with client(run, host="0.0.0.0", keys=single_key(KEY)) as asked:
+        for method, address in addresses("0" * 16):
+            assert asked.request(method, address, headers=OWN).status_code == 401
+            assert asked.request(method, address, headers={**OWN, "cookie": f"{COOKIE}=x"}).status_code == 401
+        assert 'type="password"' in asked.get("/").text
+        assert asked.post("/key", data={"key": "a-key-of-no-client"}, headers=OWN).status_code == 401
+        assert asked.post("/key", data={"key": KEY}).status_code == 403, "a page of another origin"
+        opened = asked.post("/key", data={"key": KEY}, headers=OWN)
+        cookie = opened.headers["set-cookie"]
+        assert opened.status_code == 303
+        assert "HttpOnly" in cookie
+        assert "SameSite=strict" in cookie
+        assert KEY not in cookie
+        assert asked.get("/api/runs").status_code == 200
+        asked.cookies.clear()
+        assert asked.get("/api/runs", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "name", ["..%2f..%2faccess.py", "%2e%2e", ".hidden", "index.html%00", "/etc/passwd", "access.py"]
+)
+def test_pages_are_the_files_of_their_folders_only(run, name):
+    with client(run) as asked:
+        assert asked.get(f"/page/{name}").status_code == 404
+
+
+def test_names_with_html_are_text(run):
+    with client(run) as asked:
+        (row,) = asked.get("/api/runs").json()["runs"]
+        found = asked.get(f"/api/runs/{row['id']}")
+        assert (row["name"], row["started"]) == (HTML, HTML)
+        assert found.headers["content-type"] == "application/json"
+        assert found.json()["corpora"] == [HTML]
+        assert found.json()["recipe"]["run.note"] == HTML
+
+
+def test_search_is_in_names_and_recipes(run):
+    with client(run) as asked:
+        for words, number in (("optim.peak=0.1", 1), ("ONERROR steps=9", 1), ("adamw", 0)):
+            assert len(asked.get("/api/runs", params={"search": words}).json()["runs"]) == number
+
+
+@pytest.mark.parametrize(
+    ("query", "x", "loss"),
+    [
+        ({"metrics": "loss"}, [1, 2], [3.0, 3.0]),
+        ({"metrics": "loss,unknown", "from": "2"}, [2], [3.0]),
+        ({"metrics": "loss", "x": "time", "to": "-1"}, [], []),
+    ],
+)
+def test_curves_have_one_axis_and_null_where_there_is_nothing(run, query, x, loss):
+    with client(run) as asked:
+        found = asked.get(f"/api/runs/{id_of(asked)}/curves", params=query).json()
+        assert (found["x"], found["series"]["loss"], found["thinned"]) == (x, loss, False)
+        assert set(found["series"].get("unknown", [None])) <= {None}
+
+
+def test_a_request_of_the_console_is_the_file_of_the_command(run, monkeypatch):
+    from penstock.console.routes import control
+
+    class Opened:
+        loader = type("L", (), {"corpora": {"web": None, "code": None}})
+
+    monkeypatch.setattr(control, "open_run", lambda _: Opened)
+    monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    with client(run, control=True, keys=single_key(KEY)) as asked:
+        headers = {**OWN, "authorization": f"Bearer {KEY}"}
+        address = "/api/runs/{}/requests".format(
+            asked.get("/api/runs", headers=headers).json()["runs"][0]["id"]
+        )
+        wanted = {"kind": "mixture", "weights": {"web": 0.6}, "reason": "more web"}
+        assert asked.post(address, json=wanted, headers=headers).json() == {"number": 1}
+        wrong = asked.post(address, json={**wanted, "weights": {"wbe": 0.6}}, headers=headers)
+        assert (wrong.status_code, "Did you mean 'web'" in wrong.text) == (400, True)
+        assert asked.post(address, json={"kind": "stop"}, headers=headers).status_code == 409, "no job runs"
+        assert asked.post(address, json={"kind": "sotp"}, headers=headers).status_code == 422
+        (listed,) = asked.get(address, headers=headers).json()["requests"]
+        assert (listed["kind"], listed["text"], listed["reply"]) == ("mixture", "web 0.6", None)
+    sent = read_request(run, 1)
+    assert (sent.weights, sent.asked_by, sent.reason) == ({"web": 0.6}, "console: key", "more web")
+
+
+def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypatch):
+    from penstock.console.routes import control
+
+    monkeypatch.setattr(
+        control, "open_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
+    )
+    monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    with client(run, control=True) as asked:
+        wanted = {"kind": "skip", "from": 10, "to": 20}
+        assert asked.post(f"/api/runs/{id_of(asked)}/requests", json=wanted, headers=OWN).status_code == 200
+    assert read_request(run, 1).skip_steps == (10, 21), "of Python's ranges: 21 is not skipped"
+
+
+@pytest.mark.parametrize("keys", [None, single_key(KEY)], ids=["open", "with keys"])
+def test_a_body_without_a_length_is_bounded_too(run, keys):
+    read = 0
+
+    def endless():
+        nonlocal read
+        while read < 64 << 20:
+            read += 1 << 16
+            yield b" " * (1 << 16)
+
+    with client(run, control=True, keys=keys) as asked:
+        path = "/key" if keys else f"/api/runs/{id_of(asked)}/requests"
+        found = asked.post(path, content=endless(), headers={**OWN, "content-type": "application/json"})
+    assert found.status_code == 413
