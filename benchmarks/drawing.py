@@ -1,13 +1,14 @@
 """Draw results as SVG files that stand alone: lines over a number, bars over names.
 
-Axes and ticks are those of the run report (`penstock.obs.report.axis`); colours are of one palette that tells
-apart for most eyes (Okabe and Ito, 2008), on white.
+Colours are of one palette that tells apart for most eyes (Okabe and Ito, 2008), on white.
 """
 
 from dataclasses import dataclass
 from html import escape
 
-from penstock.obs.report.axis import Axis, axis_for, short
+from axis import Axis, axis_for
+
+from penstock.core.units import short
 
 WIDTH, HEIGHT = 760, 420
 LEFT, RIGHT, TOP, BOTTOM = 66, 16, 44, 46
