@@ -6,7 +6,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 
 AZURITE := .azurite/node_modules/.bin/azurite-blob
 
-.PHONY: demo test test-fast test-azure gpu check format docs setup clean
+.PHONY: demo test test-fast test-azure test-image image gpu check format docs setup clean
 
 demo: setup           ## the main job, end to end, on this machine
 	penstock demo
@@ -19,6 +19,15 @@ test-fast: setup      ## what a developer runs between edits
 
 test-azure: setup $(AZURITE)  ## corpora and checkpoints at az://, against a stand-in for it
 	pytest -n 0 tests/azure/check_azure.py
+
+test-image: setup     ## the Containerfile's steps in a fresh Debian, started as any user: minutes and a gigabyte, as root
+	PENSTOCK_TEST_IMAGE=1 pytest -n 0 tests/e2e/test_image.py
+
+BUILDER ?= $(shell command -v podman || command -v buildah || command -v docker)
+IMAGE ?= penstock
+image:                ## the image, by podman, buildah or docker; IMAGE names it, BUILD_ARGS go to the builder
+	@test -n "$(BUILDER)" || { echo "no podman, buildah or docker on this machine: install one, or name it: make image BUILDER=..."; exit 1; }
+	$(BUILDER) build --file Containerfile --tag $(IMAGE) $(BUILD_ARGS) .
 
 DEVICE ?= cuda
 SIZE ?= full

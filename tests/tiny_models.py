@@ -64,11 +64,11 @@ TEXT = (
 """What the tokenizer of the model that talks was trained on."""
 
 
-def save_talker(folder: Path, *, context: int = 4096) -> Path:
+def save_talker(folder: Path, *, context: int = 4096, vocab_size: int = 400) -> Path:
     """Write a Llama of random weights whose answers wander, and do not end if greedy, with a tokenizer."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=400,
+        vocab_size=vocab_size,
         hidden_size=32,
         intermediate_size=48,
         num_hidden_layers=2,
@@ -79,7 +79,10 @@ def save_talker(folder: Path, *, context: int = 4096) -> Path:
         bos_token_id=None,
         eos_token_id=None,
     )
-    model, tokenizer = AutoModelForCausalLM.from_config(config), train_tokenizer([TEXT] * 9, vocab_size=400)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_config(config),
+        train_tokenizer([TEXT] * 9, vocab_size=vocab_size),
+    )
     torch.nn.init.zeros_(model.lm_head.weight[tokenizer.eos_id])
     model.save_pretrained(folder)
     tokenizer.save(folder / "tokenizer.json")

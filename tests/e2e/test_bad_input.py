@@ -41,7 +41,7 @@ def said(capsys, *words):
         (["run.steps='many'"], 2, ["run.steps must be a whole number", "'many'"]),
         (["run.steps=0"], 2, ["run.steps must be at least 1", "got 0"]),
         (["data.packing=bestfit"], 2, ["Unknown packing rule", "'bestfit'", "Did you mean 'best_fit'?"]),
-        (["data.packing=whole"], 2, ["overlong unset", "'truncate' to keep", "the key is data.overlong"]),
+        (["data.packing=whole"], 2, ["longer than a row", "overlong unset", "the key is data.overlong"]),
         (["data.overlong=drop"], 2, ["Packing 'best_fit' serves documents of any length", "packing='whole'"]),
         (["data.corpora.python.weight=0"], 2, ["weights sum to zero"]),
         (["data.corpora.python.weight=-1"], 2, ["must be zero or more", "-1"]),

@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 from penstock.netlab.hosts import why_not
+from penstock.testing.pods import why_no_pods
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 RUNS = {
     "attention": "--cases 1 --rounds 1",
+    "chaos": "--minutes 0 --only 'rank killed' 'slow card'",
     "checkpoint": "--mib 16 --rounds 1",
     "checkpoint_ranks": "--ranks 2 9 --times 1",
     "conformance": "",
+    "console": "--runs 12 --each 20 --steps 600 --ranks 4 --rank-steps 20 --points 3 --rounds 1",
     "ethernet": "--tiny --hidden 32 --pace 0.01 --steps 2",
     "evaluate": "--questions 3 --hidden 64 --layers 1 --vocabulary 600 --words 6 --batches 2 auto "
     "--tune-questions 2",
@@ -33,6 +36,7 @@ RUNS = {
     "plan_memory": "--only alone",
     "plan_netlab": "--rows benchmarks/data/netlab_naive.json",
     "plan_stories": "",
+    "pod_networks": "--steps 2 --rounds 1 --hidden 64 --aim 0",
     "wire_codecs": "--numbers 10000 --rounds 1",
     "outer": "--steps 4 --seeds 1 --hidden 16",
     "prepare": "--mib 0.2 --rounds 1",
@@ -53,14 +57,17 @@ RUNS = {
 OWN_TEST = {"gpu"}  # test_gpu_kit.py
 TOO_LONG = {
     "elastic",  # a minute and a half of starts; test_launch_local.py disturbs the same run
+    "jobset_peers",  # ten minutes of a control plane; test_operator.py lets our pods meet lost nodes
     "remote",  # a minute, most of it servers that start; tests/integration/remote has their parts
+    "slurm_peers",  # ten minutes of a Slurm; test_launch_slurm.py lets our job meet the same events
 }
 TWO_VERSIONS = {"versions"}  # needs another checkout
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
-    if name == "ethernet" and (refused := why_not()):
+    needs = {"ethernet": why_not, "pod_networks": why_no_pods}
+    if name in needs and (refused := needs[name]()):
         pytest.skip(refused)
     done = subprocess.run(
         [sys.executable, BENCHMARKS / f"{name}.py", *shlex.split(RUNS[name]), "--out", tmp_path],

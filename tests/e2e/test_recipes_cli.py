@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
+from penstock.testing.corpora import write_corpus
 from penstock.train.recipe.load import recipe_names
 from tests.e2e.conftest import penstock
 
@@ -48,6 +49,18 @@ def test_every_shipped_recipe_builds_on_the_meta_device(capsys):
     assert list(found) == recipe_names()
     assert found["llama3-70b"]["parameters"] == 70_553_706_496
     assert found["llama3-70b"]["devices"][0]["devices"] == 64
+
+
+def test_learned_tokens_are_shown_of_conversations_that_are_here(capsys, tmp_path):
+    bits = {"learned": [[False, True, True, False]] * 5}
+    write_corpus(tmp_path / "chats", [[1, 2, 3, 4]] * 5, vocab_size=100, columns=bits)
+    mine = tmp_path / "mine.toml"
+    mine.write_text(
+        Path("recipes/tiny.toml").read_text() + f'[data.corpora.chats]\npath = "{tmp_path / "chats"}"\n'
+    )
+    code, out, err = said(capsys, "check", mine, "--devices", 1)
+    assert code == 0, err
+    assert "  learned of chats: 10 of 20 tokens (50.0%)\n" in out
 
 
 def test_a_recipe_of_ones_own_is_checked_with_settings_over_it(capsys, tmp_path):

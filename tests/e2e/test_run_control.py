@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import mean
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from penstock.cli.main import main
 from penstock.core import config
 from penstock.core.files import write_json
+from penstock.data.corpus.open import open_corpus
 from penstock.train.recipe.load import build_recipe
 from tests.e2e.conftest import penstock, torchrun
 
@@ -71,12 +73,17 @@ def steps_of(run):
     }
 
 
-def wait_for(run, process, step):
+def wait_until(run, process, holds):
+    """Wait until something holds of the record of a step."""
     deadline = time.monotonic() + 120
-    while step not in steps_of(run):
+    while not any(map(holds, steps_of(run).values())):
         assert process.poll() is None, process.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def wait_for(run, process, step):
+    wait_until(run, process, lambda record: record["step"] == step)
 
 
 def mix(run, *words):
@@ -92,13 +99,15 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     command = [sys.executable, "-m", "penstock", "train", str(mixed), *words]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         wait_for(run, process, 3)
+        first = max(steps_of(run))
         code, changed = mix(run, "--set", "web=0.9", "--reason", "more web")
         assert (code, changed["status"]) == (0, "taken up")
         bad = run / "control" / "request-000050.json"
         bad.write_text("nonsense")
         code, refused = mix(run, "--extend", "web")
         assert (code, refused["status"], refused["request"]) == (1, "refused", 51)
-        at = max(steps_of(run)) + 40
+        last = max(steps_of(run))
+        at = last + 50 + 5 * (last - first)  # two commands are answered before, as two were since the first
         code, _ = mix(run, "--skip-steps", f"{at}:{at + 3}", "--reason", "spike")
         assert code == 0
         code, later = mix(run, "--set", "code=0.7", "--at-step", str(at + 5))
@@ -131,6 +140,73 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     assert "request 1: more web" in reasons
     assert [skip["reason"] for skip in view["skips"]] == ["request 52: spike"]
     assert view["skips"][0]["stop"] - view["skips"][0]["start"] == 3 * 12
+
+
+TURNS = """{% for message in messages %}{{ message.role }}: {{ message.content }}<|endoftext|>
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+
+
+@pytest.fixture
+def with_chats(recipe, corpus, tmp_path):
+    """The recipe with text and conversations, each in one row."""
+    (tmp_path / "turns.jinja").write_text(TURNS)
+    words = ["import", "return", "self", "value", "class", "def"]
+    talks = [
+        [
+            {"role": "user", "content": f"What follows {words[n % 6]} {n}?"},
+            {"role": "assistant", "content": f"{words[(n + 1) % 6]} {n + 1}"},
+        ]
+        for n in range(120)
+    ]
+    (tmp_path / "talks.json").write_text(json.dumps([{"messages": turns} for turns in talks]))
+    done = penstock(
+        *("data", "prepare", tmp_path / "talks.json", "--chat", "--tokenizer", corpus / "tokenizer.json"),
+        *("--chat-template", tmp_path / "turns.jinja", "--out", tmp_path / "chats"),
+    )
+    assert done.returncode == 0, done.stderr
+    text = recipe.read_text().replace("[data.corpora.python]", "[data.corpora.web]\nweight = 0.8")
+    chats = f'[data.corpora.chats]\npath = "{tmp_path / "chats"}"\nweight = 0.2\n'
+    recipe.write_text(text.replace("[data.corpora.web]", f"{chats}[data.corpora.web]"))
+    return recipe, open_corpus(tmp_path / "chats").manifest
+
+
+def test_chats_among_text_are_reweighted_live_read_again_and_audited(with_chats, tmp_path):
+    (recipe, chats), run = with_chats, tmp_path / "run"
+    words = ["--set", "run.steps=3000", "--set", "data.packing=whole", "--set", "data.overlong=truncate"]
+    words += ["--set", "schedule.rule=constant"]  # a cosine would change with the number of steps
+    command = [sys.executable, "-m", "penstock", "train", str(recipe), *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(run, process, 3)
+        code, changed = mix(run, "--set", "chats=0.7", "--reason", "talk more")
+        assert (code, changed["status"]) == (0, "taken up")
+        changed_at = changed["answer"]["holds_from"]
+        wait_until(
+            run,
+            process,
+            lambda r: r["step"] >= changed_at + 20 and r["corpus_tokens"]["chats"] > 2 * chats.num_tokens,
+        )
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=120)
+    killed = steps_of(run)
+    words[1] = f"run.steps={max(killed) + 5}"
+    done = penstock("train", recipe, *words)
+    assert done.returncode == 0, done.stderr
+    audit = penstock("data", "audit", run)
+    assert audit.returncode == 0, audit.stdout
+    again = steps_of(run)
+    for name in ("loss", "labels", "corpus_tokens", "corpus_weights"):
+        assert [again[step][name] for step in killed] == [record[name] for record in killed.values()]
+    last = again[max(again)]
+    assert last["corpus_weights"]["chats"] == pytest.approx(0.7, abs=1e-3)
+    assert last["corpus_tokens"]["chats"] > 2 * chats.num_tokens, "it was read more than once"
+    before, after = (
+        mean(record["labels"] for step, record in again.items() if (step > changed_at) == is_after)
+        for is_after in (False, True)
+    )
+    assert after < 0.8 * before, "of conversations the answers alone are learned"
+    once = penstock("train", recipe, *words, "--set", "data.corpora.chats.epochs=1", "--dry-run")
+    assert once.returncode == 2
+    assert "corpus 'chats' reaches the end of its one epoch" in " ".join(once.stderr.split())
 
 
 def test_a_planned_run_stopped_and_resumed_is_that_of_one_go_and_can_be_looked_into(mixed, tmp_path):

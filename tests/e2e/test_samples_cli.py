@@ -97,6 +97,11 @@ def test_the_report_begins_with_the_samples(folder):
         (["samples.heldout=9"], "At most 10 are answered"),
         (['samples.prompts=[""]'], "samples.prompts[0] is empty"),
         (["samples.prompts=[3]"], "samples.prompts[0] must be"),
+        (["samples.prompts=[{tools=[]}]"], "Missing"),
+        (
+            ["samples.prompts=[{messages=[{role='user'}], tool=[]}]"],
+            "Unknown key samples.prompts[0].tool",
+        ),
         (["data.holdout=0.0"], "samples.heldout needs held-out data"),
         ([f'samples.prompts=["{TEXT * 9}"]'], "the model's context is 64, the answer included"),
         (["validate.stop_after=2"], "validate.stop_after needs validations"),

@@ -1,6 +1,11 @@
-"""Stock lm-eval against `penstock serve` gives the figures of `penstock eval`, at 1 and at 16 requests."""
+"""Stock lm-eval against `penstock serve` gives the figures of `penstock eval`, with one request and many."""
 
 import asyncio
+import json
+import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -9,10 +14,12 @@ from penstock.engine.llm import LLM
 from penstock.evaluation.evaluate import evaluate
 from penstock.evaluation.options import EvaluationOptions
 from penstock.evaluation.tasks import load_tasks
-from tests.made_tasks import own_cache, save_model, save_tasks
+from tests.made_tasks import KINDS, own_cache, save_model, save_tasks
 from tests.serving import serving
 
 CONTEXT = 256
+PATIENCE_S = 240.0
+TASKS = ["made_choice", "made_rolling", "made_writing"]
 SAMPLED = {"log_samples": True, "bootstrap": 0}
 
 
@@ -32,7 +39,7 @@ def ours_of(folder, files, **options):
         return evaluate(llm, load_tasks(files, chosen), chosen, name="made")
 
 
-def theirs_of(model, files, *, chat=False):
+def theirs_of(model, files):
     from lm_eval.evaluator import evaluate as ask
 
     try:
@@ -41,8 +48,8 @@ def theirs_of(model, files, *, chat=False):
             load_tasks(files, EvaluationOptions()),
             bootstrap_iters=0,
             log_samples=True,
-            apply_chat_template=chat,
-            fewshot_as_multiturn=chat,
+            apply_chat_template=True,
+            fewshot_as_multiturn=True,
         )
     finally:
         asyncio.set_event_loop(None)
@@ -52,34 +59,59 @@ def responses(results, task):
     return [response for sample in results["samples"][task] for (response,) in sample["resps"]]
 
 
-@pytest.mark.parametrize("at_once", [1, 16])
-def test_completions_give_the_same_figures(made, at_once):
-    from lm_eval.models.openai_completions import LocalCompletionsAPI
+COMMANDS = """
+import json, sys
+from lm_eval.__main__ import cli_evaluate
+for sys.argv in json.load(sys.stdin):
+    cli_evaluate()
+"""
+"""Runs the `lm_eval` command with each line of words; loading it once saves 10 s for each more."""
 
+
+def test_the_command_gives_the_same_figures_with_1_4_and_16_requests_at_once(made, tmp_path):
     folder, files, server = made
-    ours = ours_of(folder, files.values())
-    theirs = theirs_of(
-        LocalCompletionsAPI(
-            base_url=f"{server.url}/v1/completions",
-            model="model",
-            tokenizer=str(folder),
-            add_bos_token=True,
-            num_concurrent=at_once,
-            max_length=CONTEXT + 1,
-            max_retries=1,
-        ),
-        files.values(),
+    for task in TASKS:  # the command reads files of this name only; JSON is YAML
+        shutil.copy(files[task], tmp_path / f"{task}.yaml")
+    shutil.copy(folder.parent / "questions.jsonl", tmp_path)
+    model = f"model=model,base_url={server.url}/v1/completions,tokenizer={folder},add_bos_token=True"
+    commands = [
+        [
+            *("lm_eval", "--model", "local-completions", "--log_samples", "--output_path", str(at_once)),
+            *("--tasks", ",".join(f"{task}.yaml" for task in TASKS)),
+            *("--model_args", f"{model},max_length={CONTEXT + 1},max_retries=1,num_concurrent={at_once}"),
+        ]
+        for at_once in (1, 4, 16)
+    ]
+    variables = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_CACHE": str(tmp_path / "cache")}
+    run = subprocess.run(
+        [sys.executable, "-c", COMMANDS],
+        input=json.dumps(commands),
+        cwd=tmp_path,
+        env={**os.environ, **variables},
+        text=True,
+        capture_output=True,
+        timeout=PATIENCE_S,
     )
-    for task in files:
-        for found, expected in zip(responses(ours, task), responses(theirs, task), strict=True):
-            if isinstance(found, str):
-                assert found == expected
-            elif isinstance(found, float):
-                assert found == pytest.approx(expected, abs=1e-4)
-            else:
-                assert found[0] == pytest.approx(expected[0], abs=1e-4)
-                assert found[1] == expected[1]
-    assert ours["results"]["made_choice"]["acc,none"] == theirs["results"]["made_choice"]["acc,none"]
+    assert run.returncode == 0, run.stderr
+    ours = ours_of(folder, [files[task] for task in TASKS])
+    for at_once in (1, 4, 16):
+        (results,) = tmp_path.glob(f"{at_once}/*/results_*.json")
+        theirs = json.loads(results.read_text())
+        assert theirs["config"]["model_args"]["num_concurrent"] == at_once
+        for task in TASKS:
+            for metric in (f"{each['metric']},none" for each in KINDS[task]["metric_list"]):
+                figure = theirs["results"][task][metric]
+                assert figure == pytest.approx(ours["results"][task][metric], rel=1e-4)
+            (samples,) = tmp_path.glob(f"{at_once}/*/samples_{task}_*.jsonl")
+            found = responses({"samples": {task: map(json.loads, samples.read_text().splitlines())}}, task)
+            for found_one, expected in zip(found, responses(ours, task), strict=True):
+                if isinstance(expected, str):
+                    assert found_one == expected
+                elif isinstance(expected, float):
+                    assert float(found_one) == pytest.approx(expected, abs=1e-4)
+                else:  # log-likelihood, and whether the model would say it; in the file as text
+                    assert float(found_one[0]) == pytest.approx(expected[0], abs=1e-4)
+                    assert found_one[1] == str(expected[1])
 
 
 @pytest.mark.parametrize("at_once", [1, 16])
@@ -96,6 +128,6 @@ def test_conversations_give_the_same_answers(made, at_once):
         eos_string="<|endoftext|>",
         max_retries=1,
     )
-    expected = responses(theirs_of(theirs, files, chat=True), "made_writing")
+    expected = responses(theirs_of(theirs, files), "made_writing")
     assert responses(ours_of(folder, files, chat_template=True), "made_writing") == expected
     assert len(set(expected)) > 5

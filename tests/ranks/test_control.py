@@ -1,5 +1,6 @@
 """Requests on several ranks: taken up at one step by all, parts of a corpus that some rank cannot see too."""
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -137,3 +138,38 @@ def test_a_value_of_rank_0_reaches_all(value):
         value,
         value,
     ]
+
+
+def test_ranks_save_stop_and_change_the_batch_after_one_step_and_again_after_a_resume(recipe, tmp_path):
+    """Killed after the batch size changed, the run goes on as one that was not."""
+    run = tmp_path / "run"
+    asked = {3: ControlRequest(checkpoint=True), 5: ControlRequest(batch_size=8, asked_by="ann")}
+
+    def at(step):
+        if step in asked:
+            submit(run, asked[step])
+
+    one, two = on_ranks(lambda world: going_on(recipe, world, stop_at=9, at=at), ranks=2)
+    assert one == two
+    assert one["batch"] == [[0, 4], [5, 8]]
+    saved = [found.step for found in answers(run) if found.checkpoint]
+    assert saved == [3]
+    names = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert names == ["step-00000003", "step-00000009"]
+
+    shutil.rmtree(run / "checkpoints" / names[1])  # as after a kill: back to step 3, before the change
+    asked = {12: ControlRequest(stop=True, asked_by="bob"), 7: ControlRequest(batch_size=5)}
+    again, other = on_ranks(lambda world: going_on(recipe, world, stop_at=99, at=at), ranks=2)
+    assert again == other
+    assert again["step"] == 12, "it ends after the step in which it was asked"
+    assert again["batch"] == one["batch"], "5 rows cannot be divided over 2 ranks"
+    said = [found.said for found in answers(run)]
+    assert said[1] == "from step 6 on: 8 rows a step, 4 before"
+    assert "refused" in said[2]
+    assert said[3] == "a checkpoint is saved after step 12, and the job ends"
+    assert [found.asked_by for found in answers(run)] == ["", "ann", "", "bob"]
+
+    submit(run, ControlRequest(stop=True))
+    last = on_ranks(lambda world: going_on(recipe, world, stop_at=14), ranks=1)[0]
+    assert last["step"] == 14, "a stop is for the job that runs"
+    assert not answers(run)[-1].taken_up

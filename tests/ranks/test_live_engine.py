@@ -1,6 +1,9 @@
 """An engine over the weights of a running job: any layout, weights bit for bit, and training untouched."""
 
+import time
 from dataclasses import replace
+from threading import Event
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +18,8 @@ from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.text.tokenizer import train_tokenizer
 from penstock.train import loop
-from penstock.train.live_engine import LiveEngineFailed, gather_whole, live_engine
+from penstock.train.live_engine import LiveEngineFailed, gather_whole, live_engine, signs_of_life
+from penstock.train.monitors.watchdog import Watchdog
 from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state, write_identity
 
@@ -246,3 +250,24 @@ def test_a_failure_in_the_block_is_raised_on_every_rank_and_training_may_go_on(r
     for said, records in on_ranks(fails, ranks=2):
         assert said == ["The prompt is not one."]
         assert records >= 6
+
+
+@pytest.mark.parametrize("moves_on", [True, False])
+def test_work_of_the_first_rank_that_moves_on_trips_no_watchdog(tmp_path, moves_on):
+    """Three times as long as the watchdogs wait; of work that stands still all ranks' report."""
+
+    def works(world):
+        ended = Event()
+        rank = world.ranks.rank
+        with Watchdog(tmp_path, rank=rank, world_size=2, hang_s=1.5, end=ended.set) as watchdog:
+            state = SimpleNamespace(watch=watchdog, step=3)
+            watchdog.doing("forward", step=2)
+            watchdog.doing("step", step=3)  # the first step of a process has longer
+            with signs_of_life(state, world, "evaluation") as progress:
+                for _ in range(45 if world.is_first else 0):
+                    time.sleep(0.1)
+                    if moves_on:
+                        progress("answers", 1, 2)
+        return ended.is_set()
+
+    assert on_ranks(works, ranks=2) == [not moves_on] * 2

@@ -41,6 +41,7 @@ CASES = {
         {"tune": {**LORA, "layers": "attention"}, "parallel": {"tensor": 2}},
     ),
     "adapters, 4 bits": (1, {"tune": {**LORA, "base": "int4"}}),
+    "adapters, 8 bits, slices": (2, {"tune": {**LORA, "base": "int8"}, "parallel": {"tensor": 2}}),
     "adapters, stages": (2, {"tune": LORA, "parallel": {"pipeline": 2}}),
 }
 

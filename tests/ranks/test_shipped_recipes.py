@@ -13,7 +13,7 @@ from penstock.testing.training import records_of
 from penstock.train.recipe.load import build_recipe, recipe_names, recipe_text
 from penstock.train.setup import open_state
 
-LARGE = [name for name in recipe_names() if not name.startswith("tiny")]
+LARGE = [name for name in recipe_names() if not name.startswith(("tiny", "tune"))]
 SMALL = {
     "run.steps": 2,
     "model.vocab_size": 96,

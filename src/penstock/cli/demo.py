@@ -16,10 +16,12 @@ exit codes: 0 all steps done and verified, 1 a step failed
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
@@ -39,6 +41,7 @@ _QUICK_PACKAGES = ("asyncio", "email", "http", "importlib", "json", "logging", "
 _QUICK_SETTINGS = ("--set", "run.steps=60", "--set", "schedule.decay_steps=24", "--set", "validate.every=12")
 _FEWEST_RIGHT, _MOST_BEFORE = 0.7, 0.05
 """Share of right answers after tuning, at least, and before, at most."""
+_MOST_PROCESSES = 3
 _PROMPT = "def read_lines(path):\n"
 
 
@@ -56,7 +59,8 @@ def run(arguments: argparse.Namespace) -> int:
     template = files("penstock.cli").joinpath("demo.toml").read_text(encoding="utf-8")
     recipe.write_text(template.replace("@DIR@", str(folder)), encoding="utf-8")
     _prepare(folder / "corpus", quick=arguments.quick)
-    _train(folder, recipe, _QUICK_SETTINGS if arguments.quick else ())
+    with _enough_devices():
+        _train(folder, recipe, _QUICK_SETTINGS if arguments.quick else ())
     say("5. Prove that the three runs together are the uninterrupted one")
     penstock("data", "audit", folder)
     say("6. Export to Hugging Face format")
@@ -89,7 +93,29 @@ def _train(folder: Path, recipe: Path, settings: Sequence[str]) -> None:
     say("3. Resume on one process, and stop again")
     interrupted(*command, folder=folder, at_step=steps // 2)
     say("4. Resume on three processes, to the end")
-    penstock(*command, "--processes", 3)
+    penstock(*command, "--processes", _MOST_PROCESSES)
+
+
+@contextmanager
+def _enough_devices() -> Iterator[None]:
+    """Context manager: commands use processors where there are fewer GPUs than processes."""
+    from penstock.devices import accelerator  # imports torch, which takes seconds that --help does not spend
+
+    gpus = accelerator.count()
+    if gpus == 0 or gpus >= _MOST_PROCESSES:
+        yield
+        return
+    print(
+        f"GPUs here: {gpus}. Each process takes one, and the demo trains on up to {_MOST_PROCESSES}: "
+        "steps 2 to 4 use processors."
+    )
+    hidden, before = "CUDA_VISIBLE_DEVICES", dict(os.environ)
+    os.environ[hidden] = ""
+    try:
+        yield
+    finally:
+        os.environ.pop(hidden)
+        os.environ.update(before)
 
 
 def _make_room(folder: Path) -> None:

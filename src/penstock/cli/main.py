@@ -29,7 +29,9 @@ VERBS = {
     "train": "train a model from a recipe, on one process or many",
     "tune": "tune a model on conversations or text, all of it or an adapter",
     "launch": "run a recipe on this machine or Slurm, supervised; watch, stop and resize it",
+    "operator": "run TrainingRuns of a Kubernetes namespace; its Deployment types this",
     "islands": "change the number of islands of a running job",
+    "control": "stop a running job after saving, save now, or change its batch size",
     "eval": "score a model on text: loss, perplexity, bits per byte",
     "checkpoint": "list the checkpoints of a run, or verify every byte of them",
     "export": "export a checkpoint as a Hugging Face folder",
@@ -39,6 +41,7 @@ VERBS = {
     "serve": "serve a model over HTTP, with the API of OpenAI",
     "netlab": "try a recipe on emulated hosts with a network of given speed",
     "report": "draw a run as one HTML page",
+    "console": "watch and compare runs in a browser, live",
     "doctor": "check a machine, or all machines of a cluster, before a run",
     "demo": "the whole workflow on this machine, in some ten minutes",
 }

@@ -119,6 +119,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _config_of(raw: Raw) -> TrainConfig:
     """Build a recipe as `penstock train` does; if a corpus cannot be read, the vocabulary is assumed."""
     config, assumed = config_of(raw)
+    if "preset" in assumed:
+        told = (
+            f"run.start_from {config.run.start_from} is not there: the shape of {assumed['preset']} assumed"
+        )
+        print(f"penstock: {told}.", file=sys.stderr)
     if "vocab_size" not in assumed:
         return config
     try:

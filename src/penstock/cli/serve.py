@@ -25,6 +25,7 @@ from urllib.parse import urlsplit
 from penstock.cli.options import MODEL_FIELDS, add_fields, fields_of
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
+from penstock.core.listen import LOOPBACK, open_socket
 from penstock.core.log import set_up
 from penstock.engine.config import EngineConfig
 from penstock.serve.limits import ServerLimits
@@ -59,7 +60,6 @@ def run(arguments: argparse.Namespace) -> int:
     env.raise_descriptor_limit()
     from penstock.engine.llm import LLM  # torch, which a help text does without
     from penstock.serve.app import build_service
-    from penstock.serve.server import open_socket
     from penstock.serve.state import API_SAMPLING, recommended_sampling
 
     with open_socket(arguments.host, arguments.port) as sock, LLM(arguments.path, config) as llm:
@@ -149,9 +149,6 @@ def _say_started(started: dict[str, object], *, as_json: bool) -> None:
     print(f"{'API':<16}{started['url']}/v1    (Ctrl-C ends)", flush=True)
 
 
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare them, by what they are about."""
     _add_door_arguments(parser.add_argument_group("who may ask"))
@@ -172,7 +169,7 @@ def rules_of(arguments: argparse.Namespace) -> "AccessPolicy":
     keys = None if arguments.api_keys is None else read_keys(arguments.api_keys)
     if keys is None and (key := env.api_key()) is not None:
         keys = single_key(key)
-    if keys is None and arguments.host not in _LOOPBACK and not arguments.insecure:
+    if keys is None and arguments.host not in LOOPBACK and not arguments.insecure:
         raise UsageError(
             f"--host {arguments.host} opens the server to other machines, and there is no API key",
             fix="Give --api-keys FILE or set PENSTOCK_API_KEY; or --insecure, if something in front of the "

@@ -39,19 +39,24 @@ class UnknownKey(ConfigError):
         """Dotted path of the key, sections included."""
 
 
-def load_toml(path: Path) -> Raw:
+def load_toml(path: Path, *, what: str = "Recipe") -> Raw:
     """Read a TOML file.
+
+    Args:
+        what: what the file is, for messages.
 
     Raises:
         UsageError: the file is missing or is a folder.
         ConfigError: it is not valid TOML; the message contains the line.
     """
     if path.is_dir():
-        raise UsageError(f"Recipe {path} is a folder", fix="Give the path of a .toml file.")
+        raise UsageError(f"{what} {path} is a folder", fix="Give the path of a .toml file.")
     if not path.exists():  # a pipe is accepted too, such as a shell's <(penstock recipes show ...)
         raise UsageError(
-            f"Recipe {path} does not exist",
-            fix="Give the path of a .toml file; `penstock recipes show NAME > mine.toml` makes one.",
+            f"{what} {path} does not exist",
+            fix="Give the path of a .toml file; `penstock recipes show NAME > mine.toml` makes one."
+            if what == "Recipe"
+            else "Give the path of a .toml file.",
         )
     try:
         return tomllib.loads(path.read_text(encoding="utf-8-sig"))

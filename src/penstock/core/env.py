@@ -40,6 +40,10 @@ RENDEZVOUS = "PENSTOCK_RENDEZVOUS"
 """Variable with the file URL of the rendezvous of processes started by Penstock's launcher."""
 
 
+JOB = "PENSTOCK_JOB"
+"""Variable with the id of the Kubernetes Job that made a pod."""
+
+
 def has_launcher() -> bool:
     """Return True if Penstock's own launcher started this process and can restart others."""
     return RENDEZVOUS in os.environ
@@ -168,6 +172,11 @@ def cache_folder() -> Path:
         return Path.home() / "Library" / "Caches" / "penstock"
     base = os.environ.get("XDG_CACHE_HOME", "")
     return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "penstock"
+
+
+def library_folder() -> Path:
+    """Return the folder of shipped libraries: PENSTOCK_LIBRARIES, or `lib/penstock` of this Python."""
+    return Path(os.environ.get("PENSTOCK_LIBRARIES") or f"{sys.prefix}/lib/penstock")
 
 
 def compiler(variable: str) -> str | None:

@@ -109,6 +109,19 @@ def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
         yield
 
 
+def is_locked(folder: Path) -> bool:
+    """True if a process has locked a folder by `exclusive`, on any machine that shares it."""
+    path = folder / ".lock"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def take_lock(path: Path, *, waits: bool) -> BinaryIO | None:
     """Return a file that this process has locked until it is closed; None: another has, and `waits` is False.
 

@@ -1,23 +1,33 @@
-"""Native builds: compile sources of the package into a library in the user's cache folder, on first use.
+"""Native builds: sources of the package as a library, shipped with an image or compiled on first use.
 
-The library's name is a hash of everything that determines its content, so another compiler, CPU or source
-builds another one and nothing is overwritten. A loaded library was compiled here from the installed sources:
-the folder must belong to this user and be writable by nobody else.
+    shipped     a folder of root's, that nobody else can write to: one library for each baseline of CPUs
+    compiled    the user's cache folder, for this CPU: this user's, and nobody else can write to it
+
+A library's name has a hash of all that determines its content, so another source, compiler, CPU or torch has
+another library and nothing is overwritten. A shipped one comes first: whoever put it there could as well have
+changed the Python code, and a container has no compiler and perhaps no folder to write to.
 """
 
+import argparse
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import stat
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from penstock.core import env
 from penstock.core.errors import PenstockError
+from penstock.core.native_baselines import Baseline, baselines_named, baselines_of
+
+log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0
 _VERSION_S = 20
@@ -49,40 +59,109 @@ def find_compiler(language: str, variable: str, names: Sequence[str]) -> str:
     )
 
 
-def library_of(
-    unit: str,
-    *,
-    suffix: str,
-    sources: Sequence[Path],
-    compiler: str,
-    variable: str,
-    flags: Sequence[str],
-    links: Sequence[str] = (),
-    version: str = "",
-) -> Path:
-    """Return the library of one translation unit for this machine, compiling it if necessary.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """Translation unit that becomes a library."""
 
-    Args:
-        unit: text of the unit, which includes the sources.
-        suffix: suffix of the unit's file; it tells the compiler the language.
-        sources: files that it includes, all of one folder.
-        compiler: path of the compiler.
-        variable: environment variable that selects another compiler, for messages.
-        flags: compiler flags before the unit; the folder of the sources is an include path.
-        links: linker flags after the unit.
-        version: of anything else that determines the content, such as headers of another package.
+    name: str
+    """Of its library among those of an image."""
+    text: str
+    """Text of the unit, which includes the sources."""
+    suffix: str
+    """Suffix of the unit's file; it tells the compiler the language."""
+    sources: Sequence[Path]
+    """Files that it includes, all of one folder, which is an include path."""
+    find_compiler: Callable[[], str]
+    """Returns the path of the compiler, or raises NotBuilt."""
+    variable: str
+    """Environment variable that selects another compiler, for messages."""
+    flags: Sequence[str]
+    """Compiler flags before the unit, but for those of the CPU."""
+    paths: Sequence[str] = ()
+    """Flags with paths of this machine."""
+    links: Sequence[str] = ()
+    """Linker flags after the unit."""
+    version: str = ""
+    """Version of anything else that determines the content, such as headers of another package."""
+
+
+def library_of(unit: Unit) -> Path:
+    """Return the library of a translation unit for this machine, compiling it if necessary.
 
     Raises:
         NotBuilt: the compiler failed, or there is no safe folder to write to.
     """
-    library = _own_folder() / f"{_key(compiler, [*flags, *links, version, unit], sources)}.so"
+    if shipped := _shipped(unit):
+        return shipped
+    compiler, flags = unit.find_compiler(), [*unit.flags, "-march=native", *unit.paths]
+    library = _own_folder() / f"{_key(compiler, flags, unit)}.so"
     if not library.is_file():
         with (library.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # only one process of a machine compiles
             if not library.is_file():
-                command = [compiler, *flags, f"-I{sources[0].parent}"]
-                _compile(command, unit, suffix, links, library, variable=variable)
+                _compile(compiler, flags, unit, library)
     return library
+
+
+def build_ahead(unit: Unit, folder: Path, baseline: Baseline) -> Path:
+    """Compile the library of a baseline into a folder that an image ships; return its path.
+
+    Raises:
+        NotBuilt: the compiler failed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    library = folder / _shipped_name(unit, baseline)
+    _compile(unit.find_compiler(), [*unit.flags, *baseline.flags, *unit.paths], unit, library)
+    return library
+
+
+def run_build(unit: Unit) -> None:
+    """Run the command `python -m PACKAGE.native`: build the library for this machine, or for an image."""
+    parser = argparse.ArgumentParser(description="Build a compiled library ahead of its first use.")
+    parser.add_argument("--ship", type=Path, metavar="FOLDER", help="build for the baselines, into a folder")
+    parser.add_argument("--baseline", action="append", default=[], metavar="NAME", help="default: all")
+    arguments = parser.parse_args()
+    try:
+        if arguments.ship is None:
+            sys.stdout.write(f"{library_of(unit)}\n")
+        else:
+            for baseline in baselines_named(arguments.baseline):
+                sys.stdout.write(f"{build_ahead(unit, arguments.ship, baseline)}\n")
+    except (PenstockError, OSError) as error:
+        sys.exit(str(error))
+
+
+def _shipped_name(unit: Unit, baseline: Baseline) -> str:
+    digest = hashlib.sha256()
+    for part in (unit.text, *unit.flags, *baseline.flags, *unit.links, unit.version):
+        digest.update(part.encode() + b"\0")
+    _add_sources(digest, unit)
+    return f"{unit.name}-{baseline.name}-{digest.hexdigest()[:32]}.so"
+
+
+def _shipped(unit: Unit) -> Path | None:
+    """Return the best library that an image has for this CPU; None if there is none, or it is not safe."""
+    folder = env.library_folder()
+    if not folder.is_dir():
+        return None
+    for baseline in baselines_of(env.cpu_features()):
+        library = (folder / _shipped_name(unit, baseline)).resolve()
+        if not library.is_file():
+            continue
+        if not (unsafe := [each for each in (library, *library.parents) if not _is_of_root_alone(each)]):
+            return library
+        log.warning(
+            "a compiled library is not used path=%s reason='%s is not root's alone'", library, unsafe[0]
+        )
+    return None
+
+
+def _is_of_root_alone(path: Path) -> bool:
+    """Return True if nobody but root can change a file, or replace what stands in a folder."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        return found.st_uid == 0 and not _others_write(path)
+    return found.st_uid == 0 and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _own_folder() -> Path:
@@ -111,7 +190,7 @@ def _others_write(folder: Path) -> bool:
     return bool(mode & (stat.S_IWGRP | stat.S_IWOTH)) and not mode & stat.S_ISVTX
 
 
-def _key(compiler: str, parts: Sequence[str], sources: Sequence[Path]) -> str:
+def _key(compiler: str, flags: Sequence[str], unit: Unit) -> str:
     """Return the hash of everything that determines the compiled library."""
     try:
         version = subprocess.run(
@@ -122,24 +201,30 @@ def _key(compiler: str, parts: Sequence[str], sources: Sequence[Path]) -> str:
             f"{compiler} does not print its version", got=error, fix="Set another compiler."
         ) from error
     digest = hashlib.sha256()
-    for part in (compiler.encode(), version.stdout, "\0".join(parts).encode()):
+    parts = "\0".join([*flags, *unit.links, unit.version, unit.text]).encode()
+    for part in (compiler.encode(), version.stdout, parts):
         digest.update(part + b"\0")
     digest.update(env.cpu_features().encode() or platform.processor().encode())
-    for source in sources:
-        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    _add_sources(digest, unit)
     return digest.hexdigest()[:32]
 
 
-def _compile(
-    command: Sequence[str], unit: str, suffix: str, links: Sequence[str], library: Path, *, variable: str
-) -> None:
+def _add_sources(digest: "hashlib._Hash", unit: Unit) -> None:
+    for source in unit.sources:
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+
+
+def _compile(compiler: str, flags: Sequence[str], unit: Unit, library: Path) -> None:
     """Compile the library; its final name appears only when it is complete."""
     with TemporaryDirectory(dir=library.parent) as folder:
-        source, made = Path(folder) / f"all{suffix}", Path(folder) / "all.so"
-        source.write_text(unit)
+        source, made = Path(folder) / f"all{unit.suffix}", Path(folder) / "all.so"
+        source.write_text(unit.text)
         try:
             done = subprocess.run(
-                [*command, str(source), "-o", str(made), *links],
+                [
+                    *(compiler, *flags, f"-I{unit.sources[0].parent}"),
+                    *(str(source), "-o", str(made), *unit.links),
+                ],
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -148,12 +233,12 @@ def _compile(
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NotBuilt(
-                "The compiler did not finish", got=error, fix=f"Set {variable} to another."
+                "The compiler did not finish", got=error, fix=f"Set {unit.variable} to another."
             ) from error
         if done.returncode:
             raise NotBuilt(
                 "The compiler failed",
                 got=done.stderr.strip()[:2000] or f"status {done.returncode}",
-                fix=f"Set {variable} to another compiler.",
+                fix=f"Set {unit.variable} to another compiler.",
             )
         made.rename(library)

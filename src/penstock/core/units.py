@@ -1,12 +1,19 @@
 """Units: format numbers for people, and parse sizes written by people."""
 
+import math
 import re
 from fractions import Fraction
+from typing import Literal
 
 from penstock.core.errors import UsageError
 
 _SIZE = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _SI = tuple((10.0 ** (3 * power), "kMGTPEZY"[power - 1]) for power in range(8, 0, -1))
+_LETTERS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+_LARGEST = 1e15
+"""Numbers from here on are written with an exponent."""
+
+Unit = Literal["number", "share"]
 _SIZE |= {f"{letter}i": 2 ** (10 * power) for power, letter in enumerate("kmgt", start=1)}
 
 
@@ -52,6 +59,31 @@ def si(value: float) -> str:
         if abs(value) >= 0.9995 * power:  # three digits would round up to it
             return f"{value / power:.3g}{letter}"
     return f"{value:.3g}"
+
+
+def short(value: float, *, unit: Unit = "number") -> str:
+    """Format one value with four significant digits, a share with two or three.
+
+    >>> short(6.13), short(12_345.6), short(3e-5), short(2_345_678)
+    ('6.130', '12,350', '3e-5', '2.346M')
+    >>> short(0.12345, unit="share"), short(0.00123, unit="share"), short(float("nan"))
+    ('12.3%', '0.12%', 'NaN')
+    """
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "-∞"
+    if unit == "share":
+        return f"{100 * value:.3g}%" if abs(value) >= 0.1 else f"{100 * value:.2g}%"
+    rounded = float(f"{value:.4g}")
+    size = abs(rounded)
+    if 0 < size < 0.001 or size >= _LARGEST:
+        mantissa, _, exponent = f"{rounded:.3e}".partition("e")
+        return f"{float(mantissa):g}e{int(exponent)}"
+    if size < 1000:
+        return f"{rounded:#.4g}" if rounded else "0"
+    if size < 1e6:
+        return f"{rounded:,.0f}"
+    power, letter = next(pair for pair in _LETTERS if size >= pair[0])
+    return f"{rounded / power:.4g}{letter}"
 
 
 def flops(value: float) -> str:

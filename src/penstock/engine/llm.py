@@ -11,7 +11,7 @@ prompt after the other, and an answer does not depend on what else runs.
 import asyncio
 import queue
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -135,7 +135,7 @@ class LLM:
 
     async def stream_async(
         self, prompt: Prompt | Request, params: Params = _DEFAULT
-    ) -> AsyncIterator[OutputDelta]:
+    ) -> AsyncGenerator[OutputDelta, None]:
         """Yield as `stream` does, without blocking the event loop."""
         request = prompt if isinstance(prompt, Request) else self.request(prompt, params)
         await asyncio.to_thread(self.thread.engine.check, request)  # compiling a grammar may take seconds

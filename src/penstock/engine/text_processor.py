@@ -71,14 +71,17 @@ class TextProcessor:
         ids = [*self.start_ids, *self.tokenizer.encode(prompt)]
         return ids or [token for token in (self.tokenizer.eos_id,) if token is not None]
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], *, tools: Sequence[object] = ()) -> list[int]:
         """Return the token ids of a conversation, ready for the answer.
+
+        Args:
+            tools: functions that the model may call, as JSON.
 
         Raises:
             UsageError: the template refuses these messages.
             ModelError: the template is not valid.
         """
-        return self.encode_rendered(render(self.guarded(messages), self.template))
+        return self.encode_rendered(render(self.guarded(messages), self.template, tools=self.guarded(tools)))
 
     def guarded(self, given: T) -> T:
         """Return input of a client for the chat template, with special tokens escaped unless trusted.

@@ -10,6 +10,7 @@ continue a checkpoint, use its own `config.json`; a preset is for training the s
 model: a decoder with T5-11B's parameter count and vocabulary, in the proportions of Llama.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -175,3 +176,18 @@ def expanded(model: Mapping[str, Any]) -> Values:
     if name not in PRESETS:
         raise ConfigError("Unknown model.preset", got=name, fix=nearest(str(name), list(PRESETS)))
     return {key: value for key, value in {**PRESETS[name], **own}.items() if value != "none"}
+
+
+def preset_named(folder: str) -> str | None:
+    """Return the preset that the name of a model's folder begins with; None if there is none.
+
+    >>> preset_named("Qwen3-0.6B-Base"), preset_named("Llama-3.1-70B-Instruct"), preset_named("mine")
+    ('qwen3-0.6b', 'llama3.1-70b', None)
+    """
+    name = _letters(folder)
+    fitting = (preset for preset in PRESETS if re.fullmatch(f"{re.escape(_letters(preset))}[a-z]*", name))
+    return max(fitting, key=len, default=None)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]|(?<![0-9])\.", "", name.lower())

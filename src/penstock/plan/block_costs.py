@@ -123,9 +123,9 @@ def _ends(
         name="head",
         forward=job.batches_per_pass * seconds.forward / share,
         backward=job.batches_per_pass * seconds.backward / share,
-        transfers=_transfers(
-            job, cluster, groups, matrix, learned=0.0 if job.adapter else matrix / job.layout.tensor
-        )._replace(again=FREE),
+        transfers=_transfers(job, cluster, groups, matrix, learned=job.learned_outside())._replace(
+            again=FREE
+        ),
         kept=is_pipeline or math.isinf(job.keep_mib),
         agrees_always=not job.overlapped,
     )

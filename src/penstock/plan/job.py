@@ -209,13 +209,27 @@ class TrainingStep:
             numbers += self.adapter.num_parameters(outputs, inputs)
         return numbers
 
+    def learned_outside(self) -> float:
+        """Return the numbers outside of the blocks that a rank learns, before FSDP shards them.
+
+        In a pipeline those of the output matrix.
+        """
+        is_pipeline = self.layout.pipeline > 1
+        if self.adapter is None:
+            matrix = self.model.vocab_size * self.model.hidden_size if is_pipeline else self.outside
+            return matrix / self.layout.tensor
+        matrices = 1 if is_pipeline or self.model.tie_word_embeddings else 2
+        rows = min(self.adapter.new_rows, self.model.vocab_size // self.layout.tensor)  # of the last slice
+        return float(rows * self.model.hidden_size * matrices)
+
     @property
     def learned_of_rank(self) -> float:
         """Numbers that a rank updates, on average over pipeline stages."""
         layout = self.layout
         if self.adapter is None:
             return self.model.num_parameters / layout.tensor / layout.pipeline / self.shard_ranks
-        return self.learned_of_block() * self.model.num_hidden_layers / layout.pipeline / self.shard_ranks
+        in_blocks = self.learned_of_block() * self.model.num_hidden_layers / layout.pipeline
+        return (in_blocks + self.learned_outside()) / self.shard_ranks
 
     @property
     def frozen_block_bytes(self) -> float:

@@ -5,14 +5,14 @@ compute lane is empty, the device waits. It shows at most three micro-batches: t
 between, which the others equal.
 """
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from penstock.core.units import duration, mib, si
-from penstock.obs.report.axis import Axis, short
+from penstock.core.units import duration, mib, short, si
 from penstock.plan.candidates import Question
 from penstock.plan.hardware import Cluster
 from penstock.plan.predict import Prediction
@@ -221,6 +221,7 @@ def _about(option: Option) -> Iterator[str]:
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 960, 78, 14, 46
 _LANE, _GAP, _BOTTOM = 44, 12, 40
+_TICKS = 5
 _LANES: tuple[Stream, ...] = ("compute", "gather", "reduce")
 _COLOURS = {"none": "#0072b2", "node": "#009e73", "network": "#d55e00"}  # Okabe and Ito, 2008
 _MEANING = {"none": "computing", "node": "links in the node", "network": "the network"}
@@ -230,15 +231,14 @@ _MICROSECONDS = 1e6
 def svg(events: Sequence[Event], *, title: str) -> str:
     """Return the timeline as SVG text."""
     end = max((event.start_s + event.seconds for event in events), default=1.0)
-    across = Axis(low=0.0, high=end)
     height = _TOP + len(_LANES) * (_LANE + _GAP) + _BOTTOM
-    bars = "".join(_bar(event, across) for event in events)
+    bars = "".join(_bar(event, end) for event in events)
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'font-family="system-ui, sans-serif" font-size="12"><title>{escape(title)}</title>'
         f'<rect width="100%" height="100%" fill="#fff"/>'
         f'<text x="{_LEFT}" y="20" font-size="15">{escape(title)}</text>'
-        f"{_legend()}{_lanes()}{bars}{_seconds(across, height - _BOTTOM)}</svg>\n"
+        f"{_legend()}{_lanes()}{bars}{_seconds(end, height - _BOTTOM)}</svg>\n"
     )
 
 
@@ -264,16 +264,16 @@ def trace(events: Sequence[Event]) -> dict[str, Any]:
     return {"traceEvents": [*named, *slices], "displayTimeUnit": "ms"}
 
 
-def _x(across: Axis, seconds: float) -> float:
-    return _LEFT + across.place(seconds) * (_WIDTH - _LEFT - _RIGHT)
+def _x(seconds: float, end: float) -> float:
+    return _LEFT + seconds / end * (_WIDTH - _LEFT - _RIGHT)
 
 
 def _y(stream: Stream) -> int:
     return _TOP + _LANES.index(stream) * (_LANE + _GAP)
 
 
-def _bar(event: Event, across: Axis) -> str:
-    left, right = _x(across, event.start_s), _x(across, event.start_s + event.seconds)
+def _bar(event: Event, end: float) -> str:
+    left, right = _x(event.start_s, end), _x(event.start_s + event.seconds, end)
     tip = f"{event.name}, micro-batch {event.micro_batch}: {1000 * event.seconds:.2f} ms"
     return (
         f'<rect x="{left:.2f}" y="{_y(event.stream)}" width="{max(0.3, right - left):.2f}" height="{_LANE}" '
@@ -297,13 +297,15 @@ def _legend() -> str:
     return "".join(items)
 
 
-def _seconds(across: Axis, y: float) -> str:
+def _seconds(end: float, y: float) -> str:
+    power = 10.0 ** math.floor(math.log10(end / _TICKS))
+    gap = next((factor * power for factor in (1, 2, 5) if end / (factor * power) <= _TICKS + 1), 10 * power)
     ticks = "".join(
-        f'<text x="{_x(across, at):.1f}" y="{y + 16}" text-anchor="middle">{label}</text>'
-        f'<line x1="{_x(across, at):.1f}" x2="{_x(across, at):.1f}" y1="{y - 4}" y2="{y}" stroke="#888"/>'
-        for at, label in across.ticks()
+        f'<text x="{_x(at, end):.1f}" y="{y + 16}" text-anchor="middle">{at:.6g}</text>'
+        f'<line x1="{_x(at, end):.1f}" x2="{_x(at, end):.1f}" y1="{y - 4}" y2="{y}" stroke="#888"/>'
+        for at in (place * gap for place in range(math.floor(end / gap + 1e-9) + 1))
     )
     return (
         f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y}" y2="{y}" stroke="#888"/>{ticks}'
-        f'<text x="{_WIDTH - _RIGHT}" y="{y + 32}" text-anchor="end">seconds, of {short(across.high)}</text>'
+        f'<text x="{_WIDTH - _RIGHT}" y="{y + 32}" text-anchor="end">seconds, of {short(end)}</text>'
     )

@@ -74,6 +74,10 @@ class _EngineNumbers(Collector):
             ("penstock_answers_running", stats.running),
             ("penstock_cache_blocks", stats.num_blocks),
             ("penstock_cache_blocks_used", stats.used_blocks),
+            # The Gateway API inference extension chooses a server by these, and so do llm-d and KServe.
+            ("vllm:num_requests_waiting", stats.waiting),
+            ("vllm:num_requests_running", stats.running),
+            ("vllm:kv_cache_usage_perc", stats.used_blocks / max(1, stats.num_blocks)),
         ):
             yield GaugeMetricFamily(name, SERVING[name][1], value)
         for name, value in (

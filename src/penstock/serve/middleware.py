@@ -17,6 +17,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.core import clock
+from penstock.core.listen import LOOPBACK
 from penstock.serve.auth import Keys
 from penstock.serve.errors import ApiError, ending, unexpected
 from penstock.serve.output_stream import OutputStream
@@ -28,7 +29,6 @@ OPEN_TO_ALL = frozenset({"/", "/docs", "/health", "/ready", "/page.css", "/page.
 """Routes without authentication: health probes, the web page where a user enters a key, the API reference."""
 REQUEST_ID = "x-request-id"
 """Taken from a gateway's header, sent back, and logged."""
-_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _SAFE_ID = re.compile(r"[\w.:/+=-]{1,128}", re.ASCII)
 _CLIENT_LEFT = 499
 """Status of a request whose client disconnected, as in nginx."""
@@ -199,7 +199,7 @@ def check_origin(headers: Mapping[str, str], rules: AccessPolicy) -> None:
         return
     parts = urlsplit(origin)
     is_own = parts.netloc != "" and parts.netloc == headers.get("host")
-    if is_own and (rules.keys is not None or parts.hostname in _LOOPBACK):
+    if is_own and (rules.keys is not None or parts.hostname in LOOPBACK):
         return
     raise ApiError(
         403,

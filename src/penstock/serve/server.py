@@ -11,7 +11,6 @@ connection. A second signal exits without waiting.
 """
 
 import asyncio
-import errno
 import logging
 import re
 import signal
@@ -24,7 +23,6 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from penstock.core.errors import UsageError
 from penstock.serve.errors import ApiError
 from penstock.serve.state import AppState
 
@@ -173,38 +171,6 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY_S = 0.25
 _LAST_BYTES_S = 5
 """Seconds for cancelled requests to send their last bytes."""
-
-
-def open_socket(host: str, port: int) -> socket.socket:
-    """Bind an address, before the model is loaded.
-
-    Args:
-        port: 0: a free port.
-
-    Raises:
-        UsageError: the address is in use, or not of this machine.
-    """
-    try:
-        if not 0 <= port < 1 << 16:
-            raise OSError("a port is from 0 to 65,535")
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UsageError(f"No address {host}:{port}: {error}", fix="See --host and --port.") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
-        fix = (
-            "Give an address of this machine as --host."
-            if is_elsewhere
-            else "Give another --port; 0 finds one."
-        )
-        raise UsageError(f"Cannot listen on {host}:{port}: {error.strerror}", fix=fix) from None
-    return sock
 
 
 def run(

@@ -50,6 +50,15 @@ class Identity:
     """The store's ETag, or the modification time; empty if the store gives neither."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object as a listing or a look at it shows it."""
+
+    identity: Identity
+    modified_s: float
+    """Unix time of its last upload; 0 if the store does not tell."""
+
+
 class Store:
     """Objects below one address. Thread-safe; nothing is sent before the first call."""
 
@@ -65,8 +74,36 @@ class Store:
         Raises:
             CorpusError: it is missing, forbidden, or the store does not answer before the deadline.
         """
+        return self.stat(name).identity
+
+    def stat(self, name: str) -> StoredObject:
+        """Return an object's identity and the time of its upload.
+
+        Raises:
+            CorpusError: as for `head`.
+        """
         library = _library(self.address)
-        return self._repeat(name, lambda: _identity(library.head(self._client(), check_name(name))))
+        return self._repeat(name, lambda: _stored(library.head(self._client(), check_name(name))))
+
+    def folder(self, name: str = "") -> tuple[list[str], dict[str, StoredObject]]:
+        """Return the folders and the objects directly in a folder, by name; both empty if there is none.
+
+        Args:
+            name: relative to the address; empty: the address itself.
+
+        Raises:
+            CorpusError: as for `head`.
+        """
+        library = _library(self.address)
+        if name:
+            check_name(name)
+
+        def attempt() -> tuple[list[str], dict[str, StoredObject]]:
+            found = library.list_with_delimiter(self._client(), name or None)
+            folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
+            return folders, {meta["path"].rpartition("/")[2]: _stored(meta) for meta in found["objects"]}
+
+        return self._repeat(name, attempt)
 
     def find(self, name: str) -> Identity | None:
         """Return an object's identity; None if it is missing or hidden (S3 does not distinguish)."""
@@ -240,6 +277,11 @@ def _identity(meta: Any) -> Identity:  # Any: obstore's ObjectMeta exists for ty
     # A server that gives neither gets a time of 1970.
     dated = changed.isoformat() if changed is not None and changed.timestamp() > 0 else ""
     return Identity(meta["size"], meta["e_tag"] or dated)
+
+
+def _stored(meta: Any) -> StoredObject:  # Any: as above
+    changed = meta["last_modified"]
+    return StoredObject(_identity(meta), changed.timestamp() if changed is not None else 0.0)
 
 
 def _changed(address: Address, name: str, how: str) -> CorpusChanged:

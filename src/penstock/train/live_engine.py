@@ -2,7 +2,7 @@
 
     every rank: whose box is which (one small all-gather)
     tensor by tensor: its owners -> rank 0, in the run's compute dtype     (send, receive)
-    rank 0: a plain model, filled; packed as for serving; answers          the others wait
+    rank 0: a plain model, filled; packed as for serving; answers          the others wait (signs_of_life)
 
 Any layout works, because tensors meet as boxes, as in checkpoints: shards, tensor-parallel slices and
 pipeline stages alike; of replicas, one sends. With `everywhere` rank 0 passes each tensor on, so that each
@@ -31,7 +31,7 @@ from torch import Tensor
 
 from penstock.checkpoint.adapter_run import adapters_of
 from penstock.checkpoint.tensors import held
-from penstock.core import env
+from penstock.core import clock, env
 from penstock.core.boxes import Box
 from penstock.core.errors import ModelError, PenstockError
 from penstock.core.files import TOKENIZER_FILE
@@ -56,6 +56,7 @@ T = TypeVar("T")
 
 _NO_BOX = -1
 _MOST_DIMS = 2
+_RENEWED_EVERY_S = 1.0
 
 
 class LiveEngineFailed(PenstockError):
@@ -117,6 +118,30 @@ def live_engine(
         if accelerator.is_accelerator(world.device):
             accelerator.free_cache()
     _agree(world, why)
+
+
+@contextmanager
+def signs_of_life(state: TrainState, world: World, what: str) -> Iterator[Callable[..., None]]:
+    """Context manager: the first rank works and the others wait; its progress renews the watchdogs of all.
+
+    It yields the function that the first rank calls as it gets ahead. Once a second it tells the others by a
+    small sum, so that no collective waits for the whole work. Every rank must enter.
+    """
+    renewed = clock.monotonic()
+
+    def progress(*_: object) -> None:
+        nonlocal renewed
+        if clock.monotonic() - renewed >= _RENEWED_EVERY_S:
+            world.sum(True)
+            state.watch.doing(what, step=state.step)
+            renewed = clock.monotonic()
+
+    state.watch.doing(what, step=state.step)
+    try:
+        yield progress
+    finally:
+        while world.sum(False)[0]:  # the first rank adds nothing once it is done
+            state.watch.doing(what, step=state.step)
 
 
 def tokenizer_of(config: TrainConfig) -> Path:

@@ -16,14 +16,13 @@ from penstock.evaluation.tables import scores_of
 from penstock.evaluation.tasks import TaskDict, load_tasks
 from penstock.obs.sinks import Record
 from penstock.parallel.mesh import World, broadcast
-from penstock.train.live_engine import LiveEngineFailed, live_engine
+from penstock.train.live_engine import LiveEngineFailed, live_engine, signs_of_life
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.state import TrainState
 
 log = logging.getLogger(__name__)
 
 _MAX_SEQUENCES = 64
-_SAID_EVERY_S = 30.0
 
 
 class LiveTasks:
@@ -54,14 +53,17 @@ class LiveTasks:
         began = clock.monotonic()
         found: dict[str, Any] = {}
         try:
-            with live_engine(state, config, world, max_sequences=_MAX_SEQUENCES) as llm:
+            with (
+                live_engine(state, config, world, max_sequences=_MAX_SEQUENCES) as llm,
+                signs_of_life(state, world, "evaluation") as progress,
+            ):
                 if llm is not None:
                     found = evaluate(
                         llm,
                         self._tasks,
                         self._options,
                         name=str(Path(config.run.dir)),
-                        on_progress=_Alive(state),
+                        on_progress=progress,
                     )
         except LiveEngineFailed as error:
             if world.is_first:
@@ -79,17 +81,3 @@ class LiveTasks:
             "task_scores": {name: value for name, (value, _) in scores.items()},
             "task_stderrs": {name: error for name, (_, error) in scores.items() if error is not None},
         }
-
-
-class _Alive:
-    """Tells the watchdog that the evaluation goes on."""
-
-    def __init__(self, state: TrainState) -> None:
-        self._state = state
-        self._said = 0.0
-
-    def __call__(self, _what: str, _done: int, _all: int) -> None:
-        now = clock.monotonic()
-        if now - self._said > _SAID_EVERY_S:
-            self._said = now
-            self._state.watch.doing("evaluation", step=self._state.step)

@@ -20,6 +20,7 @@ from penstock.core.rng import key_of
 from penstock.obs.meter import StepMeter
 from penstock.obs.sinks import Record, Sink
 from penstock.parallel.mesh import World, broadcast
+from penstock.train.control.requests import ControlReply
 from penstock.train.objective import DeviceBatch
 from penstock.train.optim.learning_rate import learning_rate
 from penstock.train.recipe.config import TrainConfig
@@ -88,15 +89,18 @@ def train(
             if result.stop:
                 state.watch.stopping(clock.monotonic())
             follow_losses(state, result, config, world)
-            if result.news and state.control is not None:
-                state.control.take_up()
+            replies = state.control.take_up() if result.news and state.control is not None else []
+            for reply in replies:
+                emit(request_event(reply), sinks)
             is_best, last = validate(state, config, world, sinks, rows=rows, last=last)
             if samples is not None and samples.is_due(state.step, last=last):
                 answer_samples(samples, state, config, world, sinks)
             evaluate_tasks(state, config, world, sinks, last=last)
             due = (is_best or state.step % config.checkpoint.every == 0) and not result.skipped
-            leaves = result.stop or state.changes_islands()
-            if last or leaves or due:  # not while steps are skipped: it would evict earlier checkpoints
+            leaves = result.stop or state.is_told_to_leave()
+            if (
+                last or leaves or due or any(reply.checkpoint for reply in replies)
+            ):  # not while steps are skipped: it would evict earlier checkpoints
                 state.watch.doing("checkpoint", step=state.step)
                 saver.save(state.tensors(), meta_of(state, config, world), layout=state.exchanges_under_way())
             if last or leaves:
@@ -156,6 +160,13 @@ def set_learning_rate(state: TrainState, config: TrainConfig) -> float:
     for group in state.optimizer.param_groups:
         group["lr"] = rate
     return rate
+
+
+def request_event(reply: ControlReply) -> Record:
+    """Return the event of a request that was decided on after this step."""
+    told = ("number", "taken_up", "said", "asked_by", "reason", "stop", "batch_size")
+    decided = {name: value for name in told if (value := getattr(reply, name)) not in (None, "")}
+    return {"event": "request", "step": reply.step, "time": clock.utc_now(), **decided}
 
 
 def skip_event(state: TrainState, result: StepResult) -> Record:

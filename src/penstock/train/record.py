@@ -31,6 +31,7 @@ def step_record(state: TrainState, result: StepResult, rates: Rates, *, learning
         **({} if rates.mfu is None else {"mfu": rates.mfu, "hfu": rates.hfu}),
         **{f"{phase}_share": share for phase, share in rates.shares.items()},
         "memory_bytes": memory,
+        **({} if state.device_hours is None else state.device_hours.record()),
         **result.metrics,
     }
 

@@ -7,7 +7,8 @@ from penstock.core import config as configs
 from penstock.core.toml import toml_text
 from penstock.core.units import mib, plural, si
 from penstock.data import Loader
-from penstock.data.corpus.columns import LEARNED
+from penstock.data.corpus.columns import learned_share
+from penstock.data.packing import PADDING_RULES
 from penstock.data.schedule.adaptive import thousandths
 from penstock.parallel.layout import layout_of
 from penstock.train.data_setup import (
@@ -47,6 +48,15 @@ class Derived:
         )
 
 
+def _learned_parameters(config: TrainConfig) -> int:
+    """Return the number of parameters that a checkpoint holds: of a run with adapters theirs alone."""
+    model, adapter = config.model, config.adapter
+    if adapter is None:
+        return model.num_parameters
+    of_block = sum(adapter.num_parameters(*model.linear_shapes[name]) for name in adapter.layers)
+    return model.num_hidden_layers * of_block
+
+
 def derive(config: TrainConfig, *, world_size: int) -> Derived:
     """Compute the numbers of a run on one machine, opening its corpora.
 
@@ -80,18 +90,15 @@ def derive(config: TrainConfig, *, world_size: int) -> Derived:
         "tokens in the run": in_all,
         "FLOP per token": model.flops_per_token(data.sequence_length),
         "FLOP in the run": flops,
-        "checkpoint": mib(parameters * kept),
+        "checkpoint": mib(_learned_parameters(config) * kept),
         **memory_plan(config, layout).lines(),
     }
     for name, epochs in loader.epochs_by_corpus(config.run.steps).items():
         numbers[f"epochs of {name}"] = round(epochs, 3)
     for name, corpus in loader.corpora.items():
-        if (learned := corpus.manifest.count(LEARNED)) is not None:
-            share = 100 * learned / max(corpus.manifest.num_tokens, 1)
-            numbers[f"learned tokens of {name}"] = (
-                f"{learned:,} of {corpus.manifest.num_tokens:,} ({share:.1f}%)"
-            )
-    if data.overlong is not None:
+        if (learned := learned_share(corpus.manifest)) is not None:
+            numbers[f"learned tokens of {name}"] = learned
+    if data.packing in PADDING_RULES:
         for name, waste in loader.left_out_by_corpus(config.run.steps).items():
             numbers[f"left out of {name}"] = (
                 f"{waste.left_out:,} tokens of {plural(waste.documents, 'document')}"

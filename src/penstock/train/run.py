@@ -22,7 +22,7 @@ from penstock.core.units import flops, plural
 from penstock.devices import accelerator
 from penstock.nn.linear.float8 import RECIPES, has_native
 from penstock.obs.meter import Phases, StepMeter, stamps_for
-from penstock.obs.metric_names import METRICS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
+from penstock.obs.metric_names import METRICS_FILE, RANKS_FILE, SAMPLES_FOLDER, TENSORBOARD_FOLDER
 from penstock.obs.peak import measure_peak, peak_flops
 from penstock.obs.sinks import Record, Sink
 from penstock.obs.sinks.console import ProgressLine
@@ -36,10 +36,12 @@ from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.mesh import World, is_of_lost_peer, join
 from penstock.parallel.sharding.fsdp_waits import count_blocked
 from penstock.train.control.listener import Control
+from penstock.train.device_hours import DeviceHours
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import Rewind
 from penstock.train.loop import train
 from penstock.train.monitors.deadline import Deadline
+from penstock.train.monitors.rank_records import RankRecords
 from penstock.train.monitors.step_monitors import StepMonitors, Stragglers
 from penstock.train.monitors.tracing import Windows
 from penstock.train.monitors.watchdog import Watchdog
@@ -51,10 +53,12 @@ from penstock.train.samples import open_samples
 from penstock.train.setup import open_state, write_identity
 from penstock.train.starts import KeptRecipe
 from penstock.train.state import TrainState
+from penstock.train.tune.corpus_pass import PassStopped
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0  # of a collective; the watchdog, with a better report, comes first
+_LEAST_TIMEOUT_S = 60.0  # where guard.hang_s is short, so is the wait for a rank that froze while it started
 _MOST_CHANGES = 20  # changed settings that are logged one by one
 _EMULATED = 2.0  # slowdown against float32 that means: no instructions for the dtype
 
@@ -83,31 +87,48 @@ def run(recipe: TrainConfig, flag: StopFlag, plan: Callable[[World], TrainConfig
     """
     folder = Path(recipe.run.dir)
     with ExitStack() as stack:
-        world = stack.enter_context(join(timeout_s=max(_TIMEOUT_S, 2 * recipe.guard.hang_s)))
+        world = stack.enter_context(join(timeout_s=_timeout_s(recipe.guard.hang_s)))
         log.set_up(rank=world.ranks.rank)
         if world.is_first:
             stack.enter_context(exclusive(folder, purpose="penstock train"))
         dist.barrier()  # the others continue once the folder is locked
         if plan is not None:
             recipe = plan(world)
+        hours = DeviceHours(folder / METRICS_FILE, num_devices=world.ranks.world_size)
         tried: list[str] = []
         while True:
             try:
-                return _train(recipe, flag, world)
+                return _train(recipe, flag, world, hours)
             except Rewind as asked:
                 go_back(recipe, world, asked, tried=tried)
             gc.collect()  # frees the old model before the next is built
 
 
-def _train(recipe: TrainConfig, flag: StopFlag, world: World) -> bool:
+def _timeout_s(hang_s: float) -> float:
+    """Return the seconds that a rank waits for others: while the run starts, no watchdog looks.
+
+    >>> [_timeout_s(hang_s) for hang_s in (1, 15, 100, 300, 600)]
+    [60.0, 60.0, 400.0, 600.0, 1200.0]
+    """
+    return float(max(_LEAST_TIMEOUT_S, min(_TIMEOUT_S, 4 * hang_s), 2 * hang_s))
+
+
+def _train(recipe: TrainConfig, flag: StopFlag, world: World, hours: DeviceHours) -> bool:
     """Train from the newest checkpoint; return True if the run is finished."""
     with ExitStack() as stack:
-        state = open_state(recipe, world)
+        try:
+            state = open_state(recipe, world, stop_requested=lambda: flag.requested_by is not None)
+        except PassStopped:
+            if world.is_first:
+                told = "Stopped on request before the first step. Run the same command to go on."
+                logger.info("stopped on request before the first step", extra={"told": told})
+            return False
         if state.step >= recipe.run.steps or (state.early_stop is not None and state.early_stop.is_over):
             if world.is_first:
                 _say_finished(recipe, state)
             return True
         kept = write_identity(recipe, state.loader) if world.is_first else None
+        state.device_hours = hours
         state.control = Control(recipe, state.loader, world)
         state.control.start()
         leave_out(Path(recipe.run.dir), state.loader, world)
@@ -202,7 +223,16 @@ def _watch(recipe: TrainConfig, state: TrainState, world: World, stack: ExitStac
         windows=stack.enter_context(windows),
         traffic=TrafficMeter(state.mesh, sent_by_stages=_sent_by_stages(state)),
         stragglers=Stragglers(world, every=guard.straggler_every, ratio=guard.straggler_ratio),
+        ranks=_rank_records(folder, state, world, stack) if who.world_size > 1 else None,
     )
+
+
+def _rank_records(folder: Path, state: TrainState, world: World, stack: ExitStack) -> RankRecords:
+    if not world.is_first:
+        return RankRecords(world, None, step=state.step)
+    file = JsonLines(folder / RANKS_FILE)
+    stack.callback(file.close)
+    return RankRecords(world, file, step=state.step)
 
 
 def _sent_by_stages(state: TrainState) -> Callable[[], int]:
@@ -223,7 +253,7 @@ def _open_logs(
     sinks: list[Sink] = []
     if kept is not None:
         metrics = folder / METRICS_FILE
-        for path in (metrics, *(folder / SAMPLES_FOLDER).glob("*.jsonl")):
+        for path in (metrics, folder / RANKS_FILE, *(folder / SAMPLES_FOLDER).glob("*.jsonl")):
             rewind(path, step=state.step)
         file = JsonLines(metrics)
         stack.callback(file.close)

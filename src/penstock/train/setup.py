@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -29,13 +29,12 @@ from penstock.nn.init import init_adapters, init_weights
 from penstock.nn.linear.lora import is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import is_new_rows
 from penstock.nn.unfilled import unfilled
-from penstock.parallel.adapters import measure_magnitudes
+from penstock.parallel.adapters import fill_rounded, measure_magnitudes, room_for
 from penstock.parallel.apply import ParallelModel, apply
 from penstock.parallel.ethernet.quantized_gather import encode_gathers
 from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, broadcast, make_mesh
-from penstock.parallel.slices import detached_local
 from penstock.text.companions import companions_of
 from penstock.train.adaptive import Adaptive
 from penstock.train.data_setup import (
@@ -145,10 +144,10 @@ def start_weights(
         load_start(start, wanted)
         load_new_rows(start, new_rows)
         for rounded in rounded_by_block(model):
-            rooms = {name: torch.empty_like(p.like, device=world.device) for name, p in rounded.items()}
+            rooms = {name: room_for(product, world.device) for name, product in rounded.items()}
             load_start(start, rooms)
             for name, product in rounded.items():
-                product.fill(detached_local(rooms.pop(name)))
+                fill_rounded(product, rooms.pop(name))
         load_start(start, _masters(optimizer, wanted))
         load_new_rows(start, _masters(optimizer, new_rows))
         if world.is_first and not resumes:
@@ -181,8 +180,17 @@ def _say_start(start: StartWeights, model: LlamaConfig) -> None:
         )  # fmt: skip
 
 
-def open_state(config: TrainConfig, world: World) -> TrainState:
-    """Build the training state, resumed from the newest intact checkpoint if there is one."""
+def open_state(
+    config: TrainConfig, world: World, *, stop_requested: Callable[[], bool] = lambda: False
+) -> TrainState:
+    """Build the training state, resumed from the newest intact checkpoint if there is one.
+
+    Args:
+        stop_requested: True once this rank was asked to stop.
+
+    Raises:
+        PassStopped: a rank was asked to stop while reference log-probabilities were computed.
+    """
     config = on_machines(config, world_size=world.ranks.world_size, ranks_per_machine=local_world_size())
     layout = layout_of(config.parallel, world_size=world.ranks.world_size)
     whole = broadcast(
@@ -208,7 +216,9 @@ def open_state(config: TrainConfig, world: World) -> TrainState:
     )
     adaptive = Adaptive(config.data.adaptive, list(loader.corpora)) if config.data.is_adaptive else None
     optimizer = build_optimizer(model, config.optim, weights=config.precision.weights, seed=config.run.seed)
-    scorer = Pass(model=model, world=world, mesh=mesh, rows=reference_rows(config, mesh))
+    scorer = Pass(
+        model=model, world=world, mesh=mesh, rows=reference_rows(config, mesh), stop_requested=stop_requested
+    )
     start_weights(config, world, model, optimizer, always=lacks_reference(config, loader.corpora, world))
     chosen = choose_objective(config, loader.corpora, scorer)
     if chosen.loader_options:

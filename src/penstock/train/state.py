@@ -15,6 +15,7 @@ from penstock.parallel.pipeline import Pipeline
 from penstock.train.adaptive import Adaptive
 from penstock.train.control.listener import Control
 from penstock.train.data_setup import Heldout
+from penstock.train.device_hours import DeviceHours
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
 from penstock.train.islands.checkpoint import island_tensors
@@ -62,6 +63,8 @@ class TrainState:
     """Decides which steps are skipped."""
     early_stop: EarlyStop | None = None
     """Ends the run when its held-out loss no longer falls; None: off."""
+    device_hours: DeviceHours | None = None
+    """Counts what the run uses of its machines; None: not recorded."""
     watch: StepMonitors = field(default_factory=StepMonitors)
     """Monitors of single steps."""
     tasks: "Evaluated | None" = None
@@ -72,8 +75,10 @@ class TrainState:
         """Steps taken."""
         return self.loader.step
 
-    def changes_islands(self) -> bool:
-        """True if the run should exit now to restart with another number of islands."""
+    def is_told_to_leave(self) -> bool:
+        """True if a request ends the job now: to stop, or to restart with another number of islands."""
+        if self.control is not None and self.control.stops:
+            return True
         if self.outer is None or self.control is None or self.control.islands is None:
             return False
         return self.outer.has_met or not self.outer.meets_whole

@@ -126,7 +126,10 @@ def test_no_command_is_wrong_usage_and_shows_the_help(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("word", "hint"),
-    [("trian", "unknown command 'trian'. Did you mean 'train'?"), ("xyzzy", "Known: chat, checkpoint, data")],
+    [
+        ("trian", "unknown command 'trian'. Did you mean 'train'?"),
+        ("xyzzy", "Known: chat, checkpoint, console, control, data"),
+    ],
 )
 def test_an_unknown_command_is_wrong_usage_and_names_the_nearest(
     word: str, hint: str, capsys: pytest.CaptureFixture[str]

@@ -1,9 +1,11 @@
 """Sizes as people write them, numbers as people read them."""
 
+import math
+
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock.core.units import duration, mib, parse_count, si
+from penstock.core.units import duration, mib, parse_count, short, si
 
 
 @pytest.mark.parametrize(
@@ -82,3 +84,11 @@ def test_bytes_are_shown_in_binary_units(num_bytes: int, text: str) -> None:
 )
 def test_seconds_are_shown_as_a_person_would_say_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999.96, "1,000"), (999_960, "1M"), (math.inf, "∞"), (-math.inf, "-∞"), (1e18, "1e18")],
+)
+def test_short_numbers_at_the_edges(value: float, text: str) -> None:
+    assert short(value) == text

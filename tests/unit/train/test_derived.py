@@ -1,5 +1,6 @@
 """What follows from a recipe before anything runs."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,13 @@ import pytest
 
 from penstock.core import config
 from penstock.core.errors import ConfigError
+from penstock.core.units import mib
 from penstock.testing.corpora import write_corpus
 from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.load import build_recipe
 from penstock.train.recipe.planned_changes import check_rows
 from penstock.train.resolved_summary import derive
+from penstock.train.tune.config import TuneConfig
 
 ROWS = 75  # of 16 tokens in the corpus
 
@@ -115,3 +118,12 @@ def test_pipelines_that_cannot_flow_are_refused(
     recipe = build_recipe(raw)
     with pytest.raises(ConfigError, match=said):
         derive(recipe, world_size=parallel["pipeline"])
+
+
+def test_a_checkpoint_of_adapters_has_the_bytes_of_their_numbers(raw: dict[str, Any]) -> None:
+    recipe = recipe_of(raw)
+    run = replace(recipe.run, start_from="base")
+    tuned = replace(recipe, run=run, tune=TuneConfig(method="lora", rank=2, layers=("query",)))
+    shape = recipe.model.linear_shapes["query"]
+    numbers = 2 * sum(shape) * recipe.model.num_hidden_layers
+    assert derive(tuned, world_size=1).numbers["checkpoint"] == mib(numbers * 12)

@@ -11,7 +11,10 @@ from typing import Any
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
+from penstock.core.files import MANIFEST_FILE
 from penstock.core.units import mib, si
+from penstock.data.corpus.columns import learned_share
+from penstock.data.corpus.manifest import load_manifest
 from penstock.train.planning.devices import RecipePlan, plan_recipe
 from penstock.train.recipe.load import recipe_names, recipe_text
 
@@ -81,12 +84,22 @@ def _build(plan: RecipePlan) -> None:
     assert built == config.num_parameters, (built, config)
 
 
+def _learned(plan: RecipePlan) -> dict[str, str]:
+    """Return how many tokens are learned of each corpus of conversations that is on this machine."""
+    found = {}
+    for name, path in plan.config.data.paths.items():
+        if (Path(path) / MANIFEST_FILE).is_file() and (learned := learned_share(load_manifest(Path(path)))):
+            found[name] = learned
+    return found
+
+
 def _as_json(plan: RecipePlan) -> dict[str, Any]:  # Any: what JSON can write
     return {
         "parameters": plan.config.model.num_parameters,
         "tokens_per_step": plan.tokens_per_step,
         "tokens": plan.tokens,
         "assumed": plan.assumed,
+        "learned_tokens": _learned(plan),
         "devices": [
             {**asdict(share), "memory": {**asdict(share.memory), "total": share.memory.total}}
             for share in plan.shares
@@ -101,8 +114,13 @@ def _as_text(name: str, plan: RecipePlan) -> Iterator[str]:
         f"{name}: {config.model.num_parameters:,} parameters, {si(plan.tokens_per_step)} tokens a step, "
         f"{si(plan.tokens)} in {config.run.steps:,} steps"
     )
+    for corpus, learned in _learned(plan).items():
+        yield f"  learned of {corpus}: {learned}"
     for key, value in plan.assumed.items():
-        yield f"  model.{key} follows from the corpora: {value:,} assumed"
+        if key == "preset":
+            yield f"  run.start_from {config.run.start_from} is not there: the shape of {value} assumed"
+        else:
+            yield f"  model.{key} follows from the corpora: {value:,} assumed"
     width = max([len(share.layout) for share in plan.shares] + [6])
     titles = ("weights", "gradients", "optimizer", "activations", "at work", "all")
     yield f"  devices  {'layout':<{width}}  rows  a pass" + "".join(f"  {title:>11}" for title in titles)

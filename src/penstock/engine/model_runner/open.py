@@ -4,8 +4,8 @@ from pathlib import Path
 
 from penstock.checkpoint.find import find
 from penstock.checkpoint.hf import load_pretrained
-from penstock.checkpoint.hf_folder import is_hugging_face, read_config
-from penstock.checkpoint.start import find_start
+from penstock.checkpoint.hf_folder import is_adapter, is_hugging_face, read_config
+from penstock.checkpoint.start import find_start, not_a_model
 from penstock.core.errors import ModelError, UsageError
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
@@ -57,5 +57,7 @@ def _check_folder(path: Path) -> None:
                 f" Nothing is downloaded here: for a model of the hub, `hf download {path} --local-dir DIR`."
             )
         raise UsageError(f"{path} is not a folder", fix=fix)
+    if is_adapter(path):
+        raise not_a_model(path)
     if not (path / "config.json").is_file() and any(path.glob("model*.safetensors")):
         raise ModelError(f"{path} has weights and no config.json", fix="Download the whole folder again.")

@@ -6,12 +6,13 @@ them are assumed, and reported: the vocabulary, unless the recipe or its preset 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.core import config as configs
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError
-from penstock.models.presets import expanded
+from penstock.models.presets import expanded, preset_named
 from penstock.parallel.layout import layout_of
 from penstock.plan.memory import Memory
 from penstock.train.planning.memory import memory_plan
@@ -80,18 +81,33 @@ def config_of(raw: Raw) -> tuple[TrainConfig, dict[str, Any]]:
     """Build a recipe without its corpora.
 
     Returns:
-        The recipe, and the assumed model keys that would follow from the corpora.
+        The recipe, and the assumed model keys that would follow from the corpora, or from a run.start_from
+        that is not there.
 
     Raises:
         ConfigError: the recipe is invalid.
     """
     check_sections(raw)
-    raw = with_start(raw)
+    preset = _preset_of_missing_start(raw)
+    raw = with_start(raw) if preset is None else {**raw, "model": {"preset": preset}}
     model = expanded(raw.get("model", {}))
     data = configs.build(DataConfig, raw.get("data", {}), where="data")
     follows = {"vocab_size": ASSUMED_VOCABULARY, "max_position_embeddings": data.longest}
     assumed = {name: value for name, value in follows.items() if name not in model}
-    return configs.build(TrainConfig, {**raw, "model": {**assumed, **model}}), assumed
+    config = configs.build(TrainConfig, {**raw, "model": {**assumed, **model}})
+    return config, assumed if preset is None else {"preset": preset, **assumed}
+
+
+def _preset_of_missing_start(raw: Raw) -> str | None:
+    """Return the preset that a missing run.start_from is named after; None if it is there, or unknown.
+
+    So a recipe can be planned before its model is downloaded: `./Qwen3-8B` has the shape of `qwen3-8b`.
+    """
+    run = raw.get("run")
+    folder = run.get("start_from") if isinstance(run, dict) else None
+    if not isinstance(folder, str) or not folder or raw.get("model") or Path(folder).exists():
+        return None
+    return preset_named(Path(folder).name)
 
 
 def share_of(config: TrainConfig, devices: int) -> RankShare:

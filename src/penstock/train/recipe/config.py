@@ -58,6 +58,9 @@ class RunConfig:
     start_vocab_size: int = 0
     """Token ids of those weights: found at the first start, and kept. An adapter trains the rows of those
     that the corpora have beyond."""
+    device_hour_price: float = 0.0
+    """Price of one device for an hour, in any currency; 0: unknown. `penstock launch` takes it from the
+    cluster file. `penstock console` shows the cost of the run with it; nothing else reads it."""
     log_samples: bool = False
     """Log the ids and checksums of all samples, for `penstock data audit`; about 20 bytes per sample."""
 
@@ -65,6 +68,8 @@ class RunConfig:
         if not self.dir.strip():
             raise ConfigError("run.dir is empty", got=self.dir, fix="Name a folder, say runs/first.")
         at_least(1, "run.steps", self.steps)
+        if not 0 <= self.device_hour_price < math.inf:
+            raise ConfigError("run.device_hour_price must be 0 or more", got=self.device_hour_price)
         if not self.start_from and (self.start_hash or self.start_step is not None):
             raise ConfigError(
                 "run.start_step and run.start_hash need run.start_from",
@@ -134,7 +139,7 @@ class EvaluateConfig:
     shots: int | None = None
     """Examples in front of each question; default: as the task says, else 0. A task that says 0 keeps 0."""
     limit: int | None = 100
-    """Questions of each task, the first ones. All of a large task can take longer than guard.hang_s."""
+    """Questions of each task, the first ones. The first rank computes while the others wait."""
     chat_template: bool = False
     """Write questions as messages, by the run's chat template."""
 
@@ -346,12 +351,12 @@ class TrainConfig:
     def _check_preference(self, tune: TuneConfig) -> None:
         """Refuse data settings that would take the sides of a pair apart, or have no meaning for pairs."""
         data = self.data
-        if data.packing != "whole" or data.overlong != "drop":
+        if data.packing != "whole" or data.overlong == "truncate":
             raise ConfigError(
                 f"tune.loss {tune.loss!r} needs whole documents: the two answers of a pair stay together",
                 got=f"data.packing {data.packing!r}, data.overlong {data.overlong!r}",
-                fix='Set data.packing = "whole" and data.overlong = "drop"; documents longer than a row are '
-                "then left out, and counted.",
+                fix='Set data.packing = "whole", and data.overlong = "drop" to leave out pairs longer than a '
+                "row, which are then counted.",
             )
         if data.is_adaptive:
             raise ConfigError(

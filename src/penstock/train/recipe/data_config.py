@@ -121,7 +121,7 @@ class DataConfig:
     packing: str = "best_fit"
     """Packing of documents into rows: best_fit, concat or whole (docs/explanation/packing.md)."""
     overlong: str | None = None
-    """With packing = "whole": truncate or drop documents longer than a row."""
+    """With packing = "whole": truncate or drop documents longer than a row; absent: refuse them."""
     holdout: float = 0.0
     """Share of each corpus held out for validation, in whole documents."""
     num_workers: int = 1

@@ -78,6 +78,9 @@ def check_command(raw: Raw, *, tunes: bool) -> None:
         )
 
 
+_USUAL_MODEL, _USUAL_VOCABULARY = "llama-3.1-8b", 32_000
+
+
 @usual_names_explained()
 def build_recipe(raw: Raw) -> TrainConfig:
     """Build a recipe from plain values; see `load_recipe`."""
@@ -98,6 +101,24 @@ def build_recipe(raw: Raw) -> TrainConfig:
             raw["model"]["vocab_size"] = grown(model["vocab_size"], needed=max(named, default=0))
         fix = f"Prepare it with --tokenizer {raw['run']['start_from']}." if starts_from_weights else None
         _check_vocabulary(vocab_sizes, raw["model"]["vocab_size"], fix=fix)
+    return config.build(TrainConfig, raw)
+
+
+@usual_names_explained()
+def build_for_others(raw: Raw) -> TrainConfig:
+    """Build a recipe whose folders only other machines see, to check all that does not follow from them.
+
+    The size of a vocabulary, or a model that training starts from, is replaced by a usual one.
+    """
+    check_sections(raw)
+    data, model = raw.get("data"), raw.get("model")
+    run = raw.get("run")
+    if model is None and isinstance(run, dict) and run.get("start_from"):
+        model = {"preset": _USUAL_MODEL}
+    if isinstance(data, dict) and isinstance(model, dict):
+        longest = config.build(DataConfig, data, where="data").longest
+        usual = {"vocab_size": _USUAL_VOCABULARY, "max_position_embeddings": longest}
+        raw = {**raw, "model": {**usual, **expanded(model)}}
     return config.build(TrainConfig, raw)
 
 

@@ -193,6 +193,16 @@ def check_rows(config: TrainConfig, *, world_size: int) -> int:
     return first
 
 
+def check_batch(config: TrainConfig, size: int, *, step: int, world_size: int) -> None:
+    """Check a batch size that is set in mid-run against the ranks and the rows of a pass at a step.
+
+    Raises:
+        ConfigError: it does not divide over the ranks, or its rows into micro-batches.
+    """
+    check_divisible(size, world_size=world_size)
+    micro_rows(size // world_size, micro_batch_sizes(config.data)(step), parallel=config.parallel)
+
+
 def micro_rows(local: int, asked: int | None, *, parallel: ParallelConfig | None = None) -> int:
     """Return the rows of one forward pass on one rank.
 

@@ -10,15 +10,33 @@ MOST_PROMPTS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SampleChat:
+    """Conversation to answer, and what the model may call."""
+
+    messages: tuple[dict[str, Any], ...]
+    """Messages: {role = "user", content = "..."}."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """Functions as JSON: {type = "function", function = {name = "...", parameters = {...}}}."""
+
+    def __post_init__(self) -> None:
+        if not self.messages:
+            raise ConfigError(
+                "A prompt of samples.prompts has no messages",
+                fix='Write messages = [{role = "user", content = "..."}].',
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplesConfig:
     """Prompts answered now and then by the model as it is then: to read before any curve."""
 
     every: int = 0
     """Steps between samples; the last step has one too, and so has a start from weights. 0: never. Training
     waits meanwhile: a second or so on a small model, and a copy of the weights in `compute` on rank 0."""
-    prompts: tuple[tuple[dict[str, Any], ...] | str, ...] = ()
+    prompts: tuple[tuple[dict[str, Any], ...] | SampleChat | str, ...] = ()
     """Prompts: texts to continue, or conversations to answer: lists of {role = "user", content = "..."},
-    written by the chat template of the start."""
+    written by the chat template of the start. With tools: {messages = [...], tools = [...]}, as in a line
+    of conversations; the answer is then the text of a call."""
     heldout: int = 0
     """Number of prompts taken from held-out documents: the beginning of a text, or of a conversation up to
     its first answer; what really follows is recorded beside the answer. Needs data.holdout."""

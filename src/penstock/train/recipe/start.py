@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.checkpoint.find import saved_of
-from penstock.checkpoint.start import StartWeights, find_start
+from penstock.checkpoint.layout import INDEX_FILE, name_of
+from penstock.checkpoint.start import StartWeights, find_start, refuse_adapter
 from penstock.core import config
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError
@@ -47,7 +48,7 @@ def with_start(raw: Raw) -> Raw:
         )
     run = {**run, "start_from": str(Path(folder).absolute())}
     before = _kept(run)
-    if before is not None and not Path(folder).is_dir():  # its weights are in the run's own checkpoints
+    if before is not None and _is_gone(run, before["run"]):  # its weights are in the run's own checkpoints
         return {**raw, "run": {**run, **_pin(before["run"])}, "model": before["model"]}
     start = start_of(run, before)
     given = run.get("start_hash") or start.identity
@@ -74,6 +75,7 @@ def start_of(run: Mapping[str, Any], before: Mapping[str, Any] | None = None) ->
 
     Raises:
         ConfigError: the folder is a run that is still training, and no step of it is named.
+        ModelError, CheckpointError: it has an adapter only, or no weights that can be opened.
     """
     folder, step = Path(run["start_from"]), run.get("start_step")
     if step is None and before is not None:
@@ -86,7 +88,9 @@ def start_of(run: Mapping[str, Any], before: Mapping[str, Any] | None = None) ->
             fix=f"Wait for it, or `penstock export {folder} --out FOLDER` and start from FOLDER: its own "
             "checkpoints are removed as it goes on. run.start_step = N takes one of them as it is.",
         )
-    return find_start(folder, step=step)
+    start = find_start(folder, step=step)
+    refuse_adapter(start)
+    return start
 
 
 def grown(vocab_size: int, *, needed: int) -> int:
@@ -106,6 +110,18 @@ def _kept(run: Mapping[str, Any]) -> dict[str, Any] | None:
     except (PenstockError, OSError, KeyError, TypeError):
         return None
     return kept if same and isinstance(kept.get("model"), dict) else None
+
+
+def _is_gone(run: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Return True if the starting weights are not there any more: no folder, or a checkpoint that its run
+    removed as it went on.
+    """
+    folder, step = Path(run["start_from"]), before.get("start_step")
+    if not folder.is_dir():
+        return True
+    if step is None or run.get("start_step", step) != step or (folder / INDEX_FILE).is_file():
+        return False
+    return name_of(step) not in [saved.name for saved in saved_of(folder)]
 
 
 def _pin(run: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import tomllib
 import pytest
 
 from penstock.core import config
-from penstock.core.errors import ConfigError, UsageError
+from penstock.core.errors import ConfigError, PenstockError, UsageError
 from penstock.train.planning.devices import plan_recipe
 from penstock.train.recipe.load import about, recipe_names, recipe_text
 
@@ -21,12 +21,20 @@ def test_a_shipped_recipe_is_sound_and_says_what_it_is(name):
     plan = planned(name)
     assert plan.shares, "it fits some usual number of devices"
     assert 20 < len(about(recipe_text(name))) < 110
-    assert set(plan.assumed) <= {"vocab_size", "max_position_embeddings"}
+    assert set(plan.assumed) <= {"vocab_size", "max_position_embeddings", "preset"}
 
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_shipped_recipe_fits_into_80_gb_with_a_fifth_to_spare(name):
     assert all(share.memory.total < 60 * GIB for share in planned(name).shares)
+
+
+def test_a_start_that_is_not_there_has_the_shape_that_it_is_named_after():
+    plan = planned("tune-lora", devices=[1])
+    assert plan.assumed == {"preset": "qwen3-8b"}
+    assert plan.shares[0].memory.optimizer < 0.02 * 8 * plan.config.model.num_parameters
+    with pytest.raises(PenstockError, match="nobodys-model"):
+        planned("tune-lora", "run.start_from=./nobodys-model")
 
 
 def test_bytes_are_those_of_the_parameters_that_a_device_has():

@@ -42,6 +42,16 @@ def test_the_model_is_that_of_the_folder(tmp_path, model):
     assert config_of(recipe(tmp_path, model))[0].model == built.model, "without the corpora too"
 
 
+@pytest.mark.parametrize(
+    "content", [b"", b"\x09" + b"\0" * 7 + b"{}", (2**62).to_bytes(8, "little") + b"{}" * 9]
+)
+def test_a_file_whose_header_is_beyond_its_end_is_refused(tmp_path, model, content):
+    folder = shutil.copytree(model, tmp_path / "model")
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"no safetensors file, or is damaged.*Download"):
+        identity_of(folder)
+
+
 def test_a_model_section_beside_it_is_refused(tmp_path, model):
     with pytest.raises(ConfigError, match=r"start_from and \[model\] are both given.*Remove \[model\]"):
         build_recipe({**recipe(tmp_path, model), "model": {"preset": "llama3-8b"}})
@@ -96,6 +106,11 @@ def test_a_folder_of_other_weights_than_the_recipe_insists_on_is_refused(tmp_pat
             lambda folder: (folder.mkdir(), (folder / "config.json").write_text('{"model_type": "gpt2"}')),
             ModelError,
             "family of models is not supported .*gpt2",
+        ),
+        (
+            lambda folder: (folder.mkdir(), (folder / "adapter_config.json").write_text("{}")),
+            ModelError,
+            "is an adapter, and a model is needed. Merge it into its base with `penstock export .* --merge",
         ),
     ],
 )

@@ -1,0 +1,41 @@
+"""Listening sockets: bind an address before slow work begins, with an error that says what to change."""
+
+import errno
+import socket
+
+from penstock.core.errors import UsageError
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+"""Host names of this machine that no other machine can reach."""
+
+
+def open_socket(host: str, port: int) -> socket.socket:
+    """Bind an address; the caller listens and closes.
+
+    Args:
+        port: 0: a free port.
+
+    Raises:
+        UsageError: the address is in use, or not of this machine.
+    """
+    try:
+        if not 0 <= port < 1 << 16:
+            raise OSError("a port is from 0 to 65,535")
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UsageError(f"No address {host}:{port}: {error}", fix="See --host and --port.") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        is_elsewhere = error.errno == errno.EADDRNOTAVAIL
+        fix = (
+            "Give an address of this machine as --host."
+            if is_elsewhere
+            else "Give another --port; 0 finds one."
+        )
+        raise UsageError(f"Cannot listen on {host}:{port}: {error.strerror}", fix=fix) from None
+    return sock
