@@ -8,10 +8,13 @@ import torch
 from torch import Tensor
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def has_triton(device: torch.device) -> bool:
     """True if the device is an NVIDIA GPU that the Triton kernels support."""
     return device.type == "cuda" and _is_made_for(device.index)
+
+
+# What torch.compiler.assume_constant_result sets; calling that imports the compiler, a second of every start.
+has_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def on_device_of(x: Tensor) -> AbstractContextManager[None]:
