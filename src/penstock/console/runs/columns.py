@@ -18,7 +18,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -27,13 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from penstock.console.runs.cache_folder import CacheFolder
 from penstock.console.runs.events import RunEvent, event_of
-from penstock.console.runs.run_files import FileStamp, RunFiles
-from penstock.console.runs.tail import FilePosition, Piece, read_on
-from penstock.console.runs.turns import RunBusy, Turns
-from penstock.core import clock
-from penstock.core.errors import PenstockError
+from penstock.console.runs.parsed_file import ParsedFile
+from penstock.console.runs.run_files import RunFiles
+from penstock.console.runs.tail import FilePosition, Piece
 from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS_FILE
 from penstock.obs.sinks import Record
 from penstock.obs.thin import Float64
@@ -45,7 +42,6 @@ ELAPSED = "elapsed_s"
 jump do not change it."""
 
 _VERSION = 1
-_SAVE_AFTER_S = 5.0
 _MOST_EVENTS = 10_000
 _MOST_SAMPLES = 256
 _TABLE_METRICS = frozenset((*BY_CORPUS, *BY_TASK))
@@ -87,7 +83,7 @@ class _State:
     """Lines that are no records."""
 
 
-class RunColumns:
+class RunColumns(ParsedFile[_State]):
     """Columns of one run, kept up with its file. Methods may be called from several threads.
 
     Args:
@@ -96,28 +92,8 @@ class RunColumns:
     """
 
     def __init__(self, files: RunFiles, cache: Path) -> None:
-        self._files = files
-        self._stamp: FileStamp | None = None  # of an object that was read to its end
-        self._turns = Turns()
-        self._cache = CacheFolder(cache)
-        self._is_closed = False
-        self._state = self._load()
-        self._saved_at = -math.inf
+        super().__init__(files, METRICS_FILE, cache)
         self._pending: dict[str, list[Record]] = {name: [] for name in TABLES}
-
-    def close(self) -> None:
-        """Save, and let another process use the cache."""
-        with self._turns.turn(is_patient=True):
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._save()
-            self._cache.close()
-
-    @property
-    def position(self) -> FilePosition:
-        """Position in the run's file after what is in the columns."""
-        return self._state.mark
 
     @property
     def generation(self) -> int:
@@ -185,70 +161,23 @@ class RunColumns:
                     found.append(record)
         return found
 
-    def update(self, *, most_s: float = math.inf) -> bool:
-        """Add what is new in the run's file; return whether that was all.
-
-        Args:
-            most_s: seconds after which the rest is left to a later call.
-
-        Raises:
-            PenstockError: the cache folder cannot be written.
-            RunBusy: other requests read the run for too long.
-        """
-        begin = clock.monotonic()
-        stamp = None
-        try:
-            if self._files.is_stored and (stamp := self._files.stamp(METRICS_FILE)) == self._stamp:
-                return True
-            file = self._files.open(METRICS_FILE)
-        except OSError:  # deleted, or not written yet: what was read stays
-            return True
-        try:
-            with file:
-                is_all = read_on(file, self, self._turns, until=begin + most_s)
-        except OSError:  # an object that is replaced while it is read: read on next time
-            return True
-        if is_all:
-            self._stamp = stamp
-        if clock.monotonic() - self._saved_at > _SAVE_AFTER_S:
-            with self._turns.turn():
-                if not self._is_closed:
-                    self._save()
-        return is_all
-
-    def add(self, piece: Piece) -> None:
-        """Add lines; for `read_on`.
-
-        Raises:
-            PenstockError: the cache folder cannot be written.
-        """
-        self._check_open()
+    def _parse(self, piece: Piece) -> None:
         offset = piece.offset
         try:
             for line in piece.lines:
-                self._add(line, offset)
+                self._add_line(line, offset)
                 offset += len(line) + 1
             self._flush()
-        except OSError as error:
+        except OSError:
             self._drop_pending()
-            raise PenstockError(
-                "The console cannot write what it has parsed of a run",
-                got=str(error),
-                fix="Make room on that disk, or set PENSTOCK_CACHE to a folder on another one.",
-            ) from None
+            raise
         self._state.num_damaged += piece.num_dropped
         self._state.mark = piece.mark
 
-    def restart(self) -> None:
-        """Forget everything: the file was rewritten; for `read_on`."""
-        self._check_open()
+    def _restart(self) -> None:
         generation = self._state.generation + 1
-        self._cache.empty()
-        self._state = _State(generation=generation)
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RunBusy("So many runs are open that this one was closed", fix="Ask for it again.")
+        super()._restart()
+        self._state.generation = generation
 
     def _drop_pending(self) -> None:
         """Return to what was saved last: columns of unequal lengths would show values at other steps."""
@@ -257,7 +186,7 @@ class RunColumns:
         self._state = self._load()
         self._state.generation = generation
 
-    def _add(self, line: bytes, offset: int) -> None:
+    def _add_line(self, line: bytes, offset: int) -> None:
         record = _parsed(line)
         if record is None:
             self._state.num_damaged += bool(line.strip())
@@ -338,32 +267,22 @@ class RunColumns:
     def _path(self, number: int) -> Path:
         return self._cache.path / f"{number:04d}.f64"
 
-    def _load(self) -> _State:
-        """Return the state of the cache; an empty one if it is damaged or of another version."""
-        try:
-            raw = json.loads((self._cache.path / "state.json").read_bytes())
-            raw["tables"] = {name: _Table(**table) for name, table in raw["tables"].items()}
-            raw["mark"] = FilePosition(**raw["mark"])
-            raw["samples"] = [tuple(each) for each in raw["samples"]]
-            state = _State(**raw)
-            if state.version != _VERSION or state.tables.keys() != set(TABLES):
-                raise ValueError("another version")
-            for table in state.tables.values():
-                for number in table.columns.values():
-                    if (size := self._path(number).stat().st_size) < 8 * table.num_rows:
-                        raise ValueError(f"a column of {size} bytes")
-                    os.truncate(self._path(number), 8 * table.num_rows)  # written after the state was saved
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            self._cache.empty()
-            return _State()
-        return state
+    def _first_state(self) -> _State:
+        return _State()
 
-    def _save(self) -> None:
-        draft = self._cache.path / ".state.tmp"
-        with suppress(OSError):
-            draft.write_text(json.dumps(asdict(self._state)), encoding="utf-8")
-            draft.replace(self._cache.path / "state.json")
-        self._saved_at = clock.monotonic()
+    def _stored_state(self, raw: dict[str, Any]) -> _State:  # Any: JSON
+        raw["tables"] = {name: _Table(**table) for name, table in raw["tables"].items()}
+        raw["mark"] = FilePosition(**raw["mark"])
+        raw["samples"] = [tuple(each) for each in raw["samples"]]
+        state = _State(**raw)
+        if state.version != _VERSION or state.tables.keys() != set(TABLES):
+            raise ValueError("another version")
+        for table in state.tables.values():
+            for number in table.columns.values():
+                if (size := self._path(number).stat().st_size) < 8 * table.num_rows:
+                    raise ValueError(f"a column of {size} bytes")
+                os.truncate(self._path(number), 8 * table.num_rows)  # written after the state was saved
+        return state
 
 
 def _columns_of(records: Sequence[Record]) -> dict[str, Float64]:

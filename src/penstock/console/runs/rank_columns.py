@@ -9,12 +9,10 @@ step and the wanted metric are decoded, once; later looks read the new end of th
 """
 
 import json
-import math
 import re
 from base64 import b64decode
 from binascii import Error as NotBase64
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,12 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.console.runs.cache_folder import CacheFolder
-from penstock.console.runs.run_files import FileStamp, RunFiles
-from penstock.console.runs.tail import FilePosition, Piece, read_on
-from penstock.console.runs.turns import RunBusy, Turns
-from penstock.core import clock
-from penstock.core.errors import PenstockError
+from penstock.console.runs.parsed_file import ParsedFile
+from penstock.console.runs.run_files import RunFiles
+from penstock.console.runs.tail import FilePosition, Piece
 from penstock.obs.metric_names import RANKS_FILE
 
 _VERSION = 1
@@ -35,7 +30,6 @@ _MOST_RANKS = 65_536
 """Longer rows are damaged."""
 _MOST_CELLS = 4 << 20
 """Values of one table: of very many ranks there are fewer columns than were asked for."""
-_SAVE_AFTER_S = 5.0
 _STEP = re.compile(rb'\{"step": (\d{1,15}), "steps": ')
 
 Float32 = npt.NDArray[np.float32]
@@ -67,7 +61,7 @@ class _State:
     ranks: list[dict[str, Any]] = field(default_factory=list)  # Any: JSON
 
 
-class RankColumns:
+class RankColumns(ParsedFile[_State]):
     """Values of one metric of all ranks, kept up with the file. Methods may be called from several threads.
 
     Args:
@@ -77,55 +71,8 @@ class RankColumns:
     """
 
     def __init__(self, files: RunFiles, metric: str, cache: Path) -> None:
-        self._files = files
+        super().__init__(files, RANKS_FILE, cache)
         self._opening = f'"{metric}": "'.encode()
-        self._stamp: FileStamp | None = None  # of an object that was read to its end
-        self._turns = Turns()
-        self._cache = CacheFolder(cache)
-        self._is_closed = False
-        self._state = self._load()
-        self._saved_at = -math.inf
-
-    def close(self) -> None:
-        """Save, and let another process use the cache."""
-        with self._turns.turn(is_patient=True):
-            if self._is_closed:
-                return
-            self._is_closed = True
-            self._save()
-            self._cache.close()
-
-    @property
-    def position(self) -> FilePosition:
-        """Position in the file after what is in the columns."""
-        return self._state.mark
-
-    def update(self, *, most_s: float = math.inf) -> bool:
-        """Add what is new in the file; return whether that was all.
-
-        Args:
-            most_s: seconds after which the rest is left to a later call.
-
-        Raises:
-            PenstockError: the cache folder cannot be written.
-            RunBusy: other requests read the run for too long.
-        """
-        begin = clock.monotonic()
-        try:
-            stamp = self._files.stamp(RANKS_FILE)  # an object is opened at the version last seen
-            if self._files.is_stored and stamp == self._stamp:
-                return True
-            with self._files.open(RANKS_FILE) as file:
-                is_all = read_on(file, self, self._turns, until=begin + most_s)
-        except OSError:  # deleted, not written yet, or replaced while it was read
-            return True
-        if is_all:
-            self._stamp = stamp
-        if clock.monotonic() - self._saved_at > _SAVE_AFTER_S:
-            with self._turns.turn():
-                if not self._is_closed:
-                    self._save()
-        return is_all
 
     def table(self, *, first: float, last: float, columns: int) -> RankTable:
         """Return the records of steps between `first` and `last`.
@@ -145,13 +92,7 @@ class RankColumns:
         found.ranks = ranks
         return found
 
-    def add(self, piece: Piece) -> None:
-        """Add lines; for `read_on`.
-
-        Raises:
-            PenstockError: the cache folder cannot be written.
-        """
-        self._check_open()
+    def _parse(self, piece: Piece) -> None:
         rows, found, ranks = [], [], self._state.ranks
         for line in piece.lines:
             step = _STEP.match(line)
@@ -163,33 +104,16 @@ class RankColumns:
             if row is not None and 0 < len(row) <= _MOST_RANKS:
                 rows.append((int(step[1]), len(row)))
                 found.append(row)
-        try:
-            if found:
-                _append(self._rows, np.array(rows, dtype="<i8").tobytes(), at=16 * self._state.num_rows)
-                content = np.concatenate(found).tobytes()
-                _append(self._values, content, at=4 * self._state.num_values)
-        except OSError as error:
-            raise PenstockError(
-                "The console cannot write what it has parsed of a run",
-                got=str(error),
-                fix="Make room on that disk, or set PENSTOCK_CACHE to a folder on another one.",
-            ) from None
+        if found:
+            _append(self._rows, np.array(rows, dtype="<i8").tobytes(), at=16 * self._state.num_rows)
+            content = np.concatenate(found).tobytes()
+            _append(self._values, content, at=4 * self._state.num_values)
         self._state = _State(
             mark=piece.mark,
             num_rows=self._state.num_rows + len(rows),
             num_values=self._state.num_values + sum(map(len, found)),
             ranks=ranks,
         )
-
-    def restart(self) -> None:
-        """Forget everything: the file was rewritten; for `read_on`."""
-        self._check_open()
-        self._cache.empty()
-        self._state = _State()
-
-    def _check_open(self) -> None:
-        if self._is_closed:
-            raise RunBusy("So many runs are open that this one was closed", fix="Ask for it again.")
 
     @property
     def _rows(self) -> Path:
@@ -199,30 +123,16 @@ class RankColumns:
     def _values(self) -> Path:
         return self._cache.path / "values.f32"
 
-    def _load(self) -> _State:
-        """Return the state of the cache; an empty one if it is damaged or of another version."""
-        try:
-            raw = json.loads((self._cache.path / "state.json").read_bytes())
-            state = _State(**{**raw, "mark": FilePosition(**raw["mark"])})
-            rows = np.fromfile(self._rows, "<i8", count=2 * state.num_rows).reshape(-1, 2)
-            is_whole = len(rows) == state.num_rows and int(rows[:, 1].sum()) == state.num_values
-            if (
-                state.version != _VERSION
-                or not is_whole
-                or self._values.stat().st_size < 4 * state.num_values
-            ):
-                raise ValueError("another version, or damaged")
-        except (OSError, ValueError, TypeError, KeyError, AttributeError):
-            self._cache.empty()
-            return _State()
-        return state
+    def _first_state(self) -> _State:
+        return _State()
 
-    def _save(self) -> None:
-        draft = self._cache.path / ".state.tmp"
-        with suppress(OSError):
-            draft.write_text(json.dumps(asdict(self._state)), encoding="utf-8")
-            draft.replace(self._cache.path / "state.json")
-        self._saved_at = clock.monotonic()
+    def _stored_state(self, raw: dict[str, Any]) -> _State:  # Any: JSON
+        state = _State(**{**raw, "mark": FilePosition(**raw["mark"])})
+        rows = np.fromfile(self._rows, "<i8", count=2 * state.num_rows).reshape(-1, 2)
+        is_whole = len(rows) == state.num_rows and int(rows[:, 1].sum()) == state.num_values
+        if state.version != _VERSION or not is_whole or self._values.stat().st_size < 4 * state.num_values:
+            raise ValueError("another version, or damaged")
+        return state
 
 
 def _thinned(rows: Int64, values: Float32, *, first: float, last: float, columns: int) -> RankTable:

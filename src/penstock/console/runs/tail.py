@@ -13,10 +13,7 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
-
-from penstock.console.runs.turns import Turns
-from penstock.core import clock
+from typing import BinaryIO
 
 CHUNK_BYTES = 8 << 20
 _PIECE_BYTES = 256 << 10
@@ -54,53 +51,6 @@ def is_continued(file: BinaryIO, mark: FilePosition) -> bool:
     """Return whether a file still begins with what was consumed, as far as the digest tells."""
     file.seek(0, 2)
     return file.tell() >= mark.offset and _digest(file, mark.offset) == (mark.digest or _digest(file, 0))
-
-
-class Parsed(Protocol):
-    """A store of what was parsed of a file, which knows how far that is."""
-
-    @property
-    def position(self) -> FilePosition:
-        """Position after what was parsed."""
-
-    def restart(self) -> None:
-        """Forget everything: the file was rewritten."""
-
-    def add(self, piece: Piece) -> None:
-        """Add a piece, and move the position to its end."""
-
-
-def read_on(file: BinaryIO, parsed: Parsed, turns: Turns, *, until: float) -> bool:
-    """Add what is new in a file, each piece in a turn of its own; return whether that was all.
-
-    Several threads may do so at a time: a piece that another has added is not added again.
-
-    Args:
-        until: time of `clock.monotonic` after which the rest is left to a later call.
-
-    Raises:
-        OSError: the file cannot be read on.
-        RunBusy: the turn did not come.
-    """
-    while True:
-        position = parsed.position
-        goes_on = is_continued(file, position)
-        with turns.turn():
-            if parsed.position != position:  # another thread was faster
-                continue
-            if not goes_on:
-                parsed.restart()
-                position = parsed.position
-        for piece in pieces(file, position):
-            with turns.turn():
-                if parsed.position != position:
-                    break
-                parsed.add(piece)
-                position = piece.mark
-            if clock.monotonic() > until:
-                return False
-        else:
-            return True
 
 
 def pieces(
