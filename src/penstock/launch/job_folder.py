@@ -6,7 +6,8 @@ supervisor.json     state of the supervisor, kept across requeues
 events.jsonl        transitions, each with its cause: one line, appended by any node
 request.json        number of nodes that was asked for while the run goes on
 stop                the job that was asked to stop for good, with an id on Kubernetes: it is not started again
-finished.json       the pod's job that ran the last step, on Kubernetes
+started.json        the pods' job that started last, on Kubernetes
+finished.json       the pods' job that ran the last step, on Kubernetes
 logs/rank-00000.log what the process of a rank printed, all its starts one below the other
 """
 
@@ -119,6 +120,14 @@ class JobFolder:
         """Keep the counts of a supervisor for its next start."""
         write_json(self.path / "supervisor.json", {"idle": state.idle, "newest": state.newest})
 
+    def mark_started(self, job: str) -> None:
+        """Note that the pods of a job start."""
+        write_json(self.path / "started.json", {"job": job})
+
+    def started_job(self) -> str:
+        """Return the job whose pods started last; empty: none."""
+        return self._job_in("started.json")
+
     def mark_finished(self, job: str) -> None:
         """Note that a job has run the last step."""
         write_json(self.path / "finished.json", {"job": job})
@@ -143,7 +152,8 @@ class JobFolder:
 
     def forget(self) -> None:
         """Remove what an earlier job of this run left: its counts and requests; its events and logs stay."""
-        for name in ("supervisor.json", "request.json", "stop", "finished.json", "examined.json"):
+        jobs = ("started.json", "finished.json", "examined.json")
+        for name in ("supervisor.json", "request.json", "stop", *jobs):
             (self.path / name).unlink(missing_ok=True)
 
     def ask_for_nodes(self, num_nodes: int) -> None:

@@ -111,6 +111,8 @@ def run_pod(spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, s
     folder.make()
     if _is_over(folder, job):  # this pod was lost after the last step, or comes too late
         return 0
+    if node == 0:
+        folder.mark_started(job)
     host, port = host_of(spec.name), store_port(pod_of(spec).namespace, spec.name)
     if not is_examined(spec, folder, job=job) and not examine_pods(
         spec, folder, node=node, host=host, port=port - _NUM_PORTS, job=job

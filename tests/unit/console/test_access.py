@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from penstock.console.access import COOKIE, ConsoleAccess
 from penstock.console.app import ROUTERS, build_app
 from penstock.console.state import ConsoleState
+from penstock.launch.job_folder import JobFolder
 from penstock.serve.auth import single_key
 from penstock.train.control.requests import open_requests, read_request
 
@@ -200,6 +201,27 @@ def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypa
         wanted = {"kind": "skip", "from": 10, "to": 20}
         assert asked.post(f"/api/runs/{id_of(asked)}/requests", json=wanted, headers=OWN).status_code == 200
     assert read_request(run, 1).skip_steps == (10, 21), "of Python's ranges: 21 is not skipped"
+
+
+def test_a_run_between_two_starts_is_marked_and_the_page_told_so(run, monkeypatch):
+    from penstock.console.routes import control
+
+    monkeypatch.setattr(
+        control, "open_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
+    )
+    monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    folder = JobFolder(run)
+    with client(run, control=True) as asked:
+        address = f"/api/runs/{id_of(asked)}/requests"
+        assert asked.post(address, json={"kind": "stop"}, headers=OWN).status_code == 409
+        folder.make()
+        folder.mark_started("j1")
+        assert (
+            "end before they train" in asked.post(address, json={"kind": "stop"}, headers=OWN).json()["said"]
+        )
+        assert asked.post(address, json={"kind": "checkpoint"}, headers=OWN).status_code == 409
+    assert folder.is_to_stop("j1")
+    assert open_requests(run) == []
 
 
 @pytest.mark.parametrize("keys", [None, single_key(KEY)], ids=["open", "with keys"])

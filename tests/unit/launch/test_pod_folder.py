@@ -6,8 +6,12 @@ import shutil
 import signal
 import threading
 import time
+from functools import partial
 
+from penstock.launch import pod_node
+from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import JobFolder
+from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.pod_node import _print_logs, run_pod
 from penstock.launch.pod_preflight import _all_there
 from tests.unit.launch.render.test_kubernetes import make_pod_spec
@@ -56,3 +60,22 @@ def test_a_pod_of_a_job_that_was_stopped_for_good_ends_at_once_and_is_not_replac
     monkeypatch.setenv("PENSTOCK_JOB", "j1")
     code = run_pod(make_pod_spec(), folder, lambda: 1, lambda error: (str(error), 1), scratch=tmp_path / "s")
     assert code == 0
+
+
+def test_pods_between_two_starts_are_stopped_by_a_mark(tmp_path, monkeypatch):
+    folder = JobFolder(tmp_path)
+    assert not stop_between_starts(folder), "none has started: nobody knows the job"
+    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
+    monkeypatch.setenv("PENSTOCK_JOB", "j1")
+    monkeypatch.setattr(pod_node, "is_examined", lambda *_, **__: False)
+    monkeypatch.setattr(
+        pod_node, "examine_pods", lambda *_, **__: False
+    )  # told to stop, as its node is drained
+    start = partial(run_pod, make_pod_spec(), folder, lambda: 1, lambda error: (str(error), 1))
+    assert start(scratch=tmp_path / "s") == EXIT_STOPPED, "it is replaced"
+    assert "end before they train" in stop_between_starts(folder)
+    assert start(scratch=tmp_path / "s") == 0
+    monkeypatch.setenv("PENSTOCK_JOB", "j2")  # the run was launched again
+    assert start(scratch=tmp_path / "s") == EXIT_STOPPED
+    folder.mark_finished("j2")
+    assert not stop_between_starts(folder)

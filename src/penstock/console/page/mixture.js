@@ -147,7 +147,11 @@ export class MixtureView {
   async #send(question, lines, request) {
     if (!(await confirmed(question, lines))) return false;
     try {
-      const { number } = await api.request(this.page.id, request);
+      const { number, said } = await api.request(this.page.id, request);
+      if (said) {
+        this.#say(said);
+        return true;
+      }
       this.#say(`Request ${number} is sent. The ranks agree on a step\u2026`);
       this.#wait(number);
       return true;

@@ -17,6 +17,8 @@ from starlette.responses import Response
 from penstock.console.access import refusal
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.launch.engines.engine import stop_between_starts
+from penstock.launch.job_folder import JobFolder
 from penstock.train.control.apply_request import check_possible, in_force, reweighed
 from penstock.train.control.requests import (
     ControlReply,
@@ -63,7 +65,7 @@ class Weights(BaseModel):
 
 @router.post("/runs/{run_id}/requests", response_model=None)
 def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
-    """Send a request to the run's job; return its number."""
+    """Send a request to the run's job; return its number, or what was done where none trains now."""
     if not console_of(request).rules.control:
         return refusal(403, "This console only reads. Start it with --control to send requests.")
     folder, client = run_of(request, run_id).folder, request.scope["client_name"]
@@ -75,7 +77,8 @@ def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
             raise UsageError("The run has no such corpus", got=name, fix=fix)
     check_possible(opened.loader, wanted)
     if (wanted.needs_job or wanted.islands is not None) and not job_is_running(folder):
-        return refusal(409, "No job runs on it.")
+        said = stop_between_starts(JobFolder(folder)) if wanted.stop else ""
+        return {"said": said} if said else refusal(409, "No job runs on it.")
     return {"number": submit(folder, wanted)}
 
 

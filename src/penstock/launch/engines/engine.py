@@ -50,8 +50,12 @@ def stop_between_starts(folder: JobFolder) -> str:
     """Mark a launched run as one to stop for good while none of its processes is there to be asked.
 
     Its supervisor sees the mark before the next start. Return what to tell the user; empty: nothing was
-    marked, as no job would see it. On Kubernetes a mark names the pods' job, which only they know.
+    marked, as no job would see it. On Kubernetes that is so until the run's first pod has started.
     """
+    pods = folder.started_job()
+    if pods and pods != folder.finished_job():
+        folder.ask_to_stop(pods)
+        return f"No pod of job {pods} trains now: pods that it starts again end before they train"
     if not folder.has_job() or (job := folder.job()).engine not in _WITHOUT_CLUSTER:
         return ""
     state = ENGINES[job.engine].state(job, folder)
