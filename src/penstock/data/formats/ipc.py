@@ -93,7 +93,7 @@ def buffers_of(storage: Storage, name: str, schema: Any, column: str) -> ColumnB
 
 def _numbers_of_batches(storage: Storage, name: str, blob: Blob, schema: Any, index: int) -> Int64:
     """Return [batches, numbers]: rows, and what _numbers returns; as they were kept, or found now."""
-    width = 1 + len(_numbers(pa.array([], schema.field(index).type), 0))
+    width = 1 + len(_numbers(pa.nulls(0, schema.field(index).type), 0))
     plain = pa.schema([_as_stored(field) for field in schema])
     found: list[tuple[int, ...]] = []
     file = ""
