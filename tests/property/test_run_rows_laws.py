@@ -7,11 +7,21 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.console.runs.discover import find_runs
+from penstock.console.runs.discover import RunFolders
 from penstock.console.runs.summary import Summaries
 from penstock.obs.metric_names import METRICS_FILE, RECIPE_FILE
 
-NUMBERS = st.one_of(st.integers(), st.floats(), st.booleans(), st.none(), st.text(max_size=3), st.just([]))
+NUMBERS = st.one_of(
+    *(
+        st.integers(),
+        st.just(10**400),
+        st.floats(),
+        st.booleans(),
+        st.none(),
+        st.text(max_size=3),
+        st.just([]),
+    )
+)
 RECORDS = st.fixed_dictionaries(
     {"step": st.one_of(st.integers(0, 9), NUMBERS)},
     optional={
@@ -25,7 +35,11 @@ LINES = st.lists(
 RECIPES = st.one_of(
     st.binary(max_size=20),
     st.fixed_dictionaries(
-        {}, optional={"run": st.dictionaries(st.sampled_from(["steps", "device_hour_price"]), NUMBERS)}
+        {},
+        optional={
+            "run": st.dictionaries(st.sampled_from(["steps", "device_hour_price"]), NUMBERS),
+            "checkpoint": st.just({"dir": "/" + 300 * "x"}),  # a name that is too long for any folder
+        },
     ).map(lambda recipe: json.dumps(recipe).encode()),
 )
 
@@ -40,7 +54,7 @@ def test_a_run_with_any_files_has_a_row_of_finite_numbers(
         run.mkdir()
         (run / METRICS_FILE).write_bytes(b"".join(line + b"\n" for line in lines) + end)
         (run / RECIPE_FILE).write_bytes(recipe)
-        (found,) = find_runs([run])
+        (found,) = RunFolders([run]).runs()
         row = Summaries(price=2.0).row(found)
         json.dumps(row, allow_nan=False)
         assert row["state"] in ("stopped", "failed", "finished")

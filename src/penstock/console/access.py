@@ -143,7 +143,7 @@ class AccessMiddleware:
             return None
         elif (client := self._client_of(headers)) is None:
             if scope["path"] == "/" and is_read:
-                return HTMLResponse(_KEY_PAGE, 401)
+                return _key_page()
             return refusal(
                 401, "This console needs a key. Open its first page, or send it as a bearer token."
             )
@@ -168,7 +168,7 @@ class AccessMiddleware:
         given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
         client = self._rules.keys.client_of(f"Bearer {given}")
         if client is None:
-            return HTMLResponse(_KEY_PAGE, 401)
+            return _key_page()
         token = secrets.token_urlsafe(32)
         if len(self._sessions) >= _MOST_SESSIONS:
             self._sessions.pop(next(iter(self._sessions)))
@@ -176,6 +176,11 @@ class AccessMiddleware:
         answer = RedirectResponse("./", 303)
         answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
         return answer
+
+
+def _key_page() -> Response:
+    """Return the page that asks for a key. Under "no-referrer" browsers send its form without an origin."""
+    return HTMLResponse(_KEY_PAGE, 401, {"referrer-policy": "same-origin"})
 
 
 async def _body(receive: Receive) -> bytes | None:

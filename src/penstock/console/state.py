@@ -66,17 +66,18 @@ class ConsoleState:
         runs = self.folders.runs()
         with self._rows_lock:
             self.summaries.forget([run.id for run in runs])
+            found: dict[str, RunRow] = {}
             stored = [run for run in runs if run.files.is_stored]
             if stored:  # each may wait for a few requests
                 with ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="console-rows") as pool:
-                    list(pool.map(self.summaries.row, stored))
-            rows = [self.summaries.row(run) for run in runs]
+                    found = {row["id"]: row for row in pool.map(self.summaries.row, stored)}
+            rows = [found.get(run.id) or self.summaries.row(run) for run in runs]
             words = search.lower().split()
             if not words:
                 return rows
             texts = [f"{run.name} {_text(self.summaries.recipe(run))}" for run in runs]
-            found = zip(rows, texts, strict=True)
-            return [row for row, text in found if all(word in text.lower() for word in words)]
+            searched = zip(rows, texts, strict=True)
+            return [row for row, text in searched if all(word in text.lower() for word in words)]
 
     def row(self, run: FoundRun) -> RunRow:
         """Return the row of one run."""

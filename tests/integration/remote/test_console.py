@@ -105,6 +105,24 @@ def test_the_table_reads_the_ends_of_a_file_and_curves_read_only_what_is_new(
     state.close()
 
 
+def test_a_report_is_written_from_a_few_large_reads(s3_process: str, tmp_path: Path) -> None:
+    write(tmp_path / "up" / "run", lines(1, 400))
+    root = upload(tmp_path / "up", s3_url=s3_process, bucket="report", prefix="runs")
+    state = ConsoleState([root], ConsoleAccess())
+    (run,) = state.folders.runs()
+    asked, get = [], run.files._store.get  # type: ignore[attr-defined]
+
+    def counted(*words: Any, **options: Any) -> Any:
+        asked.append(words)
+        return get(*words, **options)
+
+    run.files._store.get = counted  # type: ignore[attr-defined]
+    with TestClient(build_app(state), base_url=f"http://{HOST}") as client:
+        assert client.get(f"/api/runs/{run.id}/export.html").status_code == 200
+    state.close()
+    assert len(asked) <= 4
+
+
 def test_a_copy_that_was_rewound_or_replaced_is_drawn_as_it_is_now(s3_process: str, tmp_path: Path) -> None:
     write(tmp_path / "up" / "run", lines(1, 50))
     root = upload(tmp_path / "up", s3_url=s3_process, bucket="rewound", prefix="runs")

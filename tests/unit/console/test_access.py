@@ -171,7 +171,7 @@ def test_a_request_of_the_console_is_the_file_of_the_command(run, monkeypatch):
     class Opened:
         loader = type("L", (), {"corpora": {"web": None, "code": None}})
 
-    monkeypatch.setattr(control, "open_run", lambda _: Opened)
+    monkeypatch.setattr(control, "opened_run", lambda _: Opened)
     monkeypatch.setattr(control, "check_possible", lambda *_: None)
     with client(run, control=True, keys=single_key(KEY)) as asked:
         headers = {**OWN, "authorization": f"Bearer {KEY}"}
@@ -194,7 +194,7 @@ def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypa
     from penstock.console.routes import control
 
     monkeypatch.setattr(
-        control, "open_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
+        control, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
     )
     monkeypatch.setattr(control, "check_possible", lambda *_: None)
     with client(run, control=True) as asked:
@@ -207,7 +207,7 @@ def test_a_run_between_two_starts_is_marked_and_the_page_told_so(run, monkeypatc
     from penstock.console.routes import control
 
     monkeypatch.setattr(
-        control, "open_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
+        control, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
     )
     monkeypatch.setattr(control, "check_possible", lambda *_: None)
     folder = JobFolder(run)

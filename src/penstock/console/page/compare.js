@@ -1,7 +1,7 @@
 // Runs over one another: curves by steps, tokens, time or money; where each was at the same place; their recipes.
 
 import * as api from "./api.js";
-import { el, link, pill, segments, table } from "./dom.js";
+import { el, failure, link, pill, segments, table } from "./dom.js";
 import { setting } from "./recipe.js";
 import { address, place, rangeOf, remember, takeAlong } from "./take.js";
 import { Chart, duration, nearest, written } from "../charts/charts.js";
@@ -44,7 +44,7 @@ class Comparison {
     this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 ? takeAlong((form) => this.#file(form)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, add)),
       runs.length ? el("div", { class: "toolbar" }, segments("Align by", AXES.map(([value, text]) => [value, text, value === "money" && !hasMoney]), this.along, (along) => { this.along = along; this.range = null; this.#remember(); this.#load(); }),
         hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to draw over one another."),
-      this.note = el("div"), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
+      this.note = el("div"), this.failed = el("div"), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());
   }
 
   begin() {
@@ -81,12 +81,11 @@ class Comparison {
   async #load() {
     const mine = (this.turn = (this.turn || 0) + 1), axis = this.along;
     const found = await Promise.all(this.entries.map(async ({ run }) => {
-      const there = new Set(run.metrics.map((metric) => metric.name)), asked = METRICS.map(([name]) => name).filter((name) => there.has(name));
-      const curves = await api.curves(run.id, asked, axis, { points: POINTS }).catch(() => ({ x: [], series: {} }));
-      const first = axis === "time" && curves.x[0] > 1e8 ? curves.x[0] : 0;
-      return { x: curves.x.map((x) => x - first), series: curves.series };
+      const asked = METRICS.map(([name]) => name);  // also what no record has yet
+      return api.curves(run.id, asked, axis, { points: POINTS }).catch((error) => ({ x: [], series: {}, error }));
     }));
     if (mine !== this.turn) return;
+    this.failed.replaceChildren(...found.flatMap(({ error }, i) => error ? [failure(new Error(`${this.runs[i].name}: ${error.message}`))] : []));
     const isNew = this.drawn !== this.along;
     this.drawn = this.along;
     if (isNew) for (const chart of this.charts.splice(0)) chart.destroy();

@@ -117,6 +117,8 @@ export class CurvesView {
 
   async load() {
     const mine = (this.turn = (this.turn || 0) + 1);
+    this.isLoading = true;
+    this.arrived = [];  // points that the answer may not have yet
     this.wanted = CHARTS.filter(({ id }) => !this.chosen || this.chosen.has(id)).map((chart) => this.#layersOf(chart)).filter(({ names }) => names.length);
     this.#writeChooser();
     const asked = [...new Set(["step", ...this.wanted.flatMap(({ names }) => names.map(([name]) => name))])];
@@ -125,12 +127,15 @@ export class CurvesView {
       if (mine !== this.turn) return;
       this.data = new Map(asked.map((name) => [name, known(found.x, found.series[name] || (name === "step" && this.along === "step" ? found.x : []))]));
       this.asked = asked;
+      for (const points of this.arrived) this.#append(points);
       this.detail = null;
       this.#draw();
       this.#writeEvents();
       if (this.range) this.ask();
     } catch (error) {
       if (mine === this.turn) this.grid.replaceChildren(failure(error));
+    } finally {
+      if (mine === this.turn) this.isLoading = false;
     }
   }
 
@@ -203,6 +208,13 @@ export class CurvesView {
   points({ run, x, values }) {
     if (!this.data || (run && run !== this.page.id)) return;
     if (Object.keys(values).some((name) => this.#isNew(name))) return this.#learn();
+    if (this.isLoading) this.arrived.push({ x, values });
+    this.#append({ x, values });
+    if (!this.isLoading && (this.data.get("loss") || this.data.get("step")).x.length > MOST_POINTS) this.load();
+    this.draw();
+  }
+
+  #append({ x, values }) {
     const at = x[this.along];
     for (const [name, value] of Object.entries({ step: x.step, ...values })) {
       const own = this.data.get(name);
@@ -214,8 +226,6 @@ export class CurvesView {
       own.x.push(at);
       own.y.push(value);
     }
-    if ((this.data.get("loss") || this.data.get("step")).x.length > MOST_POINTS) this.load();
-    else this.draw();
   }
 
   #isNew(name) {

@@ -26,13 +26,15 @@ function trail(...places) {
 }
 
 async function open() {
-  const mine = ++turn, { words, query } = parsed();
-  if (view?.moved?.(words, query)) return;
-  view?.close();
-  view = null;
-  main.replaceChildren(el("p", { class: "loading", role: "status" }, "Reading\u2026"));
-  // A view is opened without being shown: one that is slow to open must not replace one opened after it.
+  const mine = ++turn;
   try {
+    const { words, query } = parsed();
+    if (view?.moved?.(words, query)) return;
+    const before = view;
+    view = null;
+    before?.close();
+    main.replaceChildren(el("p", { class: "loading", role: "status" }, "Reading\u2026"));
+    // A view is opened without being shown: one that is slow to open must not replace one opened after it.
     const opened = words[0] === "run" ? await run.open(words[1], words[2], query)
       : words[0] === "compare" ? await compare.open(query)
       : words[0] === "servers" ? await servers.open()

@@ -22,6 +22,6 @@ export class RecipeView {
 
 function changes(found) {
   if (!found) return "";
-  const rows = Array.isArray(found) ? found : Object.entries(found).map(([key, pair]) => [key, ...pair]);
+  const rows = Array.isArray(found) ? found : Object.entries(found).map(([key, pair]) => [key, ...(Array.isArray(pair) ? pair : [])]);
   return rows.map(([key, before, now]) => `${key} ${setting(before)} \u2192 ${setting(now)}`).join("; ");
 }

@@ -31,7 +31,7 @@ export async function open() {
 
 class ServerView {
   constructor(server, number) {
-    Object.assign(this, { number, points: [], charts: [], first: null });
+    Object.assign(this, { number, points: [], charts: [] });
     this.said = el("p", { class: "quiet", role: "status" }, "Asking\u2026");
     this.places = CHARTS.map(() => el("div", { class: "place" }));
     this.root = el("section", { class: "view", "aria-label": server.name }, el("h2", {}, server.name, " ", el("small", {}, server.url)), this.said, el("div", { class: "charts" }, this.places));

@@ -75,7 +75,7 @@ class RunsTable {
     this.sort = query.get("sort") || "updated";
     this.isDown = query.get("down") !== "0";
     this.states = new Set((query.get("states") || "").split(",").filter(Boolean));
-    this.group = query.get("group") || "";
+    this.group = Object.hasOwn(groupOf, query.get("group") || "") ? query.get("group") : "";
     this.text = query.get("search") || "";
     this.picked = new Set();
     this.made = new Map();
@@ -119,8 +119,8 @@ class RunsTable {
 
   close() {
     this.isClosed = true;
-    this.end();
-    this.sized.disconnect();
+    this.end?.();
+    this.sized?.disconnect();
     clearInterval(this.clock);
   }
 

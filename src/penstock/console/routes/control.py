@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from penstock.console.access import refusal
+from penstock.console.runs.opened import opened_run
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.launch.engines.engine import stop_between_starts
@@ -23,6 +24,7 @@ from penstock.train.control.apply_request import check_possible, in_force, rewei
 from penstock.train.control.requests import (
     ControlReply,
     ControlRequest,
+    answered,
     job_is_running,
     open_requests,
     read_answer,
@@ -30,7 +32,7 @@ from penstock.train.control.requests import (
     request_file,
     submit,
 )
-from penstock.train.inspect.open_run import OpenRun, open_run
+from penstock.train.inspect.open_run import OpenRun
 
 router = APIRouter(prefix="/api")
 
@@ -70,7 +72,7 @@ def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
         return refusal(403, "This console only reads. Start it with --control to send requests.")
     folder, client = run_of(request, run_id).folder, request.scope["client_name"]
     wanted = replace(_request_of(asked), asked_by=f"console: {client}" if client else "console")
-    opened = open_run(folder)
+    opened = opened_run(folder)
     for name in wanted.weights or {}:
         if name not in opened.loader.corpora:
             fix = nearest(name, list(opened.loader.corpora))
@@ -122,7 +124,7 @@ def _request_of(asked: Asked) -> ControlRequest:
 
 def _mixture(request: Request, run_id: str, shares: dict[str, float] | None) -> Reply:
     console, run = console_of(request), run_of(request, run_id)
-    columns, opened = console.columns(run), open_run(run.folder)
+    columns, opened = console.columns(run), opened_run(run.folder)
     loader, steps = opened.loader, opened.steps
     known = columns.column("step")
     step = max(int(known[-1]) if len(known) else 0, loader.step)
@@ -168,11 +170,9 @@ def _last(values: Any) -> float | None:  # Any: an array
 
 
 def _answered(folder: Path) -> set[int]:
-    numbers = set()
     with suppress(OSError):
-        for path in request_file(folder, 0).parent.glob("answer-*.json"):
-            numbers.add(int(path.stem.partition("-")[2]))
-    return numbers
+        return answered(folder)
+    return set()
 
 
 def _listed(folder: Path, number: int) -> Reply:

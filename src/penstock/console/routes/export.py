@@ -4,11 +4,12 @@ An HTML file is what `penstock report` writes. Files are sent as attachments: op
 their scripts would be refused.
 """
 
+import io
 import math
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -43,6 +44,8 @@ _COLUMNS = (
 _TEXTS = frozenset(("name", "state", "started", "path", "error"))
 _DIGITS = re.compile(r"([0-9]+)")
 _LAST_NAME = re.compile(r"[\\/][^\\/]*$")
+_READ_BYTES = 8 << 20
+"""Bytes of a request to an object store."""
 _SHARES = frozenset(("mfu", "data_wait", "exposed"))
 
 
@@ -51,7 +54,7 @@ def export_run(request: Request, run_id: str, form: FileFormat, metrics: str = "
     """Return a run: its report, or all steps of some metrics, named with commas between; of none, all."""
     console, run = console_of(request), run_of(request, run_id)
     if form == "html":
-        with run.files.open(METRICS_FILE) as file:
+        with _records(run) as file:
             text = render(records_in(file), console.summaries.recipe(run), name=run.name)
         return _attached(iter([text.encode()]), run.name, form)
     return _attached(
@@ -106,8 +109,20 @@ def _listed(text: str) -> list[str]:
     return [part for part in text.split(",") if part]
 
 
+def _records(run: FoundRun) -> BinaryIO:
+    """Open the records of a run to be read line by line; an object's come in large pieces.
+
+    Raises:
+        UsageError: there are none yet, or they cannot be read.
+    """
+    try:
+        return io.BufferedReader(run.files.open(METRICS_FILE), _READ_BYTES)  # type: ignore[type-var]
+    except OSError as error:
+        raise UsageError("The run has no records that can be read", got=run.name, fix=str(error)) from None
+
+
 def _compared(run: FoundRun, recipe: Any) -> ComparedRun:  # Any: JSON
-    with run.files.open(METRICS_FILE) as file:
+    with _records(run) as file:
         return ComparedRun(run.name, gather(records_in(file)), recipe, tokenizer=tokenizer_of(run.files))
 
 

@@ -1,11 +1,10 @@
 """Routes of rows: what a step trained on, and the loss of each token under the nearest checkpoint.
 
 Losses need a model in memory, so they are a POST, which no page of another origin can send, and are allowed
-where models may be opened (`may_open_models`).
+where models may be opened (`ConsoleAccess.why_no_models`).
 """
 
 import math
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,13 +18,14 @@ from penstock.console.models.checkpoints import nearest_before, steps_of
 from penstock.console.models.open import ScoringModel
 from penstock.console.models.slot import ModelKey
 from penstock.console.runs.discover import FoundRun
+from penstock.console.runs.opened import opened_run
 from penstock.console.runs.token_texts import pieces_of, token_texts
 from penstock.console.state import ConsoleState, console_of, finite, run_of
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.text.tokenizer import Tokenizer
 from penstock.train.data_setup import tokenizer_of
-from penstock.train.inspect.open_run import OpenRun, open_run
+from penstock.train.inspect.open_run import OpenRun
 from penstock.train.inspect.step_rows import ROW_FIELDS, RowDocument, StepRow, StepRows, rows_of_step
 
 router = APIRouter(prefix="/api")
@@ -84,20 +84,11 @@ def losses(request: Request, run_id: str, step: int, wanted: RowsWanted) -> Repl
 
 
 def _rows(run: FoundRun, step: int, *, offset: int, limit: int) -> tuple[OpenRun, StepRows]:
-    opened = _opened(run.folder)
+    opened = opened_run(run.folder, fields=ROW_FIELDS)
     opened.check_step(step)
     length = opened.loader.sequence_length_at(step - 1)
     most = max(1, min(limit, _MOST_TOKENS // length))
     return opened, rows_of_step(opened, step, first=offset, most=most)
-
-
-def _opened(folder: Path) -> OpenRun:
-    try:
-        return open_run(folder, fields=ROW_FIELDS)
-    except OSError as error:
-        raise PenstockError(
-            f"The data of this run cannot be read: {error}", fix="Have its corpora moved, or been deleted?"
-        ) from None
 
 
 def _why_no_losses(opened: OpenRun) -> str:

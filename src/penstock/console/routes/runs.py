@@ -61,7 +61,9 @@ def run(request: Request, run_id: str) -> Reply:
 
 def events_of(columns: RunColumns) -> list[RunEvent]:
     """Return all events of a run, in order."""
-    found = [*columns.events, *spikes(columns.column("step"), columns.column("loss"))]
+    steps, loss = columns.column("step"), columns.column("loss")
+    num = min(len(steps), len(loss))  # a thread may have added records in between
+    found = [*columns.events, *spikes(steps[:num], loss[:num])]
     return sorted(found, key=lambda event: event["step"])
 
 

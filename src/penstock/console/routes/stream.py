@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from penstock.console.routes.curves import Axis, axis_of
-from penstock.console.runs.columns import ELAPSED, TABLES, RunColumns
+from penstock.console.runs.columns import TABLES, RunColumns
 from penstock.console.runs.discover import FoundRun, UnknownRun
 from penstock.console.runs.summary import RunRow
 from penstock.console.state import ConsoleState, console_of, finite
@@ -147,9 +147,7 @@ def _points(run_id: str, columns: RunColumns, table: str, first: int, *, price: 
             {
                 "run": run_id,
                 "x": {x: finite(float(values[row])) for x, values in axes.items()},
-                "values": {
-                    name: finite(float(values[row])) for name, values in named.items() if name != ELAPSED
-                },
+                "values": {name: finite(float(values[row])) for name, values in named.items()},
             },
         )
         for row in range(number)

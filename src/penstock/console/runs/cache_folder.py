@@ -19,7 +19,8 @@ class CacheFolder:
         self.path = folder if self._own is None else Path(self._own.name)
 
     def empty(self) -> None:
-        """Delete what is in it."""
+        """Delete what is in it, or make it again where somebody has deleted it."""
+        self.path.mkdir(parents=True, exist_ok=True)
         for path in self.path.iterdir():
             if path.name == _LOCK:
                 continue

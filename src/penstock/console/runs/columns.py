@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from penstock.console.runs.events import RunEvent, event_of
 from penstock.console.runs.parsed_file import ParsedFile
 from penstock.console.runs.run_files import RunFiles
 from penstock.console.runs.tail import FilePosition, Piece
+from penstock.console.runs.turns import RunBusy
 from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS_FILE
 from penstock.obs.sinks import Record
 from penstock.obs.thin import Float64
@@ -41,9 +42,11 @@ ELAPSED = "elapsed_s"
 """Column of all steps' time, waits for checkpoints included, in seconds since the run's start. Clocks that
 jump do not change it."""
 
-_VERSION = 1
+_VERSION = 2
 _MOST_EVENTS = 10_000
 _MOST_SAMPLES = 256
+_MOST_COLUMNS = 4096
+"""Columns of a table; each is a file, and a damaged record may name any number of metrics."""
 _TABLE_METRICS = frozenset((*BY_CORPUS, *BY_TASK))
 _NUMBERS = {float, int}
 
@@ -136,15 +139,19 @@ class RunColumns(ParsedFile[_State]):
         """
         with self._turns.turn():
             self._check_open()
-            return self._column(metric, table=table, first=first)
+            try:
+                return self._column(metric, table=table, first=first)
+            except (OSError, ValueError):  # somebody deleted the cache, which is allowed
+                self._restart()
+                raise RunBusy("The columns of this run were deleted", fix="Ask again.") from None
 
     def _column(self, metric: str, *, table: str = "steps", first: int = 0) -> Float64:
         held = self._state.tables[table]
         past = held.num_rows
-        if metric not in held.columns:
-            return np.full(past - first, np.nan)
         if first >= past:
             return np.empty(0)
+        if metric not in held.columns:
+            return np.full(past - first, np.nan)
         path = self._path(held.columns[metric])
         return np.memmap(path, dtype="<f8", mode="r", offset=8 * first, shape=(past - first,))
 
@@ -168,22 +175,16 @@ class RunColumns(ParsedFile[_State]):
                 self._add_line(line, offset)
                 offset += len(line) + 1
             self._flush()
-        except OSError:
-            self._drop_pending()
+        except OSError:  # parse again, once there is room: columns of unequal lengths would be wrong
+            self._restart()
             raise
         self._state.num_damaged += piece.num_dropped
         self._state.mark = piece.mark
 
     def _restart(self) -> None:
         generation = self._state.generation + 1
-        super()._restart()
-        self._state.generation = generation
-
-    def _drop_pending(self) -> None:
-        """Return to what was saved last: columns of unequal lengths would show values at other steps."""
-        generation = self._state.generation + 1
         self._pending = {name: [] for name in TABLES}
-        self._state = self._load()
+        super()._restart()
         self._state.generation = generation
 
     def _add_line(self, line: bytes, offset: int) -> None:
@@ -202,7 +203,7 @@ class RunColumns(ParsedFile[_State]):
             if step <= self._state.last_step:
                 self._go_back(step - 1)
             self._state.elapsed_s += _seconds(record.get("step_s")) + _seconds(record.get("checkpoint_s"))
-            record[ELAPSED] = self._state.elapsed_s
+            record = {ELAPSED: self._state.elapsed_s, **record}  # first: it is never left out
             self._state.last_step = step
             self._pending["steps"].append(record)
 
@@ -214,11 +215,16 @@ class RunColumns(ParsedFile[_State]):
                 state.samples = state.samples[::2]
             return
         before = state.starts[-1].get("ranks") if state.starts else None
+        try:
+            found = event_of(record, ranks_before=before)
+        except (TypeError, ValueError, OverflowError):  # its values are not what a run writes
+            state.num_damaged += 1
+            return
         if kind == "start":
             if step < state.last_step:
                 self._go_back(step)
-            state.starts.append({name: value for name, value in record.items() if name != "changes"})
-        if (found := event_of(record, ranks_before=before)) is not None and len(state.events) < _MOST_EVENTS:
+            state.starts.append(record)
+        if found is not None and len(state.events) < _MOST_EVENTS:
             state.events.append(found)
 
     def _flush(self) -> None:
@@ -227,7 +233,8 @@ class RunColumns(ParsedFile[_State]):
             if not records:
                 continue
             table, new, found = self._state.tables[name], len(records), _columns_of(records)
-            for metric in (metric for metric in found if metric not in table.columns):
+            room = max(0, _MOST_COLUMNS - len(table.columns))
+            for metric in islice((metric for metric in found if metric not in table.columns), room):
                 table.columns[metric] = self._state.num_files
                 self._state.num_files += 1
                 self._path(table.columns[metric]).write_bytes(b"")  # a killed process may have left one
@@ -344,7 +351,8 @@ def _parsed(line: bytes) -> Record | None:
 
 
 def _seconds(value: Any) -> float:  # Any: JSON
-    return float(value) if type(value) in _NUMBERS and 0 <= value < math.inf else 0.0
+    seconds = _float(value)
+    return seconds if 0 <= seconds < math.inf else 0.0
 
 
 def _append_nan(path: Path, number: int) -> None:

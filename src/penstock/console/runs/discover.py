@@ -133,11 +133,6 @@ _Named = tuple[str, RunFiles]
 """Name below the folder that was searched, and the run's files."""
 
 
-def find_runs(roots: Sequence[Path]) -> list[FoundRun]:
-    """Return the runs at or below some local folders, each once."""
-    return _told_apart(_local_runs(roots))
-
-
 def id_of(location: str) -> str:
     """Return the id of a run's path or address."""
     return hashlib.blake2b(os.fsencode(location), digest_size=8).hexdigest()

@@ -23,6 +23,7 @@ import numpy.typing as npt
 from penstock.console.runs.parsed_file import ParsedFile
 from penstock.console.runs.run_files import RunFiles
 from penstock.console.runs.tail import FilePosition, Piece
+from penstock.console.runs.turns import RunBusy
 from penstock.obs.metric_names import RANKS_FILE
 
 _VERSION = 1
@@ -85,8 +86,12 @@ class RankColumns(ParsedFile[_State]):
             state = self._state
             if not state.num_rows:
                 return RankTable(ranks=state.ranks)
-            rows = np.fromfile(self._rows, "<i8", count=2 * state.num_rows).reshape(-1, 2)
-            values = np.memmap(self._values, "<f4", "r", shape=(state.num_values,))  # stays if it is unlinked
+            try:
+                rows = np.fromfile(self._rows, "<i8", count=2 * state.num_rows).reshape(state.num_rows, 2)
+                values = np.memmap(self._values, "<f4", "r", shape=(state.num_values,))  # stays if unlinked
+            except (OSError, ValueError):  # somebody deleted the cache, which is allowed
+                self._restart()
+                raise RunBusy("The values of this run's ranks were deleted", fix="Ask again.") from None
             ranks = state.ranks
         found = _thinned(rows, values, first=first, last=last, columns=columns)
         found.ranks = ranks

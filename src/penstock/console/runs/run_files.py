@@ -8,6 +8,7 @@ version; what was consumed before is recognised by `tail.is_continued`, and only
 import hashlib
 import io
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -82,8 +83,12 @@ class LocalFiles:
     seen = stamp
 
     def open(self, name: str) -> BinaryIO:
-        """Open a file for reading."""
-        return (self.folder / name).open("rb")
+        """Open a file for reading; a pipe, on which a reader would wait for ever, is none."""
+        descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise FileNotFoundError(f"{self.folder / name} is not a file")
+        return os.fdopen(descriptor, "rb")
 
     def modified(self, folder: str) -> dict[str, float]:
         """Return the files of a folder by name, with the time of their last change; {} if there is none."""

@@ -165,7 +165,10 @@ class Summaries:
         except OSError:
             return False
         if known.is_held or stamp != known.lock_stamp:
-            known.lock_stamp, known.is_held = stamp, job_is_running(folder)
+            try:
+                known.lock_stamp, known.is_held = stamp, job_is_running(folder)
+            except OSError:  # another user's
+                return False
         return known.is_held
 
 
@@ -265,9 +268,12 @@ def _is_saved(folder: Path, recipe: Mapping[str, Any], step: int) -> bool:
     """Return whether a step has a checkpoint; of those in an object store that is not asked."""
     section = recipe.get("checkpoint")
     location = str(section.get("dir", "") if isinstance(section, Mapping) else "")
-    return bool(
-        "://" in location or ((Path(location) if location else folder / FOLDER) / name_of(step)).is_dir()
-    )
+    if "://" in location:
+        return True
+    try:
+        return ((Path(location) if location else folder / FOLDER) / name_of(step)).is_dir()
+    except OSError:  # another user's folder, or a name that is none
+        return False
 
 
 def _hang(folder: Path) -> str | None:
@@ -278,9 +284,12 @@ def _hang(folder: Path) -> str | None:
 
 
 def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and math.isfinite(value)
-    return float(value) if is_number and isinstance(value, int | float) else None
+    try:
+        return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+    except OverflowError:  # an integer beyond any float
+        return None
 
 
 def _whole(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return value if is_whole and isinstance(value, int) and abs(value) < 2**53 else None

@@ -12,7 +12,6 @@ who ask for the run wait for a piece only.
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import BinaryIO
 
 CHUNK_BYTES = 8 << 20
@@ -83,14 +82,6 @@ def pieces(
             yield Piece(lines, place, FilePosition(offset + past, tail or _digest(file, offset + past)))
             first = past
         offset += end
-
-
-def size_of(path: Path) -> int:
-    """Return a file's size in bytes; 0 if it is gone."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
 
 
 def _digest(file: BinaryIO, offset: int) -> str:

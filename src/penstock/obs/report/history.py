@@ -391,12 +391,15 @@ class _Gathering:
 
 def _start(record: Record) -> Start:
     changes = record.get("changes", {}).items()
+    ranks, threads = int(record["ranks"]), int(record.get("threads", 1))
+    if ranks < 1 or threads < 1:
+        raise ValueError(f"a start of {ranks} ranks with {threads} threads")
     return Start(
         step=int(record["step"]),
-        ranks=int(record["ranks"]),
+        ranks=ranks,
         time=str(record["time"]),
         device=str(record.get("device", "")),
-        threads=int(record.get("threads", 1)),
+        threads=threads,
         peak_flops=_number(record.get("peak_flops")),
         changes=tuple((str(name), plain(before), plain(now)) for name, (before, now) in changes),
     )

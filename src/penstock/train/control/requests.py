@@ -195,11 +195,15 @@ def read_answer(run: Path, number: int) -> ControlReply | None:
     return config.build(ControlReply, _read(path)) if path.is_file() else None
 
 
+def answered(run: Path) -> set[int]:
+    """Return the numbers of answered requests."""
+    folder = run / CONTROL_FOLDER
+    return _numbers(folder, "answer") if folder.is_dir() else set()
+
+
 def answers(run: Path) -> list[ControlReply]:
     """Return all replies, in the order of their requests."""
-    folder = run / CONTROL_FOLDER
-    numbers = sorted(_numbers(folder, "answer")) if folder.is_dir() else []
-    return [found for number in numbers if (found := read_answer(run, number)) is not None]
+    return [found for number in sorted(answered(run)) if (found := read_answer(run, number)) is not None]
 
 
 def request_file(run: Path, number: int) -> Path:

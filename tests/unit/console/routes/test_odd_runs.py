@@ -129,3 +129,25 @@ def test_a_folder_whose_files_are_no_records_is_shown_without_a_step(asked, tmp_
     refused = asked.get(f"{run}/export.csv")
     assert (refused.status_code, "has not recorded a step yet" in refused.json()["error"]) == (400, True)
     assert asked.get(f"{run}/export.html").status_code == 400
+
+
+def test_a_run_without_records_has_no_report_yet(asked, tmp_path):
+    (tmp_path / "runs" / "new" / "starts").mkdir(parents=True)
+    (run,) = asked.get("/api/runs").json()["runs"]
+    found = asked.get(f"/api/runs/{run['id']}/export.html")
+    assert (found.status_code, "no records" in found.text) == (400, True)
+
+
+def test_a_start_on_no_rank_is_refused_as_broken(asked, tmp_path):
+    write(tmp_path / "runs" / "odd", {**START, "ranks": 0}, *STEPS)
+    (run,) = asked.get("/api/runs").json()["runs"]
+    found = asked.get(f"/api/runs/{run['id']}/export.html")
+    assert (found.status_code, "a start of 0 ranks" in found.text) == (400, True)
+
+
+def test_a_reply_that_nobody_numbered_is_passed_over(asked, tmp_path):
+    write(tmp_path / "runs" / "odd", START, *STEPS)
+    (tmp_path / "runs" / "odd" / "control").mkdir()
+    (tmp_path / "runs" / "odd" / "control" / "answer-x.json").write_text("{}")
+    (run,) = asked.get("/api/runs").json()["runs"]
+    assert asked.get(f"/api/runs/{run['id']}/requests").json() == {"requests": []}

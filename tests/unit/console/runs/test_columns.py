@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import resource
 import shutil
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
@@ -14,6 +16,7 @@ import pytest
 from penstock.console.runs.columns import RunColumns
 from penstock.console.runs.events import spikes
 from penstock.console.runs.run_files import LocalFiles
+from penstock.console.runs.turns import RunBusy
 from penstock.core.errors import PenstockError
 from penstock.obs.metric_names import METRICS_FILE
 
@@ -216,4 +219,69 @@ def test_a_cache_that_is_full_shifts_no_curve(run, monkeypatch):
     assert columns.column("step").tolist() == columns.column("loss").tolist() == list(range(1, 9))
     assert columns.column("mfu").tolist() == [n / 100 for n in range(1, 9)]
     assert generation == 1, "readers know that what they hold may not be continued"
+    columns.close()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"event": "start", "step": 0, "ranks": 1, "changes": 5},
+        {"event": "mixture", "step": 1, "weights": {"web": 10**400}},
+        {"event": "start", "step": 0, "ranks": 10**5000},
+    ],
+    ids=["changes", "weight", "ranks"],
+)
+def test_an_event_of_odd_values_is_a_damaged_line_and_is_read_once(run, record):
+    sys.set_int_max_str_digits(0)
+    try:
+        write(run, {"step": 1, "loss": 3.0}, record, {"step": 2, "loss": 2.0})
+    finally:
+        sys.set_int_max_str_digits(4300)
+    columns = opened(run)
+    columns.update()
+    assert columns.column("loss").tolist() == [3, 2]
+    assert (columns.num_damaged, columns.events, columns.starts) == (1, [], [])
+    columns.close()
+
+
+def test_a_step_that_took_longer_than_any_number_is_one_of_no_time(run):
+    write(run, {"step": 1, "loss": 3.0, "step_s": 10**400}, {"step": 2, "loss": 2.0, "step_s": 1})
+    columns = opened(run)
+    assert columns.column("elapsed_s").tolist() == [0, 1]
+    columns.close()
+
+
+def test_what_each_start_changed_is_kept(run):
+    write(run, {**start(0, 2), "changes": {"optim.clip": [1, 2]}}, {"step": 1, "loss": 3.0})
+    columns = opened(run)
+    assert columns.starts[0]["changes"] == {"optim.clip": [1, 2]}
+    columns.close()
+
+
+@pytest.mark.parametrize("of", ["folder", "files"])
+def test_the_cache_may_be_deleted_while_a_console_runs(run, of):
+    write(run, *({"step": n, "loss": float(n)} for n in range(1, 5)))
+    columns = opened(run)
+    for path in [run.parent / "cache"] if of == "folder" else (run.parent / "cache").glob("*.f64"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with pytest.raises(RunBusy, match="deleted"):
+        columns.column("loss")
+    write(run, {"step": 5, "loss": 5.0})
+    columns.update()
+    assert columns.column("loss").tolist() == [1, 2, 3, 4, 5]
+    columns.close()
+
+
+def test_a_table_has_a_bounded_number_of_columns(run):
+    write(run, {"step": 1, "loss": 3.0, **{f"m{n}": n for n in range(5000)}}, {"step": 2, "loss": 2.0})
+    columns = opened(run)
+    assert len(columns.metrics()) == 4096 - 1, "and the time"
+    assert columns.column("loss").tolist() == [3, 2]
+    columns.close()
+
+
+def test_a_pipe_in_place_of_the_records_is_no_file(run):
+    os.mkfifo(run / METRICS_FILE)
+    columns = opened(run)
+    assert columns.num_rows() == 0
     columns.close()

@@ -1,5 +1,6 @@
 """Columns of ranks: read once, continued, read again where the file was rewritten, thinned to a picture."""
 
+import shutil
 from base64 import b64encode
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from penstock.console.runs import rank_columns
 from penstock.console.runs.rank_columns import RankColumns
 from penstock.console.runs.run_files import LocalFiles
+from penstock.console.runs.turns import RunBusy
 from penstock.obs.metric_names import RANKS_FILE
 
 
@@ -114,3 +116,13 @@ def test_a_damaged_row_makes_no_room_for_millions_of_ranks(tmp_path, opened):
     (tmp_path / RANKS_FILE).write_text("".join(lines))
     found = table(opened(), points=100)
     assert (found.values.shape, found.steps[-1], found.values.min()) == ((1, 100), 2000, 1.0)
+
+
+def test_the_cache_may_be_deleted_while_a_console_runs(tmp_path, opened):
+    write(tmp_path, line(1, 5.0), line(2, 6.0))
+    columns = opened()
+    assert table(columns).steps == [1, 2]
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(RunBusy, match="deleted"):
+        columns.table(first=0, last=9, columns=9)
+    assert table(columns).values.tolist() == [[5, 6]]

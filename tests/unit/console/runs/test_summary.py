@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from penstock.console.runs.discover import RunFolders, UnknownRun, find_runs
+from penstock.console.runs.discover import RunFolders, UnknownRun
 from penstock.console.runs.summary import Summaries
 from penstock.core import clock
 
@@ -22,7 +22,7 @@ def make(folder, *, steps=10, last=4, recipe=True):
 
 
 def row_of(folder):
-    (run,) = find_runs([folder])
+    (run,) = RunFolders([folder]).runs()
     return Summaries().row(run)
 
 
@@ -31,9 +31,9 @@ def test_runs_are_found_below_folders_each_once_and_named_apart(tmp_path):
     make(tmp_path / "b" / "base")
     (tmp_path / "b" / "notes").mkdir()
     (tmp_path / "loop").symlink_to(tmp_path)
-    found = find_runs([tmp_path, tmp_path / "a" / "base"])
+    found = RunFolders([tmp_path, tmp_path / "a" / "base"]).runs()
     assert [run.name for run in found] == ["a/base", "b/base"]
-    apart = find_runs([tmp_path / "a" / "base", tmp_path / "b" / "base"])
+    apart = RunFolders([tmp_path / "a" / "base", tmp_path / "b" / "base"]).runs()
     assert [run.name for run in apart] == [str(tmp_path / "a" / "base"), str(tmp_path / "b" / "base")]
     with pytest.raises(UnknownRun, match="no such run"):
         RunFolders([tmp_path]).run("../../etc")
@@ -90,7 +90,7 @@ def test_a_run_without_a_step_has_a_row(tmp_path, content):
 
 def test_a_run_costs_its_device_hours_at_the_price_of_its_recipe_or_of_the_console(tmp_path):
     folder = make(tmp_path / "run")
-    (run,) = find_runs([folder])
+    (run,) = RunFolders([folder]).runs()
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "loss": 1.0, "device_hours": 3.5}\n')
     assert (Summaries().row(run)["device_hours"], Summaries().row(run)["cost"]) == (3.5, None)
