@@ -1,12 +1,17 @@
 """The command line as a user types it: real processes, a real corpus, tiny models."""
 
 import json
+import re
+import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import sync_playwright
 
+from tests.browser import CHROMIUM
 from tests.serving import end, make_model, serving
 
 
@@ -34,6 +39,27 @@ def torchrun(*words):
     return subprocess.run(
         [sys.executable, *command, *map(str, words)], capture_output=True, text=True, timeout=240
     )
+
+
+@contextmanager
+def console(*words):
+    """Yield the address of `penstock console`."""
+    command = [sys.executable, "-m", "penstock", "console", *map(str, words), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield re.search(r"http://\S+?/", process.stdout.readline())[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.stdout.read()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium; of a module, because Playwright's event loop is one that other tests cannot use."""
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
 
 
 @pytest.fixture(scope="session")

@@ -2,16 +2,15 @@
 
 import json
 import re
-import shutil
 import time
 
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
+from tests.browser import needs_browser
 from tests.serving import PATIENCE_S, make_model, serving
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = needs_browser
 
 KEY = "a-key-for-the-page-1"
 PATIENCE_MS = PATIENCE_S * 1000
@@ -23,14 +22,6 @@ def server(tmp_path_factory):
     folder = make_model(tmp_path_factory.mktemp("page") / "tiny", context=16_384)
     with serving(folder, "--cache-gib", "0.05", PENSTOCK_API_KEY=KEY) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture

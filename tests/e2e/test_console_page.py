@@ -8,25 +8,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-from tests.e2e.conftest import penstock
+from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
+from tests.e2e.conftest import console, penstock
 from tests.launched import records_of, wait_until
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = needs_browser
 
-PATIENCE_MS = 60_000
-expect.set_options(timeout=PATIENCE_MS)  # a chart of a busy machine takes longer than the 5 s of the default
-DEVICES = {
-    "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"},
-    "desktop": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
-}
 RECIPE = """
 compute = "float32"
 [run]
@@ -96,30 +89,10 @@ def folder(tmp_path_factory):
     return folder
 
 
-@contextmanager
-def console(*words):
-    """Yield the address of `penstock console`."""
-    command = [sys.executable, "-m", "penstock", "console", *map(str, words), "--port", "0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield re.search(r"http://\S+?/", process.stdout.readline())[0]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            process.stdout.read()
-
-
 @pytest.fixture(scope="module")
 def address(folder):
     with console(folder / "runs") as found:
         yield found
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 @pytest.fixture
@@ -145,19 +118,8 @@ def opened(browser):
 
 
 def is_complaint(said):
-    """Return whether the page failed; a refused request is a sentence on the page (400, 404)."""
-    return said.type == "error" and not re.search("status of 40[04]", said.text)
-
-
-def check_is_usable(page):
-    """Check that nothing is cut off at the sides, and that axe finds nothing."""
-    found = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert found[0] <= found[1], "the page scrolls sideways"
-    violations = Axe().run(page).response["violations"]
-    said = [
-        f"{one['id']}: {one['nodes'][0]['html']} {one['nodes'][0]['failureSummary']}" for one in violations
-    ]
-    assert said == []
+    """Return whether the page failed; a refused request is a sentence on the page (400, 401, 404)."""
+    return said.type == "error" and not re.search("status of 40[014]", said.text)
 
 
 def open_run(page, name="first"):
@@ -446,3 +408,23 @@ def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(fold
         with suppress(ProcessLookupError):
             os.killpg(first.pid, signal.SIGKILL)
         first.wait()
+
+
+def test_a_reader_signs_in_with_a_key(folder, opened, tmp_path):
+    (tmp_path / "keys").write_text("anna a-key-of-some-length\n")
+    with console(folder / "runs", "--key-file", tmp_path / "keys") as address:
+        page = opened(address)
+        page.get_by_label("Key").fill("another-key-of-a-length")
+        page.get_by_role("button", name="Open").click()
+        page.get_by_label("Key").fill("a-key-of-some-length")
+        page.get_by_role("button", name="Open").click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+
+
+def test_a_link_to_a_group_that_is_not_there_shows_the_table_and_other_views_open(address, opened):
+    page = opened(f"{address}#/?group=toString")
+    expect(page.locator(".runs .name a")).to_have_count(2)
+    page.evaluate("location.hash = '#/run/%'")
+    expect(page.get_by_role("alert")).to_be_visible()
+    page.get_by_role("link", name="All runs").click()
+    expect(page.locator(".runs .name a")).to_have_count(2)

@@ -8,11 +8,12 @@ from base64 import b64encode
 
 import numpy as np
 import pytest
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
-from tests.e2e.test_console_page import CHROMIUM, PATIENCE_MS, console
+from tests.browser import DEVICES, PATIENCE_MS, needs_browser
+from tests.e2e.conftest import console
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+pytestmark = needs_browser
 NUM_RUNS = 120
 NUM_RECORDS = 5000
 
@@ -39,17 +40,9 @@ def address(tmp_path_factory):
     shutil.rmtree(runs)
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
 @pytest.fixture
 def page(browser, address):
-    found = browser.new_page(viewport={"width": 1280, "height": 900})
+    found = browser.new_page(**DEVICES["desktop"])
     found.set_default_timeout(PATIENCE_MS)
     found.goto(f"{address}#/?sort=name&down=0")
     expect(found.locator(".runs .name a").first).to_have_text("run-000")

@@ -11,19 +11,13 @@ from contextlib import contextmanager
 import numpy as np
 import pyarrow.parquet as parquet
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from penstock.cli import main as command_line
 from penstock.testing.corpora import write_corpus
+from tests.browser import DEVICES, check_is_usable, needs_browser
 from tests.unit.obs.html_elements import charts_of, layers_of
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
-DEVICES = {
-    "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"},
-    "desktop": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
-}
 CHARTS = {"loss", "tokens-per-s", "data-wait-share", "learning-rate", "grad-norm", "phases"}
 IS_DRAWN = """canvas => {
   const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -80,14 +74,6 @@ def page(run):
     return run / "report.html"
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
-
-
 @contextmanager
 def opened(browser, file, device="desktop", **options):
     """Yield the page; it must not complain, nor ask for anything but itself."""
@@ -101,14 +87,6 @@ def opened(browser, file, device="desktop", **options):
     shown.close()
     assert complaints == []
     assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
-
-
-def check_is_usable(shown):
-    """Check that nothing is cut off at the sides, and that axe finds nothing."""
-    width, room = shown.evaluate("[document.documentElement.scrollWidth, innerWidth]")
-    assert width <= room, "the page scrolls sideways"
-    violations = Axe().run(shown).response["violations"]
-    assert [f"{one['id']}: {one['nodes'][0]['html']}" for one in violations] == []
 
 
 def test_the_page_tells_the_rescale_and_the_loss(page):

@@ -1,0 +1,28 @@
+"""Chromium, driven by Playwright: what tests of pages share. They skip, and say so, where there is none."""
+
+import shutil
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import expect
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
+
+PATIENCE_MS = 60_000
+expect.set_options(timeout=PATIENCE_MS)  # a chart of a busy machine takes longer than the 5 s of the default
+DEVICES = {
+    "phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True, "color_scheme": "dark"},
+    "desktop": {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"},
+}
+
+
+def check_is_usable(page):
+    """Check that nothing is cut off at the sides, and that axe finds nothing."""
+    found = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+    assert found[0] <= found[1], "the page scrolls sideways"
+    violations = Axe().run(page).response["violations"]
+    said = [
+        f"{one['id']}: {one['nodes'][0]['html']} {one['nodes'][0]['failureSummary']}" for one in violations
+    ]
+    assert said == []
