@@ -1,5 +1,7 @@
 """Adapters that Penstock tuned, through real peft and back, merged, and served; what is refused."""
 
+import dataclasses
+import json
 import shutil
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from penstock.engine.model_runner.open import identity_of_model, open_model
 from penstock.engine.model_runner.serving_layers import prepare
 from penstock.engine.request import Request
 from penstock.models.llama.tensor_slices import TensorParallelRank
+from penstock.nn.linear.lora import Adapter, RoundedProduct, rounded_by_block
 from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
@@ -288,3 +291,43 @@ def test_options_that_do_not_belong_together_are_refused(runs, base, tmp_path, c
     given = [places.get(option, option) for option in options]
     assert main(["export", *given, "--out", str(tmp_path / "out")]) == 2
     assert said in capsys.readouterr().err
+
+
+def codes_of(recipe, world):
+    state = open_state(recipe, world)
+    return {
+        name: product.layer.matrix()
+        for block in rounded_by_block(state.model)
+        for name, product in block.items()
+    }
+
+
+@pytest.mark.parametrize("rounded", ["int8", "int4"])
+def test_a_base_is_rounded_from_the_numbers_that_it_stores_whatever_computes(corpus, base, tmp_path, rounded):
+    """As merging and serving do: from those in bfloat16 some codes would be others."""
+    tune = {"method": "lora", "rank": 2, "base": rounded}
+    recipe = dataclasses.replace(recipe_of(corpus, base, tmp_path / "run", tune), compute="bfloat16")
+    (found,) = on_ranks(lambda world: codes_of(recipe, world), ranks=1)
+    stored = open_model(base)[0].state_dict()
+    assert len(found) == 7 * SMALL["num_hidden_layers"]
+    for name, matrix in found.items():
+        product = RoundedProduct(stored[name], rounded)
+        product.fill(stored[name])
+        assert torch.equal(matrix, product.layer.matrix()), name
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_row_of_zeros_of_a_base_stays_one_when_dora_is_merged():
+    weight = torch.randn(4, 6)
+    weight[2] = 0
+    lengths = torch.linalg.vector_norm(weight, dim=1)
+    merged = Adapter(torch.randn(2, 6), torch.zeros(4, 2), 1.0, lengths).change(weight)
+    close(merged, weight)
+
+
+def test_a_base_that_an_adapter_names_by_no_text_is_refused(runs, tmp_path):
+    folder = exported(runs["lora"][0], tmp_path / "adapter")
+    settings = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "base_model_name_or_path": 5}))
+    with pytest.raises(ModelError, match=r"names a base model that is no folder here \(got 5\)"):
+        open_with_adapter(folder)

@@ -6,9 +6,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.evaluation.prefix_tree import Node, members, tree_of
+from penstock.evaluation.prefix_tree import Node, tree_of
 
 prompts = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), max_size=12)
+
+
+def members(items):
+    """Yield the prompts of a tree in its order."""
+    for item in items:
+        if isinstance(item, Node):
+            yield from members(item.children)
+        else:
+            yield item
 
 
 def common(a, b):

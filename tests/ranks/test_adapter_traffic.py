@@ -131,6 +131,7 @@ def test_islands_tune_one_adapter(places, tmp_path):
         {"ethernet": {"keep_mib": 1000.0}},
         {"ethernet": {"overlap": False}},
         {"precision": {"weights": "bfloat16_stochastic"}, "compute": "bfloat16"},
+        {"precision": {"weights": "bfloat16_master"}, "compute": "bfloat16"},
         {"compute": "bfloat16", "ethernet": {"gather": "int8", "reduce": "int8"}},
         {"optim": {"rule": "muon"}},
     ],

@@ -158,7 +158,7 @@ def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama,
     """
     settings = read_settings(folder, serves=False)
     named = base or settings.get("base_model_name_or_path")
-    if not named or not Path(named).is_dir():
+    if not named or not isinstance(named, str | Path) or not Path(named).is_dir():
         raise ModelError(
             f"The adapter in {folder} names a base model that is no folder here",
             got=named,

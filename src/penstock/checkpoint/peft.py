@@ -38,7 +38,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.hugging_face import hugging_face_names
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
-from penstock.nn.linear.adapter_config import AdapterConfig, BaseWeights
+from penstock.nn.linear.adapter_config import MAX_RANK, AdapterConfig, BaseWeights
 from penstock.nn.linear.lora import Adapter
 from penstock.nn.new_rows import NEW_ROWS, is_new_rows
 from penstock.nn.unfilled import unfilled
@@ -51,7 +51,6 @@ else:
     safetensors_torch = Package("safetensors.torch", "Adapters")
 
 
-MAX_RANK = 512
 """Above this rank an adapter costs more than the layers it adapts."""
 
 _CONFIG, _WEIGHTS, _PICKLED = ADAPTER_CONFIG, "adapter_model.safetensors", "adapter_model.bin"

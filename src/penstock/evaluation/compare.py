@@ -50,19 +50,21 @@ def read_results(path: Path) -> Results:
         raise InputError(f"{path} cannot be read as results ({error})", fix=remedy) from None
     if not isinstance(found, dict) or not isinstance(found.get("results"), dict):
         raise InputError(f"{path} has no results of an evaluation", fix=remedy)
-    return {**found, "samples": found.get("samples") or _samples_beside(path)}
+    try:
+        return {**found, "samples": found.get("samples") or _samples_beside(path)}
+    except (OSError, ValueError) as error:
+        raise InputError(f"The samples beside {path} cannot be read ({error})", fix=remedy) from None
 
 
 def _samples_beside(path: Path) -> dict[str, list[Any]]:
     """Read the samples that lm-eval writes beside its results: samples_TASK_DATE.jsonl."""
     _, found, date = path.stem.partition("results_")
     each = sorted(path.parent.glob(f"samples_*_{date}.jsonl")) if found else []
-    return {
-        one.stem.removeprefix("samples_").removesuffix(f"_{date}"): [
-            json.loads(line) for line in one.read_text(encoding="utf-8").splitlines()
-        ]
-        for one in each
-    }
+    samples = {}
+    for one in each:
+        with one.open(encoding="utf-8", newline="\n") as lines:  # questions may have other ends of lines
+            samples[one.stem.removeprefix("samples_").removesuffix(f"_{date}")] = [*map(json.loads, lines)]
+    return samples
 
 
 def differences(first: Results, second: Results) -> list[Difference]:

@@ -12,7 +12,7 @@ their neighbours, which gives the tree in one pass over them (as the intervals o
 Abouelhoda et al., 2004).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -72,12 +72,3 @@ def _common(a: Tokens, b: Tokens, *, most: int) -> int:
     """Return the length of the common prefix, at most `most`."""
     differ = np.flatnonzero(a[:most] != b[:most])
     return int(differ[0]) if len(differ) else most
-
-
-def members(items: "Sequence[Node | int]") -> Iterator[int]:
-    """Yield the prompts of a tree in its order."""
-    for item in items:
-        if isinstance(item, Node):
-            yield from members(item.children)
-        else:
-            yield item

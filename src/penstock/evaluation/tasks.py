@@ -67,7 +67,7 @@ def load_tasks(names: Sequence[str], options: EvaluationOptions) -> TaskDict:
     _render_in_a_sandbox(trusted=options.trust_tasks)
     found: TaskDict = {"tasks": {}, "groups": {}, "group_map": {}}
     for name in names:
-        for spec in _specs(name, trusted=options.trust_tasks):
+        for spec in _specs(name, options):
             with seeded():
                 loaded = _loaded(name, spec)
             if twice := found["tasks"].keys() & loaded["tasks"].keys():
@@ -104,10 +104,10 @@ def is_file(name: str) -> bool:
     return name.endswith(_SUFFIXES) or "/" in name
 
 
-def _specs(name: str, *, trusted: bool) -> Iterator[Any]:
+def _specs(name: str, options: EvaluationOptions) -> Iterator[Any]:
     """Yield what lm-eval's task manager takes for a name: a configuration, or the name of what it ships."""
     if is_file(name):
-        yield read_file(Path(name), trusted=trusted)
+        yield read_file(Path(name), trusted=options.trust_tasks, download=options.download)
         return
     known = shipped()
     chosen = [name] if name in known else _matching(name, known)
@@ -127,11 +127,12 @@ def _matching(pattern: str, known: Mapping[str, Path]) -> list[str]:
     return sorted(matching(known, pattern)) if "*" in pattern else []
 
 
-def read_file(path: Path, *, trusted: bool) -> dict[str, Any]:
+def read_file(path: Path, *, trusted: bool, download: bool = False) -> dict[str, Any]:
     """Return the configuration of a task file, YAML or JSON; paths in it may be relative to its folder.
 
     Raises:
-        UsageError: it does not exist, is not a task, or names Python code without being trusted.
+        UsageError: it does not exist, is not a task, names code without being trusted, or an address without
+            `download`.
     """
     path = path.expanduser()
     if not path.is_file():
@@ -151,7 +152,8 @@ def read_file(path: Path, *, trusted: bool) -> dict[str, Any]:
         )
     if not trusted:
         _check_metrics(config, path)
-    _find_data(config, path.resolve().parent)
+        _check_data(config, path)
+    _find_data(config, path.resolve().parent, download=download)
     return config
 
 
@@ -174,26 +176,50 @@ def _check_metrics(config: Any, path: Path) -> None:
         _check_metrics(member, path)
 
 
-def _find_data(config: Any, folder: Path) -> None:
+def _check_data(config: Any, path: Path) -> None:
+    """Refuse data that runs code as it is read: a dataset's own program, and readers that unpickle."""
+    from datasets.packaged_modules import _PACKAGED_DATASETS_MODULES as READERS
+
+    kwargs, source = config.get("dataset_kwargs"), config.get("dataset_path")
+    if isinstance(kwargs, dict) and kwargs.get("trust_remote_code"):
+        raise UsageError(
+            f"{path} asks to run the program of a dataset",
+            got="trust_remote_code",
+            fix="--trust-tasks allows it.",
+        )
+    if source in READERS and source not in _LOCAL_FORMATS:
+        fix = f"Use one of {', '.join(_LOCAL_FORMATS)}; --trust-tasks allows others."
+        raise UsageError(f"{path} reads its data by another program than a file's", got=source, fix=fix)
+    for member in config["task"] if isinstance(config.get("task"), list) else ():
+        if isinstance(member, dict):
+            _check_data(member, path)
+
+
+def _find_data(config: Any, folder: Path, *, download: bool) -> None:
     """Resolve the data files of a configuration against the folder of its file, where they are there."""
     kwargs = config.get("dataset_kwargs")
     if isinstance(kwargs, dict) and config.get("dataset_path") in _LOCAL_FORMATS:
         named = {key: kwargs[key] for key in ("data_files", "data_dir") if key in kwargs}
-        kwargs |= {key: _resolved(value, folder) for key, value in named.items()}
+        kwargs |= {key: _resolved(value, folder, download=download) for key, value in named.items()}
     elif isinstance(path := config.get("dataset_path"), str) and (folder / path).is_dir():
         config["dataset_path"] = str(folder / path)
     for member in config["task"] if isinstance(config.get("task"), list) else ():
         if isinstance(member, dict):
-            _find_data(member, folder)
+            _find_data(member, folder, download=download)
 
 
-def _resolved(name: Any, folder: Path) -> Any:
+def _resolved(name: Any, folder: Path, *, download: bool) -> Any:
     """Return a path, or paths in lists or dictionaries, from the folder if it is there."""
     if isinstance(name, list):
-        return [_resolved(one, folder) for one in name]
+        return [_resolved(one, folder, download=download) for one in name]
     if isinstance(name, dict):
-        return {key: _resolved(one, folder) for key, one in name.items()}
-    if not isinstance(name, str) or "://" in name:
+        return {key: _resolved(one, folder, download=download) for key, one in name.items()}
+    if not isinstance(name, str):
+        return name
+    if "://" in name or "::" in name:
+        if not download:
+            fix = f"--download allows it. Or put the data into {folder}."
+            raise UsageError("A task asks for data from an address", got=name, fix=fix)
         return name
     beside = folder / name
     is_there = any(folder.glob(name)) if "*" in name and not Path(name).is_absolute() else beside.exists()

@@ -60,7 +60,7 @@ def init_weights(model: nn.Module, *, seed: int) -> None:
 
 @torch.no_grad()
 def init_adapters(model: nn.Module, *, seed: int) -> None:
-    """Fill the adapters of a model, sharded or not: A uniform as in PEFT, B zero, magnitudes one.
+    """Fill the adapters of a model, sharded or not: A uniform as in PEFT, B zero.
 
     A's values are a function of (seed, name, index); with Kaiming's rule for a slope of sqrt(5) they are
     uniform up to 1 / sqrt(inputs). `measure_magnitudes` sets magnitudes once the frozen weights are there.

@@ -10,6 +10,8 @@ to its part of W x, before the sum that the layer makes in any case. DoRA's leng
 of a number per output there. A matrix rounded to 8 bits is cut like W after it was rounded whole.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -148,15 +150,16 @@ def _placements(layer: nn.Module) -> dict[str, Placement]:
 
 
 def room_for(product: RoundedProduct, device: torch.device) -> Tensor:
-    """Return an empty tensor for the matrix that a product rounds: this rank's slice of it.
+    """Return an empty tensor for the matrix that a product rounds, in float32: this rank's slice of it.
 
+    Merging and serving round the numbers that are stored; those of `compute` would have other codes.
     If ranks have parts of rows that have one scale, it is the whole matrix: a scale is that of the whole row,
     so that the codes do not depend on the number of ranks.
     """
     like = product.like
     if _has_part_of_rows(product):
-        return torch.empty(tuple(like.shape), dtype=like.dtype, device=device)
-    return torch.empty_like(like, device=device)
+        return torch.empty(tuple(like.shape), dtype=torch.float32, device=device)
+    return torch.empty_like(like, dtype=torch.float32, device=device)
 
 
 def fill_rounded(product: RoundedProduct, matrix: Tensor) -> None:
@@ -179,15 +182,21 @@ def frozen(model: nn.Module) -> set[nn.Parameter]:
 
 
 @torch.no_grad()
-def measure_magnitudes(model: nn.Module) -> None:
+def measure_magnitudes(model: nn.Module, masters: Mapping[str, Tensor]) -> None:
     """Set the magnitudes of a model's adapters to the lengths of the rows of its frozen matrices (DoRA).
 
     Every rank calls it, with the matrices filled; of a matrix sharded by rows a rank measures its own.
+
+    Args:
+        masters: the optimizer's float32 copies of parameters, by name; they are set too.
     """
-    for _, layer in adapted_layers(model):
+    for name, layer in adapted_layers(model):
         magnitude = getattr(layer, "magnitude", None)
         if magnitude is not None:
             squares = torch.linalg.vector_norm(local(matrix_of(layer)).float(), dim=1).square_()
             if isinstance(layer, RowLinear):
                 squares = all_reduce(squares, "sum", layer.group)
-            local(magnitude).copy_(squares.sqrt_())
+            lengths = squares.sqrt_()
+            local(magnitude).copy_(lengths)
+            if (master := masters.get(f"{name}.magnitude")) is not None:
+                local(master).copy_(lengths)

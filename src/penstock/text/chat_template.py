@@ -73,7 +73,7 @@ def load_template(folder: Path) -> ChatTemplate:
     named = _named(config.get("chat_template"))
     for name, file in _FILES.items():
         if (folder / file).is_file():
-            named[name] = _read(folder / file)
+            named[name] = read_template(folder / file)
     tokens = {name: _token(config.get(name)) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return ChatTemplate(
         source=named.get("default", named.get("tool_use")),
@@ -183,7 +183,12 @@ def _transcript(
     return "\n\n".join([*turns, "Assistant:"] if add_generation_prompt else turns)
 
 
-def _read(path: Path) -> str:
+def read_template(path: Path) -> str:
+    """Read a template's file.
+
+    Raises:
+        ModelError: it cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

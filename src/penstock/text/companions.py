@@ -9,18 +9,14 @@ from penstock.core.config import load_json
 from penstock.core.errors import ConfigError, InputError
 
 GENERATION = "generation_config.json"
-COMPANIONS = (
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
-    GENERATION,
-)
+_TEMPLATES = ("chat_template.jinja", "additional_chat_templates/tool_use.jinja")
+COMPANIONS = ("tokenizer_config.json", "special_tokens_map.json", *_TEMPLATES, GENERATION)
 
 
 def companions_of(folders: Sequence[Path]) -> dict[str, str]:
     """Return the companion files of a tokenizer by name, each from the first folder that has it.
 
+    Chat templates are all of one folder, the first that has any: two belong together.
     If only the config.json of a model names the end tokens of answers, a generation_config.json names them
     here: other folders, of runs for instance, have a config.json of another kind.
 
@@ -29,8 +25,9 @@ def companions_of(folders: Sequence[Path]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for folder in folders:
+        has_template = any(name in found for name in _TEMPLATES)
         for name in COMPANIONS:
-            if name not in found and (folder / name).is_file():
+            if name not in found and (folder / name).is_file() and not (has_template and name in _TEMPLATES):
                 found[name] = _text(folder / name)
     if (ends := _end_ids(folders)) is not None:
         known = json.loads(found.get(GENERATION, "{}"))

@@ -1,5 +1,6 @@
 """Data of a recipe: training rows, held-out rows, and checks that they suffice."""
 
+import logging
 from bisect import bisect_right
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ from penstock.text.token_bytes import token_bytes
 from penstock.text.tokenizer import Tokenizer
 from penstock.train.recipe.config import RunConfig, TrainConfig
 from penstock.train.recipe.planned_changes import changes, micro_batch_sizes
+
+log = logging.getLogger(__name__)
 
 FIELDS = ("input_ids", "labels", "cu_seqlens", "position_ids")
 """Batch fields that a training step needs."""
@@ -115,21 +118,34 @@ def bytes_of_tokens(loader: Loader) -> Int64 | None:
 
 def tokenizer_of(loader: Loader) -> Path | None:
     """Return the tokenizer.json of the corpora: if they differ, the largest; None: unknown."""
+    return next(iter(tokenizers_of(loader)), None)
+
+
+def tokenizers_of(loader: Loader) -> list[Path]:
+    """Return the files of the corpora's tokenizer: of conversations first, whose folders have its template.
+
+    If corpora have different tokenizers, it is the largest.
+    """
     known = list(_tokenizers(loader).values())
-    return (
-        max(known, key=lambda path: Tokenizer.load(path).vocab_size)
-        if len(known) > 1
-        else next(iter(known), None)
-    )
+    if len(known) < 2:
+        return next(iter(known), [])
+    return max(known, key=lambda paths: Tokenizer.load(paths[0]).vocab_size)
 
 
-def _tokenizers(loader: Loader) -> dict[str, Path]:
-    """Return fingerprint -> tokenizer.json of the corpora that have one."""
-    return {
-        corpus.manifest.tokenizer or "": corpus.tokenizer_path
-        for corpus in loader.corpora.values()
-        if corpus.tokenizer_path is not None
-    }
+def warn_of_templates(loader: Loader) -> None:
+    """Log that corpora were written by different chat templates, if they were."""
+    found = {name: c.manifest.chat.template for name, c in loader.corpora.items() if c.manifest.chat}
+    if len(set(found.values())) > 1:
+        log.warning("corpora were written by different chat templates; the run keeps the first's: %s", found)
+
+
+def _tokenizers(loader: Loader) -> dict[str, list[Path]]:
+    """Return fingerprint -> tokenizer.json of each corpus that has one, of conversations first."""
+    found: dict[str, list[Path]] = {}
+    for corpus in sorted(loader.corpora.values(), key=lambda corpus: corpus.manifest.chat is None):
+        if corpus.tokenizer_path is not None:
+            found.setdefault(corpus.manifest.tokenizer or "", []).append(corpus.tokenizer_path)
+    return found
 
 
 def shares_of(samples: int, weights: Mapping[str, float], most: Mapping[str, int]) -> dict[str, int]:
@@ -213,7 +229,7 @@ def check_tokenizers(loader: Loader, *, start_from: str = "") -> None:
         return
     if files.keys() >= corpora.keys() and (path := tokenizer_of(loader)) is not None:
         most = Tokenizer.load(path)
-        if all(most.extends(Tokenizer.load(files[each])) for each in corpora):
+        if all(most.extends(Tokenizer.load(files[each][0])) for each in corpora):
             if start_from:
                 _check_tokenizer_of_start(most, Path(start_from), corpora)
             return

@@ -49,7 +49,7 @@ class LiveTasks:
             raise UsageError(f"evaluate.tasks: {why}")
 
     def record(self, state: TrainState, config: TrainConfig, world: World) -> Record:
-        """Evaluate the run's weights; return the record of it on the first rank. Every rank must call it."""
+        """Evaluate the run's weights; return the record of it, or of its failure. Every rank must call it."""
         began = clock.monotonic()
         found: dict[str, Any] = {}
         try:

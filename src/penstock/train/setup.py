@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -44,8 +44,9 @@ from penstock.train.data_setup import (
     continue_from,
     continue_from_newest,
     heldout_rows,
-    tokenizer_of,
+    tokenizers_of,
     train_loader,
+    warn_of_templates,
 )
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import StepGuard
@@ -155,7 +156,7 @@ def start_weights(
 
     if (failure := agreed(load)) is not None:
         raise failure
-    measure_magnitudes(model)
+    measure_magnitudes(model, _masters(optimizer, dict(model.named_parameters())))
 
 
 def _masters(optimizer: Optimizer, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -289,17 +290,18 @@ def write_identity(config: TrainConfig, loader: Loader) -> KeptRecipe:
         if corpus["columns"]:
             corpus["columns"] = absolute(corpus["columns"])
     kept = keep_recipe(folder, json.loads(json.dumps(recipe)), step=loader.step)
-    _keep_tokenizer(folder, tokenizer_of(loader), start_from=config.run.start_from)
+    warn_of_templates(loader)
+    _keep_tokenizer(folder, tokenizers_of(loader), start_from=config.run.start_from)
     return kept
 
 
-def _keep_tokenizer(folder: Path, tokenizer: Path | None, *, start_from: str) -> None:
+def _keep_tokenizer(folder: Path, known: Sequence[Path], *, start_from: str) -> None:
     """Copy the tokenizer of the corpora, or of the start, and its companions to the run's folder.
 
     Args:
-        tokenizer: the corpora's; None: those of other tools have none.
+        known: the corpora's, as `tokenizers_of` returns them; corpora of other tools have none.
     """
-    sources = [] if tokenizer is None else [tokenizer.parent]
+    sources, tokenizer = [path.parent for path in known], next(iter(known), None)
     if start_from and (start := text_folder(Path(start_from))).is_dir():
         sources.append(start)
     if tokenizer is None:

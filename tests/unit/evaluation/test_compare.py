@@ -101,3 +101,18 @@ def test_a_file_without_results(content, tmp_path):
     (tmp_path / "a.json").write_text(content)
     with pytest.raises(InputError, match=r"results.* --out FILE"):
         read_results(tmp_path / "a.json")
+
+
+def test_samples_that_lm_eval_wrote_may_hold_any_end_of_line(tmp_path):
+    results = {**results_of(FIRST), "samples": {}}
+    (tmp_path / "results_2026.json").write_text(json.dumps(results))
+    sample = {"doc_id": 0, "text": "one\u2028two\x85three"}
+    (tmp_path / "samples_mine_2026.jsonl").write_text(json.dumps(sample, ensure_ascii=False) + "\n")
+    assert read_results(tmp_path / "results_2026.json")["samples"] == {"mine": [sample]}
+
+
+def test_half_a_file_of_samples_is_refused(tmp_path):
+    (tmp_path / "results_2026.json").write_text(json.dumps({**results_of(FIRST), "samples": {}}))
+    (tmp_path / "samples_mine_2026.jsonl").write_text('{"doc_id": 0}\n{"doc_')
+    with pytest.raises(InputError, match=r"samples beside .* cannot be read"):
+        read_results(tmp_path / "results_2026.json")

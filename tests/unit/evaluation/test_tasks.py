@@ -161,3 +161,22 @@ def test_code_of_an_included_file_is_refused_whatever_its_name(tmp_path):
     with pytest.raises(UsageError, match=r"base\.json runs Python code: !function \(got 'code\.f'\)"):
         load(tmp_path / "mine.yaml")
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"dataset_path": "pandas"}, r"another program than a file's \(got 'pandas'\)"),
+        ({"dataset_kwargs": {"trust_remote_code": True}}, "asks to run the program of a dataset"),
+        ({"dataset_kwargs": {"data_files": "http://10.0.0.1/x.jsonl"}}, r"address \(got 'http://10\.0\.0\.1"),
+        (
+            {"dataset_kwargs": {"data_files": {"test": ["zip://x::http://10.0.0.1/x"]}}},
+            "data from an address",
+        ),
+    ],
+    ids=["unpickles", "script", "address", "chain"],
+)
+def test_data_that_runs_code_or_lies_elsewhere_is_refused(tmp_path, more, message):
+    (tmp_path / "docs.jsonl").write_text(json.dumps({"question": "the dam", "choices": ["flows"]}) + "\n")
+    with pytest.raises(UsageError, match=message):
+        load(write(tmp_path, CLOZE, **more))

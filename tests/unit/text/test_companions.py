@@ -66,3 +66,13 @@ def test_the_form_of_the_file_is_of_no_matter_but_ids_and_rules_are(plain):
     other = json.dumps({**raw, "pre_tokenizer": {"type": "Whitespace"}}).encode()
     assert not Tokenizer(other).extends(plain)
     assert not train_tokenizer(["another text of words"] * 9, vocab_size=300).extends(plain)
+
+
+def test_two_chat_templates_are_of_one_folder(tmp_path):
+    first = write(tmp_path / "a", chat_template__jinja="of a")
+    second = write(tmp_path / "b", chat_template__jinja="of b")
+    tools = "additional_chat_templates/tool_use.jinja"
+    (second / tools).parent.mkdir()
+    (second / tools).write_text("tools of b")
+    assert companions_of([first, second]) == {"chat_template.jinja": "of a"}
+    assert companions_of([second, first]) == {"chat_template.jinja": "of b", tools: "tools of b"}

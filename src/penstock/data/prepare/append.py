@@ -8,6 +8,7 @@ their fingerprint do not change.
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -25,7 +26,7 @@ from penstock.core.files import (
     temporary_beside,
     write_atomic,
 )
-from penstock.data.corpus.manifest import Manifest, ShardEntry, load_manifest, save_manifest
+from penstock.data.corpus.manifest import ChatOrigin, Manifest, ShardEntry, load_manifest, save_manifest
 from penstock.data.prepare import journal, plan
 from penstock.data.prepare.inputs import Selection
 from penstock.data.prepare.journal import APPEND_FOLDER, remove_strays
@@ -139,6 +140,20 @@ def check_columns(corpus: Path, old: Manifest, added: Manifest) -> None:
             f"Corpus {corpus} has the columns: {known}. The new part has: {found}",
             fix="Append what was prepared as the corpus was, or mix the two as corpora of their own.",
         )
+    known, found = (_chat_of(manifest) for manifest in (old, added))
+    if known != found:
+        raise CorpusError(
+            f"Corpus {corpus} has {known}. The new part has {found}",
+            fix="Append what was prepared as the corpus was, or mix the two as corpora of their own.",
+        )
+
+
+def _chat_of(manifest: Manifest) -> str:
+    """Return in words how the conversations of a corpus were prepared."""
+    chat = manifest.chat
+    if chat is None:
+        return "plain text"
+    return f"{chat.kind} by the template {chat.template}, trained on {chat.train_on}"
 
 
 def tokenizer_of(corpus: Path, given: Path | None) -> Path:
@@ -182,9 +197,16 @@ def _with_part(old: Manifest, added: Manifest) -> Manifest:
         old,
         text_bytes=old.text_bytes + added.text_bytes if old.text_bytes else 0,
         rejected=old.rejected + added.rejected,
+        chat=_with_counts(old.chat, added.chat),
         shards=(*old.shards, *shards),
         parts=(*old.part_ends, first + len(shards)),
     )
+
+
+def _with_counts(old: ChatOrigin | None, added: ChatOrigin | None) -> ChatOrigin | None:
+    if old is None or added is None:
+        return old
+    return replace(old, counts=dict(Counter(old.counts) + Counter(added.counts)))
 
 
 def _renamed(shard: ShardEntry, name: str) -> ShardEntry:

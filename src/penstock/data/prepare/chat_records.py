@@ -36,6 +36,7 @@ FIELDS = (
 
 Message = dict[str, object]
 
+_CONVERSATIONS = ("messages", "conversations", "conversation")
 _ROLES = {
     "system": "system",
     "developer": "system",
@@ -128,11 +129,17 @@ def conversation_of(value: object, *, kind: ChatKind, last_only: bool) -> Conver
                 got=_shown(sides[0].messages[-1]),
                 fix="Correct one of the answers, or leave the pair out.",
             )
-    elif "prompt" in value and value.get("completion") is not None:
+    elif value.get("prompt") is not None and value.get("completion") is not None:
+        if any(value.get(name) is not None for name in _CONVERSATIONS):
+            raise UsageError(
+                "The record is a prompt with its completion and a conversation too",
+                got=", ".join(map(str, value))[:120],
+                fix="Leave one of them out of the record.",
+            )
         prompt = _with_system(value, _turns(value["prompt"], "user"))
         sides = (_answered(prompt, _turns(value["completion"], "assistant")),)
     else:
-        turns = _first_of(value, "messages", "conversations", "conversation")
+        turns = _first_of(value, *_CONVERSATIONS)
         sides = (_side(_with_system(value, _messages(turns)), 0),)
     if last_only:
         sides = tuple(Side(side.messages, frozenset(sorted(side.learned)[-1:])) for side in sides)

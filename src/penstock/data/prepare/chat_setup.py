@@ -1,5 +1,6 @@
 """Set-up of a preparation of conversations: their kind, the template, and what the plan records of them."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -7,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.core import config as configs
+from penstock.core.config import load_json
 from penstock.core.errors import InputError, UsageError
 from penstock.core.files import write_atomic
 from penstock.data.corpus.manifest import ChatOrigin
@@ -15,7 +17,7 @@ from penstock.data.prepare.chat_tokens import ChatEncoder, ChatRules
 from penstock.data.prepare.documents import RawChat, ReadOptions, read_records
 from penstock.data.prepare.inputs import is_json, shown
 from penstock.data.prepare.plan import ChatConfig, InputFile
-from penstock.text.chat_template import TEMPLATE_FILES, ChatTemplate, load_template
+from penstock.text.chat_template import TEMPLATE_FILES, ChatTemplate, load_template, read_template
 from penstock.text.tokenizer import Tokenizer
 
 _PEEKED = 1000  # records looked at to find out what they are
@@ -66,13 +68,19 @@ class ChatSetup:
         """Write the template into a corpus's folder, for `data append` and for people."""
         if out.resolve() == self.folder.resolve():
             return
-        for name in TEMPLATE_FILES:
-            source = self.folder / name
-            if source.is_file():
+        *_, config = TEMPLATE_FILES
+        if (source := self.folder / config).is_file():
+            known, content = load_json(source), source.read_text(encoding="utf-8")
+            if (
+                known.pop("chat_template", None) is not None
+            ):  # it is written below, or --chat-template replaces it
+                content = json.dumps(known, indent=2, ensure_ascii=False) + "\n"
+            write_atomic(out / config, content)
+        templates = (self.template.source, self.template.tool_source)
+        for name, template in zip(TEMPLATE_FILES, templates, strict=False):
+            if template is not None:
                 (out / name).parent.mkdir(exist_ok=True)
-                write_atomic(out / name, source.read_bytes())
-        if self.template.source is not None:
-            write_atomic(out / TEMPLATE_FILES[0], self.template.source)
+                write_atomic(out / name, template)
 
 
 def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Path) -> ChatSetup:
@@ -89,8 +97,7 @@ def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Pat
         )
     template = load_template(tokenizer.parent)
     if config.template is not None:
-        source = config.template.read_text(encoding="utf-8")
-        template = replace(template, source=source, tool_source=None)
+        template = replace(template, source=read_template(config.template), tool_source=None)
     if template.source is None:
         raise UsageError(
             f"{tokenizer.parent} has no chat template",

@@ -20,6 +20,9 @@ MLP = ("gate", "up", "down")
 LINEAR_LAYERS = (*ATTENTION, *MLP)
 """Linear layers of a block, in the order of a forward pass."""
 
+MAX_RANK = 512
+"""Largest rank that is trained and read: of folders of unknown origin, memory grows with it."""
+
 GROUP = 32
 """Inputs that share a scale in a matrix of 4 bits."""
 

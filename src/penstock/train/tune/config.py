@@ -7,7 +7,7 @@ from typing import Literal
 from penstock.core.checks import whole_number
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.nn.linear.adapter_config import GROUP, AdapterConfig, BaseWeights, layers_named
+from penstock.nn.linear.adapter_config import GROUP, MAX_RANK, AdapterConfig, BaseWeights, layers_named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +133,12 @@ class TuneConfig:
         adapter = self.adapter
         if adapter is None:
             return
+        if self.rank > MAX_RANK:
+            raise ConfigError(
+                "tune.rank is larger than any that is read again, to serve it or to merge it",
+                got=self.rank,
+                fix=f"Use at most {MAX_RANK}; 8 to 64 are usual.",
+            )
         shapes = model.linear_shapes
         most, name = min((min(shapes[name]), name) for name in adapter.layers)
         if self.rank > most:

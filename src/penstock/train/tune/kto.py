@@ -270,7 +270,7 @@ class SingleAnswers:
         """Return the number of examples whose first label is in these columns."""
         length = batch["labels"].shape[1]
         inside = range(length)[columns]
-        part = whole_sequences({**batch, "rejected": batch["rejected"]})
+        part = whole_sequences(batch)
         learned = (batch["labels"] != IGNORED_LABEL).flatten().nonzero()[:, 0]
         of = part["segments"].flatten()[learned]
         first = learned[torch.cat((of.new_ones(1, dtype=torch.bool), of[1:] != of[:-1]))[: len(of)]] % length

@@ -14,6 +14,7 @@ import tokenizers
 
 from penstock.core.errors import CorpusError, InputError, PenstockError, UsageError
 from penstock.data import Loader, open_corpus
+from penstock.data.corpus.manifest import load_manifest
 from penstock.data.prepare import PrepareConfig, prepare
 from penstock.data.prepare.append import append
 from penstock.data.prepare.chat_records import conversation_of, kind_of_chat
@@ -22,6 +23,7 @@ from penstock.data.prepare.inputs import Selection, find_inputs
 from penstock.data.prepare.plan import ChatConfig
 from penstock.data.tools.describe import describe
 from penstock.data.tools.verify import verify
+from penstock.text.chat_template import load_template
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
 from tests.published_templates import CHATML, MISTRAL, OF_TRL, without_tags
 from tests.unit.data.prepare.test_columnar import write_mds
@@ -508,3 +510,61 @@ def test_values_of_parquet_that_are_not_json_are_a_rejection(tmp_path, qwen, val
     pq.write_table(pa.table({"messages": [strange, plain]}), tmp_path / "chats.parquet")
     folder = made(tmp_path, str(tmp_path / "chats.parquet"), qwen, max_errors=1)
     assert "has a value that is not JSON" in json.loads((folder / "rejected.jsonl").read_text())["reason"]
+
+
+def test_a_template_of_the_users_replaces_that_for_tools_too(tmp_path):
+    folder = model_folder(tmp_path / "model", "{{ 'of the model' }}")
+    config = {"chat_template": [{"name": "tool_use", "template": "{{ 'tools' }}"}], "bos_token": "<s>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "own.jinja").write_text(without_tags(CHATML))
+    inputs = lines(tmp_path / "chats.jsonl", [talk("Hi", "Hello.")])
+    chat = ChatConfig(template=tmp_path / "own.jinja")
+    prepare(
+        [inputs], tmp_path / "chats", config=PrepareConfig(tokenizer=folder / "tokenizer.json", chat=chat)
+    )
+    kept = load_template(tmp_path / "chats")
+    assert kept.source == without_tags(CHATML)
+    assert kept.tool_source is None
+    assert kept.variables == {"bos_token": "<s>"}
+
+
+def test_a_template_that_is_no_text_is_refused(tmp_path, model):
+    (tmp_path / "own.jinja").write_bytes(b"\xff\xfe{")
+    inputs = lines(tmp_path / "chats.jsonl", [talk("Hi", "Hello.")])
+    config = PrepareConfig(
+        tokenizer=model / "tokenizer.json", chat=ChatConfig(template=tmp_path / "own.jinja")
+    )
+    with pytest.raises(PenstockError, match=r"own\.jinja cannot be read"):
+        prepare([inputs], tmp_path / "out", config=config)
+
+
+def test_an_append_of_another_kind_or_choice_of_turns_is_refused(tmp_path, model):
+    pair = {"prompt": "Hi", "chosen": "Hello.", "rejected": "No."}
+    folder = made(tmp_path, [pair], model)
+    thumb = lines(tmp_path / "thumbs.jsonl", [{"prompt": "Hi", "completion": "Hello.", "label": True}])
+    for inputs, chat, said in (
+        (thumb, ChatConfig(), "has pairs by .* The new part has thumbs by"),
+        (lines(tmp_path / "more.jsonl", [pair]), ChatConfig(train_on="last"), "trained on last"),
+    ):
+        with pytest.raises(CorpusError, match=said):
+            append(
+                folder,
+                [inputs],
+                config=PrepareConfig(tokenizer=folder / "tokenizer.json", chat=chat),
+                restart=True,
+            )
+
+
+def test_an_append_adds_up_what_was_counted(tmp_path, model):
+    folder = made(tmp_path, [talk("Hi", "Hello.", "And?", "Yes.")], model)
+    more = lines(tmp_path / "more.jsonl", [talk("a", "b")])
+    append(folder, [more], config=PrepareConfig(tokenizer=folder / "tokenizer.json", chat=ChatConfig()))
+    assert load_manifest(folder).chat.counts["learned_turns"] == 3
+
+
+def test_a_record_that_is_a_conversation_twice_is_refused():
+    record = {"prompt": "Hi", "completion": "Hello.", **talk("a", "b")}
+    with pytest.raises(UsageError, match="a prompt with its completion and a conversation too"):
+        conversation_of(record, kind="conversations", last_only=False)
+    of_messages = conversation_of({**record, "prompt": None}, kind="conversations", last_only=False)
+    assert of_messages.sides[0].messages[-1]["content"] == "b"

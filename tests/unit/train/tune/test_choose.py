@@ -108,7 +108,8 @@ def test_keys_out_of_range_are_refused_by_name_with_what_to_do(raw, key, value, 
 @pytest.mark.parametrize(
     ("tune", "said"),
     [
-        ({"rank": 999}, r"larger than the layer '\w+', which is \d+ x \d+ \(got 999\)\. Use at most \d+"),
+        ({"rank": 513}, r"any that is read again, .* \(got 513\)\. Use at most 512"),
+        ({"rank": 500}, r"larger than the layer '\w+', which is \d+ x \d+ \(got 500\)\. Use at most \d+"),
         ({"layers": ("query", "lm_head")}, r"layer that blocks do not have \(got 'lm_head'\)\. Known: "),
         ({"layers": ("embed",)}, r"layer that blocks do not have \(got 'embed'\)"),
     ],
