@@ -4,7 +4,6 @@ The JobSet controller is a stand-in (tests/jobset_controller.py), the kubelet on
 """
 
 import json
-import os
 import shutil
 
 import pytest
@@ -163,4 +162,3 @@ def test_a_queue_that_can_never_give_the_nodes_is_refused_with_both_amounts(kube
     assert "Queue small gives at most 3 of cpu" in said
     shown = launch("bad", "--nodes", 3, "--queue", "small", "--dry-run")
     assert "kueue.x-k8s.io/queue-name: small" in shown.stdout
-    assert os.environ["KUBECONFIG"]

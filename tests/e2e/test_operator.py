@@ -202,7 +202,7 @@ def test_a_run_is_created_shown_and_deleted(kubernetes, corpus):
         lambda: kubernetes.cluster.get("ConfigMap", "first", namespace=NAMESPACE) is None, "garbage"
     )
     told = [reason for reason, _ in kubernetes.events("first")]
-    assert told.count("Started") == 1
+    assert told.count("Starting") == 1
     assert {"Running", "Stopping", "Invalid"} <= set(told)
 
 
@@ -233,7 +233,7 @@ def test_a_run_is_resized_after_a_save_and_deleted_while_its_operators_are_kille
     kubernetes.until(lambda: kubernetes.status("resized").get("nodes") == 2, "two nodes told")
     assert kubernetes.status("resized")["starts"] == 2
     told = kubernetes.events("resized")
-    assert [reason for reason, _ in told].count("Started") == 2
+    assert [reason for reason, _ in told].count("Starting") == 2
     assert ("Stopping", "from 1 to 2 nodes: save, and go on with them") in told
 
     kubernetes.delete("resized")

@@ -7,6 +7,7 @@ between them, and outlives a check that hangs or crashes. In between it listens 
 import http.client
 import json
 import logging
+import math
 import subprocess
 import sys
 from collections import Counter
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 600.0  # of all checks together
+_KILLED_S = 10.0  # for checks that were killed to be gone
 _LOOK_S = 0.2  # between looks whether to stop
 _GPU_METRICS = {
     "penstock_node_gpu_uncorrected_errors": "uncorrected_errors",
@@ -60,14 +62,20 @@ def run_checks(
     command = [sys.executable, "-m", "penstock", "doctor", "--json", *words]
     findings: list[Finding] | None = None
     gpus: list[dict[str, Any]] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while True:
-            try:
-                out, errors = process.communicate(timeout=_LOOK_S)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, errors, killed_at = "", "", math.inf
+    while True:
+        try:
+            out, errors = process.communicate(timeout=_LOOK_S)
+            break
+        except subprocess.TimeoutExpired:
+            now = clock.monotonic()
+            if now - killed_at > _KILLED_S:  # in a driver's call that no signal ends: the node is not checked
+                errors = "the checks hang, and cannot be killed"
                 break
-            except subprocess.TimeoutExpired:
-                if is_stopped() or clock.monotonic() - start > timeout_s:
-                    process.kill()
+            if math.isinf(killed_at) and (is_stopped() or now - start > timeout_s):
+                killed_at = now
+                process.kill()
     try:
         report = json.loads(out)
         findings = [
@@ -75,7 +83,7 @@ def run_checks(
         ]
         gpus = report["gpus"]
     except (ValueError, KeyError, TypeError):
-        log.error("the checks did not run: exit=%d %s", process.returncode, errors.strip()[-1000:])
+        log.error("the checks did not run: exit=%s %s", process.returncode, errors.strip()[-1000:])
     return CheckedNode(
         findings=findings, gpus=gpus, seconds=clock.monotonic() - start, at=clock.unix_seconds()
     )

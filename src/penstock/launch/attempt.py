@@ -15,7 +15,7 @@ import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from penstock.core import clock
@@ -179,12 +179,13 @@ def _serve(
         attempt.start()
         sender.close()
         connection.send(attempt.pid)
-        attempt.join()
+        wait([receiver, attempt.sentinel])  # first the messages: many long ones fill the pipe
         try:
             outcome = receiver.recv() if receiver.poll() else None
         except EOFError:
             outcome = None
         receiver.close()
+        attempt.join()
         attempt.close()
         with suppress(OSError):  # nobody listens any more: the next `recv` ends this process
             connection.send(outcome or JobOutcome(1, ["The processes were killed."], (0,)))

@@ -14,8 +14,12 @@ import multiprocessing
 import os
 import signal
 import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
+from threading import Thread
 from types import FrameType
 from typing import Any
 
@@ -65,6 +69,7 @@ _LAST_CALL_S = 3
 """Seconds that enough nodes wait for more."""
 _STORE_TIMEOUT_S = 30.0
 _LOOK_S = 0.1
+_LOOK_FOR_MARK_S = 1.0  # in a folder that may be on a network's disk
 _LOOK_AT_NODES_S = 0.5
 _LIST_S = 5.0
 """Seconds for which a list of checkpoints is good enough while nodes wait."""
@@ -141,7 +146,7 @@ class ElasticNode:
         host: address of the rendezvous' store.
         warm: forks this node's ranks; made before the rendezvous starts its threads.
         join_s: seconds to wait for enough nodes.
-        gone_code: exit code of this node once the store is gone.
+        gone_code: exit code of this node once the store is gone, or where too few others came.
         address: of this node, by which with its process id the rendezvous tells nodes apart; pods all have
             process id 1. Empty: the address towards the store.
 
@@ -184,9 +189,9 @@ class ElasticNode:
             except (RendezvousClosedError, RendezvousGracefulExitError):
                 return self._code_of_others()
             except RendezvousTimeoutError:  # of this node only: others may train, or wait longer
-                self._log("finish", self._no_others(), code=1)
+                self._log("finish", self._no_others(), code=self._gone_code)
                 self._handler._stop_heartbeats()
-                return 1
+                return self._gone_code
             except DistError as error:  # one was lost while the round began; without a store, the next ends
                 self._log("lost", f"no start with those that met: {str(error).splitlines()[0]}")
                 continue
@@ -203,11 +208,32 @@ class ElasticNode:
         self._signals.is_waiting = True
         try:
             self._check_told()
-            info = self._handler.next_rendezvous()
+            with self._looking_for_mark():
+                info = self._handler.next_rendezvous()
             self._check_told()  # while it waited for others
             return info
         finally:
             self._signals.is_waiting = False
+
+    @contextmanager
+    def _looking_for_mark(self) -> Iterator[None]:
+        """Context manager: a request to stop in the run's folder wakes this thread as a signal does."""
+        ended, waiting = threading.Event(), threading.get_ident()
+
+        def look() -> None:
+            while not ended.wait(_LOOK_FOR_MARK_S):
+                if self._is_marked():
+                    self._signals.name = self._signals.name or BY_REQUEST
+                    signal.pthread_kill(waiting, signal.SIGTERM)
+                    return
+
+        thread = Thread(target=look, name="request-to-stop", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _check_told(self) -> None:
         if sender := self._asked_to_stop():
@@ -223,8 +249,10 @@ class ElasticNode:
         """Return who asked to stop; empty: nobody. Ranks that train see a request by themselves."""
         if self._signals.name:
             return self._signals.name
-        is_marked = self._folder.is_to_stop(env.variable(env.JOB))
-        return BY_REQUEST if is_marked and not self._folder.is_trained() else ""
+        return BY_REQUEST if self._is_marked() else ""
+
+    def _is_marked(self) -> bool:
+        return self._folder.is_to_stop(env.variable(env.JOB)) and not self._folder.is_trained()
 
     def _attempt(self, info: RendezvousInfo) -> Decision:
         spec, newest = self._spec, self._folder.newest_step()

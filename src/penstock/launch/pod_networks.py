@@ -388,7 +388,8 @@ def _by_multi_nic_cni(
         )
     if first.mtu:
         plugin["args"]["mtu"] = str(first.mtu)
-    own = f"{namespace}-{name}"
+    digest = hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()  # a-b of c is not a of b-c
+    own = f"{namespace}-{name}-{digest[:8]}"
     spec: dict[str, Any] = {
         "subnet": first.subnet,
         "ipam": json.dumps(ipam),

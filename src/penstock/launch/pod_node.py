@@ -7,6 +7,7 @@ The supervisors meet in the store, whether the number of nodes is fixed or not (
 is replaced by its Job, joins, and all go on from the newest checkpoint without a restart of the other pods.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -36,11 +37,14 @@ from penstock.launch.render.kubernetes import pod_of
 from penstock.launch.render.pod_template import CODE
 from penstock.launch.spec import RunSpec
 
+log = logging.getLogger(__name__)
+
 EVENT = "[event] "
 """Beginning of the lines of a pod's log that are transitions of the run."""
 _BASE_PORT, _NUM_PORTS = 20_000, 10_000
 _JOIN_S = 1800
-"""Seconds that pods wait for each other: a node may have to be added to the cluster."""
+"""Seconds that pods wait for each other: a node may have to be added to the cluster. Then they end with 75,
+which is not counted: new pods go on waiting."""
 _LINGER_S = 3.0
 """Seconds for which the store outlives the first pod's ranks, so that the others read how the run ended."""
 _LOOK_S = 0.2
@@ -166,11 +170,7 @@ def _store(port: int, *, is_here: bool) -> Iterator[None]:
 
 
 def _wait_for(host: str, port: int, *, is_over: Callable[[], bool]) -> bool:
-    """Wait until the first pod answers; False: this pod was told to stop before, or the run is over.
-
-    Raises:
-        TimeoutError: it does not answer.
-    """
+    """Wait until the first pod answers; False: it does not, this pod was told to stop, or the run is over."""
     end = clock.monotonic() + _JOIN_S
     while signal.SIGTERM not in signal.sigpending():
         with suppress(OSError), socket.create_connection((host, port), timeout=5.0):
@@ -178,7 +178,8 @@ def _wait_for(host: str, port: int, *, is_over: Callable[[], bool]) -> bool:
         if is_over():
             return False
         if clock.monotonic() > end:
-            raise TimeoutError(f"{host}:{port}, the first pod, has not answered for {duration(_JOIN_S)}")
+            log.warning("%s:%d, the first pod, has not answered for %s", host, port, duration(_JOIN_S))
+            return False
         clock.sleep(1.0)
     return False
 

@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 
 from penstock.core.signals import StopFlag
+from penstock.launch import local
 from penstock.launch.attempt import WarmProcess, rank_environments
 from penstock.launch.local import EXIT_STOPPED
 
@@ -69,7 +70,8 @@ def fail():
     return 0
 
 
-def test_a_failure_has_its_message_and_ends_the_others(opened):
+def test_a_failure_has_its_message_and_ends_the_others(opened, monkeypatch):
+    monkeypatch.setattr(local, "_GRACE_S", 0.5)  # the other ignores its signal, and is killed
     warm = opened(fail)
     warm.start(ENVIRONMENTS, title="start")
     outcome = outcome_of(warm)

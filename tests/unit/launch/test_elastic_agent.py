@@ -2,6 +2,7 @@
 
 import signal
 import socket
+import threading
 
 import pytest
 
@@ -105,3 +106,21 @@ def test_a_node_of_a_run_that_is_to_stop_ends_it_for_all(spec, folder, warm, sto
     assert node_of(spec, folder, warm, store).run() == EXIT_STOPPED
     assert "stopped by request" in folder.events()[-1]["cause"]
     assert node_of(spec, folder, warm, store, number=1).run() == EXIT_STOPPED
+
+
+def test_a_request_to_stop_reaches_a_node_that_waits_for_others(spec, folder, warm, store):
+    node = ElasticNode(spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=60, address="node-0")
+    asked = threading.Timer(0.5, folder.ask_to_stop)
+    asked.start()
+    assert node.run() == EXIT_STOPPED
+    asked.join()
+    assert "stopped by request" in folder.events()[-1]["cause"]
+    other = node_of(spec, folder, warm, store, number=1)
+    assert (other._handler.is_closed(), other.run()) == (True, EXIT_STOPPED)
+
+
+def test_a_pod_that_waits_in_vain_ends_with_the_code_that_is_not_counted(spec, folder, warm, store):
+    node = ElasticNode(
+        spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=1, gone_code=75, address="node-0"
+    )
+    assert node.run() == 75

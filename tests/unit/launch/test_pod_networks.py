@@ -1,6 +1,7 @@
 """Networks of pods: what each provider is given, and what is refused before anything is submitted."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -134,8 +135,13 @@ def test_one_multi_nic_network_has_all_cards():
     ]
     attachment = attach("job", "team", "multi-nic-cni", cards, pods=4, labels=LABELS)
     (network,) = attachment.objects
-    assert network["metadata"] == {"name": "team-job", "labels": LABELS}
-    assert attachment.annotations == {ANNOTATION: "team-job"}
+    name = network["metadata"]["name"]
+    assert re.fullmatch("team-job-[0-9a-f]{8}", name)
+    (other,) = attach("b-job", "team-a", "multi-nic-cni", cards, labels=LABELS).objects
+    (like,) = attach("job", "team-a-b", "multi-nic-cni", cards, labels=LABELS).objects
+    assert other["metadata"]["name"] != like["metadata"]["name"], "it belongs to the cluster"
+    assert network["metadata"] == {"name": name, "labels": LABELS}
+    assert attachment.annotations == {ANNOTATION: name}
     assert network["spec"]["masterNets"] == [card.master for card in cards]
     assert network["spec"]["plugin"]["args"] == {"mode": "l3", "mtu": "9000"}
     assert json.loads(network["spec"]["ipam"])["interfaceBlock"] == 2

@@ -19,6 +19,8 @@ from penstock.core.units import plural
 
 EXCLUDE_AT_MOST = 3
 """Nodes that the operator excludes of its own accord; a fault of all of them is not theirs."""
+FIT_S = 20
+"""Seconds of a pod's processes after which its preflight is over: it ends within a few, and with them."""
 STUCK_S = 30.0
 """Seconds that the first pod may wait for a node while others have one."""
 
@@ -41,7 +43,7 @@ class RunAction(StrEnum):
     """Next action of the operator."""
 
     NOTHING = "Nothing"
-    APPLY = "Started"
+    APPLY = "Starting"
     STOP = "Stopping"
     EXCLUDE = "NodeExcluded"
     EVICT = "PodMoved"
@@ -61,6 +63,8 @@ class PodSeen:
     is_leaving: bool = False
     waited_s: float = 0.0
     """Seconds since it was created."""
+    running_s: float = 0.0
+    """Seconds since its processes started; 0: they have not."""
     unfit: str = ""
     """What its preflight found wrong with the node; empty: nothing."""
 
@@ -123,7 +127,7 @@ def decide(seen: RunSeen) -> RunDecision:
     """Return what to do next.
 
     >>> decide(RunSeen(digest="a", nodes="2")).act
-    <RunAction.APPLY: 'Started'>
+    <RunAction.APPLY: 'Starting'>
     >>> running = JobSeen(digest="a", nodes="2")
     >>> decide(RunSeen(digest="b", nodes="3", job=running)).cause
     'from 2 to 3 nodes: save, and go on with them'
@@ -176,8 +180,10 @@ def _phase_of(seen: RunSeen) -> RunPhase:
 
 def _unfit_node(seen: RunSeen) -> RunDecision | None:
     """Exclude a node whose preflight failed, if it passed elsewhere: else the fault is not the node's."""
-    fit = {pod.node for pod in seen.pods if pod.trains}  # a pod that ended stays listed
-    known = fit.union(seen.excluded)
+    fit = {pod.node for pod in seen.pods if pod.trains and pod.running_s >= FIT_S}
+    known = {pod.node for pod in seen.pods if pod.trains}.union(
+        seen.excluded
+    )  # a pod that ended stays listed
     bad = {pod.node: pod.unfit for pod in seen.pods if pod.unfit and pod.node not in known}
     if not bad or not fit:
         return None

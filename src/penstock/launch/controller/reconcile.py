@@ -28,7 +28,7 @@ from penstock.launch.controller.decide import (
 from penstock.launch.controller.ownership import JobFound, clash_of, is_owned, job_of
 from penstock.launch.controller.progress import ask_pods
 from penstock.launch.engines.kubernetes import ClusterConnection, UnknownKind, check_cluster, state_of
-from penstock.launch.render.kubernetes import render_kubernetes
+from penstock.launch.render.kubernetes import POLICY, POLICY_API, render_kubernetes
 from penstock.launch.render.pod_template import labels_of
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_UNFIT
@@ -110,11 +110,20 @@ class Reconciler:
                 self._check_free(run, wanted)
             for wanted in (*others, job):
                 self.cluster.apply(wanted)
+            if not any(wanted["kind"] == POLICY for wanted in others):
+                self._delete_policy(run)
         except PenstockError as error:
             refused = RunDecision(phase=RunPhase.PENDING, cause=str(error))
             self._event(run, "Refused", refused.cause, start, is_warning=True)
             return refused
         return decision
+
+    def _delete_policy(self, run: Mapping[str, Any]) -> None:
+        """Delete the NetworkPolicy of an earlier start: the run owns it, so no collector comes for it."""
+        name = run["metadata"]["name"]
+        before = self.cluster.get(POLICY_API, POLICY, name)
+        if before is not None and is_owned(before, run["metadata"]["uid"]):
+            self.cluster.delete(POLICY_API, POLICY, name)
 
     def _check_free(self, run: Mapping[str, Any], wanted: Object) -> None:
         """Refuse to change an object that the run does not own, which would be deleted with the run."""
@@ -296,8 +305,21 @@ def _pod_seen(pod: Mapping[str, Any]) -> PodSeen:
         phase=status.get("phase", "Pending"),
         is_leaving="deletionTimestamp" in meta,
         waited_s=math.floor(clock.unix_seconds() - created),
+        running_s=_running_s(status),
         unfit=_unfit(status),
     )
+
+
+def _running_s(status: Mapping[str, Any]) -> float:
+    """Return the seconds since the containers of a pod started; 0: one does not run."""
+    starts = [
+        ((container.get("state") or {}).get("running") or {}).get("startedAt")
+        for container in status.get("containerStatuses") or []
+    ]
+    if not starts or None in starts:
+        return 0.0
+    last = max(datetime.fromisoformat(str(start)).timestamp() for start in starts)
+    return float(max(0, math.floor(clock.unix_seconds() - last)))
 
 
 def _unfit(status: Mapping[str, Any]) -> str:

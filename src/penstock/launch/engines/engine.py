@@ -55,7 +55,10 @@ def stop_between_starts(folder: JobFolder) -> str:
     pods = folder.started_job()
     if pods and pods != folder.finished_job():
         folder.ask_to_stop(pods)
-        return f"No pod of job {pods} trains now: pods that it starts again end before they train"
+        return (
+            f"No pod of job {pods} trains now: pods that it starts again end before they train. Those of "
+            "another job, as after a time limit or a resize, do not: `penstock launch cancel` ends any"
+        )
     if not folder.has_job() or (job := folder.job()).engine not in _WITHOUT_CLUSTER:
         return ""
     state = ENGINES[job.engine].state(job, folder)

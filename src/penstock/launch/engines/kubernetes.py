@@ -286,13 +286,9 @@ def submit(
         UsageError: it could never start.
     """
     check_cluster(spec, cluster)
+    _check_ended(cluster, spec.name)
     api, kind = _APIS[pod_of(spec).api]
     old = cluster.get(api, kind, spec.name)
-    if old is not None and _ended(old) is None:
-        raise PenstockError(
-            f"{kind} {spec.name} exists in namespace {cluster.namespace}, and has not ended",
-            fix="Stop it (penstock launch cancel), or give another --name.",
-        )
     objects = [*more, *rendered.objects]
     _check_free(cluster, objects, spec.name)
     tried = [found for found in objects if old is None or found["kind"] not in (kind, "TrainingRuntime")]
@@ -326,6 +322,22 @@ def submit(
     return spec.name
 
 
+def _check_ended(cluster: ClusterConnection, name: str) -> None:
+    """Refuse a name that a job of either kind has until it ends: the two would share one recipe.
+
+    Raises:
+        PenstockError: the message names the job.
+    """
+    for api, kind in _APIS.values():
+        with suppress(UnknownKind):
+            found = cluster.get(api, kind, name)
+            if found is not None and _ended(found) is None:
+                raise PenstockError(
+                    f"{kind} {name} exists in namespace {cluster.namespace}, and has not ended",
+                    fix="Stop it (penstock launch cancel), or give another --name.",
+                )
+
+
 def _check_free(cluster: ClusterConnection, objects: Sequence[Object], name: str) -> None:
     """Refuse to take over objects that others made, which would be deleted with the run.
 
@@ -334,7 +346,7 @@ def _check_free(cluster: ClusterConnection, objects: Sequence[Object], name: str
     """
     for found in objects:
         before = cluster.get(found["apiVersion"], found["kind"], found["metadata"]["name"])
-        if before is None or found["kind"] in _GLOBAL:  # those have neither labels nor owners
+        if before is None:
             continue
         meta = before["metadata"]
         owners = {(owner["kind"], owner["name"]) for owner in meta.get("ownerReferences") or []}
@@ -588,9 +600,6 @@ def _remove(cluster: ClusterConnection, spec: RunSpec, *, grace_s: int | None = 
     if grace_s is not None:
         for pod in pods:
             cluster.delete("v1", "Pod", pod["metadata"]["name"], grace_s=grace_s)
-    for found in render_kubernetes(spec).objects:
-        if found["kind"] in _GLOBAL:
-            cluster.delete(found["apiVersion"], found["kind"], found["metadata"]["name"])
     end = clock.monotonic() + spec.grace_s + _AFTER_GRACE_S
     while cluster.get(api, kind, spec.name) is not None or _pods(cluster, spec.name):
         if clock.monotonic() > end:

@@ -258,7 +258,7 @@ def run_elastic_node(
     Args:
         join_s: seconds to wait for enough nodes.
         logs: rank -> its log file; default: the job folder's.
-        gone_code: exit code once the store of the rendezvous is gone.
+        gone_code: exit code once the store of the rendezvous is gone, or where too few other nodes came.
         address: of this node, unlike all others'; default: the one towards the store.
 
     Raises:

@@ -418,6 +418,7 @@ class _Slurm:
         """Stop the job after saving, and submit it for another number of nodes."""
         spec = folder.spec().resized(nodes)
         check_queue(spec)
+        check_secrets(spec)
         rendered = render(spec)
         checked_by_slurm(rendered)  # before anything is stopped
         done = self.cancel(job, folder, now=False)

@@ -72,6 +72,9 @@ def config_map(spec: RunSpec, pod: PodSpec) -> Object:
     }
 
 
+POLICY_API, POLICY = "networking.k8s.io/v1", "NetworkPolicy"
+
+
 def network_policies(spec: RunSpec, pod: PodSpec) -> tuple[Object, ...]:
     """Return the NetworkPolicy of a run's pods, if there is to be one.
 
@@ -86,8 +89,8 @@ def network_policies(spec: RunSpec, pod: PodSpec) -> tuple[Object, ...]:
     if pod.open_ports:
         rules.append({"ports": [{"protocol": "TCP", "port": port} for port in pod.open_ports]})
     policy = {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
+        "apiVersion": POLICY_API,
+        "kind": POLICY,
         "metadata": {"name": spec.name, "namespace": pod.namespace, "labels": labels},
         "spec": {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": rules},
     }

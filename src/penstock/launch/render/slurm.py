@@ -21,6 +21,8 @@ from penstock.launch.supervise import EXIT_NO_PROGRESS
 SCRIPT, JOIN_SCRIPT = "job.sbatch", "join.sbatch"
 _SHARES = r"(-c\b|--cpus-|--exclusive|--oversubscribe|-s\b|--ntasks-per-core|--cores-per)"
 """Extras that say what of a node the job takes; without one it takes whole nodes."""
+_TRIES, _TRY_AGAIN_S = 30, 10
+"""How often, and after how many seconds, a controller that does not answer is asked again."""
 _BASE_PORT, _NUM_PORTS = 20_000, 20_000
 
 
@@ -165,6 +167,9 @@ def _word(path: str) -> str:
 def _body(spec: RunSpec) -> list[str]:
     python, run = shlex.quote(spec.python), shlex.quote(spec.run_dir)
     lines = [
+        "# USR1 comes before the time limit, TERM when the job is pre-empted or cancelled: save, and stop.",
+        "woken= pid=",
+        'trap \'woken=1; [ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null\' USR1 TERM',
         f"cd {shlex.quote(spec.work_dir)} || exit 1",
         *(f"export {name}={shlex.quote(value)}" for name, value in spec.environment),
         "starts=${SLURM_RESTART_COUNT:-0}",
@@ -184,22 +189,23 @@ def _body(spec: RunSpec) -> list[str]:
             "  examined=$?",
             '  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see "'
             f"{run}/launch/doctor.txt >&2",
-            *(['  [ "$examined" -eq 0 ] || exit 1'] if spec.doctor == "require" else []),
+            *(['  [ "$examined" -eq 0 ] || [ -n "$woken" ] || exit 1'] if spec.doctor == "require" else []),
             "fi",
         ]
     return [
         *lines,
         "",
-        "# USR1 comes before the time limit, TERM when the job is pre-empted or cancelled: save, and stop.",
-        "woken=",
-        'trap \'woken=1; [ -z "$pid" ] || kill -TERM "$pid" 2>/dev/null\' USR1 TERM',
-        f"{python} -m penstock launch supervise {run} &",
-        "pid=$!",
-        "while :; do",
-        '  wait "$pid"; code=$?',
-        '  if [ "$code" -le 128 ] || [ -z "$woken" ]; then break; fi',
-        "  woken=",
-        "done",
+        "code=75",
+        'if [ -z "$woken" ]; then',
+        f"  {python} -m penstock launch supervise {run} &",
+        "  pid=$!",
+        '  [ -z "$woken" ] || kill -TERM "$pid" 2>/dev/null # it came before the number was known',
+        "  while :; do",
+        '    wait "$pid"; code=$?',
+        '    if [ "$code" -le 128 ] || [ -z "$woken" ]; then break; fi',
+        "    woken=",
+        "  done",
+        "fi",
         "",
         "case $code in",
         "  75) # stopped after saving: back into the queue, unless it was asked to stop for good",
@@ -208,11 +214,16 @@ def _body(spec: RunSpec) -> list[str]:
         f'      echo "requeued $starts times, which is the bound (--max-requeues {spec.max_requeues})" >&2',
         "      exit 75",
         "    fi",
-        "    # After scancel the job is no longer RUNNING, and must not come back.",
-        '    state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)',
-        '    if [ "$state" = RUNNING ]; then',
-        '      scontrol requeue "$SLURM_JOB_ID" && sleep 120 # until the job is killed to be requeued',
-        "    fi",
+        "    # After scancel the job is no longer RUNNING, and must stay away. Slurm may not answer at once.",
+        f"    for try in $(seq {_TRIES}); do",
+        '      state=$(squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T)',
+        '      if [ "$state" = RUNNING ]; then',
+        '        scontrol requeue "$SLURM_JOB_ID" && sleep 120 # until the job is killed to be requeued',
+        '      elif [ -n "$state" ]; then',
+        "        break",
+        "      fi",
+        f"      sleep {_TRY_AGAIN_S}",
+        "    done",
         "    exit 75 ;;",
         f"  {EXIT_NO_PROGRESS}) exit {EXIT_NO_PROGRESS} ;; # no progress: requeuing would repeat it",
         "  *) exit $code ;;",

@@ -1,9 +1,12 @@
 """What the operator does about a run, from what the cluster shows."""
 
+import dataclasses
+
 import pytest
 
 from penstock.launch.controller.decide import (
     EXCLUDE_AT_MOST,
+    FIT_S,
     STUCK_S,
     JobSeen,
     PodSeen,
@@ -15,7 +18,7 @@ from penstock.launch.controller.decide import (
 
 JOB = JobSeen(digest="a", nodes="2")
 LEAVING = JobSeen(digest="a", nodes="2", is_leaving=True)
-RUNNING = [PodSeen(name=f"p{i}", index=i, node=f"n{i}", phase="Running") for i in range(3)]
+RUNNING = [PodSeen(name=f"p{i}", index=i, node=f"n{i}", phase="Running", running_s=FIT_S) for i in range(3)]
 
 
 def seen(**values):
@@ -75,6 +78,12 @@ def test_a_node_whose_fault_has_passed_is_not_excluded():
 
 def test_a_fault_of_every_node_excludes_none():
     assert decide(seen(pods=[unfit("n8", 0), unfit("n9", 1)])).act is RunAction.NOTHING
+
+
+def test_a_node_is_fit_once_its_preflight_is_over():
+    starting = dataclasses.replace(RUNNING[0], running_s=FIT_S - 1)
+    assert decide(seen(pods=[starting, unfit("n9")])).act is RunAction.NOTHING
+    assert decide(seen(pods=[starting, RUNNING[1], unfit("n0")])).act is RunAction.NOTHING, "it tries again"
 
 
 def test_an_excluded_node_is_not_excluded_again():

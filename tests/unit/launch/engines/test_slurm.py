@@ -44,7 +44,11 @@ def test_failures_come_before_stops_and_causes_before_consequences(reports, is_e
 def test_a_slurm_that_cannot_be_reached_is_told_and_a_dry_run_says_that_it_asked_nobody(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "nosuch.conf"))
+    (tmp_path / "slurm.conf").write_text(
+        "ClusterName=none\nSlurmctldHost=localhost(127.0.0.1)\nSlurmctldPort=1\nAuthType=auth/none\nMessageTimeout=1\n"
+        "NodeName=n1 NodeAddr=127.0.0.1\nPartitionName=p Nodes=n1\n"
+    )  # without a file Slurm asks the network's DNS for one, for two minutes
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     spec = make_spec(run_dir=str(tmp_path / "run"))
     with pytest.raises(PenstockError, match=r"sinfo cannot reach Slurm: .*SLURM_CONF"):
         submit(spec, JobFolder(tmp_path / "run"), render(spec))

@@ -60,22 +60,32 @@ def test_bash_can_read_the_script(name):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def ran(tmp_path, code, *, restarts="0", stopped=False, state="RUNNING"):
-    """Run the script with a supervisor that ends with a code; return its code, and what it asked of Slurm."""
+def program(folder, name, text):
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def ran(
+    tmp_path, code, *, restarts="0", stopped=False, states=("RUNNING",), doctor="skip", examined="exit 0"
+):
+    """Run the script with a supervisor that ends with a code; return its code, and what it asked of Slurm.
+
+    Args:
+        states: what `squeue` prints, at each call the next; then the last.
+        examined: what `srun` does.
+    """
     run = tmp_path / "run"
     (run / "launch").mkdir(parents=True)
     if stopped:
         (run / "launch" / "stop").touch()
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexit {code}\n")
-    control = tmp_path / "scontrol"
-    control.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit 1\n')
-    queue = tmp_path / "squeue"
-    queue.write_text(f"#!/bin/sh\necho {state}\n")
-    for program in (python, control, queue):
-        program.chmod(0o755)
+    (tmp_path / "states").write_text("".join(f"{state}\n" for state in states))
+    program(tmp_path, "python", f"touch {tmp_path}/supervised; exit {code}")
+    program(tmp_path, "scontrol", f'echo "$@" > {tmp_path}/asked')
+    program(tmp_path, "squeue", f"head -n 1 {tmp_path}/states; sed -i '1{{$!d}}' {tmp_path}/states")
+    program(tmp_path, "sleep", f'if [ "$1" = 120 ]; then kill -KILL $PPID; else echo >> {tmp_path}/slept; fi')
+    program(tmp_path, "srun", examined)
     spec = make_spec(
-        run_dir=str(run), work_dir=str(tmp_path), python=str(python), doctor="skip", max_requeues=3
+        run_dir=str(run), work_dir=str(tmp_path), python=f"{tmp_path}/python", doctor=doctor, max_requeues=3
     )
     (script,) = render(spec).files.values()
     variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": restarts}
@@ -84,13 +94,17 @@ def ran(tmp_path, code, *, restarts="0", stopped=False, state="RUNNING"):
     return done.returncode, asked.read_text().strip() if asked.exists() else ""
 
 
+KILLED = -9
+"""Of a job that Slurm ends to put it back into the queue."""
+
+
 @pytest.mark.parametrize(("code", "expected"), [(0, 0), (1, 1), (2, 2), (76, 76)])
 def test_codes_that_end_a_job_end_it(tmp_path, code, expected):
     assert ran(tmp_path, code) == (expected, "")
 
 
 def test_a_run_that_stopped_after_saving_goes_back_into_the_queue(tmp_path):
-    assert ran(tmp_path, 75) == (75, "requeue 7")
+    assert ran(tmp_path, 75) == (KILLED, "requeue 7")
 
 
 def test_a_run_that_was_told_to_stop_for_good_does_not(tmp_path):
@@ -98,7 +112,7 @@ def test_a_run_that_was_told_to_stop_for_good_does_not(tmp_path):
 
 
 def test_a_job_that_was_cancelled_does_not_come_back(tmp_path):
-    assert ran(tmp_path, 75, state="COMPLETING") == (75, "")
+    assert ran(tmp_path, 75, states=["COMPLETING"]) == (75, "")
 
 
 def test_requeues_are_bounded(tmp_path):
@@ -149,3 +163,15 @@ def test_what_would_be_another_option_is_refused(changes, said):
 def test_sbatch_gets_a_path_with_spaces_and_percent_signs_as_one_word():
     (script,) = render(make_spec(run_dir="/my runs/100%j")).files.values()
     assert '#SBATCH --output="/my runs/100%%j/launch/slurm.out"\n' in script
+
+
+def test_a_controller_that_does_not_answer_is_asked_again(tmp_path):
+    assert ran(tmp_path, 75, states=["", "", "RUNNING"]) == (KILLED, "requeue 7")
+    assert len((tmp_path / "slept").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("doctor", ["report", "require"])
+def test_a_job_that_is_pre_empted_while_its_nodes_are_examined_comes_back(tmp_path, doctor):
+    found = ran(tmp_path, 0, doctor=doctor, examined="kill -TERM $PPID; sleep 1; exit 143")
+    assert found == (KILLED, "requeue 7")
+    assert not (tmp_path / "supervised").exists()
