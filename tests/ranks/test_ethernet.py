@@ -52,7 +52,6 @@ LEVERS: dict[str, dict[str, Any]] = {
 }
 COMBINED = ("overlap", "some kept", "all", "breadth first", "breadth first, all")
 LAYOUTS: list[tuple[int, dict[str, Any], tuple[str, ...]]] = [
-    (2, {}, tuple(LEVERS)),
     (4, {"parallel": {"hierarchy": "hybrid"}}, ("overlap", "keep", "some kept", "all", "breadth first, all")),
     (2, {"parallel": {"shard": 1, "replicate": 2}}, ("overlap", "all", "breadth first")),
     (4, {"parallel": {"hierarchy": "hpz"}}, COMBINED),
@@ -73,6 +72,13 @@ def corpus(tmp_path_factory):
     lengths = torch.randint(1, 60, (200,), generator=generator).tolist()
     documents = [torch.randint(1, VOCAB, (length,), generator=generator).tolist() for length in lengths]
     return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def on_two_ranks(corpus, tmp_path_factory):
+    """What each of two ranks finds with every lever, its shards gathered and freed as FSDP2 does it."""
+    recipe = recipe_of(corpus, tmp_path_factory.mktemp("levers"), rows=2)
+    return on_ranks(lambda world: compared(recipe, tuple(LEVERS), world), ranks=2)
 
 
 def recipe_of(corpus, folder, *, rows=1, **sections) -> TrainConfig:
@@ -149,7 +155,7 @@ def compared(
 
 
 def assert_equal(found: dict[str, Any], *, steps: int = STEPS) -> None:
-    stock = found.pop("stock")
+    stock = found["stock"]
     assert len(stock["gradients"]) == steps
     for name, other in found.items():
         assert other["losses"] == pytest.approx(stock["losses"], rel=1e-6), name
@@ -167,9 +173,17 @@ def assert_gradients_equal(ours, theirs, *, tolerance: float) -> None:
         assert difference <= tolerance * (theirs[name].double().norm() + 1e-3 * norm), name
 
 
+def test_no_lever_changes_losses_or_gradients_of_two_ranks(on_two_ranks):
+    for found in on_two_ranks:
+        assert found.keys() == {"stock", *LEVERS}
+        assert_equal(found)
+
+
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of what it does itself
 @pytest.mark.parametrize(("ranks", "sections", "levers"), LAYOUTS, ids=str)
-def test_no_lever_changes_losses_or_gradients(corpus, tmp_path, monkeypatch, ranks, sections, levers):
+def test_no_lever_changes_losses_or_gradients_of_a_layout(
+    corpus, tmp_path, monkeypatch, ranks, sections, levers
+):
     """Compiled blocks run their traced operators one by one, which rounds as plain ones do."""
     monkeypatch.setattr(apply, "compile_blocks", partial(compile_blocks, backend="aot_eager"))
     rows = max(1, 12 * sections.get("parallel", {}).get("tensor", 1) // ranks // MICRO_BATCHES)
@@ -192,10 +206,9 @@ def test_nothing_of_a_step_that_is_not_taken_is_left_over(corpus, tmp_path, para
         assert_equal(found)
 
 
-def test_bytes_under_way_and_bytes_sent_are_those_that_were_promised(corpus, tmp_path):
+def test_bytes_under_way_and_bytes_sent_are_those_that_were_promised(on_two_ranks):
     """In units of blocks b and the root r: each half goes over the wire between two ranks."""
-    recipe = recipe_of(corpus, tmp_path, rows=2)
-    for found in on_ranks(lambda world: compared(recipe, tuple(LEVERS), world), ranks=2):
+    for found in on_two_ranks:
         sizes = {name: 4 * g.numel() for name, g in found["stock"]["gradients"][0].items()}
         blocks = sum(size for name, size in sizes.items() if name.startswith("layers."))
         b, r = blocks / 4, sum(sizes.values()) - blocks
