@@ -7,10 +7,14 @@ A tiny Llama in float32, the same conversations, rows, AdamW and threads for all
 of rank 16 in every linear layer of the blocks:
 
     penstock   `penstock tune`, packing = "whole": rows of whole conversations
-    trl        SFTTrainer with peft as its manual says is fastest: packing by bfd, learned tokens by the
-               template's tags, workers that load, no checkpoints, no logs
-    trl, rows  the same without packing: a conversation a row, as it comes
-    litgpt     `litgpt finetune_full` and `finetune_lora`, a conversation a row (it does not pack)
+    trl        SFTTrainer with peft: learned tokens by the template's tags, workers that load, no checkpoints,
+               no logs
+    trl, packed  the same with packing by bfd
+    litgpt     `litgpt finetune_full` and `finetune_lora` (it does not pack)
+
+The peers compute one conversation, or one packed row, at a time, and add up gradients over as many tokens as
+ours. That is their fastest form here: with a step's conversations at once they pad two thirds and are a third
+as fast, with a step's packed rows at once TRL attends across all of them and is half as fast.
 
 Each turn is a process of its own, and settings take turns. Tokens are those of conversations, padding left
 out; time is from the end of the first steps to the end of the last, opening and saving not in it. Medians
@@ -56,7 +60,7 @@ def turn(folder, who, method, arguments):
 
 def speeds(folder, arguments):
     """Return setting -> figures, medians over rounds."""
-    peers = ["penstock", "trl", "trl, rows", *(["litgpt"] if arguments.litgpt else [])]
+    peers = ["penstock", "trl", "trl, packed", *(["litgpt"] if arguments.litgpt else [])]
     peers = [who for who in peers if not arguments.only or who in arguments.only]
     found = {f"{who}, {method}": [] for method in METHODS for who in peers}
     for number in range(arguments.rounds):

@@ -30,8 +30,8 @@ def penstock(method, folder, *, steps, **_):
     return places - padding, padding, sum(record["step_s"] for record in records[_FIRST:])
 
 
-def trl(method, folder, *, steps, rows, length, packs=True, **_):
-    """Return the same of TRL's SFTTrainer."""
+def trl(method, folder, *, steps, rows, length, packs=False, **_):
+    """Return the same of TRL's SFTTrainer; a micro-batch is one conversation, or one packed row."""
     import torch
     import transformers
     from datasets import load_dataset
@@ -56,7 +56,8 @@ def trl(method, folder, *, steps, rows, length, packs=True, **_):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "base")
     adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if method == "lora" else None
     options = SFTConfig(
-        output_dir=str(folder / "trl"), max_steps=steps, per_device_train_batch_size=size,
+        output_dir=str(folder / "trl"), max_steps=steps, per_device_train_batch_size=1,
+        gradient_accumulation_steps=size,
         max_length=length, packing=packs, packing_strategy="bfd", assistant_only_loss=True,
         learning_rate=1e-4, lr_scheduler_type="constant", optim="adamw_torch_fused",
         use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[],
@@ -69,7 +70,7 @@ def trl(method, folder, *, steps, rows, length, packs=True, **_):
         callbacks=[Note()],
     )  # fmt: skip
     trainer.train()
-    places, tokens = (sum(column) for column in zip(*counts[_FIRST:], strict=True))
+    places, tokens = (sum(column) for column in zip(*counts[_FIRST * size :], strict=True))
     return tokens, places - tokens, stamps[-1] - stamps[_FIRST - 1]
 
 
@@ -84,7 +85,10 @@ def conversations_a_step(folder, *, rows, length):
 
 
 def litgpt(method, folder, *, steps, rows, length, **_):
-    """Return the same of the loop of `litgpt finetune_full` or `finetune_lora`: `fit` without logs."""
+    """Return the same of the loop of `litgpt finetune_full` or `finetune_lora`: `fit` without logs.
+
+    A micro-batch is one conversation, as it is by its own default.
+    """
     import lightning
     import torch
     import transformers
@@ -122,9 +126,10 @@ def litgpt(method, folder, *, steps, rows, length, **_):
         labels = ids.masked_fill(torch.tensor(told["assistant_masks"][:length]) == 0, -100)
         counts = {"raw": len(ids), "raw_plus_prompt_template": len(ids)}
         data.append({"input_ids": ids, "labels": labels, "token_counts": counts})
+    size = conversations_a_step(folder, rows=rows, length=length)
     batches = CycleIterator(
         torch.utils.data.DataLoader(
-            data, batch_size=conversations_a_step(folder, rows=rows, length=length), shuffle=True,
+            data, batch_size=1, shuffle=True,
             collate_fn=get_sft_collate_fn(max_seq_length=length), num_workers=1,
         )
     )  # fmt: skip
@@ -132,15 +137,16 @@ def litgpt(method, folder, *, steps, rows, length, **_):
     for step in range(steps):
         if step == _FIRST:
             tokens, places, begin = 0, 0, time.monotonic()
-        batch = next(batches)
-        logits = model(batch["input_ids"], lm_head_chunk_size=128)
-        logits[-1] = logits[-1][..., :-1, :]
-        loss = chunked_cross_entropy(logits, batch["labels"][..., 1:])
-        fabric.backward(loss)
+        for _ in range(size):
+            batch = next(batches)
+            logits = model(batch["input_ids"], lm_head_chunk_size=128)
+            logits[-1] = logits[-1][..., :-1, :]
+            loss = chunked_cross_entropy(logits, batch["labels"][..., 1:])
+            fabric.backward(loss / size)
+            places += batch["input_ids"].numel()
+            tokens += int(batch["token_counts"]["raw"].sum())
         optimizer.step()
         optimizer.zero_grad()
-        places += batch["input_ids"].numel()
-        tokens += int(batch["token_counts"]["raw"].sum())
     return tokens, places - tokens, time.monotonic() - begin
 
 
@@ -153,7 +159,7 @@ def work():
     torch.set_num_threads(int(threads))
     sizes = {"steps": int(steps), "rows": int(rows), "length": int(length)}
     work = {"penstock": penstock, "trl": trl, "litgpt": litgpt}[who.partition(",")[0]]
-    options = {"packs": False} if who == "trl, rows" else {}
+    options = {"packs": True} if who == "trl, packed" else {}
     tokens, padding, seconds = work(method, Path(folder), **sizes, **options)
     peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     figures = {

@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 
 from tests.browser import DEVICES, PATIENCE_MS, needs_browser
 from tests.e2e.conftest import console
+from tests.launched import wait_until
 
 pytestmark = needs_browser
 NUM_RUNS = 120
@@ -100,10 +101,9 @@ def test_rows_in_sight_stay_while_the_table_scrolls_and_others_come_in_order(pag
     numbers = "[...document.querySelectorAll('.space > .row')].map((row) => Number(row.ariaRowIndex))"
 
     def expect_rows(first):
-        is_done = (
-            f"(() => {{ const found = {numbers}; return found[0] === {first} && found.length > 20; }})()"
+        wait_until(
+            lambda: (found := page.evaluate(numbers))[:1] == [first] and len(found) > 20, f"row {first}"
         )
-        page.wait_for_function(is_done)
         found = page.evaluate(numbers)
         assert found == list(range(first, first + len(found))), "in the order of the table, none missing"
 
