@@ -70,8 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--secret",
         action="append",
         default=[],
-        metavar="NAME=file:PATH|env:NAME",
-        help="variable whose value is read from a file on each node, or handed on from this shell",
+        metavar="NAME=file:PATH|env:NAME|key:SECRET/KEY",
+        help="variable whose value is read from a file on each node, handed on from this shell (not on "
+        "Kubernetes), or that of a Secret of Kubernetes",
     )
     add(
         "--network",
