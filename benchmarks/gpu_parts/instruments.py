@@ -11,7 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from itertools import cycle
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -105,10 +105,23 @@ def reset_peak(device: torch.device) -> None:
         torch.accelerator.reset_peak_memory_stats(device)
 
 
-def seconds_of(
-    device: torch.device, calls: Sequence[Callable[[], Any]], *, for_s: float = 0.3, as_graph: bool = True
-) -> float:
-    """Return the device's seconds for one call, the median over rounds of all calls.
+class Timed(NamedTuple):
+    """Time of a call."""
+
+    seconds: float
+    is_graph: bool
+    """True if calls were replayed as a CUDA graph; False: Python's time is in it."""
+
+
+def seconds_of(device: torch.device, calls: Sequence[Callable[[], Any]], *, for_s: float) -> float:
+    """Return the device's seconds for one call; see `timed`."""
+    return timed(device, calls, for_s=for_s).seconds
+
+
+def timed(
+    device: torch.device, calls: Sequence[Callable[[], Any]], *, for_s: float, as_graph: bool = True
+) -> Timed:
+    """Return the device's time for one call, the median over rounds of all calls.
 
     Args:
         calls: the same work on different memory, so much together that no cache holds it.
@@ -119,19 +132,21 @@ def seconds_of(
     for call in calls:
         call()
     accelerator.wait(device)
-    run = _graph_of(calls) if as_graph and device.type == "cuda" else None
-    if run is None:
+    replay = _graph_of(calls) if as_graph and device.type == "cuda" else None
 
-        def run() -> None:
-            for call in calls:
-                call()
+    def run() -> None:
+        if replay is not None:
+            replay()
+            return
+        for call in calls:
+            call()
 
     run()
     times: list[float] = []
     began = clock.monotonic()
     while len(times) < 3 or clock.monotonic() - began < for_s:
         times.append(_time(device, run))
-    return statistics.median(times) / len(calls)
+    return Timed(statistics.median(times) / len(calls), replay is not None)
 
 
 def _graph_of(calls: Sequence[Callable[[], Any]]) -> Callable[[], None] | None:

@@ -21,7 +21,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from gpu_parts.instruments import attempt, free, matrix_flops, memory_bytes_s, seconds_of, set_up  # noqa: E402
+from gpu_parts.instruments import attempt, free, matrix_flops, memory_bytes_s, set_up, timed  # noqa: E402
 from gpu_parts.part import open_part  # noqa: E402
 from penstock.engine.sampling.filters import choose  # noqa: E402
 from penstock.engine.sampling_params import Sampling  # noqa: E402
@@ -97,29 +97,16 @@ class Kernels:
             as_graph: False for all, where one of them waits for the device.
         """
         roofline_s = max(read / self.read_bytes_s, flops / self.flops)
-        found = {}
-        for way, make in ways.items():
-
-            def work(make=make):
-                return seconds_of(
-                    self.device, make(), for_s=0.005 if self.is_tiny else 0.2, as_graph=as_graph
-                )
-
-            is_slow = way.endswith("compiled") and not self.is_tiny
-            seconds = attempt(
-                self.part,
-                f"{name}: {way}",
-                work,
-                needs_s=COMPILE_S if is_slow else 1.5,
-                is_optional=not way.startswith(OURS),
-            )
-            free(self.device)
-            if seconds is not None:
-                found[way] = seconds
-                self.part.measured(
-                    f"{name}: {way}", 100 * roofline_s / seconds, "% of the roofline",
-                    us=1e6 * seconds, read_bytes=read, flops=flops, as_graph=as_graph,
-                )  # fmt: skip
+        taken = self._timed(name, ways, as_graph=as_graph)
+        is_graph = as_graph and all(one.is_graph for one in taken.values())
+        if not is_graph and any(one.is_graph for one in taken.values()):
+            taken = self._timed(name, ways, as_graph=False)  # one cannot be captured: none is
+        found = {way: one.seconds for way, one in taken.items()}
+        for way, seconds in found.items():
+            self.part.measured(
+                f"{name}: {way}", 100 * roofline_s / seconds, "% of the roofline",
+                us=1e6 * seconds, read_bytes=read, flops=flops, as_graph=is_graph,
+            )  # fmt: skip
         others = [way for way in found if not way.startswith(OURS)]
         if OURS in found and others:
             best = min(others, key=lambda way: found[way])
@@ -254,15 +241,38 @@ class Kernels:
             return calls
 
         name = f"attention over pages, {sequences} x {length} tokens"
-        others = {"SDPA without pages": contiguous}
+        others, copies = {"SDPA without pages": contiguous}, self.copies(read[torch.bfloat16])
         if self.device.type == "cuda":
-            others["torch's varlen over pages"] = partial(self._varlen_pages, sequences, length)
+            others["torch's varlen over pages"] = partial(self._varlen_pages, sequences, length, copies)
         if importlib.util.find_spec("flashinfer"):
-            others["FlashInfer"] = partial(self._flashinfer_decode, sequences, length)
+            decode = partial(self._flashinfer_decode, sequences, length, copies)
+            others["FlashInfer"] = partial(decode, has_tensor_cores=False)
+            others["FlashInfer, tensor cores"] = partial(decode, has_tensor_cores=True)
         self.compare(f"{name}, 16 bits", {OURS: paged(torch.bfloat16), **others}, read=read[torch.bfloat16])
         self.compare(f"{name}, 8 bits", {OURS: paged(torch.int8)}, read=read[torch.int8])
 
-    def _varlen_pages(self, sequences, length):
+    def _timed(self, name, ways, *, as_graph):
+        """Return way -> its time, of those that can be computed here."""
+        found = {}
+        for way, make in ways.items():
+
+            def work(make=make):
+                return timed(self.device, make(), for_s=0.005 if self.is_tiny else 0.2, as_graph=as_graph)
+
+            is_slow = way.endswith("compiled") and not self.is_tiny
+            one = attempt(
+                self.part,
+                f"{name}: {way}",
+                work,
+                needs_s=COMPILE_S if is_slow else 1.5,
+                is_optional=not way.startswith(OURS),
+            )
+            free(self.device)
+            if one is not None:
+                found[way] = one
+        return found
+
+    def _varlen_pages(self, sequences, length, copies):
         from torch.nn.attention.varlen import varlen_attn
 
         if "block_table" not in inspect.signature(varlen_attn).parameters:
@@ -274,19 +284,28 @@ class Kernels:
             torch.arange(sequences + 1, **integers),
             torch.full((sequences,), length, **integers),
         )
-        q = self.normal(sequences, self.heads, self.dim)
-        k, v = (self.normal(sequences * blocks, page, self.kv_heads, self.dim) for _ in range(2))
         options = {"seqused_k": lengths, "block_table": tables, "enable_gqa": True}
-        with torch.no_grad():
-            varlen_attn(q, k, v, starts, None, 1, length, **options)
-        return [torch.no_grad()(partial(varlen_attn, q, k, v, starts, None, 1, length, **options))]
+        attend = torch.no_grad()(partial(varlen_attn, **options))
+        calls = []
+        for _ in range(copies):
+            q = self.normal(sequences, self.heads, self.dim)
+            k, v = (self.normal(sequences * blocks, page, self.kv_heads, self.dim) for _ in range(2))
+            calls.append(partial(attend, q, k, v, starts, None, 1, length))
+        return calls
 
-    def _flashinfer_decode(self, sequences, length):
+    def _flashinfer_decode(self, sequences, length, copies, *, has_tensor_cores):
+        return [
+            self._flashinfer_call(sequences, length, has_tensor_cores=has_tensor_cores) for _ in range(copies)
+        ]
+
+    def _flashinfer_call(self, sequences, length, *, has_tensor_cores):
         import flashinfer
 
         q, k, v, step = self._pages(sequences, length, dtype=torch.bfloat16)
         room = torch.empty(2**27, dtype=torch.uint8, device=self.device)
-        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(room, "HND")
+        wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(
+            room, "HND", use_tensor_cores=has_tensor_cores
+        )
         blocks = step.block_tables.shape[1]
         integers = {"dtype": torch.int32, "device": self.device}
         wrapper.plan(
@@ -296,7 +315,7 @@ class Kernels:
             self.heads, self.kv_heads, self.dim, BLOCK,
             q_data_type=torch.bfloat16, kv_data_type=torch.bfloat16,
         )  # fmt: skip
-        return [partial(wrapper.run, q, (k, v))]
+        return partial(wrapper.run, q, (k, v))
 
     def prompt_over_pages(self):
         """Attention of a prompt over the pages that it has just been written to."""

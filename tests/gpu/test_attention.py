@@ -1,5 +1,7 @@
 """Attention in training, forward and backward, against a softmax with a mask in float64."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -66,10 +68,12 @@ def test_the_kernel_for_rows_of_several_documents_is_torch_s_own(device):
         batch=1, seq_len=9, cu_seqlens=torch.tensor([0, 4, 9], dtype=torch.int32, device=device)
     )
     chosen = choose_kernel(layout, device=device, dtype=torch.bfloat16, head_dim=64)
-    if not isinstance(chosen, VarLen):
-        pytest.skip(
-            f"varlen_attn of torch {torch.__version__} lacks what it takes; {type(chosen).__name__} is used"
-        )
+    missing = {"scale", "window_size"} - set(
+        inspect.signature(torch.nn.attention.varlen.varlen_attn).parameters
+    )
+    if missing:
+        pytest.skip(f"varlen_attn of torch {torch.__version__} lacks {', '.join(sorted(missing))}")
+    assert isinstance(chosen, VarLen)
 
 
 def check(make, heads, kind, window, dtype, device, is_tiny):

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from penstock.core.errors import CorpusError
 from penstock.core.files import checksum
 from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.obs.meter import StepMeter
@@ -130,6 +131,50 @@ def test_parts_that_one_rank_cannot_see_are_refused_on_all(recipe, tmp_path):
 
     one, two = on_ranks(work, ranks=2)
     assert one == two == (False, "refused: Corpus 'web' has no parts beyond the 1 that the run uses.")
+
+
+def test_a_rank_that_cannot_read_a_corpus_now_refuses_for_all(recipe, tmp_path):
+    def work(world):
+        state = open_state(recipe, world)
+        control = Control(recipe, state.loader, world)
+        control.start()
+        if world.is_first:
+            append(tmp_path / "web", 1)
+            submit(tmp_path / "run", ControlRequest(extend="web"))
+        dist.barrier()
+        if not world.is_first:  # its mount is gone
+
+            def gone(_):
+                raise CorpusError("no corpus")
+
+            control._parts_on_disk = gone
+        (found,) = control.take_up()
+        return found.taken_up, found.said
+
+    one, two = on_ranks(work, ranks=2)
+    assert one == two == (False, "refused: Corpus 'web' has no parts beyond the 1 that the run uses.")
+
+
+def test_what_one_rank_cannot_apply_is_applied_on_none(recipe, tmp_path):
+    def work(world):
+        state = open_state(recipe, world)
+        control = Control(recipe, state.loader, world)
+        control.start()
+        before = state.loader.state_dict()
+        if world.is_first:
+            append(tmp_path / "web", 1)
+            submit(tmp_path / "run", ControlRequest(extend="web"))
+        else:  # the columns beside it are not there yet
+
+            def lacks(*_, **__):
+                raise CorpusError("no columns")
+
+            state.loader.extend_corpus = lacks
+        dist.barrier()
+        (found,) = control.take_up()
+        return found.taken_up, found.said.partition(":")[0], state.loader.state_dict() == before
+
+    assert on_ranks(work, ranks=2) == [(False, "refused", True)] * 2
 
 
 @pytest.mark.parametrize("value", [None, [], {"a": [1.5, "ü", None]}, "x" * 100_000])

@@ -1,5 +1,7 @@
 """A run that ends by its held-out loss: the same step after a kill; its best checkpoint kept."""
 
+import json
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +13,7 @@ from penstock.testing.corpora import write_corpus
 from penstock.testing.ranks import on_ranks
 from penstock.testing.training import records_of
 from penstock.train import run as run_module
+from penstock.train.early_stop import EarlyStop
 from penstock.train.recipe.load import build_recipe
 from penstock.train.setup import open_state
 
@@ -96,3 +99,13 @@ def test_a_run_that_ended_early_is_finished_until_it_is_given_more_patience(
     with caplog.at_level("INFO", "penstock"):
         assert run_module.run(patient, StopFlag())
     assert "finished early step=12 best_step=3" in caplog.text
+
+
+def test_validations_without_a_number_count_through_a_resume():
+    stop = EarlyStop(stop_after=3)
+    assert not any(stop.add(step, math.nan) for step in (10, 20))
+    again = EarlyStop(stop_after=3)
+    again.load_state_dict(json.loads(json.dumps(stop.state_dict(), allow_nan=False)))
+    assert (again.waited, again.best_step, again.is_over) == (2, 0, False)
+    assert not again.add(30, math.nan)
+    assert again.is_over

@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import re
 import threading
 from collections import defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -38,6 +39,8 @@ log = logging.getLogger(__name__)
 
 WHOLE = "whole-"
 """Prefix of the names of copies of whole objects."""
+_REGION = re.compile(r"[0-9a-f]+")
+"""Of regions' names. Others are the file system's: NFS renames files that are deleted while they are open."""
 _MAX_OPEN = 4096  # regions mapped at a time; Linux allows a process 65,530 maps
 _HASTE = 64  # 1 / share of the limit written between two scans of the folder
 _TARGET = 7 / 8
@@ -184,7 +187,7 @@ class BlockCache:
                     status = file.stat()
                     if file.name.endswith(".tmp"):
                         _delete_leftover(Path(file), now_s - status.st_mtime)
-                    else:
+                    elif file.name.startswith(WHOLE) or _REGION.fullmatch(file.name):
                         found.append((file, status))
             next_uses = _next_uses(self._owners.get(folder.name), [file.name for file, _ in found])
             for (file, status), next_use in zip(found, next_uses, strict=True):

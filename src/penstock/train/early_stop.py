@@ -47,7 +47,9 @@ class EarlyStop:
         """Return the state as JSON."""
         state = asdict(self)
         del state["stop_after"], state["min_improvement"]  # of the recipe
-        return state if self.best_step else {}
+        if not self.best_step:  # no loss was finite, and JSON has no infinity
+            return {"waited": self.waited} if self.waited else {}
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state; an empty one is that of a run without validations."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from penstock.checkpoint.layout import name_of
+from penstock.checkpoint.layout import name_of, step_of
 from penstock.checkpoint.storage import place_in
 from penstock.core import clock, env, log
 from penstock.core import config as configs
@@ -36,6 +36,7 @@ from penstock.parallel.flight_recorder import TrafficMeter
 from penstock.parallel.mesh import World, is_of_lost_peer, join
 from penstock.parallel.sharding.fsdp_waits import count_blocked
 from penstock.train.control.listener import Control
+from penstock.train.data_setup import checkpoints
 from penstock.train.device_hours import DeviceHours
 from penstock.train.early_stop import EarlyStop
 from penstock.train.guard import Rewind
@@ -182,18 +183,25 @@ def _say_finished(recipe: TrainConfig, state: TrainState) -> None:
 
 def _say_early_stop(recipe: TrainConfig, early: EarlyStop, step: int) -> None:
     """Log that a run ended early, why, and where its best checkpoint is."""
-    folder = recipe.run.dir
-    best = place_in(Path(folder), recipe.checkpoint.dir).url_of(name_of(early.best_step))
+    folder, saved = recipe.run.dir, [step_of(found.name) or 0 for found in checkpoints(recipe)]
+    kept = max((one for one in saved if one <= early.best_step), default=0)  # a skipped step is not saved
+    best = place_in(Path(folder), recipe.checkpoint.dir).url_of(name_of(kept)) if kept else ""
+    if early.best_step:
+        why = (
+            f"the held-out loss was best after step {early.best_step:,} ({early.best_loss:.4f}), and "
+            f"{early.waited} validations since did not improve on it"
+        )
+    else:
+        why = f"no held-out loss of {early.waited} validations was a number"
+    is_near = "The best checkpoint is kept" if kept == early.best_step else f"The nearest kept is of {kept:,}"
     logger.info(
         "finished early step=%d best_step=%d best_loss=%.4f validations_since=%d best=%s",
         step, early.best_step, early.best_loss, early.waited, best,
         extra={
-            "told": f"Finished early, after step {step:,}: the held-out loss was best after step "
-            f"{early.best_step:,} ({early.best_loss:.4f}), and {early.waited} validations since did not "
-            f"improve on it. Raise validate.stop_after to go on. The best checkpoint is kept:\n"
-            f"  penstock generate {best} --prompt TEXT\n"
-            f"  penstock export {best} --out FOLDER\n"
-            f"  penstock report {folder}"
+            "told": f"Finished early, after step {step:,}: {why}. Raise validate.stop_after to go on."
+            + (f" {is_near}:\n  penstock generate {best} --prompt TEXT\n  penstock export {best} --out FOLDER"
+               if best else " No checkpoint up to it was kept.")
+            + f"\n  penstock report {folder}"
         },
     )  # fmt: skip
 

@@ -334,11 +334,13 @@ def test_temporary_files_of_dead_processes_are_removed(web: FaultyServer, option
     blob.read(0, 10)
     folder = next(path for path in options.cache_folder.rglob("*") if path.is_file()).parent
     dead, alive = folder / ".whole-object.999999-1.tmp", folder / f".whole-object.{os.getpid()}-1.tmp"
-    for path in (dead, alive):
+    of_nfs = folder / ".nfs00000000deleted0001"  # what was deleted while it was mapped
+    for path in (dead, alive, of_nfs):
         path.write_bytes(b"half")
     cache_of(options).sweep()
     assert not dead.exists()
     assert alive.exists()
+    assert of_nfs.exists()
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_with_the_remedy(

@@ -425,6 +425,14 @@ def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start:
         elif problem := _unusable(table.schema_arrow, options.text_column):
             yield Record(0, problem, file.bytes)
             return
+        else:  # a text that the file stores once for thousands of rows is in memory once
+            table = pq.ParquetFile(
+                handle,
+                metadata=table.metadata,
+                buffer_size=2**20,
+                pre_buffer=False,
+                read_dictionary=columns,
+            )
         total = max(table.metadata.num_rows, 1)
         for group in range(table.num_row_groups):
             rows = table.metadata.row_group(group).num_rows
@@ -437,7 +445,7 @@ def read_parquet(file: InputFile, handle: BinaryIO, options: ReadOptions, start:
                 for content in contents:
                     yield Record(index, content, file.bytes * (index + 1) // total)
                     index += 1
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # names of columns are no UTF-8, say
         reason = f"nothing can be read after row {index}: {str(error).splitlines()[0]}"
         yield Record(index, Rejection("unreadable", reason, whole_file=True), file.bytes)
 
@@ -610,6 +618,9 @@ def _chats(batch: Any) -> Iterator[RawChat | Rejection]:  # Any: pyarrow has no 
             [row] = batch.slice(index, 1).to_pylist()
         except UnicodeDecodeError as error:
             yield Rejection("undecodable", f"not utf-8 at byte {error.start}")
+            continue
+        except ValueError as error:  # two fields of one name, times of nanoseconds
+            yield Rejection("unreadable", str(error).partition("\n")[0])
             continue
         yield RawChat(without_nulls(row), size)
 

@@ -25,7 +25,7 @@ MAX_PAGE_TAGS = 100_000
 """Most tags of a page that is parsed: extraction takes seconds there, and grows with their square."""
 
 _START = re.compile(
-    r"\s*(?:<\?xml[^>]*>\s*|<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
+    r"\s*(?>(?:<\?xml[^>]*>|<!--(?:(?!-->).)*-->)\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
 )
 _SUFFIXES = (".html", ".htm", ".xhtml")
 

@@ -91,7 +91,7 @@ class Control:
                 why = "the job that it was meant for has ended"
                 found.append(refused(request, why, step=self._loader.step))
             else:
-                found.append(take_up(self._loader, self._recipe, request))
+                found.append(self._take_up(request))
             self._answers.append(found[-1])
             self.islands = found[-1].islands or self.islands
             self.stops = self.stops or found[-1].stop
@@ -102,6 +102,16 @@ class Control:
             log.info("request=%d: %s", each.number, each.said, extra={"told": told})
             self._answer(each)
         return found
+
+    def _take_up(self, request: ControlRequest) -> ControlReply:
+        """Apply a request on all ranks; on none, if one of them cannot."""
+        before = self._loader.snapshot()
+        found = take_up(self._loader, self._recipe, request)
+        (number,) = self._world.sum(int(found.taken_up))
+        if not found.taken_up or number == self._world.ranks.world_size:
+            return found
+        self._loader.restore(before)
+        return refused(request, "a rank cannot apply it; its log says why", step=self._loader.step)
 
     def _tell_supervisors(self) -> None:
         """Mark a launched run as one to stop for good: supervisors start ranks again that stop unasked."""
@@ -147,12 +157,19 @@ class Control:
         path, corpus = self._recipe.data.paths.get(name), self._loader.corpora.get(name)
         return 0 if path is None or corpus is None else open_corpus(path).manifest.adoptable_parts
 
+    def _parts_seen(self, name: str) -> int:
+        try:
+            return self._parts_on_disk(name)
+        except (PenstockError, OSError) as error:
+            log.warning("the parts of corpus=%s cannot be read here: %s", name, error)
+            return 0
+
     def _seen_by_all(self, asked: Sequence[ControlRequest]) -> list[ControlRequest]:
         """Replace extensions by parts that some rank cannot read by empty ones, which are refused."""
         growing = [request for request in asked if request.extend is not None]
         if not growing:
             return list(asked)
-        blind = [self._parts_on_disk(str(each.extend)) < (each.parts or 0) for each in growing]
+        blind = [self._parts_seen(str(each.extend)) < (each.parts or 0) for each in growing]
         unseen = dict(zip((each.number for each in growing), self._world.sum(*blind), strict=True))
         return [replace(each, parts=0) if unseen.get(each.number) else each for each in asked]
 

@@ -25,6 +25,10 @@ from penstock.core.files import is_locked, sync_directory, write_json
 
 CONTROL_FOLDER = "control"
 _MOST_BYTES = 64 * 1024
+_MOST_ANSWER_BYTES = 16 * 1024 * 1024
+"""Of a reply, which holds the weights of all corpora."""
+_MOST_REQUESTS = 10**9
+"""Larger numbers are of nobody's requests; those after them would have names that are none."""
 _MOST_REASON = 500
 _NAME = re.compile(r"(request|answer)-(\d{6,12})\.json(\.bad)?")
 
@@ -192,7 +196,8 @@ def answer(run: Path, found: ControlReply) -> None:
 def read_answer(run: Path, number: int) -> ControlReply | None:
     """Return the reply to a request; None: not answered yet."""
     path = answer_file(run, number)
-    return config.build(ControlReply, _read(path)) if path.is_file() else None
+    found = _read(path, most_bytes=_MOST_ANSWER_BYTES) if path.is_file() else None
+    return None if found is None else config.build(ControlReply, found)
 
 
 def answered(run: Path) -> set[int]:
@@ -218,10 +223,11 @@ def answer_file(run: Path, number: int) -> Path:
 
 def _numbers(folder: Path, kind: str, *, bad: bool = True) -> set[int]:
     matches = [match for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return {int(match[2]) for match in matches if match[1] == kind and (bad or not match[3])}
+    found = {int(match[2]) for match in matches if match[1] == kind and (bad or not match[3])}
+    return {number for number in found if number <= _MOST_REQUESTS}
 
 
-def _read(path: Path) -> dict[str, Any]:  # Any: JSON values
+def _read(path: Path, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:  # Any: JSON values
     """Read a JSON object from an untrusted file: follows no link, blocks on no pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -230,11 +236,11 @@ def _read(path: Path) -> dict[str, Any]:  # Any: JSON values
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise PenstockError(f"{path.name} is not a file")
-        content = os.read(descriptor, _MOST_BYTES + 1)
+        content = os.read(descriptor, most_bytes + 1)
     finally:
         os.close(descriptor)
-    if len(content) > _MOST_BYTES:
-        raise PenstockError(f"{path.name} has more than {_MOST_BYTES:,} bytes")
+    if len(content) > most_bytes:
+        raise PenstockError(f"{path.name} has more than {most_bytes:,} bytes")
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -132,9 +132,12 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         """Return the states that other ranks wrote for this hang; files of earlier hangs are ignored."""
         found = []
         for path in self._folder.glob("rank-*.json"):
-            record = json.loads(path.read_bytes())
-            del record["collectives"]
-            words = LastWords(**record)
+            try:
+                record = json.loads(path.read_bytes())
+                del record["collectives"]
+                words = LastWords(**record)
+            except (OSError, ValueError, KeyError, TypeError):  # of an earlier hang, under another version
+                continue
             if (
                 words.rank != own.rank
                 and words.rank < self._world_size

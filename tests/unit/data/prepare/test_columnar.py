@@ -9,6 +9,7 @@ from pathlib import Path
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.errors import CorpusError, UsageError
@@ -175,3 +176,27 @@ def test_a_shard_of_texts_given_as_a_corpus_says_how_it_becomes_one(tmp_path: Pa
     mds_of(tmp_path / "set", ["once"])
     with pytest.raises(CorpusError, match=r"holds text \(text\).*penstock data prepare"):
         open_corpus(tmp_path / "set")
+
+
+def test_a_text_that_is_stored_once_for_all_rows_is_in_memory_once(tmp_path: Path) -> None:
+    text = "penstock " * (4 * 2**20 // 9)
+    column = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), pa.array([text]))
+    pq.write_table(pa.table({"text": column.cast(pa.string())}), tmp_path / "bomb.parquet")
+    assert (tmp_path / "bomb.parquet").stat().st_size < 20 * 2**20
+    pool = pa.default_memory_pool()
+    del column
+    held = pool.bytes_allocated()
+    files, _ = find_inputs([str(tmp_path)], Selection())
+    most = 0
+    for file in files:
+        for record in read_records(file, ReadOptions(text_column="text", max_document_bytes=2**30)):
+            assert isinstance(record.content, Document)
+            most = max(most, pool.bytes_allocated() - held)
+    assert 0 < most < 64 * 2**20, "of 256"
+
+
+def test_a_column_whose_name_is_no_utf_8_is_a_rejection(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a"], "\u00e9\u00e9": ["b"]}), tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content.replace("\u00e9\u00e9".encode(), b"\xff\xff\xff\xff"))
+    assert read(tmp_path) == [(0, "unreadable")]

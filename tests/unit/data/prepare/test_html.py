@@ -86,3 +86,10 @@ def test_without_the_extractor_pages_are_refused_with_the_remedies(
         ):
             read(write(tmp_path / name))
         assert read(tmp_path / name, html="keep") == [PAGE]
+
+
+def test_many_comments_before_a_page_or_a_text_take_no_time() -> None:
+    comments = "<!----> <!-- a -- b -->" * 40
+    assert html.is_html(f"{comments}<html>", "a.txt")
+    assert not html.is_html(f"{comments} text", "a.txt")
+    assert not html.is_html("<!-- <html> never ends", "a.txt")

@@ -127,3 +127,16 @@ def test_a_job_is_running_while_it_holds_the_folder(tmp_path):
     with exclusive(tmp_path, purpose="test"):
         assert job_is_running(tmp_path)
     assert not job_is_running(tmp_path)
+
+
+def test_a_number_that_leaves_no_room_for_another_is_nobodys(tmp_path):
+    put(tmp_path, {"stop": True}, number=999_999_999_999)
+    assert submit(tmp_path, GOOD) == 1
+    assert open_requests(tmp_path) == [1]
+
+
+def test_an_answer_holds_the_weights_of_any_number_of_corpora(tmp_path):
+    weights = {f"a corpus with a longish name, number {n}": 1 / 4000 for n in range(4000)}
+    found = ControlReply(number=submit(tmp_path, GOOD), taken_up=True, said="so be it", weights=weights)
+    answer(tmp_path, found)
+    assert answers(tmp_path) == [found]

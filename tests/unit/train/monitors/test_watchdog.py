@@ -1,11 +1,14 @@
 """When a watchdog gives a rank up, on a clock of the test's own."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from penstock.core import clock
 from penstock.train.monitors.watchdog import Watchdog
+from tests.unit.train.monitors.test_hang_report import words
 
 HANG_S = 6.0
 
@@ -42,3 +45,15 @@ def test_a_later_step_has_not_however_early_it_is(
 ) -> None:
     steps_at = [float(second) for second in range(1, last + 1)]
     assert given_up_at(monkeypatch, tmp_path, steps_at=steps_at) == last + HANG_S
+
+
+@pytest.mark.parametrize(
+    "left", ["{", "[]", '{"rank": 1}', '{"collectives": [], "rank": 1, "of": "another version"}']
+)
+def test_words_of_an_earlier_hang_that_cannot_be_read_hide_no_other(tmp_path: Path, left: str) -> None:
+    watchdog = Watchdog(tmp_path, rank=0, world_size=3, hang_s=HANG_S)
+    own, other = (words(rank, 5) for rank in (0, 2))
+    watchdog._folder.mkdir(parents=True, exist_ok=True)
+    (watchdog._folder / "rank-00001.json").write_text(left)
+    (watchdog._folder / "rank-00002.json").write_text(json.dumps(asdict(other) | {"collectives": []}))
+    assert watchdog._fresh(own) == [other]
