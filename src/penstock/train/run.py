@@ -186,23 +186,21 @@ def _say_early_stop(recipe: TrainConfig, early: EarlyStop, step: int) -> None:
     folder, saved = recipe.run.dir, [step_of(found.name) or 0 for found in checkpoints(recipe)]
     kept = max((one for one in saved if one <= early.best_step), default=0)  # a skipped step is not saved
     best = place_in(Path(folder), recipe.checkpoint.dir).url_of(name_of(kept)) if kept else ""
+    why = f"no held-out loss of {early.waited} validations was a number"
     if early.best_step:
         why = (
             f"the held-out loss was best after step {early.best_step:,} ({early.best_loss:.4f}), and "
             f"{early.waited} validations since did not improve on it"
         )
-    else:
-        why = f"no held-out loss of {early.waited} validations was a number"
-    is_near = "The best checkpoint is kept" if kept == early.best_step else f"The nearest kept is of {kept:,}"
+    told = [f"Finished early, after step {step:,}: {why}. Raise validate.stop_after to go on."]
+    if best:
+        is_best = kept == early.best_step
+        told.append("The best checkpoint is kept:" if is_best else f"The nearest checkpoint is of {kept:,}:")
+        told += [f"  penstock generate {best} --prompt TEXT", f"  penstock export {best} --out FOLDER"]
     logger.info(
         "finished early step=%d best_step=%d best_loss=%.4f validations_since=%d best=%s",
         step, early.best_step, early.best_loss, early.waited, best,
-        extra={
-            "told": f"Finished early, after step {step:,}: {why}. Raise validate.stop_after to go on."
-            + (f" {is_near}:\n  penstock generate {best} --prompt TEXT\n  penstock export {best} --out FOLDER"
-               if best else " No checkpoint up to it was kept.")
-            + f"\n  penstock report {folder}"
-        },
+        extra={"told": "\n".join([*told, f"  penstock report {folder}"])},
     )  # fmt: skip
 
 

@@ -71,9 +71,7 @@ class ChatSetup:
         *_, config = TEMPLATE_FILES
         if (source := self.folder / config).is_file():
             known, content = load_json(source), source.read_text(encoding="utf-8")
-            if (
-                known.pop("chat_template", None) is not None
-            ):  # it is written below, or --chat-template replaces it
+            if known.pop("chat_template", None) is not None:  # written below, or replaced
                 content = json.dumps(known, indent=2, ensure_ascii=False) + "\n"
             write_atomic(out / config, content)
         templates = (self.template.source, self.template.tool_source)
