@@ -14,9 +14,10 @@ Runs are written as `penstock train` writes them, and opened in Chromium:
 
 With --peers, a Python with tensorboard (its data server, `--load_fast true`), trackio and tbparse, the same
 scalars are written by TensorBoard's own writer and given to trackio.import_tf_events. Each shows its first
-curve: TensorBoard in its time series, from the server's start with a filter for one run, and again in a new
-page; Trackio in its dashboard of the project. A curve is drawn once coloured pixels are in a picture of its
-chart. Times are the least of --rounds; the result has all of them, and the machine's load.
+curve: TensorBoard in its time series, from the server's start with a filter for one run, ticked if it is not,
+and again in a new page, drawn as SVG, for there is no GPU; Trackio in its dashboard of the project. A curve
+is drawn once coloured pixels are in a picture of its chart. Times are the least of --rounds; the result has
+all of them, and the machine's load.
 """
 
 import argparse
@@ -46,8 +47,6 @@ from penstock.core import clock
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_SANDBOX = "--no-sandbox"
-WEBGL = ("--use-angle=swiftshader", "--enable-unsafe-swiftshader")
-"""For TensorBoard's charts. Everything is then drawn by an emulated GPU, which takes a core by itself."""
 PATIENCE_S = 300
 PARTS = ("table", "long", "ranks", "stream", "peers")
 TARGETS = {
@@ -199,12 +198,18 @@ def has_curve(picture):
     return int((np.ptp(pixels, axis=2) > 25).sum()) > 30
 
 
-def curve_ms(browser, address, chart):
-    """Open an address in a new page; return the ms to a curve in its chart, and the page's memory."""
+def curve_ms(browser, address, chart, *, choose=None):
+    """Open an address in a new page; return the ms to a curve in its chart, and the page's memory.
+
+    Args:
+        choose: does what a reader must to see it, given the page; None: nothing.
+    """
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     try:
         begin = clock.monotonic()
         page.goto(address, wait_until="commit")
+        if choose is not None:
+            choose(page)
         found = page.locator(chart).first
         found.wait_for(timeout=PATIENCE_S * 1000)
         while True:
@@ -346,24 +351,30 @@ def tensorboard(browser, python, data, folder, rounds):
     address = f"http://127.0.0.1:{port}/"
     command = [str(Path(python).with_name("tensorboard")), "--logdir", str(folder), "--port", str(port),
                "--load_fast", "true"]  # fmt: skip
-    view = f"{address}?pinnedCards=%5B%5D&runFilter=%5E0000%24#timeseries"
+    view = f"{address}?pinnedCards=%5B%5D&runFilter=%5E0000%24&forceSVG=true#timeseries"
+    curve = partial(curve_ms, browser, view, "line-chart", choose=tick_first_run)
     for _ in range(rounds):
         begin = clock.monotonic()
         with peer_server(command, address) as pid:
-            wait(lambda: "loss" in tags_of(address), "TensorBoard has read a run")
-            curve_ms(browser, view, "line-chart")
+            wait(lambda: "0000" in runs_with_loss(address), "TensorBoard has read a run")
+            curve()
             found["first_curve_ms"].append(1000 * (clock.monotonic() - begin))
-            found["curve_again_ms"].append(curve_ms(browser, view, "line-chart")[0])
+            found["curve_again_ms"].append(curve()[0])
             found["server_mib"].append(memory_mib(pid))
     return found
 
 
-def tags_of(address):
-    """Return the scalar tags of all runs, as TensorBoard's own page asks for them."""
-    tags = json.load(urlopen(f"{address}data/plugin/timeseries/tags", timeout=60))
-    return set(tags.get("scalars", {}).get("tagDescriptions", {})) | {
-        tag for of_run in tags.get("scalars", {}).get("runTagInfo", {}).values() for tag in of_run
-    }
+def tick_first_run(page):
+    """Tick the first run of TensorBoard's list, if it is not; of many it shows none by itself."""
+    box = page.locator("tb-data-table-content-row mat-checkbox input").first
+    box.wait_for(state="attached", timeout=PATIENCE_S * 1000)
+    box.check(force=True)
+
+
+def runs_with_loss(address):
+    """Return the runs whose loss TensorBoard has, as its own page asks for them."""
+    tags = json.load(urlopen(f"{address}data/plugin/timeseries/tags", timeout=60))["scalars"]["runTagInfo"]
+    return {run for run, found in tags.items() if "loss" in found}
 
 
 def trackio(browser, python, data, folder, rounds):
@@ -420,7 +431,7 @@ def measured(launch, folder, arguments, chosen):
     with closing(launch()) as browser:
         yield from of_console(browser, folder, arguments, chosen)
     if "peers" in chosen and arguments.peers:
-        with closing(launch(*WEBGL)) as browser:
+        with closing(launch()) as browser:
             yield from of_peers(browser, folder, arguments)
 
 
@@ -451,9 +462,11 @@ def of_peers(browser, folder, arguments):
 
 def tried(peer, browser, arguments, data, place):
     """Return the figures of another tool, or why there are none."""
+    from playwright.sync_api import Error as BrowserError
+
     try:
         return peer(browser, arguments.peers, data, place, arguments.rounds)
-    except (TimeoutError, OSError, subprocess.SubprocessError) as error:
+    except (BrowserError, TimeoutError, OSError, subprocess.SubprocessError) as error:
         return {"failed": str(error)}
 
 
