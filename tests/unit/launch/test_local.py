@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import ConfigError, PenstockError, UsageError
+from penstock.launch import local
 from penstock.launch.local import EXIT_STOPPED, JobOutcome, run
 
 # Python 3.12 warns of a fork where other tests have left library threads; these children use none.
@@ -93,6 +94,13 @@ def test_a_failure_outranks_a_stop_whichever_rank_it_is_on(failing: int) -> None
     assert outcome_of(lambda: 3 if rank() == failing else EXIT_STOPPED) == JobOutcome(3, [])
 
 
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kill ranks that do not end by themselves after half a second."""
+    monkeypatch.setattr(local, "_GRACE_S", 0.5)
+
+
+@pytest.mark.usefixtures("short_grace")
 def test_the_first_failure_stops_the_others() -> None:
     assert outcome_of(lambda: 4 if rank() == 1 else wait_for_ever(), processes=3) == JobOutcome(4, [])
 
@@ -152,6 +160,7 @@ def test_a_message_longer_than_a_pipe_does_not_hang_the_job() -> None:
     assert outcome.messages[0].startswith("xxx")
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_killed_process_is_named_by_its_rank_and_its_signal_and_stops_the_job() -> None:
     def work() -> int:
         if rank() == 0:
@@ -163,6 +172,7 @@ def test_a_killed_process_is_named_by_its_rank_and_its_signal_and_stops_the_job(
     )
 
 
+@pytest.mark.usefixtures("short_grace")
 def test_a_job_that_lost_a_process_starts_anew_on_as_many_as_it_is_told() -> None:
     def work() -> int:
         if rank() == 1 and os.environ["WORLD_SIZE"] == "3":
