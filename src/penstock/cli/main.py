@@ -127,7 +127,7 @@ def _dispatch(words: list[str], *, debug: bool) -> int:
     top = _Parser(
         prog="penstock",
         usage="penstock COMMAND [options]",
-        description="Train and serve foundation models on ordinary machines joined by Ethernet.",
+        description="Train, tune and serve foundation models on ordinary machines joined by Ethernet.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog="commands:\n" + "".join(f"  {v:<18}{text}\n" for v, text in VERBS.items()) + "\n" + _EPILOG,
     )
