@@ -115,7 +115,18 @@ def test_requests_are_taken_up_after_the_step_in_which_they_came_by_every_rank(r
     assert last["grown"] == again["grown"], "once"
 
 
-def test_parts_that_one_rank_cannot_see_are_refused_on_all(recipe, tmp_path):
+def has_one_part(_):
+    """What a rank sees whose file system has not caught up yet."""
+    return 1
+
+
+def is_gone(_):
+    """What a rank sees whose mount is gone."""
+    raise CorpusError("no corpus")
+
+
+@pytest.mark.parametrize("seen", [has_one_part, is_gone])
+def test_parts_that_one_rank_cannot_see_are_refused_on_all(recipe, tmp_path, seen):
     def work(world):
         state = open_state(recipe, world)
         control = Control(recipe, state.loader, world)
@@ -124,30 +135,8 @@ def test_parts_that_one_rank_cannot_see_are_refused_on_all(recipe, tmp_path):
             append(tmp_path / "web", 1)
             submit(tmp_path / "run", ControlRequest(extend="web"))
         dist.barrier()
-        if not world.is_first:  # its file system has not caught up yet
-            control._parts_on_disk = lambda _: 1
-        (found,) = control.take_up()
-        return found.taken_up, found.said
-
-    one, two = on_ranks(work, ranks=2)
-    assert one == two == (False, "refused: Corpus 'web' has no parts beyond the 1 that the run uses.")
-
-
-def test_a_rank_that_cannot_read_a_corpus_now_refuses_for_all(recipe, tmp_path):
-    def work(world):
-        state = open_state(recipe, world)
-        control = Control(recipe, state.loader, world)
-        control.start()
-        if world.is_first:
-            append(tmp_path / "web", 1)
-            submit(tmp_path / "run", ControlRequest(extend="web"))
-        dist.barrier()
-        if not world.is_first:  # its mount is gone
-
-            def gone(_):
-                raise CorpusError("no corpus")
-
-            control._parts_on_disk = gone
+        if not world.is_first:
+            control._parts_on_disk = seen
         (found,) = control.take_up()
         return found.taken_up, found.said
 

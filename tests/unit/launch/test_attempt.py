@@ -158,3 +158,17 @@ def _is_alive(pid):
     except ProcessLookupError:
         return False
     return True
+
+
+def fail_at_length():
+    raise ValueError(os.environ["RANK"] + "\u00e9" * 10_000)
+
+
+def test_long_messages_of_many_ranks_do_not_hold_an_attempt_up(log):
+    warm = WarmProcess(fail_at_length, explain, log)  # more than a pipe holds
+    ranks = rank_environments(node=0, num_nodes=1, processes=8, address="127.0.0.1", port=1)
+    warm.start(ranks, title="start")
+    outcome = outcome_of(warm)
+    warm.close()
+    assert outcome.code == 3
+    assert sum(map(len, outcome.messages)) > 65_536

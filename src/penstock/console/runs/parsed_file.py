@@ -25,7 +25,7 @@ _STATE_FILE = "state.json"
 
 
 class ParsedState(Protocol):
-    """What is stored of a parsed file besides its values: a dataclass of JSON."""
+    """State of a parsed file, besides its values; a dataclass that is stored as JSON."""
 
     mark: FilePosition
     """Position in the file after what was parsed."""
@@ -35,12 +35,12 @@ State = TypeVar("State", bound=ParsedState)
 
 
 class ParsedFile(ABC, Generic[State]):
-    """What was parsed of a file, kept up with it. Methods may be called from several threads.
+    """Parsed content of a file that grows, kept up with it. Methods may be called from several threads.
 
     Args:
         files: files of the run.
         name: of the file.
-        cache: folder of what was parsed.
+        cache: folder of the parsed content.
     """
 
     def __init__(self, files: RunFiles, name: str, cache: Path) -> None:
