@@ -4,12 +4,13 @@ No controller runs, so nothing is collected, and no pod starts: what is deleted 
 """
 
 import gc
+from dataclasses import replace
 
 import pytest
 from tests.kubernetes import JOBSET, cluster
 from tests.unit.launch.render.test_kubernetes import make_pod_spec
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.engines import kubernetes
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.pod_code import code_config_map, code_of
@@ -104,3 +105,13 @@ def test_a_config_map_of_another_is_not_taken_over(found, connection, tmp_path, 
         submit(connection, JobFolder(tmp_path / name), make_pod_spec(name=name))
     assert found.get("ConfigMap", name)["data"] == {"a": "b"}
     assert found.get("JobSet", name, api=JOBSET) is None
+
+
+def test_a_live_job_of_the_other_kind_keeps_its_name_and_its_recipe(found, connection, tmp_path):
+    spec = make_pod_spec(name="both")
+    submit(connection, JobFolder(tmp_path / "first"), spec)
+    before = found.get("ConfigMap", "both")
+    other = replace(spec, pod=replace(spec.pod, api="trainjob", recipe="[run]\nsteps = 1\n"))
+    with pytest.raises(PenstockError, match="JobSet both exists in namespace default, and has not ended"):
+        submit(connection, JobFolder(tmp_path / "second"), other)
+    assert found.get("ConfigMap", "both") == before
