@@ -15,6 +15,7 @@ from tests.launched import write_recipe
 
 DEFINITION = Path(__file__).parents[2] / "deploy" / "operator" / "crd.yaml"
 TRAINER = "trainer.kubeflow.org/v1alpha1"
+NETWORKING = "networking.k8s.io/v1"
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,17 @@ def test_a_release_that_renders_otherwise_restarts_nothing(server, operator, sta
     assert server.patch("TrainingRun", "kept", run, api=API)[0] == 200
     assert operator.look("kept")
     assert server.get("JobSet", "kept", api=JOBSET) is None, "a change of the run stops it"
+
+
+def test_a_network_policy_is_deleted_with_the_wish_for_it(server, operator, start):
+    start("open")
+    assert operator.look("open")
+    assert server.get("NetworkPolicy", "open", api=NETWORKING) is not None
+    assert server.patch("TrainingRun", "open", {"spec": {"networkPolicy": "none"}}, api=API)[0] == 200
+    for _ in range(2):  # the job is stopped, and made again
+        assert operator.look("open")
+    assert server.get("JobSet", "open", api=JOBSET) is not None
+    assert server.get("NetworkPolicy", "open", api=NETWORKING) is None
 
 
 def test_a_trainjob_and_the_jobset_that_trainer_makes_of_it_are_one_job(server, operator, start):
