@@ -270,3 +270,21 @@ def test_checks_that_cannot_run_are_no_health(caplog):
 def test_wrong_usage_is_said(words, said, capsys):
     assert main(["doctor", *words]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_checks_that_no_signal_ends_are_left_and_the_node_is_not_checked(tmp_path, monkeypatch):
+    hangs = tmp_path / "python"
+    hangs.write_text("#!/bin/sh\nexec sleep 60\n")
+    hangs.chmod(0o755)
+    left = []
+    monkeypatch.setattr(daemon.sys, "executable", str(hangs))
+    monkeypatch.setattr(
+        daemon.subprocess.Popen, "kill", lambda one: left.append(one)
+    )  # as in a driver's call
+    monkeypatch.setattr(daemon, "_KILLED_S", 0.5)
+    result = daemon.run_checks([], is_stopped=lambda: False, timeout_s=0.0)
+    monkeypatch.undo()
+    assert result.findings is None
+    (process,) = left
+    process.kill()
+    process.communicate()

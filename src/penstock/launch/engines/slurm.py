@@ -417,8 +417,8 @@ class _Slurm:
     def resize(self, job: Job, folder: JobFolder, nodes: NodeRange) -> str:
         """Stop the job after saving, and submit it for another number of nodes."""
         spec = folder.spec().resized(nodes)
-        check_queue(spec)
         check_secrets(spec)
+        check_queue(spec)
         rendered = render(spec)
         checked_by_slurm(rendered)  # before anything is stopped
         done = self.cancel(job, folder, now=False)

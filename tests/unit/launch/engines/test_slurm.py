@@ -5,10 +5,10 @@ import shutil
 import pytest
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.engines.slurm import check_secrets, checked_by_slurm, ended_of, submit
-from penstock.launch.job_folder import JobFolder
+from penstock.launch.engines.slurm import ENGINE, check_secrets, checked_by_slurm, ended_of, submit
+from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.render.slurm import render
-from penstock.launch.spec import Secret
+from penstock.launch.spec import Secret, node_range
 from tests.unit.launch.test_spec import make_spec
 
 
@@ -71,3 +71,16 @@ def test_without_slurm_nothing_is_submitted_and_a_dry_run_says_so(tmp_path, monk
         submit(spec, JobFolder(tmp_path / "run"), render(spec))
     assert not (tmp_path / "run").exists()
     assert "was not tested" in checked_by_slurm(render(spec))
+
+
+def test_a_resize_without_the_secrets_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOSUCH", raising=False)
+    folder = JobFolder(tmp_path / "run")
+    folder.make()
+    folder.write_spec(
+        make_spec(run_dir=str(folder.run), secrets=(Secret(name="TOKEN", source="env:NOSUCH"),))
+    )
+    job = Job(engine="slurm", ident="1", host="here", submitted_at="now")
+    with pytest.raises(UsageError, match="The variable NOSUCH"):
+        ENGINE.resize(job, folder, node_range("2"))
+    assert not folder.is_to_stop()
