@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
 from penstock.console.runs.cache_folder import CacheFolder
 from penstock.console.runs.run_files import FileStamp, RunFiles
-from penstock.console.runs.tail import FilePosition, Piece, is_continued, pieces
+from penstock.console.runs.tail import PIECE_BYTES, FilePosition, Piece, is_continued, pieces
 from penstock.console.runs.turns import RunBusy, Turns
 from penstock.core import clock
 from penstock.core.errors import PenstockError
@@ -42,6 +42,8 @@ class ParsedFile(ABC, Generic[State]):
         name: of the file.
         cache: folder of the parsed content.
     """
+
+    _piece_bytes = PIECE_BYTES
 
     def __init__(self, files: RunFiles, name: str, cache: Path) -> None:
         self._files, self._name = files, name
@@ -125,7 +127,7 @@ class ParsedFile(ABC, Generic[State]):
                 if not goes_on:  # the file was rewritten
                     self._restart()
                     position = self.position
-            for piece in pieces(file, position):
+            for piece in pieces(file, position, piece_bytes=self._piece_bytes):
                 with self._turns.turn():
                     self._check_open()
                     if self.position != position:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 CHUNK_BYTES = 8 << 20
-_PIECE_BYTES = 256 << 10
-"""Bytes of a piece: some 10 ms of parsing, unless its last line is longer."""
+PIECE_BYTES = 256 << 10
+"""Bytes of a piece: some 10 ms of parsing lines as JSON."""
 _CHECKED_BYTES = 4096
 
 
@@ -36,14 +36,19 @@ class FilePosition:
 class Piece:
     """Whole lines that were read together."""
 
-    lines: list[bytes]
-    """Without their ends."""
+    content: bytes
+    """The lines, each with its end."""
     offset: int
     """Bytes of the file before the first."""
     mark: FilePosition
     """Position after them."""
     num_dropped: int = 0
     """Lines that were too long."""
+
+    @property
+    def lines(self) -> list[bytes]:
+        """The lines without their ends."""
+        return self.content.split(b"\n")[:-1]
 
 
 def is_continued(file: BinaryIO, mark: FilePosition) -> bool:
@@ -53,9 +58,16 @@ def is_continued(file: BinaryIO, mark: FilePosition) -> bool:
 
 
 def pieces(
-    file: BinaryIO, mark: FilePosition, *, chunk_bytes: int = CHUNK_BYTES, piece_bytes: int = _PIECE_BYTES
+    file: BinaryIO, mark: FilePosition, *, chunk_bytes: int = CHUNK_BYTES, piece_bytes: int = PIECE_BYTES
 ) -> Iterator[Piece]:
-    """Yield the complete lines after a position; a chunk is read at a time."""
+    """Yield the complete lines after a position; a chunk is read at a time.
+
+    Args:
+        file: open for reading.
+        mark: position after what was consumed.
+        chunk_bytes: read at once, and the longest line that is kept.
+        piece_bytes: of a piece at most, unless a single line is longer.
+    """
     offset, is_inside = mark.offset, mark.is_inside
     while True:
         file.seek(offset)
@@ -67,19 +79,18 @@ def pieces(
             dropped = int(not is_inside)
             offset += len(chunk)
             is_inside = True
-            yield Piece([], offset, FilePosition(offset, _digest(file, offset), is_inside), dropped)
+            yield Piece(b"", offset, FilePosition(offset, _digest(file, offset), is_inside), dropped)
             continue
         first = 0
         while first < end:
             past = chunk.rfind(b"\n", first, first + piece_bytes) + 1
             past = past or chunk.find(b"\n", first) + 1
-            lines, place = chunk[first : past - 1].split(b"\n"), offset + first
-            if is_inside:
-                place += len(lines.pop(0)) + 1
+            begin = chunk.find(b"\n", first) + 1 if is_inside else first
             is_inside = False
             has_tail = past >= _CHECKED_BYTES or not offset
             tail = _digest_of(chunk[max(0, past - _CHECKED_BYTES) : past]) if has_tail else None
-            yield Piece(lines, place, FilePosition(offset + past, tail or _digest(file, offset + past)))
+            mark = FilePosition(offset + past, tail or _digest(file, offset + past))
+            yield Piece(chunk[begin:past], offset + begin, mark)
             first = past
         offset += end
 

@@ -5,6 +5,8 @@ from base64 import b64encode
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.console.runs import rank_columns
 from penstock.console.runs.rank_columns import RankColumns
@@ -27,9 +29,14 @@ def opened(tmp_path):
         columns.close()
 
 
-def line(step, *values):
-    packed = b64encode(np.array(values, dtype="<f4").tobytes()).decode()
-    return f'{{"step": {step}, "steps": 1, "own_s": "{packed}"}}\n'
+def line(step, *values, before=None):
+    packed = {"blocked_s": before, "own_s": values}
+    fields = (f', "{name}": "{_packed(each)}"' for name, each in packed.items() if each is not None)
+    return f'{{"step": {step}, "steps": 1{"".join(fields)}}}\n'
+
+
+def _packed(values):
+    return b64encode(np.array(values, dtype="<f4").tobytes()).decode()
 
 
 def write(run, *lines):
@@ -107,6 +114,31 @@ def test_a_damaged_file_of_ranks_is_read_as_far_as_it_goes(tmp_path, opened):
     assert (found.steps, found.values.tolist(), found.ranks) == ([1], [[1.0]], [])
     (tmp_path / RANKS_FILE).unlink()
     assert table(opened(name="other")).steps == []
+
+
+WHOLE = st.builds(
+    lambda step, values, before: (line(step, *values, before=before), (step, values)),
+    st.integers(1, 2000),
+    st.lists(st.integers(0, 9).map(float), min_size=1, max_size=4),
+    st.lists(st.integers(0, 9).map(float), max_size=3),
+)
+DAMAGED = st.tuples(
+    st.sampled_from(["\n", "[]\n", '{"step": 7, "steps": 1}\n', line(3, 1.0)[9:], line(3, 1.0)[:-4] + "\n"])
+)
+
+
+@given(st.lists(st.one_of(WHOLE, DAMAGED), min_size=1, max_size=40))
+def test_lines_of_any_layout_between_one_another_are_each_read_as_alone(tmp_path_factory, lines):
+    run = tmp_path_factory.mktemp("run")
+    write(run, *(each[0] for each in lines))
+    columns = RankColumns(LocalFiles(run), "own_s", run / "cache")
+    columns.update()
+    expected = [each[1] for each in lines if len(each) > 1]
+    rows = np.fromfile(run / "cache" / "rows.i64", "<i8").reshape(-1, 2) if expected else []
+    values = np.fromfile(run / "cache" / "values.f32", "<f4") if expected else []
+    assert [tuple(row) for row in rows] == [(step, len(ranks)) for step, ranks in expected]
+    assert list(values) == [value for _, ranks in expected for value in ranks]
+    columns.close()
 
 
 def test_a_damaged_row_makes_no_room_for_millions_of_ranks(tmp_path, opened):
