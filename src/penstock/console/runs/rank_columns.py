@@ -66,7 +66,7 @@ class _State:
 class _Layout:
     """Where a line has a metric's values, in bytes from its beginning.
 
-    The lines of as many ranks are alike, so that most of a line need not be read to find them.
+    The lines of as many ranks are alike, so that most of a line need not be searched for them.
     """
 
     first: int
@@ -92,7 +92,7 @@ class RankColumns(ParsedFile[_State]):
         cache: folder of its values.
     """
 
-    _piece_bytes = 2 << 20  # some 5 ms: most of a line is passed over
+    _piece_bytes = 2 << 20  # some 5 ms: one metric of five is decoded
 
     def __init__(self, files: RunFiles, metric: str, cache: Path) -> None:
         super().__init__(files, RANKS_FILE, cache)
@@ -147,16 +147,11 @@ class RankColumns(ParsedFile[_State]):
 
     def _layout(self, content: bytes, begin: int, before: _Layout) -> _Layout:
         """Return the layout of the line that begins there; quickly if it is the one of the line before."""
-        if before.has_values:
-            first, end = begin + before.first, begin + before.length
-            is_alike = (
-                content.startswith(self._opening, first - len(self._opening))
-                and content[begin + before.last : begin + before.last + 1] == b'"'
-                and content[end - 1 : end] == b"\n"
-            )
-            if is_alike:
-                return before
         end = content.index(b"\n", begin) + 1
+        if before.has_values and before.length == end - begin:
+            opening, last = begin + before.first - len(self._opening), begin + before.last
+            if content.startswith(self._opening, opening) and content[last : last + 1] == b'"':
+                return before
         place = content.find(self._opening, begin, end)
         if place < 0:
             return _Layout(0, 0, end - begin)

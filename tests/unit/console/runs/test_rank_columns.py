@@ -5,7 +5,7 @@ from base64 import b64encode
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.console.runs import rank_columns
@@ -127,6 +127,7 @@ DAMAGED = st.tuples(
 )
 
 
+@example([(line(1000, 1.0), (1000, [1.0])), ("[]\n",), (line(1, 2.0), (1, [2.0]))])  # as long together
 @given(st.lists(st.one_of(WHOLE, DAMAGED), min_size=1, max_size=40))
 def test_lines_of_any_layout_between_one_another_are_each_read_as_alone(tmp_path_factory, lines):
     run = tmp_path_factory.mktemp("run")
