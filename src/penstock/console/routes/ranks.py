@@ -1,11 +1,11 @@
 """Route of ranks: a heat map of one metric, ranks by steps, and the reports of hangs."""
 
 import math
-from base64 import b64encode
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import numpy as np
+import pybase64
 from fastapi import APIRouter, Query, Request
 
 from penstock.console.runs.run_files import RunFiles
@@ -43,7 +43,7 @@ def ranks(
         "ranks": [*table.ranks, *({"rank": rank} for rank in range(len(table.ranks), len(table.values)))],
         "metric": metric,
         "metrics": list(RANK_METRICS),
-        "values": b64encode(np.ascontiguousarray(table.values, dtype="<f4").tobytes()).decode(),
+        "values": pybase64.b64encode_as_string(np.ascontiguousarray(table.values, dtype="<f4")),
         "hangs": _hangs(run.files),
     }
 

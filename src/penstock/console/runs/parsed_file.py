@@ -9,7 +9,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
@@ -170,6 +170,11 @@ class ParsedFile(ABC, Generic[State]):
     def _save(self) -> None:
         draft = self._cache.path / f".{_STATE_FILE}.tmp"
         with suppress(OSError):
-            draft.write_text(json.dumps(asdict(self._state)), encoding="utf-8")  # type: ignore[call-overload]
+            draft.write_text(json.dumps(self._state, default=_fields), encoding="utf-8")
             draft.replace(self._cache.path / _STATE_FILE)
         self._saved_at = clock.monotonic()
+
+
+def _fields(found: Any) -> dict[str, Any]:  # Any: a dataclass, JSON
+    """Return the fields of a dataclass; `asdict` would copy the values, some of which are long."""
+    return {field.name: getattr(found, field.name) for field in fields(found)}

@@ -11,7 +11,6 @@ step and the wanted metric are decoded, once; later looks read the new end of th
 import json
 import re
 from binascii import Error as NotBase64
-from binascii import a2b_base64
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pybase64
 
 from penstock.console.runs.parsed_file import ParsedFile
 from penstock.console.runs.run_files import RunFiles
@@ -230,6 +230,6 @@ def _ranks(line: bytes) -> list[dict[str, Any]]:
 
 def _decoded(packed: bytes) -> Float32 | None:
     try:
-        return np.frombuffer(a2b_base64(packed, strict_mode=True), dtype="<f4")
+        return np.frombuffer(pybase64.b64decode(packed, validate=True), dtype="<f4")
     except (NotBase64, ValueError):
         return None
