@@ -43,9 +43,11 @@ from pathlib import Path
 
 from results_file import SHARED, file_result
 
+from penstock.obs.sinks.jsonl import read_records
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # for the set-up of the tests
 
-from tests.launched import events_of, node_pids, ranks_of, records_of, starts_of, write_recipe
+from tests.launched import events_of, node_pids, ranks_of, records_of, write_recipe
 
 LEAST_NODES, MOST_NODES = 1, 3
 ROWS, TOKENS_A_ROW = 12, 32  # of a step: those of `write_recipe`
@@ -264,13 +266,13 @@ def inject(job, kind):
     """Inject a fault, and wait for a step that the run had not reached; return what happened."""
     time.sleep(job.draw.uniform(0.5, 5))
     reached, redone_before, began = job.progress.reached, job.progress.redone, time.monotonic()
-    starts = len(starts_of(job.run))
+    start = newest_start(job.run)
     FAULTS[kind](job)
     lasted = time.monotonic() - began
     target = job.progress.reached + 1
 
     def is_past():
-        is_started = kind in NO_NEW_START or len(starts_of(job.run)) > starts
+        is_started = kind in NO_NEW_START or newest_start(job.run) != start
         return is_started and job.progress.reached >= target and job.ended() is None
 
     await_(lambda: is_past() or job.ended() is not None)
@@ -287,6 +289,12 @@ def inject(job, kind):
     if not is_survived:
         row |= {"code": job.ended(), "last_events": events_of(job.run)[-20:]}
     return row
+
+
+def newest_start(run):
+    """Return the record that the newest ranks wrote when they began, after the metrics went back."""
+    records = reversed(read_records(run / "metrics.jsonl"))
+    return next((record for record in records if record.get("event") == "start"), None)
 
 
 def repair(job):
