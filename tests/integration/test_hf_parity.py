@@ -1,6 +1,7 @@
 """Logits and folders against transformers, on small random models of every family."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -212,6 +213,14 @@ def test_a_missing_layer_is_named(llama):
 def test_a_surplus_layer_is_named(llama):
     rewrite(llama[0], num_hidden_layers=2)
     with pytest.raises(ModelError, match=r"unexpected: model\.layers\.2\.input_layernorm\.weight"):
+        load_pretrained(llama[0])
+
+
+def test_weights_that_are_another_users_are_not_said_to_be_missing(llama, monkeypatch):
+    monkeypatch.setattr(
+        os, "access", lambda path, _: not str(path).endswith(".safetensors")
+    )  # root reads all
+    with pytest.raises(ModelError, match=r"model\.safetensors may not be read by this user"):
         load_pretrained(llama[0])
 
 

@@ -282,18 +282,28 @@ def files_of(folder: Path) -> dict[Path, set[str]]:
     """Return the tensor names stored in each safetensors file.
 
     Raises:
-        ModelError: weights are missing, damaged or pickled.
+        ModelError: weights are missing, damaged, pickled or another user's.
     """
     index, single = folder / INDEX, folder / SINGLE
     if index.is_file():
-        return names_in_index(index)
+        found = names_in_index(index)
+        for path in found:
+            _check_readable(path)
+        return found
     if not single.is_file():
         raise no_weights(folder)
+    _check_readable(single)
     try:
         with safetensors.safe_open(single, framework="pt") as file:
             return {single: set(file.keys())}
     except safetensors.SafetensorError as error:
         raise ModelError(f"{single} is damaged: {error}", fix="Download or export it again.") from error
+
+
+def _check_readable(path: Path) -> None:
+    """Refuse a file of another user, which safetensors says does not exist."""
+    if path.is_file() and not os.access(path, os.R_OK):
+        raise ModelError(f"{path} may not be read by this user", fix="Let others read it: chmod a+r.")
 
 
 COMPUTED = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
