@@ -1,9 +1,10 @@
 """A stand-in for JobSet's controller, for tests: it makes the pods itself, as 1.20 has no Indexed Jobs.
 
 As in JobSet: names, labels, annotations and host names of pods, the headless service, the failure policy with
-its rules over `podFailurePolicy`, `backoffLimit` and `activeDeadlineSeconds` of a job, new pods of a restart
-once all old ones are gone, success once all jobs succeeded, suspension. Left out: everything else, among them
-networks without DNS, back-off before a failed pod is replaced, in-place restarts, dependencies and Kueue.
+its rules over `podFailurePolicy`, `backoffLimit` and `activeDeadlineSeconds` of a job, `successPolicy` by
+indexes, new pods of a restart once all old ones are gone, success once all jobs succeeded, suspension. Left
+out: everything else, among them networks without DNS, back-off before a failed pod is replaced, in-place
+restarts, dependencies and Kueue.
 """
 
 import threading
@@ -114,6 +115,10 @@ def _job(cluster, jobset, replicated, job, restarts, pods):
         if index not in by_index:
             _make(cluster, jobset, replicated, job, index, labels)
     phases = [by_index.get(index, {}).get("status", {}).get("phase") for index in wanted]
+    for rule in template.get("successPolicy", {}).get("rules", []):
+        needed = [by_index.get(index, {}).get("status", {}) for index in rule["succeededIndexes"].split(",")]
+        if all(status.get("phase") == "Succeeded" for status in needed):
+            return "succeeded"
     if all(phase == "Succeeded" for phase in phases):
         return "succeeded"
     return "ready" if all(_is_ready(by_index.get(index)) for index in wanted) else "active"

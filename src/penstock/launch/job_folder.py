@@ -9,6 +9,7 @@ stop                the job that was asked to stop for good, with an id on Kuber
 started.json        the pods' job that started last, on Kubernetes
 finished.json       the pods' job that ran the last step, on Kubernetes
 logs/rank-00000.log what the process of a rank printed, all its starts one below the other
+pods/               starts of a node's pods, on Kubernetes (pod_starts.py)
 """
 
 import json
@@ -28,10 +29,12 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import exclusive, is_locked, write_json
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import SupervisorState
+from penstock.obs.metric_names import METRICS_FILE
 
 log = logging.getLogger(__name__)
 
 LAUNCH_FOLDER = "launch"
+_TAIL_BYTES = 256 << 10
 _RECIPE = "config.json"
 """File of a run that was started: without it there are no checkpoints to look for."""
 
@@ -217,6 +220,12 @@ class JobFolder:
             return -1
         return max((step_of(name) or 0 for name in names), default=-1)
 
+    def progress(self) -> dict[str, Any]:  # Any: JSON values
+        """Return step, loss and tokens_per_s of the newest step, and checkpoint; None where there is none."""
+        last, newest = _last_record(self.run / METRICS_FILE), self.newest_step()
+        found = {name: last.get(name) for name in ("step", "loss", "tokens_per_s")}
+        return {**found, "checkpoint": newest if newest >= 0 else None}
+
     @contextmanager
     def held(self) -> Iterator[None]:
         """Hold the job's lock: one launcher for a run.
@@ -234,6 +243,18 @@ class JobFolder:
     def is_trained(self) -> bool:
         """True if processes train the run: they see requests by themselves."""
         return is_locked(self.run)
+
+
+def _last_record(path: Path) -> dict[str, Any]:  # Any: JSON values
+    """Return the newest record of a step in a file of metrics; {} if its end has none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return {}
+    records = (_object(line) or {} for line in reversed(lines))
+    return next((record for record in records if "loss" in record and "tokens_per_s" in record), {})
 
 
 def _object(line: str) -> dict[str, Any] | None:
@@ -254,3 +275,14 @@ def line_of(event: Mapping[str, Any]) -> str:
     shown = [f"{k}={v}" for k, v in event.items() if k not in ("time", "event", "node", "cause") and v != ""]
     said = " ".join([str(event.get("cause") or ""), *shown]).strip()
     return f"{event['time']}  {event['event']:<11}  {f'{who}: ' if who else ''}{said}"
+
+
+def event_of(line: str) -> dict[str, str]:
+    """Return the time, name and cause of a transition from its line for people.
+
+    >>> event_of("2026-01-01T00:00:00+00:00  start        node 1: first start")["cause"]
+    'node 1: first start'
+    """
+    time, _, rest = line.partition("  ")
+    event, _, cause = rest.partition(" ")
+    return {"time": time, "event": event, "cause": cause.strip()}

@@ -7,7 +7,9 @@ The supervisors meet in the store, whether the number of nodes is fixed or not (
 is replaced by its Job, joins, and all go on from the newest checkpoint without a restart of the other pods.
 """
 
+import json
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -41,10 +43,15 @@ log = logging.getLogger(__name__)
 
 EVENT = "[event] "
 """Beginning of the lines of a pod's log that are transitions of the run."""
+PROGRESS = "[progress] "
+"""Beginning of the lines of the first pod's log with the run's progress, as JSON."""
+_PROGRESS_EVERY_S = 30.0
 _BASE_PORT, _NUM_PORTS = 20_000, 10_000
 _JOIN_S = 1800
 """Seconds that pods wait for each other: a node may have to be added to the cluster. Then they end with 75,
 which is not counted: new pods go on waiting."""
+_PAST_EVENTS = 100
+"""Transitions before its own that the first pod prints: those of pods whose logs are gone."""
 _LINGER_S = 3.0
 """Seconds for which the store outlives the first pod's ranks, so that the others read how the run ended."""
 _LOOK_S = 0.2
@@ -95,12 +102,8 @@ def check_pod(spec: RunSpec) -> None:
     env.set_variables({s.name: s.value for s in settings if not env.variable(s.name)})
 
 
-def run_pod(spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, scratch: Path) -> int:
-    """Run this pod to its end; return its exit code. This process has no threads, and holds SIGTERM back.
-
-    Args:
-        work: of each rank; what it needs is imported already.
-        scratch: folder of this pod for logs of its ranks.
+def node_of_pod() -> int:
+    """Return the number of the node that this pod is.
 
     Raises:
         UsageError: this is not a pod of an Indexed Job.
@@ -111,7 +114,20 @@ def run_pod(spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, s
             "`penstock launch pod` is started by Kubernetes, in the pods of a run",
             fix="Type `penstock launch kubernetes RECIPE`.",
         )
-    node, job = int(index), env.variable(env.JOB)
+    return int(index)
+
+
+def run_pod(
+    spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, node: int, scratch: Path
+) -> int:
+    """Run this pod to its end; return its exit code. This process has no threads, and holds SIGTERM back.
+
+    Args:
+        work: of each rank; what it needs is imported already.
+        node: its number.
+        scratch: folder of this pod for logs of its ranks.
+    """
+    job = env.variable(env.JOB)
     folder.make()
     if _is_over(folder, job):  # this pod was lost after the last step, or comes too late
         return 0
@@ -122,7 +138,7 @@ def run_pod(spec: RunSpec, folder: JobFolder, work: Work, explain: Explain, *, s
         spec, folder, node=node, host=host, port=port - _NUM_PORTS, job=job
     ):
         return EXIT_STOPPED
-    with _printed(folder, scratch, has_events=node == 0), _store(port, is_here=node == 0):
+    with _printed(folder, scratch, is_first=node == 0), _store(port, is_here=node == 0):
         if not _wait_for(host, port, is_over=lambda: _is_over(folder, job)):
             return 0 if _is_over(folder, job) else EXIT_STOPPED
         code = run_elastic_node(
@@ -189,11 +205,11 @@ def _local_log(scratch: Path, rank: int) -> Path:
 
 
 @contextmanager
-def _printed(folder: JobFolder, scratch: Path, *, has_events: bool) -> Iterator[None]:
-    """Print what this pod's ranks print, and keep it in the run's folder."""
+def _printed(folder: JobFolder, scratch: Path, *, is_first: bool) -> Iterator[None]:
+    """Print what this pod's ranks print, and keep it in the run's folder; the first prints the run's, too."""
     scratch.mkdir(parents=True, exist_ok=True)
     context = multiprocessing.get_context("fork")
-    process = context.Process(target=_print_logs, args=(folder, scratch, has_events, os.getpid()))
+    process = context.Process(target=_print_logs, args=(folder, scratch, is_first, os.getpid()))
     process.start()
     try:
         yield
@@ -203,11 +219,11 @@ def _printed(folder: JobFolder, scratch: Path, *, has_events: bool) -> Iterator[
         process.close()
 
 
-def _print_logs(folder: JobFolder, scratch: Path, has_events: bool, parent: int) -> None:
+def _print_logs(folder: JobFolder, scratch: Path, is_first: bool, parent: int) -> None:
     die_with(parent)
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-    events = len(folder.events())
     read: dict[Path, int] = {}
+    run = _RunPrinter(folder) if is_first else None
     while True:
         is_last = signal.SIGTERM in signal.sigpending()
         for path in sorted(scratch.glob("rank-*.log")):
@@ -223,11 +239,29 @@ def _print_logs(folder: JobFolder, scratch: Path, has_events: bool, parent: int)
                 os.write(1, rank_mark(rank).encode() + line + b"\n")
             with suppress(OSError), folder.log_of(rank).open("ab") as kept:  # a full disk ends no run
                 kept.write(whole)
-        if has_events:
-            new = folder.events()[events:]
-            events += len(new)
-            for event in new:
-                os.write(1, f"{EVENT}{line_of(event)}\n".encode())
+        if run is not None:
+            run.print(is_last=is_last)
         if is_last:
             return
         clock.sleep(_LOOK_S)
+
+
+class _RunPrinter:
+    """Prints the run's transitions and progress, for `penstock launch status` outside of the cluster."""
+
+    def __init__(self, folder: JobFolder) -> None:
+        self._folder = folder
+        self._events = max(0, len(folder.events()) - _PAST_EVENTS)
+        self._told, self._told_at = "", -math.inf
+
+    def print(self, *, is_last: bool) -> None:
+        new = self._folder.events()[self._events :]
+        self._events += len(new)
+        for event in new:
+            os.write(1, f"{EVENT}{line_of(event)}\n".encode())
+        if is_last or clock.monotonic() - self._told_at > _PROGRESS_EVERY_S:
+            self._told_at = clock.monotonic()
+            progress = json.dumps(self._folder.progress())
+            if progress != self._told:
+                self._told = progress
+                os.write(1, f"{PROGRESS}{progress}\n".encode())

@@ -1,5 +1,6 @@
 """Files that the pods of a run share: the meeting before the doctor, logs of ranks."""
 
+import json
 import multiprocessing
 import os
 import shutil
@@ -10,10 +11,11 @@ from functools import partial
 
 from penstock.launch import pod_node
 from penstock.launch.engines.engine import stop_between_starts
-from penstock.launch.job_folder import JobFolder
+from penstock.launch.job_folder import JobFolder, event_of
 from penstock.launch.local import EXIT_STOPPED
-from penstock.launch.pod_node import _print_logs, run_pod
+from penstock.launch.pod_node import EVENT, PROGRESS, _print_logs, run_pod
 from penstock.launch.pod_preflight import _all_there
+from penstock.obs.metric_names import METRICS_FILE
 from tests.unit.launch.render.test_kubernetes import make_pod_spec
 
 
@@ -52,26 +54,47 @@ def test_a_rank_that_printed_nothing_costs_the_shared_volume_nothing(tmp_path):
     assert folder.ranks_with_logs() == [1]
 
 
+def print_first(folder, scratch, parent):
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    os.kill(os.getpid(), signal.SIGTERM)
+    _print_logs(folder, scratch, True, parent)
+
+
+def test_the_first_pod_prints_earlier_transitions_and_how_far_the_run_is(tmp_path, capfd):
+    folder, scratch = JobFolder(tmp_path / "run"), tmp_path / "scratch"
+    folder.make()
+    scratch.mkdir()
+    folder.log_event("lost", node=1, cause="of a pod whose log is gone")
+    record = {"step": 7, "loss": 2.5, "tokens_per_s": 100.0}
+    (folder.run / METRICS_FILE).write_text(json.dumps(record) + "\n" + '{"step": 8, "lo')
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=print_first, args=(folder, scratch, os.getpid()))
+    process.start()
+    process.join(60)
+    event, progress = capfd.readouterr().out.splitlines()
+    assert event_of(event.removeprefix(EVENT))["cause"] == "node 1: of a pod whose log is gone"
+    assert json.loads(progress.removeprefix(PROGRESS)) == {**record, "checkpoint": None}
+
+
 def test_a_pod_of_a_job_that_was_stopped_for_good_ends_at_once_and_is_not_replaced(tmp_path, monkeypatch):
     folder = JobFolder(tmp_path)
     folder.make()
     folder.ask_to_stop("j1")
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "1")
     monkeypatch.setenv("PENSTOCK_JOB", "j1")
-    code = run_pod(make_pod_spec(), folder, lambda: 1, lambda error: (str(error), 1), scratch=tmp_path / "s")
+    explain = lambda error: (str(error), 1)  # noqa: E731
+    code = run_pod(make_pod_spec(), folder, lambda: 1, explain, node=1, scratch=tmp_path / "s")
     assert code == 0
 
 
 def test_pods_between_two_starts_are_stopped_by_a_mark(tmp_path, monkeypatch):
     folder = JobFolder(tmp_path)
     assert not stop_between_starts(folder), "none has started: nobody knows the job"
-    monkeypatch.setenv("JOB_COMPLETION_INDEX", "0")
     monkeypatch.setenv("PENSTOCK_JOB", "j1")
     monkeypatch.setattr(pod_node, "is_examined", lambda *_, **__: False)
     monkeypatch.setattr(
         pod_node, "examine_pods", lambda *_, **__: False
     )  # told to stop, as its node is drained
-    start = partial(run_pod, make_pod_spec(), folder, lambda: 1, lambda error: (str(error), 1))
+    start = partial(run_pod, make_pod_spec(), folder, lambda: 1, lambda error: (str(error), 1), node=0)
     assert start(scratch=tmp_path / "s") == EXIT_STOPPED, "it is replaced"
     assert "end before they train" in stop_between_starts(folder)
     assert start(scratch=tmp_path / "s") == 0

@@ -11,15 +11,17 @@ from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.config import load_json
 from penstock.core.errors import PenstockError
+from penstock.launch.pod_starts import MOST_FAILED, PodStarts
 from penstock.launch.render.kubernetes import SPEC_FILE
 from penstock.launch.spec import RunSpec
-from penstock.launch.supervise import EXIT_UNFIT
+from penstock.launch.supervise import EXIT_NO_PROGRESS, EXIT_UNFIT
 
 EPILOG = """\
 Kubernetes types this in each pod; the pod's ranks are forked from it and end with it.
 
 exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after saving, 76 several starts in a
-row without a new checkpoint, 77 the node lacks a folder, a secret or a network of the run
+row without a new checkpoint, of ranks or of this pod, 77 the node lacks a folder, a secret or a network of
+the run
 """
 
 _SCRATCH = Path("/tmp/penstock")
@@ -34,20 +36,32 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the pod to its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until there is something to save
     spec = RunSpec.read(load_json(arguments.config / SPEC_FILE))
-    from penstock.launch.pod_node import check_pod, lay_code, run_pod
+    from penstock.launch.pod_node import check_pod, lay_code, node_of_pod, run_pod
 
     code = _SCRATCH / "code"
     if lay_code(spec, code):
         path = os.pathsep.join([str(code), *filter(None, [env.variable("PYTHONPATH")])])
         words = [sys.executable, "-m", "penstock", "launch", "pod", str(arguments.config)]
         os.execve(sys.executable, words, {**env.variables(""), "PYTHONPATH": path})
+    folder, node = folder_of(Path(spec.run_dir)), node_of_pod()
+    starts = PodStarts(folder, node)
+    failed = starts.begin(env.variable(env.JOB))
+    if failed >= MOST_FAILED and not folder.is_trained():  # by others: this node's faults are not the run's
+        cause = f"{failed} pods of this node failed in a row without a new checkpoint: given up"
+        folder.log_event("finish", node=node, cause=cause, code=EXIT_NO_PROGRESS)
+        complain(cause)
+        return EXIT_NO_PROGRESS
     try:
         check_pod(spec)
     except PenstockError as error:  # a code of its own: another node may do
         complain(explain(error)[0])
         return EXIT_UNFIT
-    folder = folder_of(Path(spec.run_dir))
-    ended = run_pod(spec, folder, work_of(spec), explain, scratch=_SCRATCH / "logs")
+    try:
+        ended = run_pod(spec, folder, work_of(spec), explain, node=node, scratch=_SCRATCH / "logs")
+    except PenstockError as error:
+        starts.end(error.exit_code)
+        raise
+    starts.end(ended)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(ended)  # threads of the rendezvous may still be there

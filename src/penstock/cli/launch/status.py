@@ -2,15 +2,12 @@
 
 import argparse
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from penstock.cli.launch_work import folder_of
 from penstock.launch.engines.engine import ENGINES
-from penstock.launch.job_folder import JobFolder, line_of
-from penstock.obs.metric_names import METRICS_FILE
-from penstock.obs.sinks.jsonl import read_records
+from penstock.launch.job_folder import line_of
 
 EPILOG = """\
 Shows the engine's state with its reason, the newest step and checkpoint, and the last transitions.
@@ -36,7 +33,12 @@ def run(arguments: argparse.Namespace) -> int:
     folder = folder_of(arguments.run)
     job, spec = folder.job(), folder.spec()
     state = ENGINES[job.engine].state(job, folder)
-    newest, events, last = folder.newest_step(), folder.events(), _last_record(folder)
+    events, progress = folder.events(), folder.progress()
+    if job.engine == "kubernetes":  # the run's folder is in a volume: the first pod prints what is in it
+        from penstock.launch.engines import kubernetes
+
+        told = kubernetes.told(job)
+        events, progress = [*events, *told.events], told.progress or progress
     if arguments.json:
         found: dict[str, Any] = {
             "engine": job.engine,
@@ -46,37 +48,20 @@ def run(arguments: argparse.Namespace) -> int:
             "reason": state.reason,
             "nodes": str(spec.nodes),
             "processes": spec.processes,
-            "checkpoint": newest if newest >= 0 else None,
-            "step": last.get("step"),
-            "loss": last.get("loss"),
-            "tokens_per_s": last.get("tokens_per_s"),
+            **progress,
             "events": events,
         }
         print(json.dumps(found))
         return 0
     print(f"job {job.ident} of {job.engine}: {state.status}{f', {state.reason}' if state.reason else ''}")
     print(f"nodes {spec.nodes} of {spec.processes} processes, submitted {job.submitted_at}")
-    said = (
-        f"step {last['step']:,}, loss {last['loss']:.4f}, {last['tokens_per_s']:,.0f} tokens/s"
-        if last
-        else "no step yet"
-    )
-    print(f"{said}; {f'newest checkpoint {newest:,}' if newest >= 0 else 'no checkpoint yet'}")
-    lines = [line_of(event) for event in events]
-    if job.engine == "kubernetes":  # pods that have ended keep their logs until the job is deleted
-        from penstock.launch.engines import kubernetes
-
-        lines += kubernetes.events(job)
-    for line in lines[-_SHOWN:]:
-        print(f"  {line}")
+    print(_said(**progress))
+    for event in events[-_SHOWN:]:
+        print(f"  {line_of(event)}")
     return 0
 
 
-def _last_record(folder: JobFolder) -> dict[str, Any]:
-    path = folder.run / METRICS_FILE
-    records: Iterator[dict[str, Any]] = iter(read_records(path)) if path.is_file() else iter(())
-    last: dict[str, Any] = {}
-    for record in records:
-        if "loss" in record and "tokens_per_s" in record:
-            last = record
-    return last
+def _said(*, step: int | None, loss: float | None, tokens_per_s: float | None, checkpoint: int | None) -> str:
+    is_trained = step is not None and loss is not None and tokens_per_s is not None
+    now = f"step {step:,}, loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s" if is_trained else "no step yet"
+    return f"{now}; {'no checkpoint yet' if checkpoint is None else f'newest checkpoint {checkpoint:,}'}"

@@ -5,6 +5,7 @@ them, and hand all to the job as its owner, so that nothing outlives it. If one 
 before it are deleted. Needs the package lightkube; nothing else in `penstock launch` does.
 """
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,9 +19,9 @@ from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.units import plural
 from penstock.launch.engines.engine import JobState
-from penstock.launch.job_folder import Job, JobFolder
+from penstock.launch.job_folder import Job, JobFolder, event_of
 from penstock.launch.pod import PodSpec
-from penstock.launch.pod_node import EVENT, rank_mark
+from penstock.launch.pod_node import EVENT, PROGRESS, rank_mark
 from penstock.launch.render.kubernetes import check_volumes, pod_of, render_kubernetes
 from penstock.launch.render.pod_template import code_name, labels_of
 from penstock.launch.render.rendered import Rendered
@@ -54,12 +55,13 @@ _KINDS = {
     "InferenceService": "inferenceservices",
     "LocalQueue": "localqueues",
     "ClusterQueue": "clusterqueues",
+    "Cohort": "cohorts",
     "MultiNicNetwork": "multinicnetworks",
     "TrainingRun": "trainingruns",
     "Event": "events",
     "Lease": "leases",
 }
-_GLOBAL = ("ClusterQueue", "MultiNicNetwork")
+_GLOBAL = ("ClusterQueue", "Cohort", "MultiNicNetwork")
 _APIS = {
     "jobset": ("jobset.x-k8s.io/v1alpha2", "JobSet"),
     "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
@@ -495,14 +497,30 @@ def _quota(cluster: ClusterConnection, queue: str) -> QueueQuota | None:
             )
         try:
             queues = cluster.all(api, "ClusterQueue")
+            name = str(local["spec"].get("clusterQueue"))
+            if _has_own_quota(cluster, api, _cohort_of(name, queues)):
+                return None
         except PenstockError:  # a right that users often lack
             return None
-        return QueueQuota(queue=queue, amounts=amounts_of(str(local["spec"].get("clusterQueue")), queues))
+        return QueueQuota(queue=queue, amounts=amounts_of(name, queues))
     raise UsageError(
         f"The cluster has no Kueue, or you may not read queues of namespace {cluster.namespace}",
         got=f"--queue {queue}",
         fix="Leave --queue out, or install Kueue.",
     )
+
+
+def _cohort_of(name: str, queues: Sequence[Object]) -> str:
+    """Return the cohort of a ClusterQueue; empty: none."""
+    mine: Object = next((found["spec"] for found in queues if found["metadata"]["name"] == name), {})
+    return str(mine.get("cohortName") or mine.get("cohort") or "")
+
+
+def _has_own_quota(cluster: ClusterConnection, api: str, cohort: str) -> bool:
+    """True if a cohort is an object, which may have quotas and parents of its own: its sum is not known."""
+    with suppress(UnknownKind):  # before Kueue 0.14
+        return bool(cohort) and cluster.get(api, "Cohort", cohort) is not None
+    return False
 
 
 def amounts_of(name: str, queues: Sequence[Object]) -> dict[str, float]:
@@ -516,8 +534,7 @@ def amounts_of(name: str, queues: Sequence[Object]) -> dict[str, float]:
     {'cpu': 7.0}
     """
     by_name = {found["metadata"]["name"]: found["spec"] for found in queues}
-    mine = by_name.get(name, {})
-    cohort = mine.get("cohortName") or mine.get("cohort")
+    cohort = _cohort_of(name, queues)
     found: dict[str, float] = {}
     for other, spec in by_name.items():
         if other != name and (not cohort or (spec.get("cohortName") or spec.get("cohort")) != cohort):
@@ -808,16 +825,24 @@ class _PodRead:
     is_empty: bool
 
 
-def events(job: Job) -> list[str]:
-    """Return the run's transitions, as the first pod printed them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodsTold:
+    """What the first pod of a run printed of the run's folder."""
+
+    events: list[dict[str, str]]
+    """Transitions, oldest first."""
+    progress: dict[str, Any]  # JSON values
+    """As `JobFolder.progress`; empty: it has printed none."""
+
+
+def told(job: Job) -> PodsTold:
+    """Return the run's transitions and its progress; pods keep their logs until the job is deleted."""
     cluster = _cluster_of(job)
     first = [pod for pod in _pods(cluster, job.ident) if _index(pod) == 0]
-    return [
-        line.removeprefix(EVENT).rstrip("\n")
-        for pod in first
-        for line in _lines(cluster, pod["metadata"]["name"], follow=False)
-        if line.startswith(EVENT)
-    ]
+    lines = [line for pod in first for line in _lines(cluster, pod["metadata"]["name"], follow=False)]
+    events = [event_of(line.removeprefix(EVENT).rstrip("\n")) for line in lines if line.startswith(EVENT)]
+    progress = [line.removeprefix(PROGRESS) for line in lines if line.startswith(PROGRESS)]
+    return PodsTold(events=events, progress=json.loads(progress[-1]) if progress else {})
 
 
 def _lines(cluster: ClusterConnection, pod: str, *, follow: bool) -> Iterator[str]:

@@ -3,12 +3,13 @@
 Restarts happen on three levels, the quickest first:
 
 - ranks, in their pod: the supervisor of each node forks them again (launch/elastic_agent.py);
-- a pod, by its Job: one that stopped after saving (75) or was disrupted is replaced and not counted, one that
-  failed is replaced and counted, after Kubernetes' back-off;
+- a pod, by its Job, after Kubernetes' back-off where it failed; pods count their failures without a new
+  checkpoint by themselves (launch/pod_starts.py), as a Job counts over its whole life;
 - all pods, by the JobSet: only at the time limit.
 
 A pod that ends with 2 (wrong recipe) or 76 (no progress) ends the JobSet: starting again would repeat it. The
-index of a pod is its node's number, so rank order is the scheduler's order of pods.
+index of a pod is its node's number, so rank order is the scheduler's order of pods. An elastic run is over
+with its first pod, as others may wait for a node: Kubernetes 1.31 and later know `successPolicy`.
 """
 
 import math
@@ -21,6 +22,7 @@ from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.network_settings import Setting
 from penstock.launch.pod import PodSpec
 from penstock.launch.pod_networks import Attachment
+from penstock.launch.pod_starts import MOST_FAILED
 from penstock.launch.render.pod_template import CONFIG, CONTAINER, Object, labels_of, pod_template
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS
@@ -31,7 +33,8 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 NODE_VARIABLE = "PENSTOCK_NODE"
 _LABEL_MAX = 63
 _SUFFIX = len("-xxxxx")  # of a pod
-_FAILURES_PER_NODE = 6
+_FAILURES_PER_NODE = 100
+"""Of pods that end before they can count: an image without Penstock, say."""
 
 
 def host_of(name: str, node: int = 0) -> str:
@@ -131,6 +134,8 @@ def jobset_spec(spec: RunSpec, pod: PodSpec, attachment: Attachment, *, job_labe
         },
         "template": template,
     }
+    if spec.nodes.is_elastic:
+        job["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
     if spec.time_limit_s:
         job["activeDeadlineSeconds"] = math.ceil(spec.time_limit_s)
     rules = [
@@ -172,7 +177,7 @@ def settings_of_jobset(spec: RunSpec) -> list[Setting]:
         Setting(
             name="backoffLimit",
             value=str(_FAILURES_PER_NODE * spec.nodes.most),
-            reason="pods that end in another way; ranks that fail are started again in their pod",
+            reason=f"far: {MOST_FAILED} pods of a node that fail without a new checkpoint end the run",
         ),
         Setting(
             name="podReplacementPolicy", value="Failed", reason="no two pods of one node at the same time"
@@ -193,6 +198,9 @@ def settings_of_jobset(spec: RunSpec) -> list[Setting]:
             reason="the first pod, by the headless service that JobSet makes",
         ),
     ]
+    if spec.nodes.is_elastic:
+        reason = "the run is over with the first pod: others may still wait for a node. Kubernetes >= 1.31"
+        found.append(Setting(name="successPolicy", value="succeededIndexes 0", reason=reason))
     if spec.queue:
         reason = "Kueue starts all pods together, once its quota allows"
         found.append(Setting(name=QUEUE, value=spec.queue, reason=reason))
