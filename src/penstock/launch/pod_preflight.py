@@ -16,6 +16,8 @@ from penstock.launch.spec import RunSpec
 
 REPORT, EXCLUDE, METRICS = "doctor.txt", "exclude.txt", "links.prom"
 """Files of the run's `launch` folder: the report, hosts to leave out, links as Prometheus text."""
+SLOW_NODES = "[slow nodes] "
+"""Beginning of the line of a pod's log that names the nodes to leave out; the operator reads it."""
 _SECONDS, _TIMEOUT_S = 20, 60
 _MEETING_S = 1800.0
 """Seconds that pods wait for each other; then the report has those that did not come."""
@@ -104,9 +106,18 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
     folder.mark_examined(job)
     shutil.rmtree(folder.path / f"examined-{job}", ignore_errors=True)
     if code and spec.doctor == "require":
+        if hosts := _excluded(folder):
+            os.write(1, f"{SLOW_NODES}{' '.join(hosts)}\n".encode())
         raise UsageError(
             f"The doctor ended with {code}, and the run asks for sound nodes (--doctor require)",
             got=str(folder.path / REPORT),
             fix=f"Leave out the hosts of {folder.path / EXCLUDE}, or mend what the report has in red.",
         )
     return True
+
+
+def _excluded(folder: JobFolder) -> list[str]:
+    try:
+        return (folder.path / EXCLUDE).read_text().split()
+    except OSError:  # the doctor ended before it wrote the list
+        return []

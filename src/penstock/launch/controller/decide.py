@@ -3,6 +3,7 @@
     no job             -> APPLY its objects
     another job wanted -> STOP it (its pods save a checkpoint), wait until the pods are gone, then APPLY
     an unfit node      -> EXCLUDE it, which wants another job
+    a failed preflight -> EXCLUDE the nodes that it names
     pod 0 has no node  -> EVICT another pod, whose node it takes
     deleted            -> STOP, wait, RELEASE the object
 
@@ -66,7 +67,9 @@ class PodSeen:
     running_s: float = 0.0
     """Seconds since its processes started; 0: they have not."""
     unfit: str = ""
-    """What its preflight found wrong with the node; empty: nothing."""
+    """What its checks found wrong with the node; empty: nothing."""
+    slow_nodes: tuple[str, ...] = ()
+    """Nodes to leave out, of all that this pod's preflight measured; the run asked for sound ones."""
 
     @property
     def is_live(self) -> bool:
@@ -119,8 +122,8 @@ class RunDecision:
     act: RunAction = RunAction.NOTHING
     phase: RunPhase
     cause: str = ""
-    target: str = ""
-    """Node to exclude, or pod to evict."""
+    targets: tuple[str, ...] = ()
+    """Nodes to exclude, or the pod to evict."""
 
 
 def decide(seen: RunSeen) -> RunDecision:
@@ -149,9 +152,10 @@ def decide(seen: RunSeen) -> RunDecision:
         return _gone(seen, "", start)
     if job.digest != seen.digest:
         return RunDecision(act=RunAction.STOP, phase=RunPhase.STOPPING, cause=_change(seen, job))
+    if job.end == "COMPLETED":
+        return RunDecision(phase=RunPhase.SUCCEEDED, cause=job.reason)
     if job.end:
-        phase = RunPhase.SUCCEEDED if job.end == "COMPLETED" else RunPhase.FAILED
-        return RunDecision(phase=phase, cause=job.reason)
+        return _slow_nodes(seen) or RunDecision(phase=RunPhase.FAILED, cause=job.reason)
     return _unfit_node(seen) or _stuck(seen) or RunDecision(phase=_phase_of(seen), cause=job.reason)
 
 
@@ -191,7 +195,21 @@ def _unfit_node(seen: RunSeen) -> RunDecision | None:
     if len(seen.excluded) >= EXCLUDE_AT_MOST:
         said = f"{plural(len(seen.excluded), 'node')} are excluded already, and {node} fails, too: {why}"
         return RunDecision(phase=_phase_of(seen), cause=said)
-    return RunDecision(act=RunAction.EXCLUDE, phase=_phase_of(seen), cause=f"node {node}: {why}", target=node)
+    return RunDecision(
+        act=RunAction.EXCLUDE, phase=_phase_of(seen), cause=f"node {node}: {why}", targets=(node,)
+    )
+
+
+def _slow_nodes(seen: RunSeen) -> RunDecision | None:
+    """Exclude the nodes that a failed preflight names, which ended the job."""
+    slow = sorted({node for pod in seen.pods for node in pod.slow_nodes}.difference(seen.excluded))
+    if not slow:
+        return None
+    named = f"the preflight found {plural(len(slow), 'node')} to leave out: {', '.join(slow)}"
+    if len(seen.excluded) + len(slow) > EXCLUDE_AT_MOST:
+        least = f"at most {EXCLUDE_AT_MOST} are excluded by the operator, {len(seen.excluded)} are"
+        return RunDecision(phase=RunPhase.FAILED, cause=f"{named}; {least}: see the report")
+    return RunDecision(act=RunAction.EXCLUDE, phase=RunPhase.PENDING, cause=named, targets=tuple(slow))
 
 
 def _stuck(seen: RunSeen) -> RunDecision | None:
@@ -203,7 +221,7 @@ def _stuck(seen: RunSeen) -> RunDecision | None:
         return None
     last = max(others, key=lambda pod: pod.index)
     cause = f"pod 0 has no node: it takes {last.node} of pod {last.index}"
-    return RunDecision(act=RunAction.EVICT, phase=RunPhase.PENDING, cause=cause, target=last.name)
+    return RunDecision(act=RunAction.EVICT, phase=RunPhase.PENDING, cause=cause, targets=(last.name,))
 
 
 def _nodes(nodes: str) -> str:

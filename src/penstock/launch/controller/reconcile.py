@@ -28,6 +28,7 @@ from penstock.launch.controller.decide import (
 from penstock.launch.controller.ownership import JobFound, clash_of, is_owned, job_of
 from penstock.launch.controller.progress import ask_pods
 from penstock.launch.engines.kubernetes import ClusterConnection, UnknownKind, check_cluster, state_of
+from penstock.launch.pod_preflight import SLOW_NODES
 from penstock.launch.render.kubernetes import POLICY, POLICY_API, render_kubernetes
 from penstock.launch.render.pod_template import labels_of
 from penstock.launch.spec import RunSpec
@@ -87,11 +88,12 @@ class Reconciler:
             return False
         changes: Object = {"starts": start}
         if decision.act is RunAction.EXCLUDE:
-            changes["excludedNodes"] = sorted({*seen.excluded, decision.target})
+            changes["excludedNodes"] = sorted({*seen.excluded, *decision.targets})
         elif decision.act is RunAction.STOP and job is not None:
             self.cluster.delete(job["apiVersion"], job["kind"], name)
         elif decision.act is RunAction.EVICT:
-            self.cluster.delete("v1", "Pod", decision.target)
+            for pod in decision.targets:
+                self.cluster.delete("v1", "Pod", pod)
         elif decision.act is RunAction.APPLY and plan is not None:
             decision = self._apply(run, plan.spec, decision, start + 1)
         elif decision.phase is RunPhase.SUSPENDED:
@@ -307,6 +309,7 @@ def _pod_seen(pod: Mapping[str, Any]) -> PodSeen:
         waited_s=math.floor(clock.unix_seconds() - created),
         running_s=_running_s(status),
         unfit=_unfit(status),
+        slow_nodes=_slow_nodes(status),
     )
 
 
@@ -322,10 +325,27 @@ def _running_s(status: Mapping[str, Any]) -> float:
     return float(max(0, math.floor(clock.unix_seconds() - last)))
 
 
+def _ends(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return how the containers of a pod ended, those that did."""
+    states = [container.get("state") or {} for container in status.get("containerStatuses") or []]
+    return [state["terminated"] for state in states if state.get("terminated")]
+
+
+def _slow_nodes(status: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the nodes that the preflight in a pod, which failed by it, named to be left out."""
+    lines = [
+        line
+        for end in _ends(status)
+        if end.get("exitCode")
+        for line in str(end.get("message") or "").splitlines()
+    ]
+    named = [line.removeprefix(SLOW_NODES).split() for line in lines if line.startswith(SLOW_NODES)]
+    return tuple(named[-1]) if named else ()
+
+
 def _unfit(status: Mapping[str, Any]) -> str:
-    """Return what a preflight found wrong with the node of a pod; empty: nothing."""
-    for container in status.get("containerStatuses") or []:
-        ended = (container.get("state") or {}).get("terminated") or {}
+    """Return what the checks of a pod found wrong with its node; empty: nothing."""
+    for ended in _ends(status):
         if ended.get("exitCode") == EXIT_UNFIT:
             paragraph = str(ended.get("message") or "").rpartition(_COMPLAINT)[2]
             return " ".join(paragraph.split()) or "its preflight failed; see the pod's log"

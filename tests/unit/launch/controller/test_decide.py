@@ -69,7 +69,7 @@ def unfit(node, index=2):
 
 def test_a_node_is_excluded_where_another_one_is_fit():
     found = decide(seen(pods=[*RUNNING[:1], unfit("n9")]))
-    assert (found.act, found.target, found.cause) == (RunAction.EXCLUDE, "n9", "node n9: no folder")
+    assert (found.act, found.targets, found.cause) == (RunAction.EXCLUDE, ("n9",), "node n9: no folder")
 
 
 def test_a_node_whose_fault_has_passed_is_not_excluded():
@@ -97,6 +97,29 @@ def test_exclusions_are_bounded():
     assert "n9 fails, too: no folder" in found.cause
 
 
+def preflight(*slow, end="FAILED", **values):
+    """A run that pod 0's preflight has ended, which names nodes."""
+    pods = [PodSeen(name="p0", index=0, node="n0", phase="Failed", slow_nodes=slow)]
+    return seen(job=JobSeen(digest="a", nodes="3", end=end, reason="PodFailurePolicy"), pods=pods, **values)
+
+
+def test_a_failed_preflight_excludes_all_nodes_that_it_names_and_the_run_starts_without_them():
+    found = decide(preflight("n2", "n1"))
+    assert (found.act, found.targets) == (RunAction.EXCLUDE, ("n1", "n2"))
+    assert found.cause == "the preflight found 2 nodes to leave out: n1, n2"
+    after = preflight("n2", "n1", excluded=("n1", "n2"))
+    assert decide(dataclasses.replace(after, digest="b")).act is RunAction.STOP
+    assert decide(after).phase is RunPhase.FAILED, "they were left out, and it failed again"
+
+
+def test_a_preflight_that_names_no_node_or_too_many_fails_the_run():
+    assert decide(preflight()).phase is RunPhase.FAILED
+    found = decide(preflight(*(f"n{i}" for i in range(EXCLUDE_AT_MOST + 1))))
+    assert (found.act, found.phase) == (RunAction.NOTHING, RunPhase.FAILED)
+    assert "4 nodes to leave out: n0, n1, n2, n3; at most 3 are excluded" in found.cause
+    assert decide(preflight("n1", end="COMPLETED")).phase is RunPhase.SUCCEEDED
+
+
 def stuck(waited_s=STUCK_S, **values):
     first = PodSeen(name="p0", index=0, waited_s=waited_s)
     return seen(**{"pods": [first, *RUNNING[1:]], "nodes": "2:3", "least": 2, **values})
@@ -104,7 +127,7 @@ def stuck(waited_s=STUCK_S, **values):
 
 def test_the_first_pod_takes_the_node_of_the_last_one():
     found = decide(stuck())
-    assert (found.act, found.target) == (RunAction.EVICT, "p2")
+    assert (found.act, found.targets) == (RunAction.EVICT, ("p2",))
 
 
 def test_pods_stay_where_the_first_one_may_still_get_a_node_or_too_few_would_be_left():
