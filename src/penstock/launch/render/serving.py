@@ -56,7 +56,7 @@ def render_serving(spec: ServingSpec) -> Rendered:
         "name": _KSERVE_CONTAINER if spec.is_kserve else SERVER,
         "command": list(command),
         "args": list(arguments),
-        "ports": [{"name": "http", "containerPort": spec.port}],
+        "ports": [{"name": "http", "containerPort": spec.port, "protocol": "TCP"}],
         "startupProbe": {
             **ready,
             "periodSeconds": _LOOK_S,
@@ -84,6 +84,9 @@ def render_serving(spec: ServingSpec) -> Rendered:
         component=SERVER,
     )
     objects = [_inference_service(spec, template)] if spec.is_kserve else _deployment(spec, template)
+    if spec.replicas.is_elastic:
+        deployment = f"{spec.name}-predictor" if spec.is_kserve else spec.name  # KServe makes it
+        objects.append(_autoscaler(spec, deployment))
     return Rendered(
         files={},
         commands=(),
@@ -103,39 +106,47 @@ def _deployment(spec: ServingSpec, template: Object) -> list[Object]:
     }
     if not spec.replicas.is_elastic:  # else the autoscaler's number would be set back
         deployment["replicas"] = spec.replicas.least
-    objects: list[Object] = [
+    return [
         {
             "apiVersion": "v1",
             "kind": "Service",
             "metadata": metadata,
             "spec": {
                 "selector": labels,
-                "ports": [{"name": "http", "port": spec.port, "targetPort": "http"}],
+                "ports": [{"name": "http", "port": spec.port, "protocol": "TCP", "targetPort": "http"}],
             },
         },
         {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": deployment},
     ]
-    if spec.replicas.is_elastic:
-        target = {"type": "AverageValue", "averageValue": str(spec.waiting_per_pod)}
-        metric = {"type": "Pods", "pods": {"metric": {"name": "penstock_answers_waiting"}, "target": target}}
-        objects.append(
-            {
-                "apiVersion": "autoscaling/v2",
-                "kind": "HorizontalPodAutoscaler",
-                "metadata": metadata,
-                "spec": {
-                    "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": spec.name},
-                    "minReplicas": spec.replicas.least,
-                    "maxReplicas": spec.replicas.most,
-                    "metrics": [metric],
-                },
-            }
-        )
-    return objects
+
+
+def _autoscaler(spec: ServingSpec, deployment: str) -> Object:
+    """Return the autoscaler of a Deployment, by the answers that wait."""
+    target = {"type": "AverageValue", "averageValue": str(spec.waiting_per_pod)}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": {
+            "name": spec.name,
+            "namespace": spec.pod.namespace,
+            "labels": labels_of(spec.name, SERVER),
+        },
+        "spec": {
+            "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment},
+            "minReplicas": spec.replicas.least,
+            "maxReplicas": spec.replicas.most,
+            "metrics": [
+                {"type": "Pods", "pods": {"metric": {"name": "penstock_answers_waiting"}, "target": target}}
+            ],
+        },
+    }
 
 
 def _inference_service(spec: ServingSpec, template: Object) -> Object:
     pods = {key: value for key, value in template["spec"].items() if key != "restartPolicy"}
+    annotations = {"serving.kserve.io/deploymentMode": "RawDeployment"}
+    if spec.replicas.is_elastic:  # else KServe scales by the CPU, which says nothing of a server of models
+        annotations["serving.kserve.io/autoscalerClass"] = "external"
     return {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
@@ -143,7 +154,7 @@ def _inference_service(spec: ServingSpec, template: Object) -> Object:
             "name": spec.name,
             "namespace": spec.pod.namespace,
             "labels": labels_of(spec.name, SERVER),
-            "annotations": {"serving.kserve.io/deploymentMode": "RawDeployment"},
+            "annotations": annotations,
         },
         "spec": {
             "predictor": {
@@ -173,7 +184,7 @@ def _settings(spec: ServingSpec) -> list[Setting]:
         Setting(name="readinessProbe", value="/ready", reason="503 while it drains: no new requests"),
         Setting(name="livenessProbe", value="/health", reason="503 once the engine has failed: start again"),
     ]
-    if spec.replicas.is_elastic and not spec.is_kserve:
+    if spec.replicas.is_elastic:
         found.append(
             Setting(
                 name="HorizontalPodAutoscaler",

@@ -77,7 +77,8 @@ def check_fields(found, model):
 
 
 def test_a_misspelt_field_of_an_inference_service_is_refused():
-    (found,) = render_serving(SPECS["kserve"]).objects
+    found, scaler = render_serving(SPECS["kserve"]).objects
+    assert scaler["spec"]["scaleTargetRef"]["name"] == "chat-predictor", "the Deployment that KServe makes"
     found["spec"]["predictor"]["minReplica"] = 1
     with pytest.raises(AssertionError, match="PredictorSpec has no field minReplica"):
         pods_of_kserve(found)
@@ -86,7 +87,7 @@ def test_a_misspelt_field_of_an_inference_service_is_refused():
 @pytest.mark.parametrize("name", SPECS)
 def test_answers_end_before_the_pod_is_killed(name):
     spec = SPECS[name]
-    found = render_serving(spec).objects[-1 if spec.is_kserve else 1]["spec"]
+    found = render_serving(spec).objects[0 if spec.is_kserve else 1]["spec"]
     pods = found["predictor"] if spec.is_kserve else found["template"]["spec"]
     (container,) = pods["containers"]
     arguments = container["args"]
