@@ -6,13 +6,16 @@ The JobSet controller is a stand-in (tests/jobset_controller.py), the kubelet on
 import json
 import shutil
 
+import httpx
 import pytest
 
+from penstock.launch.pod_starts import MOST_FAILED
 from tests.e2e.conftest import audit_of_pods, penstock
 from tests.jobset_controller import jobset_controller
 from tests.kubelet import nodes
 from tests.kubernetes import JOBSET, cluster
 from tests.launched import newest_step, wait_until, write_recipe
+from tests.serving import make_model
 
 STEPS = 60
 
@@ -108,6 +111,102 @@ def test_a_run_is_resized_and_cancelled_after_saving(kubernetes, launch, tmp_pat
         int(path.name.removeprefix("step-")) for path in (runs / "resized" / "checkpoints").iterdir()
     )
     assert newest == newest_step(runs / "resized"), "no step was lost"
+
+
+@pytest.mark.timeout(600)
+def test_an_elastic_run_ends_with_its_last_step_though_a_pod_waits_for_a_node(kubernetes, launch, tmp_path):
+    found, _, runs = kubernetes
+    done = launch("short", "--nodes", "1:3", "--cpu", 8)  # a node has eight, and there are two
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: newest_step(runs / "short") >= STEPS, "the last step")
+    wait_until(lambda: not state("short", tmp_path)["is_live"], "the end of the run")
+    ended = state("short", tmp_path)
+    assert (ended["status"], ended["step"], ended["checkpoint"]) == ("COMPLETED", STEPS, STEPS), ended
+    assert ended["tokens_per_s"] > 0
+    told = {event["event"] for event in ended["events"]}
+    assert {"submitted", "start", "finish"} <= told, "those of the pods, too"
+    accounts = audit_of_pods(runs / "short")
+    assert (accounts["samples"], accounts["faults"]) == (STEPS * 12, [])
+    wait_until(
+        lambda: all(pod["status"]["phase"] == "Succeeded" for pod in pods_of(found, "short")), "no pod left"
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_run_lives_on_while_pods_fail_between_checkpoints_and_ends_when_they_fail_before_one(
+    kubernetes, launch, tmp_path
+):
+    found, room, runs = kubernetes
+    done = launch("killed", "--nodes", 1, steps=100_000)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: newest_step(runs / "killed") >= 6, "a checkpoint")
+    killed = set()
+
+    def kill():
+        count = json.loads((runs / "killed" / "launch" / "pods" / "node-00000.json").read_text())
+        running = {pod["metadata"]["name"] for pod in pods_of(found, "killed") if is_running(pod)} - killed
+        is_noted = not killed or (count["newest"] >= 0 and count["failed"] == len(killed) - 1)
+        if running and is_noted:
+            killed.update(running)
+            room.kill_pod("default", *running)
+        return not state("killed", tmp_path)["is_live"]
+
+    wait_until(kill, "the end of a run whose pods are killed as they start")
+    assert len(killed) == MOST_FAILED + 1, "the first had written a checkpoint; the last ended by itself"
+    assert state("killed", tmp_path)["status"] == "FAILED"
+    assert "pods of this node failed in a row without a new checkpoint" in events_text(runs / "killed")
+
+
+def is_running(pod):
+    return pod["status"].get("phase") == "Running"
+
+
+def events_text(run):
+    return (run / "launch" / "events.jsonl").read_text()
+
+
+@pytest.mark.timeout(600)
+def test_a_server_answers_once_it_is_ready_and_ends_its_answers_when_its_pod_is_deleted(
+    kubernetes, tmp_path, monkeypatch
+):
+    found, _, runs = kubernetes
+    for file in make_model(runs / "model").iterdir():
+        file.chmod(0o644)  # weights are written for their owner only, and pods run as another user
+    monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "kubeconfig")))
+    serve = ["launch", "kubernetes", "model", "--serve", "--image", "penstock", "--volume", "runs:/runs"]
+    refused = penstock(*serve, cwd=tmp_path)
+    assert "A server that other machines reach needs a key" in one_paragraph(refused, 2)
+    serve += ["--server=--insecure", "--cpu", 1, "--grace", 40]
+    refused = penstock(*serve, "--server=--treads=1", cwd=tmp_path)
+    assert "unrecognized arguments: --treads=1" in one_paragraph(refused, 2)
+    shown = penstock(*serve, "--dry-run", cwd=tmp_path)
+    assert "would take 2 objects" in shown.stdout, shown.stderr
+    done = penstock(*serve, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert found.get("Service", "model")["spec"]["ports"][0]["port"] == 8000
+
+    def ready():
+        pods = pods_of(found, "model")
+        return [pod for pod in pods if is_ready(pod)]
+
+    wait_until(ready, "a pod that is ready", patience_s=90)
+    (pod,) = ready()
+    url = f"http://{pod['status']['podIP']}:8000/v1/completions"
+    asked = {"model": "model", "prompt": "a", "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", url, json=asked, timeout=60) as answer:
+        lines = (line for line in answer.iter_lines() if line.startswith("data: "))
+        first = next(lines)
+        found.delete("Pod", pod["metadata"]["name"])
+        *_, last, end = [first, *lines]
+    assert end == "data: [DONE]"
+    assert json.loads(last.removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    wait_until(lambda: ready() and ready()[0]["metadata"]["name"] != pod["metadata"]["name"], "another pod")
+    found.delete("Deployment", "model", api="apps/v1")
+
+
+def is_ready(pod):
+    conditions = pod["status"].get("conditions", [])
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
 
 
 def one_paragraph(done, code):

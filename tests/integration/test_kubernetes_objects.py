@@ -8,13 +8,15 @@ from dataclasses import replace
 
 import pytest
 from tests.kubernetes import JOBSET, cluster
-from tests.unit.launch.render.test_kubernetes import make_pod_spec
+from tests.unit.launch.render.test_kubernetes import SPECS, make_pod_spec
+from tests.unit.launch.render.test_serving import SPECS as SERVING
 
 from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.engines import kubernetes
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.pod_code import code_config_map, code_of
 from penstock.launch.render.kubernetes import render_kubernetes
+from penstock.launch.render.serving import render_serving
 from penstock.launch.spec import node_range
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of clients, which nobody closes
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning")  # of clients
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kubernetes")
-    with cluster(folder, definitions=["jobset"]) as found:
+    with cluster(folder, definitions=["jobset", "trainer", "k8s.cni", "multinic"]) as found:
         found.volume("runs", folder / "runs")
         yield found
 
@@ -33,6 +35,29 @@ def connection(found, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "kubeconfig")))
     yield kubernetes.connect("default")
     gc.collect()
+
+
+NOT_ASKED = {"ResourceClaimTemplate", "HorizontalPodAutoscaler", "InferenceService"}
+"""Kinds, or versions of them, that this server is too old for, or that nobody installed: schemas alone."""
+
+
+@pytest.mark.parametrize(
+    "objects",
+    [
+        *(pytest.param(render_kubernetes(spec).objects, id=name) for name, spec in SPECS.items()),
+        *(
+            pytest.param(render_serving(spec).objects, id=name)
+            for name, spec in SERVING.items()
+            if name != "kserve"
+        ),
+    ],
+)
+def test_the_server_would_take_every_object_that_is_rendered(connection, objects):
+    asked = [found for found in objects if found["kind"] not in NOT_ASKED]
+    for found in asked:
+        tried = connection.apply(found, is_tried=True)
+        assert tried["metadata"]["name"] == found["metadata"]["name"]
+    assert len(asked) >= len(objects) - 1
 
 
 def submit(connection, folder, spec, *, more=()):

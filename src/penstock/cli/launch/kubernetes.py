@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
+from typing import NoReturn
 
 from penstock.cli import launch_plan
 from penstock.cli.launch.slurm import seconds
@@ -212,9 +213,15 @@ def _server_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     """Return the options of the server.
 
     Raises:
-        UsageError: it would have neither a key nor the permission to do without, and would not start.
+        UsageError: it would not start: with an option that it does not know, or with neither a key nor the
+            permission to do without.
     """
+    from penstock.cli import serve
+
     options = tuple(arguments.server)
+    known = _OptionParser(add_help=False)
+    serve.add_arguments(known)
+    known.parse_args(["model", *options])
     named = {option.partition("=")[0] for option in options}
     keys = {secret.partition("=")[0] for secret in arguments.secret}
     if not ({"--insecure", "--api-keys"} & named or "PENSTOCK_API_KEY" in keys):
@@ -224,6 +231,11 @@ def _server_options(arguments: argparse.Namespace) -> tuple[str, ...]:
             "checks keys.",
         )
     return options
+
+
+class _OptionParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"--server takes options of `penstock serve`: {message}")
 
 
 def plan_of(arguments: argparse.Namespace, code: PodCode | None = None) -> LaunchPlan:

@@ -4,7 +4,6 @@ import math
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import numpy as np
 import pybase64
 from fastapi import APIRouter, Query, Request
 
@@ -43,7 +42,7 @@ def ranks(
         "ranks": [*table.ranks, *({"rank": rank} for rank in range(len(table.ranks), len(table.values)))],
         "metric": metric,
         "metrics": list(RANK_METRICS),
-        "values": pybase64.b64encode_as_string(np.ascontiguousarray(table.values, dtype="<f4")),
+        "values": pybase64.b64encode_as_string(table.values.astype("<f4").tobytes()),
         "hangs": _hangs(run.files),
     }
 
