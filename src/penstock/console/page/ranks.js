@@ -55,6 +55,8 @@ export function limits(values) {
   return high > low ? [low, high] : [low - 0.5 * Math.abs(low || 1), low + 0.5 * Math.abs(low || 1)];
 }
 
+const placeOf = (start, r) => ({ host: start?.hosts[r] ?? "", device: start?.devices[r] ?? "", nic: start?.nics[r] ?? "" });
+
 export class RanksView {
   constructor(body, page, query) {
     Object.assign(this, { body, page, metric: query.get("metric") || null });
@@ -71,8 +73,8 @@ export class RanksView {
       if (mine === this.turn) this.body.replaceChildren(failure(error));
       return;
     }
-    const { ranks = [], steps = [], metrics = [], hangs = [] } = this.found;
-    if (!ranks.length || !steps.length) {
+    const { num_ranks: ranks, steps = [], metrics = [], hangs = [] } = this.found;
+    if (!ranks || !steps.length) {
       this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps (measure.ranks_every)."), this.#hangs(hangs));
       return;
     }
@@ -107,7 +109,7 @@ export class RanksView {
   }
 
   #extent() {
-    const { ranks, steps, records = steps.length } = this.found, size = `${count(ranks.length)} ranks \u00d7 ${count(records)} records`;
+    const { num_ranks: ranks, steps, records = steps.length } = this.found, size = `${count(ranks)} ranks \u00d7 ${count(records)} records`;
     return records > steps.length ? `${size}; a column is the largest of ${count(Math.ceil(records / steps.length))}` : size;
   }
 
@@ -118,7 +120,7 @@ export class RanksView {
   /** Make the picture of all cells for the size of the canvas, unless it is there. */
   #picture(across, down) {
     if (this.picture?.width === across && this.picture.height === down) return;
-    const { ranks, steps } = this.found, cells = pooled(this.values, ranks.length, steps.length, across, down);
+    const { num_ranks: ranks, steps } = this.found, cells = pooled(this.values, ranks, steps.length, across, down);
     [this.low, this.high] = limits(cells);
     this.ends.forEach((end, i) => end.replaceChildren(written(i ? this.high : this.low, this.#unit)));
     this.canvas.setAttribute("aria-label", this.#description());
@@ -129,13 +131,13 @@ export class RanksView {
   }
 
   #draw() {
-    const { ranks, steps } = this.found, width = this.canvas.clientWidth, ratio = devicePixelRatio;
+    const { num_ranks: ranks, steps } = this.found, width = this.canvas.clientWidth, ratio = devicePixelRatio;
     if (!width) return;
-    const height = Math.min(Math.max(ranks.length * CELL_PX, LEAST_HEIGHT), MOST_HEIGHT);
+    const height = Math.min(Math.max(ranks * CELL_PX, LEAST_HEIGHT), MOST_HEIGHT);
     this.canvas.style.height = height + BOTTOM + "px";
     this.canvas.width = width * ratio;
     this.canvas.height = (height + BOTTOM) * ratio;
-    this.#picture(Math.min(steps.length, Math.max(Math.floor((width - LEFT) * ratio), 1)), Math.min(ranks.length, Math.floor(height * ratio)));
+    this.#picture(Math.min(steps.length, Math.max(Math.floor((width - LEFT) * ratio), 1)), Math.min(ranks, Math.floor(height * ratio)));
     const context = this.canvas.getContext("2d"), style = getComputedStyle(this.canvas);
     context.scale(ratio, ratio);
     context.imageSmoothingEnabled = false;
@@ -145,8 +147,8 @@ export class RanksView {
     context.font = "12px system-ui, sans-serif";
     context.textBaseline = "middle";
     context.textAlign = "right";
-    const each = Math.max(1, Math.ceil(ranks.length / Math.floor(height / 20)));
-    for (let r = 0; r < ranks.length; r += each) context.fillText(String(ranks[r].rank), LEFT - 8, Math.max(((r + 0.5) * height) / ranks.length, 7));
+    const each = Math.max(1, Math.ceil(ranks / Math.floor(height / 20)));
+    for (let r = 0; r < ranks; r += each) context.fillText(String(r), LEFT - 8, Math.max(((r + 0.5) * height) / ranks, 7));
     context.textAlign = "center";
     const ticks = Math.max(2, Math.min(8, Math.floor(width / 110), steps.length));
     for (let i = 0; i < ticks; i++) {
@@ -158,36 +160,47 @@ export class RanksView {
   }
 
   #outline(context) {
-    const { ranks, steps } = this.found, [r, s] = this.at, { width, height } = this.size;
+    const { num_ranks: ranks, steps } = this.found, [r, s] = this.at, { width, height } = this.size;
     context.lineWidth = 2;
     context.strokeStyle = getComputedStyle(this.canvas).getPropertyValue("--ink");
-    context.strokeRect(LEFT + (s * width) / steps.length - 1, (r * height) / ranks.length - 1, Math.max(width / steps.length, 2) + 2, Math.max(height / ranks.length, 2) + 2);
+    context.strokeRect(LEFT + (s * width) / steps.length - 1, (r * height) / ranks - 1, Math.max(width / steps.length, 2) + 2, Math.max(height / ranks, 2) + 2);
+  }
+
+  /** Return where a rank ran at a column: of a run that was started again, each start has its own hosts. */
+  #place(r, s) {
+    return placeOf(this.found.starts.findLast(({ column }) => column <= s), r);
+  }
+
+  /** Return all hosts or devices that a rank had in the shown steps. */
+  #everywhere(r, what) {
+    const found = new Set(this.found.starts.map((start) => placeOf(start, r)[what]).filter(Boolean));
+    return [...found].join(", ") || "\u2013";
   }
 
   #point(event) {
-    const { ranks, steps } = this.found, x = event.offsetX - LEFT, y = event.offsetY;
+    const { num_ranks: ranks, steps } = this.found, x = event.offsetX - LEFT, y = event.offsetY;
     if (x < 0 || x >= this.size.width || y < 0 || y >= this.size.height) return;
-    this.#show(Math.floor((y * ranks.length) / this.size.height), Math.floor((x * steps.length) / this.size.width));
+    this.#show(Math.floor((y * ranks) / this.size.height), Math.floor((x * steps.length) / this.size.width));
   }
 
   #show(r, s) {
-    const { ranks, steps } = this.found, rank = ranks[r], value = this.values[r * steps.length + s];
+    const { steps } = this.found, { host } = this.#place(r, s), value = this.values[r * steps.length + s];
     this.at = [r, s];
-    this.status.textContent = `rank ${rank.rank}${rank.host ? ` on ${rank.host}` : ""}, step ${count(steps[s])}: ${Number.isNaN(value) ? "no record" : written(value, this.#unit)}`;
+    this.status.textContent = `rank ${r}${host ? ` on ${host}` : ""}, step ${count(steps[s])}: ${Number.isNaN(value) ? "no record" : written(value, this.#unit)}`;
     this.#draw();
   }
 
   #keep() {
     if (!this.at) return;
-    const rank = this.found.ranks[this.at[0]];
-    const rows = Object.entries(rank).filter(([, value]) => value !== null && value !== "");
+    const place = { rank: this.at[0], ...this.#place(...this.at) };
+    const rows = Object.entries(place).filter(([, value]) => value !== "");
     this.details.replaceChildren(el("dl", { class: "figures" }, rows.map(([name, value]) => el("div", { class: "figure" }, el("dt", {}, name), el("dd", {}, String(value))))));
   }
 
   #key(event) {
-    const { ranks, steps } = this.found, [r, s] = this.at || [0, 0];
+    const { num_ranks: ranks, steps } = this.found, [r, s] = this.at || [0, 0];
     const move = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0] }[event.key];
-    if (move) this.#show(Math.min(Math.max(r + move[0], 0), ranks.length - 1), Math.min(Math.max(s + move[1], 0), steps.length - 1));
+    if (move) this.#show(Math.min(Math.max(r + move[0], 0), ranks - 1), Math.min(Math.max(s + move[1], 0), steps.length - 1));
     else if (event.key === "Enter" || event.key === " ") this.#keep();
     else return;
     event.preventDefault();
@@ -195,19 +208,19 @@ export class RanksView {
 
   // Ranks by their mean against the median rank's: what a reader looks for in the picture, as a table.
   #slowest() {
-    const { ranks, steps } = this.found;
-    const means = ranks.map((rank, r) => {
+    const { num_ranks: ranks, steps } = this.found;
+    const means = Array.from({ length: ranks }, (_, r) => {
       let sum = 0, number = 0;
       for (let s = 0; s < steps.length; s++) {
         const value = this.values[r * steps.length + s];
         if (value === value) { sum += value; number++; }
       }
-      return { rank, mean: number ? sum / number : NaN };
+      return { rank: r, mean: number ? sum / number : NaN };
     }).filter(({ mean }) => mean === mean).sort((a, b) => b.mean - a.mean);
     if (!means.length) return "";
     const median = means[means.length >> 1].mean;
     return el("section", {}, el("h2", {}, `Highest ${titled(this.metric)}`), table("Highest ranks", ["rank", "host", "device", "mean", "times the median"], means.slice(0, 8).map(({ rank, mean }) => [
-      String(rank.rank), rank.host || "\u2013", rank.device || "\u2013", written(mean, this.#unit), median ? (mean / median).toFixed(2) : "\u2013"]), { className: "wordy" }));
+      String(rank), this.#everywhere(rank, "host"), this.#everywhere(rank, "device"), written(mean, this.#unit), median ? (mean / median).toFixed(2) : "\u2013"]), { className: "wordy" }));
   }
 
   #hangs(hangs) {
@@ -216,8 +229,8 @@ export class RanksView {
   }
 
   #description() {
-    const { ranks, steps } = this.found;
-    return `Heat map of ${titled(this.metric)}: ${ranks.length} ranks down, ${steps.length} steps across, colours from ${written(this.low, this.#unit)} to ${written(this.high, this.#unit)}. Arrow keys move a cell; the table below has the highest ranks.`;
+    const { num_ranks: ranks, steps } = this.found;
+    return `Heat map of ${titled(this.metric)}: ${ranks} ranks down, ${steps.length} steps across, colours from ${written(this.low, this.#unit)} to ${written(this.high, this.#unit)}. Arrow keys move a cell; the table below has the highest ranks.`;
   }
 
   close() {

@@ -26,7 +26,7 @@ def ranks(
     last: Annotated[float, Query(alias="to")] = math.inf,
     points: Annotated[int, Query(ge=1, le=20_000)] = 2000,
 ) -> dict[str, Any]:  # Any: JSON
-    """Return a metric of RANK_METRICS as base64 of float32 [ranks, steps], and who the ranks are.
+    """Return a metric of RANK_METRICS as base64 of float32 [ranks, steps], and where the ranks ran.
 
     Of more records than `points`, neighbours share a column, which has the largest value of each rank. Tables
     of very many ranks have fewer columns than `points`.
@@ -39,7 +39,11 @@ def ranks(
     return {
         "steps": table.steps,
         "records": table.num_records,
-        "ranks": [*table.ranks, *({"rank": rank} for rank in range(len(table.ranks), len(table.values)))],
+        "num_ranks": len(table.values),
+        "starts": [
+            {"column": column, "hosts": places.hosts, "devices": places.devices, "nics": places.nics}
+            for column, places in sorted(table.places.items())
+        ],
         "metric": metric,
         "metrics": list(RANK_METRICS),
         "values": pybase64.b64encode_as_string(table.values.astype("<f4").tobytes()),

@@ -1,6 +1,6 @@
 """One metric of all ranks over steps, from RUN/ranks.jsonl, in files of the user's cache folder.
 
-    CACHE/console/<id>-ranks/<metric>/state.json    how much of ranks.jsonl is in them, who the ranks are
+    CACHE/console/<id>-ranks/<metric>/state.json    how much of ranks.jsonl is in them, where ranks ran
     CACHE/console/<id>-ranks/<metric>/rows.i64      step and number of ranks of each record
     CACHE/console/<id>-ranks/<metric>/values.f32    values of each record, one per rank, little-endian
 
@@ -11,7 +11,8 @@ step and the wanted metric are decoded, once; later looks read the new end of th
 import json
 import re
 from binascii import Error as NotBase64
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,30 @@ from penstock.console.runs.tail import FilePosition, Piece
 from penstock.console.runs.turns import RunBusy
 from penstock.obs.metric_names import RANKS_FILE
 
-_VERSION = 1
+_VERSION = 2
 _MOST_RANKS = 65_536
 """Longer rows are damaged."""
+_MOST_STARTS = 256
+_MOST_PLACES = 65_536
+"""Ranks of all starts together: where those of older starts ran is forgotten."""
 _MOST_CELLS = 4 << 20
 """Values of one table: of very many ranks there are fewer columns than were asked for."""
 _STEP = re.compile(rb'\{"step": (\d{1,15}), "steps": ')
 
 Float32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class RankPlaces:
+    """Hosts, devices and network interfaces of the ranks from a start of the job on, by rank."""
+
+    first_row: int
+    """Records before that start."""
+    hosts: list[str]
+    devices: list[str]
+    nics: list[str]
+    """Names; "" where a rank told none."""
 
 
 @dataclass(slots=True)
@@ -47,8 +63,8 @@ class RankTable:
     """[ranks, columns]; the largest of the column's records, NaN where a rank did not exist."""
     num_records: int = 0
     """Records in all columns together."""
-    ranks: list[dict[str, Any]] = field(default_factory=list)  # Any: JSON
-    """Rank, host, device and network interfaces, of the newest start."""
+    places: dict[int, RankPlaces] = field(default_factory=dict)
+    """Column -> where the ranks ran from it on. No column has records of two starts with other places."""
 
 
 @dataclass(slots=True)
@@ -59,7 +75,8 @@ class _State:
     mark: FilePosition = field(default_factory=FilePosition)
     num_rows: int = 0
     num_values: int = 0
-    ranks: list[dict[str, Any]] = field(default_factory=list)  # Any: JSON
+    places: list[RankPlaces] = field(default_factory=list)
+    """Of the newest starts, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,27 +125,26 @@ class RankColumns(ParsedFile[_State]):
             self._check_open()
             state = self._state
             if not state.num_rows:
-                return RankTable(ranks=state.ranks)
+                return RankTable()
             try:
                 rows = np.fromfile(self._rows, "<i8", count=2 * state.num_rows).reshape(state.num_rows, 2)
                 values = np.memmap(self._values, "<f4", "r", shape=(state.num_values,))  # stays if unlinked
             except (OSError, ValueError):  # somebody deleted the cache, which is allowed
                 self._restart()
                 raise RunBusy("The values of this run's ranks were deleted", fix="Ask again.") from None
-            ranks = state.ranks
-        found = _thinned(rows, values, first=first, last=last, columns=columns)
-        found.ranks = ranks
-        return found
+        return _thinned(rows, values, state.places, first=first, last=last, columns=columns)
 
     def _parse(self, piece: Piece) -> None:
-        content, ranks = piece.content, self._state.ranks
-        rows, found = [], []
+        content, places = piece.content, self._state.places
+        rows: list[tuple[int, int]] = []
+        found: list[Float32] = []
         begin, layout = 0, _NO_LAYOUT
         while begin < len(content):
             step = _STEP.match(content, begin)
             layout = self._layout(content, begin, layout)
             if step is None:
-                ranks = _ranks(content[begin : begin + layout.length]) or ranks
+                line = content[begin : begin + layout.length]
+                places = _extended(places, _places(line, first_row=self._state.num_rows + len(rows)))
             elif layout.has_values:
                 row = _decoded(content[begin + layout.first : begin + layout.last])
                 if row is not None and 0 < len(row) <= _MOST_RANKS:
@@ -142,7 +158,7 @@ class RankColumns(ParsedFile[_State]):
             mark=piece.mark,
             num_rows=self._state.num_rows + len(rows),
             num_values=self._state.num_values + sum(map(len, found)),
-            ranks=ranks,
+            places=places,
         )
 
     def _layout(self, content: bytes, begin: int, before: _Layout) -> _Layout:
@@ -171,7 +187,8 @@ class RankColumns(ParsedFile[_State]):
         return _State()
 
     def _stored_state(self, raw: dict[str, Any]) -> _State:  # Any: JSON
-        state = _State(**{**raw, "mark": FilePosition(**raw["mark"])})
+        places = [RankPlaces(**each) for each in raw["places"]]
+        state = _State(**{**raw, "mark": FilePosition(**raw["mark"]), "places": places})
         rows = np.fromfile(self._rows, "<i8", count=2 * state.num_rows).reshape(-1, 2)
         is_whole = len(rows) == state.num_rows and int(rows[:, 1].sum()) == state.num_values
         if state.version != _VERSION or not is_whole or self._values.stat().st_size < 4 * state.num_values:
@@ -179,33 +196,47 @@ class RankColumns(ParsedFile[_State]):
         return state
 
 
-def _thinned(rows: Int64, values: Float32, *, first: float, last: float, columns: int) -> RankTable:
+def _thinned(
+    rows: Int64,
+    values: Float32,
+    places: Sequence[RankPlaces],
+    *,
+    first: float,
+    last: float,
+    columns: int,
+) -> RankTable:
     """Return a table of records.
 
     Args:
         rows: [records, 2] step and number of values of each.
         values: of all records, one after the other.
+        places: where the ranks ran, by start.
     """
-    places = np.flatnonzero((rows[:, 0] >= first) & (rows[:, 0] <= last))
-    if not len(places):
+    shown = np.flatnonzero((rows[:, 0] >= first) & (rows[:, 0] <= last))
+    if not len(shown):
         return RankTable()
-    steps, widths = rows[places].T
-    begins = (np.cumsum(rows[:, 1]) - rows[:, 1])[places]
+    steps, widths = rows[shown].T
+    begins = (np.cumsum(rows[:, 1]) - rows[:, 1])[shown]
     widest = int(widths.max())
-    num = min(len(places), columns, max(1, _MOST_CELLS // widest))
-    edges = np.linspace(0, len(places), num + 1).astype(np.int64)
-    found = np.full((num, widest), np.nan, np.float32)
-    is_other = (np.diff(places) != 1) | (np.diff(widths) != 0)
-    cuts = [0, *(np.flatnonzero(is_other) + 1).tolist(), len(places)]
+    starts = np.searchsorted(shown, [each.first_row for each in places])
+    within = np.unique(starts[(starts > 0) & (starts < len(shown))])
+    most = min(columns, max(1, _MOST_CELLS // widest))
+    edges = np.linspace(0, len(shown), min(len(shown), max(1, most - len(within))) + 1).astype(np.int64)
+    edges = np.union1d(edges, within)
+    found = np.full((len(edges) - 1, widest), np.nan, np.float32)
+    is_other = (np.diff(shown) != 1) | (np.diff(widths) != 0)
+    cuts = [0, *(np.flatnonzero(is_other) + 1).tolist(), len(shown)]
     for begin, end in pairwise(cuts):  # records that lie together, of as many ranks
         width = int(widths[begin])
         block = values[begins[begin] : begins[begin] + (end - begin) * width].reshape(-1, width)
-        shown = int(np.searchsorted(edges, begin, side="right")) - 1
-        while edges[shown] < end:  # column by column: a seventeenth of the time of np.fmax.reduceat
-            part = block[max(edges[shown] - begin, 0) : edges[shown + 1] - begin]
-            np.fmax(found[shown, :width], np.fmax.reduce(part, axis=0), out=found[shown, :width])
-            shown += 1
-    return RankTable(steps[edges[1:] - 1].tolist(), found.T, len(places))
+        column = int(np.searchsorted(edges, begin, side="right")) - 1
+        while edges[column] < end:  # column by column: a seventeenth of the time of np.fmax.reduceat
+            part = block[max(edges[column] - begin, 0) : edges[column + 1] - begin]
+            np.fmax(found[column, :width], np.fmax.reduce(part, axis=0), out=found[column, :width])
+            column += 1
+    column_of = dict(zip(np.searchsorted(edges, starts).tolist(), places, strict=True))  # the last start wins
+    column_of.pop(len(edges) - 1, None)  # none of its records is shown
+    return RankTable(steps[edges[1:] - 1].tolist(), found.T, len(shown), column_of)
 
 
 def _append(path: Path, content: bytes, *, at: int) -> None:
@@ -215,17 +246,26 @@ def _append(path: Path, content: bytes, *, at: int) -> None:
         file.write(content)
 
 
-def _ranks(line: bytes) -> list[dict[str, Any]]:
+def _places(line: bytes, *, first_row: int) -> RankPlaces | None:
     try:
         record = json.loads(line)
-        hosts, devices = record["hosts"][:_MOST_RANKS], record["devices"][:_MOST_RANKS]
-        nics = (record.get("nics") or [""] * len(hosts))[:_MOST_RANKS]  # an older version wrote none
-        return [
-            {"rank": rank, "host": str(host), "device": str(device), "nic": str(nic) or None}
-            for rank, (host, device, nic) in enumerate(zip(hosts, devices, nics, strict=True))
-        ]
+        hosts, devices = record["hosts"], record["devices"]
+        nics = record.get("nics") or [""] * len(hosts)  # an older version wrote none
+        named = ([str(each) for each in names[:_MOST_RANKS]] for names in (hosts, devices, nics))
+        found = RankPlaces(first_row, *named)
     except (ValueError, TypeError, KeyError, RecursionError):
-        return []
+        return None
+    return found if len(found.hosts) == len(found.devices) == len(found.nics) else None
+
+
+def _extended(places: list[RankPlaces], new: RankPlaces | None) -> list[RankPlaces]:
+    """Return the places of the newest starts; a start whose ranks are where they were adds nothing."""
+    if new is None or (places and replace(new, first_row=places[-1].first_row) == places[-1]):
+        return places
+    kept = [*(each for each in places if each.first_row < new.first_row), new][-_MOST_STARTS:]
+    while sum(len(each.hosts) for each in kept) > _MOST_PLACES:
+        kept.pop(0)
+    return kept
 
 
 def _decoded(packed: bytes) -> Float32 | None:

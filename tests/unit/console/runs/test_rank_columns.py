@@ -1,5 +1,6 @@
 """Columns of ranks: read once, continued, read again where the file was rewritten, thinned to a picture."""
 
+import json
 import shutil
 from base64 import b64encode
 
@@ -95,6 +96,42 @@ def test_the_largest_of_neighbours_is_kept_where_the_number_of_ranks_changes(tmp
     assert table(opened(), first=9).steps == []
 
 
+def started(step, *hosts):
+    start = {"step": step, "ranks": len(hosts), "hosts": hosts, "devices": ["H100"] * len(hosts)}
+    return json.dumps(start) + "\n"
+
+
+def hosts_of(found):
+    return {column: places.hosts for column, places in found.places.items()}
+
+
+def test_each_step_has_the_hosts_of_its_own_start(tmp_path, opened):
+    write(tmp_path, started(0, "a", "b"), line(1, 1, 9), line(2, 1, 9), line(3, 1, 9))
+    write(tmp_path, started(3, "a", "b"), line(4, 1, 9), started(4, "c", "d"), line(5, 1, 2), line(6, 1, 2))
+    columns = opened()
+    assert hosts_of(table(columns)) == {0: ["a", "b"], 4: ["c", "d"]}
+    thin = table(columns, points=2)
+    assert (thin.steps, hosts_of(thin)) == ([4, 6], {0: ["a", "b"], 1: ["c", "d"]}), (
+        "none has records of both"
+    )
+    assert thin.values.tolist() == [[1, 1], [9, 2]]
+    assert hosts_of(table(columns, first=5)) == {0: ["c", "d"]}
+    assert hosts_of(table(columns, last=4)) == {0: ["a", "b"]}
+    columns.close()
+    assert hosts_of(table(opened())) == {0: ["a", "b"], 4: ["c", "d"]}, "of the cache"
+
+
+def test_of_very_many_starts_the_newest_are_known_and_no_older_step_gets_their_hosts(
+    tmp_path, opened, monkeypatch
+):
+    monkeypatch.setattr(rank_columns, "_MOST_PLACES", 6)
+    for number in range(5):
+        write(tmp_path, started(number, f"a{number}", f"b{number}"), line(number + 1, 1, 2))
+    found = table(opened())
+    assert hosts_of(found) == {2: ["a2", "b2"], 3: ["a3", "b3"], 4: ["a4", "b4"]}
+    assert len(found.steps) == 5
+
+
 def test_a_table_has_a_bounded_number_of_values(tmp_path, opened, monkeypatch):
     monkeypatch.setattr(rank_columns, "_MOST_CELLS", 12)
     write(tmp_path, *(line(n, *range(4)) for n in range(1, 11)))
@@ -111,7 +148,7 @@ def test_a_damaged_file_of_ranks_is_read_as_far_as_it_goes(tmp_path, opened):
         b'{"step": 5, "steps": 1, "own_s": "AAA'
     )
     found = table(opened(), last=9, points=9)
-    assert (found.steps, found.values.tolist(), found.ranks) == ([1], [[1.0]], [])
+    assert (found.steps, found.values.tolist(), found.places) == ([1], [[1.0]], {})
     (tmp_path / RANKS_FILE).unlink()
     assert table(opened(name="other")).steps == []
 
