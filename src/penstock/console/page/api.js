@@ -48,6 +48,7 @@ export const request = (id, value) => sent(of(id, "/requests"), value);
 export const mixture = (id) => asked(of(id, "/mixture"));
 export const preview = (id, weights) => sent(of(id, "/mixture"), { weights });
 export const ranks = (id, metric, points) => asked(of(id, "/ranks" + query({ metric, points })));
+export const hangs = (id) => asked(of(id, "/hangs"));
 export const rows = (id, step, { offset = 0, limit = 4 } = {}) => asked(of(id, "/rows/" + encodeURIComponent(step) + query({ offset, limit })));
 export const losses = (id, step, value) => sent(of(id, `/rows/${encodeURIComponent(step)}/losses`), value, { signal: AbortSignal.timeout(MODEL_PATIENCE_MS) });
 export const answers = (id) => asked(of(id, "/answers"));

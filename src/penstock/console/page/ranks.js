@@ -8,7 +8,7 @@ import { count, written } from "../charts/charts.js";
 const UNITS = { step_s: "s", own_s: "s", data_wait_s: "s", blocked_s: "s", memory_bytes: "bytes", bytes: "bytes", sent_bytes: "bytes" };
 const TITLES = { own_s: "own step time", step_s: "step time", data_wait_s: "data wait", blocked_s: "blocked time", memory_bytes: "memory", sent_bytes: "bytes sent" };
 const titled = (metric) => TITLES[metric] ?? metric.replaceAll("_", " ");
-const LEFT = 46, BOTTOM = 26, CELL_PX = 18, LEAST_HEIGHT = 120, MOST_HEIGHT = 560;
+const LEFT = 46, BOTTOM = 26, CELL_PX = 18, LEAST_HEIGHT = 120, MOST_HEIGHT = 560, MOST_SLOW = 8;
 /** Viridis (van der Walt and Smith, 2015) at nine places: even to the eye, and in grey. */
 const SCALE = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 
@@ -59,8 +59,9 @@ const placeOf = (start, r) => ({ host: start?.hosts[r] ?? "", device: start?.dev
 
 export class RanksView {
   constructor(body, page, query) {
-    Object.assign(this, { body, page, metric: query.get("metric") || null });
+    Object.assign(this, { body, page, metric: query.get("metric") || null, hangs: el("section", { class: "view" }) });
     this.load();
+    this.#readHangs();
   }
 
   async load() {
@@ -73,9 +74,9 @@ export class RanksView {
       if (mine === this.turn) this.body.replaceChildren(failure(error));
       return;
     }
-    const { num_ranks: ranks, steps = [], metrics = [], hangs = [] } = this.found;
+    const { num_ranks: ranks, steps = [], metrics = [] } = this.found;
     if (!ranks || !steps.length) {
-      this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps (measure.ranks_every)."), this.#hangs(hangs));
+      this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps (measure.ranks_every)."), this.hangs);
       return;
     }
     this.metric = this.found.metric || this.metric || metrics[0];
@@ -94,7 +95,7 @@ export class RanksView {
       el("section", { class: "card ranks", "aria-label": "Heat map" },
         el("div", { class: "toolbar" }, choice, el("span", { class: "scale-of" }, this.ends[0], this.scale, this.ends[1]), el("span", { class: "quiet" }, this.#extent())),
         this.canvas, this.status, this.details),
-      this.#slowest(), this.#hangs(hangs));
+      this.#slowest(), this.#slow(), this.hangs);
     this.at = this.picture = null;
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
     this.canvas.addEventListener("pointerdown", (event) => { this.#point(event); this.#keep(); });
@@ -223,9 +224,26 @@ export class RanksView {
       String(rank), this.#everywhere(rank, "host"), this.#everywhere(rank, "device"), written(mean, this.#unit), median ? (mean / median).toFixed(2) : "\u2013"]), { className: "wordy" }));
   }
 
-  #hangs(hangs) {
-    if (!hangs.length) return "";
-    return el("section", {}, el("h2", {}, "Hangs"), hangs.map((hang) => el("article", { class: "card" }, el("p", { class: "quiet" }, hang.time ? ago(seconds(hang.time)) : ""), el("pre", { tabindex: "0" }, hang.text))));
+  // What `penstock report` has too: ranks that the others waited for, from comparisons every few steps.
+  #slow() {
+    const found = new Map();
+    for (const { step, rank, own_s: own, median_s: median } of this.found.slow) {
+      const { times, ratio } = found.get(rank) ?? { times: 0, ratio: 0 };
+      found.set(rank, { times: times + 1, ratio: Math.max(ratio, own / median), step });
+    }
+    if (!found.size) return "";
+    const rows = [...found].sort(([, a], [, b]) => b.ratio - a.ratio).slice(0, MOST_SLOW);
+    return el("section", {}, el("h2", {}, "Ranks the others waited for"), table("Ranks the others waited for", ["rank", "comparisons", "times the median at most", "last at step"],
+      rows.map(([rank, { times, ratio, step }]) => [String(rank), count(times), ratio.toFixed(2), count(step)])));
+  }
+
+  async #readHangs() {
+    const found = await api.hangs(this.page.id).catch(() => null);
+    if (!found || this.turn < 0) return;
+    const { hangs, unread, num_unread: others } = found;
+    if (!hangs.length && !others) return;
+    this.hangs.replaceChildren(el("h2", {}, "Hangs"), ...[...hangs].reverse().map(hangOf),
+      others ? el("p", { class: "notice" }, `${unread.join(", ")}${others > unread.length ? " and others" : ""}: damaged, too large or of another version: not in the diagnosis.`) : "");
   }
 
   #description() {
@@ -237,4 +255,11 @@ export class RanksView {
     this.turn = -1;
     this.sized?.disconnect();
   }
+}
+
+function hangOf({ time, text, ranks, num_ranks: all }) {
+  const calls = ({ rank, host, step, doing, stacks }) => [el("h3", {}, `rank ${rank} on ${host}, step ${count(step)} (${doing})`),
+    ...Object.entries(stacks).map(([thread, stack]) => el("pre", { tabindex: "0", role: "region", "aria-label": `${thread} of rank ${rank}` }, `${thread}\n  ${stack.join("\n  ")}`))];
+  return el("article", { class: "card" }, el("p", { class: "quiet" }, ago(seconds(time))), el("p", {}, text),
+    el("details", {}, el("summary", {}, ranks.length < all ? `Calls of ${ranks.length} of ${count(all)} ranks` : "Calls of each rank"), el("div", { class: "view" }, ranks.flatMap(calls))));
 }

@@ -1,4 +1,4 @@
-"""Route of ranks: a heat map of one metric, ranks by steps, and the reports of hangs."""
+"""Routes of ranks: a heat map of one metric, ranks by steps; slow ranks; the reports of hangs."""
 
 import math
 from datetime import UTC, datetime
@@ -7,14 +7,19 @@ from typing import Annotated, Any
 import pybase64
 from fastapi import APIRouter, Query, Request
 
-from penstock.console.runs.run_files import RunFiles
+from penstock.console.runs.hangs import read_hangs
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import UsageError, nearest
-from penstock.obs.metric_names import HANGS_FOLDER, RANK_METRICS
+from penstock.obs.metric_names import RANK_METRICS
 
 router = APIRouter(prefix="/api")
 
-_MOST_HANGS = 50
+Reply = dict[str, Any]  # Any: JSON
+
+_MOST_HANGS = 8
+_MOST_STACKS = 16
+"""Ranks of a hang whose call stacks are sent."""
+_MOST_UNREAD = 8
 
 
 @router.get("/runs/{run_id}/ranks")
@@ -25,7 +30,7 @@ def ranks(
     first: Annotated[float, Query(alias="from")] = 0,
     last: Annotated[float, Query(alias="to")] = math.inf,
     points: Annotated[int, Query(ge=1, le=20_000)] = 2000,
-) -> dict[str, Any]:  # Any: JSON
+) -> Reply:
     """Return a metric of RANK_METRICS as base64 of float32 [ranks, steps], and where the ranks ran.
 
     Of more records than `points`, neighbours share a column, which has the largest value of each rank. Tables
@@ -33,9 +38,8 @@ def ranks(
     """
     if metric not in RANK_METRICS:
         raise UsageError("Ranks have no such metric", got=metric, fix=nearest(metric, list(RANK_METRICS)))
-    run = run_of(request, run_id)
-    columns = console_of(request).rank_columns(run, metric)
-    table = columns.table(first=first, last=last, columns=points)
+    console, run = console_of(request), run_of(request, run_id)
+    table = console.rank_columns(run, metric).table(first=first, last=last, columns=points)
     return {
         "steps": table.steps,
         "records": table.num_records,
@@ -44,18 +48,37 @@ def ranks(
             {"column": column, "hosts": places.hosts, "devices": places.devices, "nics": places.nics}
             for column, places in sorted(table.places.items())
         ],
+        "slow": [slow._asdict() for slow in console.columns(run).slow_ranks],
         "metric": metric,
         "metrics": list(RANK_METRICS),
         "values": pybase64.b64encode_as_string(table.values.astype("<f4").tobytes()),
-        "hangs": _hangs(run.files),
     }
 
 
-def _hangs(files: RunFiles) -> list[dict[str, str]]:
-    return [
-        {
-            "time": datetime.fromtimestamp(modified_s, UTC).isoformat(timespec="seconds"),
-            "text": f"{HANGS_FOLDER}/{name}",
-        }
-        for name, modified_s in sorted(files.modified(HANGS_FOLDER).items())[-_MOST_HANGS:]
-    ]
+@router.get("/runs/{run_id}/hangs")
+def hangs(request: Request, run_id: str) -> Reply:
+    """Return the diagnosis of each hang, newest last, and the call stacks of the ranks to look at first."""
+    console, run = console_of(request), run_of(request, run_id)
+    found, unread = read_hangs(run.files, console.columns(run).starts)
+    return {
+        "hangs": [
+            {
+                "time": datetime.fromtimestamp(hang.at, UTC).isoformat(timespec="seconds"),
+                "text": hang.text,
+                "num_ranks": len(hang.words),
+                "ranks": [
+                    {
+                        "rank": words.rank,
+                        "host": words.host,
+                        "step": words.step,
+                        "doing": words.doing,
+                        "stacks": words.stacks,
+                    }
+                    for words in hang.words[:_MOST_STACKS]
+                ],
+            }
+            for hang in found[-_MOST_HANGS:]
+        ],
+        "unread": unread[:_MOST_UNREAD],
+        "num_unread": len(unread),
+    }

@@ -23,7 +23,7 @@ from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from penstock.console.runs.run_files import RunFiles
 from penstock.console.runs.tail import FilePosition, Piece
 from penstock.console.runs.turns import RunBusy
 from penstock.obs.metric_names import BY_CORPUS, BY_TASK, METRICS_FILE
+from penstock.obs.report.history import SLOW_RATIO
 from penstock.obs.sinks import Record
 from penstock.obs.thin import Float64
 
@@ -42,9 +43,11 @@ ELAPSED = "elapsed_s"
 """Column of all steps' time, waits for checkpoints included, in seconds since the run's start. Clocks that
 jump do not change it."""
 
-_VERSION = 2
+_VERSION = 3
 _MOST_EVENTS = 10_000
 _MOST_SAMPLES = 256
+_MOST_SLOW = 1000
+"""Newest comparisons with a slow rank."""
 _MOST_COLUMNS = 4096
 """Columns of a table; each is a file, and a damaged record may name any number of metrics."""
 _TABLE_METRICS = frozenset((*BY_CORPUS, *BY_TASK))
@@ -56,6 +59,17 @@ try:
     _decoded: Callable[[bytes], Any] = partial(from_json, cache_strings="keys")  # a quarter of json's time
 except ImportError:  # `penstock report` without the packages of the server
     _decoded = json.loads
+
+
+class SlowRank(NamedTuple):
+    """Comparison of the ranks' own times in which one was slow."""
+
+    step: int
+    rank: int
+    own_s: float
+    """Seconds of a step."""
+    median_s: float
+    """Those of the median rank."""
 
 
 @dataclass(slots=True)
@@ -80,6 +94,7 @@ class _State:
     starts: list[Record] = field(default_factory=list)
     samples: list[tuple[int, int, int]] = field(default_factory=list)
     """Step, offset and length of the records of sample answers."""
+    slow_ranks: list[SlowRank] = field(default_factory=list)
     elapsed_s: float = 0.0
     last_step: float = -math.inf
     num_damaged: int = 0
@@ -117,6 +132,11 @@ class RunColumns(ParsedFile[_State]):
     def starts(self) -> list[Record]:
         """Records of the run's starts."""
         return [*self._state.starts]
+
+    @property
+    def slow_ranks(self) -> list[SlowRank]:
+        """Comparisons in which a rank was slow, in order."""
+        return [*self._state.slow_ranks]
 
     def num_rows(self, table: str = "steps") -> int:
         """Return the number of records in a table."""
@@ -214,6 +234,9 @@ class RunColumns(ParsedFile[_State]):
             if len(state.samples) > _MOST_SAMPLES:
                 state.samples = state.samples[::2]
             return
+        if kind == "ranks":
+            self._add_slow_rank(record, step)
+            return
         before = state.starts[-1].get("ranks") if state.starts else None
         try:
             found = event_of(record, ranks_before=before)
@@ -226,6 +249,13 @@ class RunColumns(ParsedFile[_State]):
             state.starts.append(record)
         if found is not None and len(state.events) < _MOST_EVENTS:
             state.events.append(found)
+
+    def _add_slow_rank(self, record: Record, step: int) -> None:
+        rank = record.get("slowest_rank")
+        own_s, median_s = _seconds(record.get("slowest_s")), _seconds(record.get("median_s"))
+        if type(rank) is int and own_s >= SLOW_RATIO * median_s > 0:
+            slow = SlowRank(step, rank, own_s, median_s)
+            self._state.slow_ranks = [*self._state.slow_ranks, slow][-_MOST_SLOW:]
 
     def _flush(self) -> None:
         """Append what was parsed to the files."""
@@ -269,6 +299,7 @@ class RunColumns(ParsedFile[_State]):
         state.events = [event for event in state.events if event["step"] <= max(step, 0)]
         state.starts = [start for start in state.starts if start["step"] <= max(step, 0)]
         state.samples = [each for each in state.samples if each[0] <= step]
+        state.slow_ranks = [each for each in state.slow_ranks if each.step <= step]
         state.generation += 1
 
     def _path(self, number: int) -> Path:
@@ -281,6 +312,7 @@ class RunColumns(ParsedFile[_State]):
         raw["tables"] = {name: _Table(**table) for name, table in raw["tables"].items()}
         raw["mark"] = FilePosition(**raw["mark"])
         raw["samples"] = [tuple(each) for each in raw["samples"]]
+        raw["slow_ranks"] = [SlowRank(*each) for each in raw["slow_ranks"]]
         state = _State(**raw)
         if state.version != _VERSION or state.tables.keys() != set(TABLES):
             raise ValueError("another version")

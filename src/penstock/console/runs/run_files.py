@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import stat
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -62,8 +63,8 @@ class RunFiles(Protocol):
     def open(self, name: str) -> BinaryIO:
         """Open a file for reading; an object at the version last seen."""
 
-    def modified(self, folder: str) -> dict[str, float]:
-        """Return the files of a folder by name, with the time of their last change; {} if there is none."""
+    def stamps(self, folder: str) -> dict[str, FileStamp]:
+        """Return the stamps of a folder's files by name; {} if there is no such folder."""
 
 
 class LocalFiles:
@@ -90,13 +91,18 @@ class LocalFiles:
             raise FileNotFoundError(f"{self.folder / name} is not a file")
         return os.fdopen(descriptor, "rb")
 
-    def modified(self, folder: str) -> dict[str, float]:
-        """Return the files of a folder by name, with the time of their last change; {} if there is none."""
+    def stamps(self, folder: str) -> dict[str, FileStamp]:
+        """Return the stamps of a folder's files by name, links left out; {} if there is no such folder."""
+        found = {}
         try:
             with os.scandir(self.folder / folder) as entries:
-                return {entry.name: entry.stat().st_mtime for entry in entries}
+                for entry in entries:
+                    if entry.is_file(follow_symlinks=False):
+                        with suppress(OSError):  # deleted meanwhile
+                            found[entry.name] = self.stamp(f"{folder}/{entry.name}")
         except OSError:
-            return {}
+            pass
+        return found
 
 
 class StoredFiles:
@@ -119,7 +125,7 @@ class StoredFiles:
         self.list(listed)
 
     def list(self, listed: "dict[str, StoredObject]") -> None:
-        """Take over a newer listing of the run's folder."""
+        """Take over a newer listing of the run's folder, or of a folder in it."""
         now = clock.monotonic()
         with self._lock:
             self._known |= {name: (found, now) for name, found in listed.items()}
@@ -145,15 +151,16 @@ class StoredFiles:
         """Open an object at the version last seen; reading fails once it was replaced."""
         return cast("BinaryIO", _StoredFile(self._store, self._path(name), self._last_seen(name)))
 
-    def modified(self, folder: str) -> dict[str, float]:
-        """Return the objects of a folder by name, with the time of their upload."""
+    def stamps(self, folder: str) -> dict[str, FileStamp]:
+        """Return the stamps of a folder's objects by name; they may be opened then."""
         if not self._store.address.has_listing:
             return {}
         try:
             _, objects = self._store.folder(self._path(folder))
         except CorpusError:
             return {}
-        return {name: found.modified_s for name, found in objects.items()}
+        self.list({f"{folder}/{name}": found for name, found in objects.items()})
+        return {name: _stamp(found) for name, found in objects.items()}
 
     def _last_seen(self, name: str) -> "StoredObject":
         with self._lock:

@@ -130,6 +130,10 @@ class Skipped:
     why: str
 
 
+SLOW_RATIO = 1.2
+"""Ratio to the median rank's time from which a slow rank is reported: some rank is always the slowest."""
+
+
 @dataclass(slots=True)
 class Slowest:
     """Rank that was the slowest in some comparisons."""

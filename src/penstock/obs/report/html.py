@@ -10,7 +10,7 @@ from string import Template
 
 from penstock.core.units import plural, short
 from penstock.obs.metric_names import METRICS
-from penstock.obs.report.history import History
+from penstock.obs.report.history import SLOW_RATIO, History
 from penstock.obs.report.summary import UNKNOWN
 
 _COLUMNS = (
@@ -140,8 +140,6 @@ def _entry(metric: str) -> str:
 
 _MOST_STEPS = 50
 _MOST_RANKS = 8
-_SLOW = 1.2
-"""Ratio to the median from which a slow rank is reported: some rank is always the slowest."""
 
 
 def trouble(history: History) -> str:
@@ -161,7 +159,7 @@ def _skipped(history: History) -> str:
 
 
 def _slow(history: History) -> str:
-    slow = {rank: found for rank, found in history.slowest.items() if found.ratio >= _SLOW}
+    slow = {rank: found for rank, found in history.slowest.items() if found.ratio >= SLOW_RATIO}
     worst = sorted(slow, key=lambda rank: -slow[rank].ratio)[:_MOST_RANKS]
     if not worst:
         return ""

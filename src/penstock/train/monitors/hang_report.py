@@ -5,8 +5,12 @@ because a collective can complete on some of its ranks first. A rank without a f
 from the run's folder. Pipeline stages start different numbers of collectives: compare ranks of one stage.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from penstock.core import config
+from penstock.core.errors import ConfigError
 
 _MOST_NAMED = 8
 
@@ -28,15 +32,32 @@ class LastWords:
     """Collectives started so far."""
     last_collective: str
     """Name of the last collective; "": none."""
-    stacks: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    stacks: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Thread -> its call stack, innermost last."""
 
 
-def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float) -> str:
+def read_words(content: bytes) -> LastWords:
+    """Return the state in a rank's file.
+
+    Raises:
+        ConfigError: the file is damaged, or of another version.
+    """
+    try:
+        record = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"It is not valid JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise ConfigError("It must contain a JSON object", got=type(record).__name__)
+    record.pop("collectives", None)
+    return config.build(LastWords, record)
+
+
+def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float | None = None) -> str:
     """Return a paragraph that names the rank to look at, and its position.
 
     Args:
         words: states of the ranks that wrote one; at least one.
+        waited_s: seconds without a finished step; None: unknown.
     """
     spoke = {each.rank for each in words}
     silent = [rank for rank in range(world_size) if rank not in spoke]
@@ -46,7 +67,7 @@ def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float) ->
     culprits = [] if silent else [each for each in words if each.num_collectives < most.num_collectives]
     culprits = [each for each in culprits if each.num_collectives == fewest]
     waiting = sorted(spoke - {each.rank for each in culprits})
-    lines = [f"No step was finished for {waited_s:,.0f} s."]
+    lines = [] if waited_s is None else [f"No step was finished for {waited_s:,.0f} s."]
     if silent or culprits:
         lines.append(
             f"{_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in step {most.step} "

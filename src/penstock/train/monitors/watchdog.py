@@ -6,7 +6,6 @@ activity, the call stacks of all threads and the flight recorder's last collecti
 be left in any other way. Training resumes from the last checkpoint.
 """
 
-import json
 import logging
 import os
 import socket
@@ -19,11 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from penstock.core import clock
+from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
 from penstock.obs.metric_names import HANGS_FOLDER
 from penstock.parallel.ethernet.all_to_all import MESSAGES
 from penstock.parallel.flight_recorder import last_collectives
-from penstock.train.monitors.hang_report import LastWords, diagnose
+from penstock.train.monitors.hang_report import LastWords, diagnose, read_words
 
 log = logging.getLogger(__name__)
 
@@ -133,10 +133,8 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         found = []
         for path in self._folder.glob("rank-*.json"):
             try:
-                record = json.loads(path.read_bytes())
-                del record["collectives"]
-                words = LastWords(**record)
-            except (OSError, ValueError, KeyError, TypeError):  # of an earlier hang, under another version
+                words = read_words(path.read_bytes())
+            except (OSError, PenstockError):  # of an earlier hang, under another version
                 continue
             if (
                 words.rank != own.rank
@@ -147,13 +145,13 @@ class Watchdog(AbstractContextManager["Watchdog"]):
         return found
 
 
-def _stacks() -> dict[str, list[str]]:
+def _stacks() -> dict[str, tuple[str, ...]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     own = threading.get_ident()
     return {
-        names.get(ident, str(ident)): [
+        names.get(ident, str(ident)): tuple(
             f"{call.name} ({call.filename}:{call.lineno})" for call in traceback.extract_stack(frame)
-        ]
+        )
         for ident, frame in sys._current_frames().items()
         if ident != own
     }

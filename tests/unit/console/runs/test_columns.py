@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import resource
 import shutil
@@ -66,6 +67,24 @@ def test_a_resume_on_other_ranks_takes_back_what_came_after_its_checkpoint(run):
     assert [(event["kind"], event["step"]) for event in columns.events] == [("start", 0), ("rescale", 3)]
     assert columns.generation == 1
     assert before.tolist() == [1.0] * 5, "a reader that still holds the old curve may finish"
+    columns.close()
+
+
+def compared(step, rank, own_s, median_s=1.0):
+    return {"event": "ranks", "step": step, "slowest_rank": rank, "slowest_s": own_s, "median_s": median_s}
+
+
+def test_comparisons_in_which_a_rank_was_slow_are_kept_and_go_back_with_the_run(run):
+    write(run, start(0, 3), {"step": 1, "loss": 1.0}, compared(1, 2, 1.1), compared(1, 0, 2.0))
+    write(run, compared(1, "2", 9.0), compared(1, 2, math.nan), {"event": "ranks", "step": 1})
+    write(run, {"step": 2, "loss": 1.0}, compared(2, 1, 3.0))
+    opened(run).close()
+    columns = opened(run)
+    assert columns.slow_ranks == [(1, 0, 2.0, 1.0), (2, 1, 3.0, 1.0)]
+    assert columns.num_damaged == 0
+    write(run, start(1, 3))
+    columns.update()
+    assert columns.slow_ranks == [(1, 0, 2.0, 1.0)]
     columns.close()
 
 

@@ -13,7 +13,7 @@ def words(rank, collectives, *, step=7, doing="step", call="wait (gloo.py:1)", l
         doing=doing,
         num_collectives=collectives,
         last_collective=last,
-        stacks={"MainThread": ["train (loop.py:1)", call]},
+        stacks={"MainThread": ("train (loop.py:1)", call)},
     )
 
 

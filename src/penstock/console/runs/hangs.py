@@ -1,0 +1,96 @@
+"""Hangs of a run, from the files that its ranks wrote: the watchdog's diagnosis, and where each rank was.
+
+A rank has one file, which the next hang overwrites. So files belong to one hang if they were written within a
+minute of one another, as by ranks whose limits ended one after the other.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from penstock.console.runs.run_files import FileStamp, RunFiles
+from penstock.core.errors import ConfigError
+from penstock.obs.metric_names import HANGS_FOLDER
+from penstock.obs.sinks import Record
+from penstock.train.monitors.hang_report import LastWords, diagnose, read_words
+
+MOST_FILE_BYTES = 4 << 20
+"""Of one rank's file, which has some tens of kilobytes."""
+_MOST_BYTES = 128 << 20
+"""Of all files together."""
+_MOST_RANKS = 65_536
+_APART_S = 60.0
+_LATEST = 2.0**33
+"""Unix time, in the year 2242."""
+_NAME = re.compile(r"rank-(\d{5,6})\.json", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """One hang."""
+
+    at: float
+    """Unix time in seconds of its first file."""
+    text: str
+    """Diagnosis."""
+    words: tuple[LastWords, ...]
+    """States of the ranks, those with the fewest collectives first."""
+
+
+def read_hangs(files: RunFiles, starts: Sequence[Record]) -> tuple[list[Hang], list[str]]:
+    """Return the hangs of a run, newest last, and the names of files that cannot be read.
+
+    Args:
+        starts: records of the run's starts, which have its number of ranks.
+    """
+    stamps = {name: stamp for name, stamp in files.stamps(HANGS_FOLDER).items() if _NAME.fullmatch(name)}
+    found: list[LastWords] = []
+    unread: list[str] = []
+    left = _MOST_BYTES
+    for name, stamp in sorted(stamps.items(), key=lambda each: -each[1].modified_s):
+        words = _words(files, name, stamp, most_bytes=min(left, MOST_FILE_BYTES))
+        if words is None:
+            unread.append(name)
+        else:
+            found.append(words)
+            left -= stamp.size
+    found.sort(key=lambda words: words.at)
+    hangs: list[list[LastWords]] = []
+    for words in found:
+        if hangs and words.at - hangs[-1][-1].at < _APART_S:
+            hangs[-1].append(words)
+        else:
+            hangs.append([words])
+    return [_hang(words, starts) for words in hangs], sorted(unread)
+
+
+def _words(files: RunFiles, name: str, stamp: FileStamp, *, most_bytes: int) -> LastWords | None:
+    if stamp.size > most_bytes:
+        return None
+    try:
+        with files.open(f"{HANGS_FOLDER}/{name}") as file:
+            words = read_words(file.read(stamp.size))
+    except (OSError, ConfigError):
+        return None
+    return words if 0 <= words.rank < _MOST_RANKS and 0 <= words.at < _LATEST else None
+
+
+def _hang(words: Sequence[LastWords], starts: Sequence[Record]) -> Hang:
+    number = max(_ranks_at(starts, words[0].at), *(each.rank + 1 for each in words))
+    by_place = sorted(words, key=lambda each: (each.num_collectives, each.rank))
+    return Hang(at=words[0].at, text=diagnose(words, world_size=number), words=tuple(by_place))
+
+
+def _ranks_at(starts: Sequence[Record], at: float) -> int:
+    """Return the number of ranks of the newest start before a time; 0: unknown."""
+    known = 0
+    for start in starts:
+        try:
+            is_before = datetime.fromisoformat(start["time"]).timestamp() <= at
+        except (KeyError, TypeError, ValueError, OverflowError):
+            continue
+        ranks = start.get("ranks")
+        if is_before and type(ranks) is int and ranks <= _MOST_RANKS:
+            known = ranks
+    return known
