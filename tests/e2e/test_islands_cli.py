@@ -1,5 +1,6 @@
 """Islands that are killed, leave and join while the job runs: no sample is lost or repeated."""
 
+import getpass
 import os
 import re
 import signal
@@ -60,6 +61,10 @@ def test_a_job_goes_on_when_an_island_is_killed_and_when_others_join(recipe, tmp
     audited = penstock("data", "audit", run)
     assert audited.returncode == 0, audited.stdout + audited.stderr
     assert [r["ranks"] for r in read_records(run / "metrics.jsonl") if r.get("event") == "start"] == [3, 2, 4]
+    requests = [r for r in read_records(run / "metrics.jsonl") if r.get("event") == "request"]
+    assert [(r["taken_up"], r["asked_by"]) for r in requests] == [
+        (taken, getpass.getuser()) for taken in (1, 0)
+    ]
     late = penstock("islands", run, 2)
     assert late.returncode == 2
     assert "No job runs on it (got '" in " ".join(late.stderr.split())

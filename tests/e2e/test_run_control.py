@@ -1,5 +1,6 @@
 """A run that is steered from outside, as a user does it: changed while it runs, killed, looked into."""
 
+import getpass
 import json
 import os
 import signal
@@ -133,6 +134,14 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     )
     code, waiting = mix(run, "--set", "code=0.5")
     assert (code, waiting["status"]) == (0, "waiting"), "for a job"
+
+    asked_by = {
+        record["number"]: record.get("asked_by")
+        for record in records_of(run)
+        if record.get("event") == "request"
+    }
+    user = getpass.getuser()
+    assert asked_by == {1: user, 50: None, 51: user, 52: user, 53: user}
 
     code, view = mix(run)
     assert code == 0

@@ -18,7 +18,6 @@ exit codes: 0 done, or waiting for the next start; 1 refused, or no reply in tim
 """
 
 import argparse
-import getpass
 import json
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def run(arguments: argparse.Namespace) -> int:
         checkpoint=arguments.checkpoint,
         batch_size=arguments.batch_size,
         reason=arguments.reason,
-        asked_by=getpass.getuser(),
     )
     if request.stop and not job_is_running(arguments.run):
         said = stop_between_starts(JobFolder(arguments.run))

@@ -1,8 +1,10 @@
 """Send a control request to a running job, wait for the reply, and print it."""
 
+import getpass
 import json
+import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from penstock.core import clock
@@ -24,8 +26,8 @@ def check_timeout(timeout_s: float) -> None:
 
 
 def ask(run: Path, request: ControlRequest, *, timeout_s: float, as_json: bool) -> int:
-    """Send a request, and wait for the reply while a job runs; return an exit code."""
-    number = submit(run, request)
+    """Send a request in the user's name, and wait for the reply while a job runs; return an exit code."""
+    number = submit(run, replace(request, asked_by=_user()))
     found, is_late = _answered(run, number, timeout_s=timeout_s), False
     if found is not None:
         status, said = "taken up" if found.taken_up else "refused", found.said
@@ -41,6 +43,14 @@ def ask(run: Path, request: ControlRequest, *, timeout_s: float, as_json: bool) 
     else:
         print(f"request {number}: {said}", file=sys.stderr if failed else sys.stdout)
     return int(failed)
+
+
+def _user() -> str:
+    """Return the user's name; their id if the system has no name, as in a container with an arbitrary one."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on
+        return f"user {os.getuid()}"
 
 
 def _answered(run: Path, number: int, *, timeout_s: float) -> ControlReply | None:
