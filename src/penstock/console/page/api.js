@@ -47,7 +47,7 @@ export const requests = (id) => asked(of(id, "/requests")).then((found) => found
 export const request = (id, value) => sent(of(id, "/requests"), value);
 export const mixture = (id) => asked(of(id, "/mixture"));
 export const preview = (id, weights) => sent(of(id, "/mixture"), { weights });
-export const ranks = (id, metric, points) => asked(of(id, "/ranks" + query({ metric, points })));
+export const ranks = (id, metric, { points = null, from = null } = {}) => asked(of(id, "/ranks" + query({ metric, points, from })));
 export const hangs = (id) => asked(of(id, "/hangs"));
 export const rows = (id, step, { offset = 0, limit = 4 } = {}) => asked(of(id, "/rows/" + encodeURIComponent(step) + query({ offset, limit })));
 export const losses = (id, step, value) => sent(of(id, `/rows/${encodeURIComponent(step)}/losses`), value, { signal: AbortSignal.timeout(MODEL_PATIENCE_MS) });

@@ -46,6 +46,19 @@ export function quiet(milliseconds, act) {
   };
 }
 
+/** Call a function at most once in so many milliseconds, the last call included. */
+export function throttled(milliseconds, act) {
+  let timer = 0, last = 0;
+  return () => {
+    if (timer) return;
+    timer = setTimeout(() => {
+      timer = 0;
+      last = performance.now();
+      act();
+    }, Math.max(0, milliseconds - (performance.now() - last)));
+  };
+}
+
 /** Return a paragraph that says what went wrong. */
 export const failure = (error) => el("p", { class: "notice bad", role: "alert" }, error.message || String(error));
 

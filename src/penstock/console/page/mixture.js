@@ -4,11 +4,13 @@
 // `penstock data mix RUN --set`.
 
 import * as api from "./api.js";
-import { el, failure, quiet, table } from "./dom.js";
+import { el, failure, quiet, table, throttled } from "./dom.js";
 import { seconds, ago } from "./table.js";
 import { count, written } from "../charts/charts.js";
 
-const POLL_MS = 1000;
+const POLL_MS = 1000, WRITE_MS = 1000;
+/** Field of a corpus -> metric of the run's records. */
+const RECORDED = [["tokens", "corpus_tokens"], ["epochs", "corpus_epochs"], ["loss", "corpus_validation_loss"]];
 const percent = (share) => (100 * share).toFixed(1) + "%";
 const passes = (epochs) => (epochs === null || epochs === undefined ? "\u2013" : epochs.toFixed(epochs < 10 ? 2 : 1));
 
@@ -24,6 +26,7 @@ export class MixtureView {
   constructor(body, page) {
     Object.assign(this, { body, page, set: {} });
     this.preview = quiet(150, () => this.#preview());
+    this.write = throttled(WRITE_MS, () => this.#write());
     this.load();
   }
 
@@ -32,12 +35,52 @@ export class MixtureView {
     if (this.isClosed) return;
     this.body.replaceChildren();
     if (mixture.status === "fulfilled" && mixture.value.corpora?.length) {
-      this.mixture = mixture.value;
-      this.now = Object.fromEntries(this.mixture.corpora.map((corpus) => [corpus.name, corpus.weight]));
+      this.#know(mixture.value);
       this.#build();
     } else this.body.append(mixture.status === "rejected" ? failure(mixture.reason) : el("p", { class: "empty" }, "This run has no mixture."));
     this.#actions();
     this.#requests(requests.status === "fulfilled" ? requests.value : []);
+  }
+
+  /** Take over what a record has: tokens, epochs and held-out loss of each corpus. */
+  points({ x, values }) {
+    if (!this.mixture) return;
+    this.mixture.step = x.step ?? this.mixture.step;
+    for (const corpus of this.mixture.corpora)
+      for (const [field, metric] of RECORDED) corpus[field] = values[`${metric}/${corpus.name}`] ?? corpus[field];
+    this.write();
+  }
+
+  eventsRead() {
+    this.again();
+  }
+
+  /** Read again what others may have changed; the reader's sliders stay. */
+  async again() {
+    const [mixture, requests] = await Promise.all([api.mixture(this.page.id).catch(() => null), api.requests(this.page.id).catch(() => null)]);
+    if (this.isClosed || !this.list) return;  // or what was asked first is still to come
+    if (requests) this.#requests(requests);
+    if (!mixture || !this.mixture || mixture.corpora.some(({ name }) => !this.cells.has(name))) return;
+    this.#know(mixture);
+    this.#propose(this.set);
+    this.#write();
+  }
+
+  #know(mixture) {
+    this.mixture = mixture;
+    this.now = Object.fromEntries(mixture.corpora.map((corpus) => [corpus.name, corpus.weight]));
+  }
+
+  #write() {
+    if (this.isClosed) return;
+    const { step, steps, next_change: change, corpora } = this.mixture;
+    this.left.textContent = `${count(Math.max(steps - step, 0))} steps are left${change ? `; the recipe changes it at step ${count(change)}` : ""}`;
+    for (const { name, epochs, tokens, loss } of corpora) {
+      const cell = this.cells.get(name);
+      cell.epochs.textContent = passes(epochs);
+      cell.tokens.textContent = written(tokens);
+      cell.loss.textContent = written(loss);
+    }
   }
 
   get #isAllowed() {
@@ -53,15 +96,15 @@ export class MixtureView {
       const field = el("input", { type: "number", min: "0", max: "100", step: "0.1", disabled: isAlone, "aria-label": `Share of ${corpus.name}, percent`, on: { change: () => this.#move(corpus.name, Math.min(Math.max(field.valueAsNumber || 0, 0), 100) / 100) } });
       const swatch = el("i", { class: "swatch area" }), release = el("button", { type: "button", class: "plain", title: "let it share the rest again", on: { click: () => this.#release(corpus.name) } }, "release");
       swatch.style.background = `var(--c${i % 8})`;
-      const cell = { slider, field, release, change: el("span", { class: "change" }), end: el("b"), swatch };
+      const cell = { slider, field, release, change: el("span", { class: "change" }), end: el("b"), epochs: el("dd"), tokens: el("dd"), loss: el("dd") };
       this.cells.set(corpus.name, cell);
       return el("div", { class: "corpus" },
         el("label", { for: id }, swatch, corpus.name), slider, el("span", { class: "share" }, field, "%"), cell.change, release,
         el("dl", {},
-          el("div", {}, el("dt", {}, "epochs so far"), el("dd", {}, passes(corpus.epochs))),
+          el("div", {}, el("dt", {}, "epochs so far"), cell.epochs),
           el("div", {}, el("dt", {}, "by the end"), el("dd", {}, cell.end)),
-          el("div", {}, el("dt", {}, "tokens so far"), el("dd", {}, written(corpus.tokens))),
-          el("div", {}, el("dt", {}, "held-out loss"), el("dd", {}, written(corpus.loss)))));
+          el("div", {}, el("dt", {}, "tokens so far"), cell.tokens),
+          el("div", {}, el("dt", {}, "held-out loss"), cell.loss)));
     });
     this.stack = [el("div", { class: "stack" }), el("div", { class: "stack" })];
     const stacks = ["now", "set to"].map((name, i) => el("div", { class: "stack-row" }, el("span", { class: "quiet" }, name), this.stack[i]));
@@ -70,14 +113,15 @@ export class MixtureView {
     this.reason = el("input", { type: "text", maxlength: "500", placeholder: "more code", "aria-label": "Reason" });
     this.command = el("code");
     this.said = el("p", { role: "status", class: "said-now" });
-    const left = mixture.steps && mixture.step !== undefined ? `${count(mixture.steps - mixture.step)} steps are left` : "";
+    this.left = el("p", { class: "quiet" });
     this.body.append(el("section", { class: "card mixture", "aria-label": "Mixture" },
-      el("div", { class: "title" }, el("h2", {}, "Mixture"), el("p", { class: "quiet" }, left, mixture.next_change ? `; the recipe changes it at step ${count(mixture.next_change)}` : "")),
+      el("div", { class: "title" }, el("h2", {}, "Mixture"), this.left),
       el("div", { class: "stacks", "aria-hidden": "true" }, stacks), rows,
       el("div", { class: "toolbar end" }, el("label", {}, "Reason ", this.reason), this.undo, this.apply),
       this.said, el("p", { class: "quiet" }, "The same on a command line: ", this.command),
       this.#isAllowed ? "" : el("p", { class: "notice" }, this.page.run.control ? "The run is finished: there is nothing to change." : "The console reads only. Start it with --control to send requests.")));
     this.#propose({});
+    this.#write();
   }
 
   #move(name, share) {

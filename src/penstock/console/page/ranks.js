@@ -1,14 +1,14 @@
 // Ranks by steps as a heat map on a canvas: one pixel or more for each cell, the worst of those that share one.
 
 import * as api from "./api.js";
-import { el, failure, table } from "./dom.js";
+import { el, failure, table, throttled } from "./dom.js";
 import { seconds, ago } from "./table.js";
 import { count, written } from "../charts/charts.js";
 
 const UNITS = { step_s: "s", own_s: "s", data_wait_s: "s", blocked_s: "s", memory_bytes: "bytes", bytes: "bytes", sent_bytes: "bytes" };
 const TITLES = { own_s: "own step time", step_s: "step time", data_wait_s: "data wait", blocked_s: "blocked time", memory_bytes: "memory", sent_bytes: "bytes sent" };
 const titled = (metric) => TITLES[metric] ?? metric.replaceAll("_", " ");
-const LEFT = 46, BOTTOM = 26, CELL_PX = 18, LEAST_HEIGHT = 120, MOST_HEIGHT = 560, MOST_SLOW = 8;
+const LEFT = 46, BOTTOM = 26, CELL_PX = 18, LEAST_HEIGHT = 120, MOST_HEIGHT = 560, MOST_SLOW = 8, LOOK_MS = 3000;
 /** Viridis (van der Walt and Smith, 2015) at nine places: even to the eye, and in grey. */
 const SCALE = [[68, 1, 84], [71, 44, 122], [59, 81, 139], [44, 113, 142], [33, 144, 141], [39, 173, 129], [92, 200, 99], [170, 220, 50], [253, 231, 37]];
 
@@ -59,52 +59,89 @@ const placeOf = (start, r) => ({ host: start?.hosts[r] ?? "", device: start?.dev
 
 export class RanksView {
   constructor(body, page, query) {
-    Object.assign(this, { body, page, metric: query.get("metric") || null, hangs: el("section", { class: "view" }) });
+    Object.assign(this, { body, page, turn: 0, metric: query.get("metric") || null, hangs: el("section", { class: "view" }) });
+    this.look = throttled(LOOK_MS, () => this.#look());
     this.load();
     this.#readHangs();
   }
 
-  async load() {
-    const mine = (this.turn = (this.turn || 0) + 1);
+  async load({ isLive = false } = {}) {
+    const mine = ++this.turn, points = Math.max(Math.ceil((this.body.clientWidth - LEFT) * devicePixelRatio), 0) || null;
     try {
-      const found = await api.ranks(this.page.id, this.metric, Math.max(Math.ceil((this.body.clientWidth - LEFT) * devicePixelRatio), 0) || null);
-      if (mine !== this.turn) return;
-      this.found = found;
+      const found = await api.ranks(this.page.id, this.metric, { points });
+      if (mine === this.turn) this.#take(found);
     } catch (error) {
-      if (mine === this.turn) this.body.replaceChildren(failure(error));
-      return;
+      if (mine !== this.turn || isLive) return;  // what was drawn stays
+      this.canvas = null;
+      this.body.replaceChildren(failure(error), this.hangs);
     }
-    const { num_ranks: ranks, steps = [], metrics = [] } = this.found;
+  }
+
+  // A table of many ranks has some megabytes: it is asked for if there are new records in it.
+  async #look() {
+    if (this.isClosed || document.hidden) return;
+    const last = this.canvas ? this.found.steps.at(-1) + 1 : null, mine = this.turn;
+    const news = await api.ranks(this.page.id, this.metric, { points: 1, from: last }).catch(() => null);
+    if (news?.records && mine === this.turn) this.load({ isLive: true });
+  }
+
+  points() {
+    this.look();
+  }
+
+  eventsRead() {
+    this.#readHangs();
+  }
+
+  again() {
+    this.load({ isLive: true });
+    this.#readHangs();
+  }
+
+  #take(found) {
+    const { num_ranks: ranks, steps } = found, kept = this.at && [this.at[0], this.found.steps[this.at[1]]];
+    Object.assign(this, { found, metric: found.metric, at: null, picture: null });
     if (!ranks || !steps.length) {
-      this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps (measure.ranks_every)."), this.hangs);
+      this.canvas = null;
+      this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps."), this.hangs);
       return;
     }
-    this.metric = this.found.metric || this.metric || metrics[0];
-    this.values = decoded(this.found.values);
-    this.found.values = "";  // some megabytes of text
-    const choice = el("select", { "aria-label": "Metric", on: { change: () => { this.metric = choice.value; this.load(); } } }, (metrics.length ? metrics : [this.metric]).map((name) => el("option", { value: name, selected: name === this.metric }, titled(name))));
+    this.values = decoded(found.values);
+    found.values = "";  // some megabytes of text
+    if (!this.canvas) this.#build();
+    this.extent.textContent = this.#extent();
+    this.slowest.replaceChildren(this.#slowest());
+    this.slow.replaceChildren(this.#slow());
+    if (!kept) return this.#draw();
+    const s = steps.findIndex((step) => step >= kept[1]);
+    if (s >= 0 && kept[0] < ranks) this.#show(kept[0], s);
+    else this.#draw();
+  }
+
+  #build() {
+    const choice = el("select", { "aria-label": "Metric", on: { change: () => { this.metric = choice.value; this.load(); } } }, this.found.metrics.map((name) => el("option", { value: name, selected: name === this.metric }, titled(name))));
     this.ends = [el("span"), el("span")];
     this.canvas = el("canvas", { tabindex: "0", role: "img" });
     this.status = el("p", { role: "status", class: "readout" }, "Point at a cell, or move with the arrow keys; Enter or a click keeps it.");
     this.details = el("div", { class: "details" });
+    this.extent = el("span", { class: "quiet" });
+    this.slowest = el("section");
+    this.slow = el("section");
     this.scale = el("canvas", { class: "scale", width: 256, height: 1, "aria-hidden": "true" });
     const scale = this.scale.getContext("2d"), strip = scale.createImageData(256, 1);
     new Uint32Array(strip.data.buffer).set(TABLE);
     scale.putImageData(strip, 0, 0);
     this.body.replaceChildren(
       el("section", { class: "card ranks", "aria-label": "Heat map" },
-        el("div", { class: "toolbar" }, choice, el("span", { class: "scale-of" }, this.ends[0], this.scale, this.ends[1]), el("span", { class: "quiet" }, this.#extent())),
+        el("div", { class: "toolbar" }, choice, el("span", { class: "scale-of" }, this.ends[0], this.scale, this.ends[1]), this.extent),
         this.canvas, this.status, this.details),
-      this.#slowest(), this.#slow(), this.hangs);
-    this.at = this.picture = null;
+      this.slowest, this.slow, this.hangs);
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
     this.canvas.addEventListener("pointerdown", (event) => { this.#point(event); this.#keep(); });
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
     this.sized?.disconnect();
-    let drawn = 0;
     this.sized = new ResizeObserver(() => {
-      if (this.canvas.clientWidth !== drawn) this.#draw();  // its height is of our own making
-      drawn = this.canvas.clientWidth;
+      if (this.canvas && this.canvas.clientWidth !== this.drawn) this.#draw();  // its height is of our own making
     });
     this.sized.observe(this.canvas);
   }
@@ -134,6 +171,7 @@ export class RanksView {
   #draw() {
     const { num_ranks: ranks, steps } = this.found, width = this.canvas.clientWidth, ratio = devicePixelRatio;
     if (!width) return;
+    this.drawn = width;
     const height = Math.min(Math.max(ranks * CELL_PX, LEAST_HEIGHT), MOST_HEIGHT);
     this.canvas.style.height = height + BOTTOM + "px";
     this.canvas.width = width * ratio;
@@ -187,7 +225,8 @@ export class RanksView {
   #show(r, s) {
     const { steps } = this.found, { host } = this.#place(r, s), value = this.values[r * steps.length + s];
     this.at = [r, s];
-    this.status.textContent = `rank ${r}${host ? ` on ${host}` : ""}, step ${count(steps[s])}: ${Number.isNaN(value) ? "no record" : written(value, this.#unit)}`;
+    const said = `rank ${r}${host ? ` on ${host}` : ""}, step ${count(steps[s])}: ${Number.isNaN(value) ? "no record" : written(value, this.#unit)}`;
+    if (this.status.textContent !== said) this.status.textContent = said;  // a screen reader says it once
     this.#draw();
   }
 
@@ -220,7 +259,7 @@ export class RanksView {
     }).filter(({ mean }) => mean === mean).sort((a, b) => b.mean - a.mean);
     if (!means.length) return "";
     const median = means[means.length >> 1].mean;
-    return el("section", {}, el("h2", {}, `Highest ${titled(this.metric)}`), table("Highest ranks", ["rank", "host", "device", "mean", "times the median"], means.slice(0, 8).map(({ rank, mean }) => [
+    return part(`Highest ${titled(this.metric)}`, table("Highest ranks", ["rank", "host", "device", "mean", "times the median"], means.slice(0, 8).map(({ rank, mean }) => [
       String(rank), this.#everywhere(rank, "host"), this.#everywhere(rank, "device"), written(mean, this.#unit), median ? (mean / median).toFixed(2) : "\u2013"]), { className: "wordy" }));
   }
 
@@ -233,13 +272,13 @@ export class RanksView {
     }
     if (!found.size) return "";
     const rows = [...found].sort(([, a], [, b]) => b.ratio - a.ratio).slice(0, MOST_SLOW);
-    return el("section", {}, el("h2", {}, "Ranks the others waited for"), table("Ranks the others waited for", ["rank", "comparisons", "times the median at most", "last at step"],
+    return part("Ranks the others waited for", table("Ranks the others waited for", ["rank", "comparisons", "times the median at most", "last at step"],
       rows.map(([rank, { times, ratio, step }]) => [String(rank), count(times), ratio.toFixed(2), count(step)])));
   }
 
   async #readHangs() {
     const found = await api.hangs(this.page.id).catch(() => null);
-    if (!found || this.turn < 0) return;
+    if (!found || this.isClosed) return;
     const { hangs, unread, num_unread: others } = found;
     if (!hangs.length && !others) return;
     this.hangs.replaceChildren(el("h2", {}, "Hangs"), ...[...hangs].reverse().map(hangOf),
@@ -253,8 +292,15 @@ export class RanksView {
 
   close() {
     this.turn = -1;
+    this.isClosed = true;
     this.sized?.disconnect();
   }
+}
+
+function part(title, ...content) {
+  const found = document.createDocumentFragment();
+  found.append(el("h2", {}, title), ...content);
+  return found;
 }
 
 function hangOf({ time, text, ranks, num_ranks: all }) {
