@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from penstock.console.access import COOKIE, ConsoleAccess
 from penstock.console.app import ROUTERS, build_app
 from penstock.console.state import ConsoleState
+from penstock.core.files import exclusive
 from penstock.launch.job_folder import JobFolder
 from penstock.serve.auth import single_key
 from penstock.train.control.requests import open_requests, read_request
@@ -179,15 +180,25 @@ def test_a_request_of_the_console_is_the_file_of_the_command(run, monkeypatch):
             asked.get("/api/runs", headers=headers).json()["runs"][0]["id"]
         )
         wanted = {"kind": "mixture", "weights": {"web": 0.6}, "reason": "more web"}
-        assert asked.post(address, json=wanted, headers=headers).json() == {"number": 1}
+        assert asked.post(address, json=wanted, headers=headers).json() == {"number": 1, "running": False}
         wrong = asked.post(address, json={**wanted, "weights": {"wbe": 0.6}}, headers=headers)
         assert (wrong.status_code, "Did you mean 'web'" in wrong.text) == (400, True)
         assert asked.post(address, json={"kind": "stop"}, headers=headers).status_code == 409, "no job runs"
         assert asked.post(address, json={"kind": "sotp"}, headers=headers).status_code == 422
-        (listed,) = asked.get(address, headers=headers).json()["requests"]
+        found = asked.get(address, headers=headers).json()
+        (listed,) = found["requests"]
+        assert not found["running"]
         assert (listed["kind"], listed["text"], listed["reply"]) == ("mixture", "web 0.6", None)
     sent = read_request(run, 1)
     assert (sent.weights, sent.asked_by, sent.reason) == ({"web": 0.6}, "console: key", "more web")
+
+
+def test_a_list_of_requests_tells_whether_a_job_is_there_to_reply(run):
+    with client(run) as asked:
+        address = f"/api/runs/{id_of(asked)}/requests"
+        with exclusive(run, purpose="test"):
+            assert asked.get(address).json() == {"requests": [], "running": True}
+        assert asked.get(address).json() == {"requests": [], "running": False}
 
 
 def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypatch):

@@ -43,7 +43,7 @@ export const run = (id) => asked(of(id));
 export const curves = (id, metrics, x, { from = null, to = null, points = 1000 } = {}) =>
   asked(of(id, "/curves" + query({ metrics: metrics.join(","), x, from, to, points })));
 export const compare = (id, other) => asked(of(id, "/compare" + query({ with: other })));
-export const requests = (id) => asked(of(id, "/requests")).then((found) => found.requests ?? found);
+export const requests = (id) => asked(of(id, "/requests"));
 export const request = (id, value) => sent(of(id, "/requests"), value);
 export const mixture = (id) => asked(of(id, "/mixture"));
 export const preview = (id, weights) => sent(of(id, "/mixture"), { weights });

@@ -11,6 +11,7 @@ import { count, written } from "../charts/charts.js";
 const POLL_MS = 1000, WRITE_MS = 1000;
 /** Field of a corpus -> metric of the run's records. */
 const RECORDED = [["tokens", "corpus_tokens"], ["epochs", "corpus_epochs"], ["loss", "corpus_validation_loss"]];
+const ONLY_OF_A_JOB = new Set(["stop", "checkpoint"]);
 const percent = (share) => (100 * share).toFixed(1) + "%";
 const passes = (epochs) => (epochs === null || epochs === undefined ? "\u2013" : epochs.toFixed(epochs < 10 ? 2 : 1));
 
@@ -39,7 +40,7 @@ export class MixtureView {
       this.#build();
     } else this.body.append(mixture.status === "rejected" ? failure(mixture.reason) : el("p", { class: "empty" }, "This run has no mixture."));
     this.#actions();
-    this.#requests(requests.status === "fulfilled" ? requests.value : []);
+    this.#requests(requests.status === "fulfilled" ? requests.value : { requests: [] });
   }
 
   /** Take over what a record has: tokens, epochs and held-out loss of each corpus. */
@@ -191,12 +192,12 @@ export class MixtureView {
   async #send(question, lines, request) {
     if (!(await confirmed(question, lines))) return false;
     try {
-      const { number, said } = await api.request(this.page.id, request);
+      const { number, said, running } = await api.request(this.page.id, request);
       if (said) {
         this.#say(said);
         return true;
       }
-      this.#say(`Request ${number} is sent. The ranks agree on a step\u2026`);
+      this.#say(sentAs(number, request.kind, running));
       this.#wait(number);
       return true;
     } catch (error) {
@@ -211,7 +212,7 @@ export class MixtureView {
 
   async #wait(number) {
     while (!this.isClosed) {
-      const found = await api.requests(this.page.id).catch(() => null), own = found?.find((request) => request.number === number);
+      const found = await api.requests(this.page.id).catch(() => null), own = found?.requests.find((request) => request.number === number);
       if (found) this.#requests(found);
       if (own?.reply) {
         const { reply } = own;
@@ -219,6 +220,7 @@ export class MixtureView {
         else this.#say(reply.said || (reply.taken_up ? "Taken up." : "Refused."));
         return;
       }
+      if (own && !found.running) return this.#say(sentAs(number, own.kind, false));
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
   }
@@ -260,15 +262,21 @@ export class MixtureView {
     this.body.append(this.list);
   }
 
-  #requests(requests) {
+  #requests({ requests, running }) {
     const rows = [...requests].reverse().map((request) => [`${request.number}`, request.text ?? request.kind, el("span", {}, request.asked_by || "\u2013", request.time ? el("small", {}, ` ${ago(seconds(request.time))}`) : ""),
-      request.reply ? el("span", { class: request.reply.taken_up ? "good" : "bad" }, request.reply.said || (request.reply.taken_up ? `from step ${count(request.reply.holds_from + 1)}` : "refused")) : el("span", { class: "open" }, "waiting for the job"), request.reason || ""]);
+      request.reply ? el("span", { class: request.reply.taken_up ? "good" : "bad" }, request.reply.said || (request.reply.taken_up ? `from step ${count(request.reply.holds_from + 1)}` : "refused")) : el("span", { class: "open" }, running ? "waiting for the job" : "waiting for the next start"), request.reason || ""]);
     this.list.replaceChildren(el("h2", {}, "Requests of this run"), rows.length ? table("Requests of this run", ["number", "what", "asked by", "answer", "reason"], rows, { className: "wordy" }) : el("p", { class: "quiet" }, "None yet."));
   }
 
   close() {
     this.isClosed = true;
   }
+}
+
+function sentAs(number, kind, isRunning) {
+  const then = isRunning ? "The ranks agree on a step\u2026"
+    : ONLY_OF_A_JOB.has(kind) ? "The job has ended: the next one refuses it." : "No job runs: it is taken up when the run is started again.";
+  return `Request ${number} is sent. ${then}`;
 }
 
 /** Ask in a dialog; true if the reader agrees. */

@@ -67,7 +67,7 @@ class Weights(BaseModel):
 
 @router.post("/runs/{run_id}/requests", response_model=None)
 def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
-    """Send a request to the run's job; return its number, or what was done where none trains now."""
+    """Send a request to the run's job; return its number and whether a job runs, or what was done instead."""
     if not console_of(request).rules.control:
         return refusal(403, "This console only reads. Start it with --control to send requests.")
     folder, client = run_of(request, run_id).folder, request.scope["client_name"]
@@ -81,15 +81,19 @@ def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
     if (wanted.needs_job or wanted.islands is not None) and not job_is_running(folder):
         said = stop_between_starts(JobFolder(folder)) if wanted.stop else ""
         return {"said": said} if said else refusal(409, "No job runs on it.")
-    return {"number": submit(folder, wanted)}
+    return {"number": submit(folder, wanted), "running": job_is_running(folder)}
 
 
 @router.get("/runs/{run_id}/requests")
 def requests(request: Request, run_id: str) -> Reply:
-    """Return the newest requests of a run with their replies, newest last."""
+    """Return the newest requests of a run with their replies, newest last, and whether a job may reply."""
     folder = run_of(request, run_id).folder
+    running = job_is_running(folder)  # before its replies are read: one that ends may reply to the last
     numbers = {*open_requests(folder), *_answered(folder)}
-    return {"requests": [_listed(folder, number) for number in sorted(numbers)[-_MOST_LISTED:]]}
+    return {
+        "requests": [_listed(folder, number) for number in sorted(numbers)[-_MOST_LISTED:]],
+        "running": running,
+    }
 
 
 @router.get("/runs/{run_id}/mixture")

@@ -150,4 +150,4 @@ def test_a_reply_that_nobody_numbered_is_passed_over(asked, tmp_path):
     (tmp_path / "runs" / "odd" / "control").mkdir()
     (tmp_path / "runs" / "odd" / "control" / "answer-x.json").write_text("{}")
     (run,) = asked.get("/api/runs").json()["runs"]
-    assert asked.get(f"/api/runs/{run['id']}/requests").json() == {"requests": []}
+    assert asked.get(f"/api/runs/{run['id']}/requests").json() == {"requests": [], "running": False}
