@@ -60,11 +60,12 @@ export class MixtureView {
   async again() {
     const [mixture, requests] = await Promise.all([api.mixture(this.page.id).catch(() => null), api.requests(this.page.id).catch(() => null)]);
     if (this.isClosed || !this.list) return;  // or what was asked first is still to come
+    if (mixture && this.mixture && mixture.corpora.every(({ name }) => this.cells.has(name))) {
+      this.#know(mixture);
+      this.#propose(this.set);
+      this.#write();
+    }
     if (requests) this.#requests(requests);
-    if (!mixture || !this.mixture || mixture.corpora.some(({ name }) => !this.cells.has(name))) return;
-    this.#know(mixture);
-    this.#propose(this.set);
-    this.#write();
   }
 
   #know(mixture) {
@@ -181,90 +182,87 @@ export class MixtureView {
     if (found?.corpora && weights === this.weights) this.#writeEnds(found.corpora, true);
   }
 
-  async #confirm() {
+  #confirm() {
     const lines = Object.keys(this.now).filter((name) => Math.abs(this.weights[name] - this.now[name]) > 5e-4).map((name) => `${name}: ${percent(this.now[name])} \u2192 ${percent(this.weights[name])}`);
-    const before = { ...this.now };
-    const sent = await this.#send("Change the mixture?", lines, { kind: "mixture", weights: this.set, reason: this.reason.value.trim() });
-    if (sent) this.before = before;
+    this.#send("Change the mixture?", lines, { kind: "mixture", weights: this.set, reason: this.reason.value.trim() }, this.said);
   }
 
-  /** Ask once, send, and follow the request until the job has answered. */
-  async #send(question, lines, request) {
-    if (!(await confirmed(question, lines))) return false;
+  /** Ask once, send, and follow the request until the job has answered; where it was pressed, say how it goes. */
+  async #send(question, lines, request, place) {
+    if (!(await confirmed(question, lines))) return;
     try {
       const { number, said, running } = await api.request(this.page.id, request);
-      if (said) {
-        this.#say(said);
-        return true;
-      }
-      this.#say(sentAs(number, request.kind, running));
-      this.#wait(number);
-      return true;
+      place.replaceChildren(said || sentAs(number, request.kind, running));
+      if (!said) this.#wait(number, place);
     } catch (error) {
-      this.#say(error.message);
-      return false;
+      place.replaceChildren(error.message);
     }
   }
 
-  #say(text, ...more) {
-    (this.said ?? this.saidBelow).replaceChildren(text, ...more);
-  }
-
-  async #wait(number) {
+  async #wait(number, place) {
     while (!this.isClosed) {
       const found = await api.requests(this.page.id).catch(() => null), own = found?.requests.find((request) => request.number === number);
       if (found) this.#requests(found);
       if (own?.reply) {
         const { reply } = own;
-        if (own.kind === "mixture" && reply.taken_up && this.mixture) await this.#taken(own);
-        else this.#say(reply.said || (reply.taken_up ? "Taken up." : "Refused."));
+        if (own.kind === "mixture" && reply.taken_up && this.mixture) await this.#taken(reply, place);
+        else place.replaceChildren(reply.said || (reply.taken_up ? "Taken up." : "Refused."));
         return;
       }
-      if (own && !found.running) return this.#say(sentAs(number, own.kind, false));
+      if (own && !found.running) return place.replaceChildren(sentAs(number, own.kind, false));
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
   }
 
-  async #taken({ reply }) {
-    const before = this.before;
+  async #taken(reply, place) {
     const found = await api.mixture(this.page.id).catch(() => null);
     if (found) this.mixture = found;
     this.now = { ...this.now, ...(reply.weights || this.weights) };
     this.#propose({});
-    const back = before && el("button", { type: "button", class: "button", on: { click: () => {
-      const names = Object.keys(before);
-      this.#propose(Object.fromEntries(names.slice(0, -1).map((name) => [name, before[name]])));
+    place.replaceChildren(`All ranks agreed: it holds from step ${count((reply.holds_from ?? reply.step) + 1)}. `, this.#wayBack(reply, "Set the sliders as they were"));
+  }
+
+  /** Return a button that sets the sliders as they were before a request; "" if that is not known. */
+  #wayBack(reply, text) {
+    const before = this.mixture?.mixtures.filter((mixture) => mixture.after_step < reply.holds_from).at(-1)?.weights;
+    if (!before) return "";
+    return el("button", { type: "button", class: "button", on: { click: () => {
+      const names = Object.keys(this.now);
+      this.#propose(Object.fromEntries(names.slice(0, -1).map((name) => [name, before[name] ?? 0])));
       this.apply.focus();
-    } } }, "Set the sliders as they were");
-    this.#say(`All ranks agreed: it holds from step ${count((reply.holds_from ?? reply.step) + 1)}. `, back || "");
+    } } }, text);
   }
 
   #actions() {
     const act = (title, text, kind, fields, hint) => {
       const inputs = fields.map(([name, label, value]) => [name, el("input", { type: "number", min: "1", step: "1", value: value ?? "", "aria-label": label, placeholder: label })]);
-      const button = el("button", { type: "submit", class: "button", disabled: !this.#isAllowed }, text);
+      const said = el("p", { role: "status", class: "said-now" }), button = el("button", { type: "submit", class: "button", disabled: !this.#isAllowed }, text);
       return el("form", { class: "action", on: { submit: (event) => {
         event.preventDefault();
         const values = Object.fromEntries(inputs.map(([name, input]) => [name, input.valueAsNumber]));
         const missing = inputs.find(([, input]) => !Number.isFinite(input.valueAsNumber));
         if (missing) return missing[1].focus();
-        this.#send(`${title}?`, [hint, ...Object.entries(values).map(([name, value]) => `${name}: ${written(value)}`)], { kind, ...values });
-      } } }, el("div", {}, el("h3", {}, title), el("p", { class: "quiet" }, hint)), inputs.map(([, input]) => input), button);
+        this.#send(`${title}?`, [hint, ...Object.entries(values).map(([name, value]) => `${name}: ${count(value)}`)], { kind, ...values }, said);
+      } } }, el("div", {}, el("h3", {}, title), el("p", { class: "quiet" }, hint)), inputs.map(([, input]) => input), button, said);
     };
-    this.saidBelow = el("p", { role: "status", class: "said-now" });
     this.body.append(el("section", { class: "card", "aria-label": "Other requests" }, el("h2", {}, "Other requests"), el("div", { class: "actions" },
       act("Save a checkpoint now", "Save\u2026", "checkpoint", [], "At the next step; training goes on."),
       act("Stop after saving", "Stop\u2026", "stop", [], "Saves a checkpoint and ends the job. penstock train resumes it."),
       act("Skip steps", "Skip\u2026", "skip", [["from", "first step"], ["to", "last step"]], "Their samples are left out, on all ranks."),
       act("Islands", "Restart\u2026", "islands", [["islands", "islands"]], "After all islands have synced, the job restarts with so many."),
-      act("Batch size", "Set\u2026", "batch", [["batch", "rows a step"]], "Rows of a step, from a step that all ranks agree on.")), this.said ? "" : this.saidBelow));
+      act("Batch size", "Set\u2026", "batch", [["batch", "rows a step"]], "Rows of a step, from a step that all ranks agree on."))));
     this.list = el("section");
     this.body.append(this.list);
   }
 
   #requests({ requests, running }) {
+    const listed = JSON.stringify([requests, running, this.mixture?.mixtures]);
+    if (listed === this.listed) return;  // a button that is being pressed stays
+    this.listed = listed;
+    const replied = ({ kind, reply }) => [el("span", { class: reply.taken_up ? "good" : "bad" }, reply.said || (reply.taken_up ? `from step ${count(reply.holds_from + 1)}` : "refused")),
+      kind === "mixture" && reply.taken_up && this.#isAllowed ? this.#wayBack(reply, "Set the sliders as before it") : ""];
     const rows = [...requests].reverse().map((request) => [`${request.number}`, request.text ?? request.kind, el("span", {}, request.asked_by || "\u2013", request.time ? el("small", {}, ` ${ago(seconds(request.time))}`) : ""),
-      request.reply ? el("span", { class: request.reply.taken_up ? "good" : "bad" }, request.reply.said || (request.reply.taken_up ? `from step ${count(request.reply.holds_from + 1)}` : "refused")) : el("span", { class: "open" }, running ? "waiting for the job" : "waiting for the next start"), request.reason || ""]);
+      request.reply ? el("div", { class: "replied" }, replied(request)) : el("span", { class: "open" }, running ? "waiting for the job" : "waiting for the next start"), request.reason || ""]);
     this.list.replaceChildren(el("h2", {}, "Requests of this run"), rows.length ? table("Requests of this run", ["number", "what", "asked by", "answer", "reason"], rows, { className: "wordy" }) : el("p", { class: "quiet" }, "None yet."));
   }
 

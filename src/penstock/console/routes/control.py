@@ -98,7 +98,7 @@ def requests(request: Request, run_id: str) -> Reply:
 
 @router.get("/runs/{run_id}/mixture")
 def mixture(request: Request, run_id: str) -> Reply:
-    """Return the mixture in force, and how often each corpus will have been read by the end."""
+    """Return the mixtures, and how often each corpus will have been read by the end with that in force."""
     return _mixture(request, run_id, None)
 
 
@@ -160,6 +160,9 @@ def _mixture(request: Request, run_id: str, shares: dict[str, float] | None) -> 
         "steps": steps,
         "tokens_left": loader.tokens_before(max(steps, step)) - loader.tokens_before(step),
         "next_change": min(later, default=None),
+        "mixtures": [
+            {"after_step": first, "weights": planned} for first, planned, _ in loader.mixtures[-_MOST_LISTED:]
+        ],
     }
 
 
