@@ -9,9 +9,12 @@ reach neither. A browser shows where a request comes from in two headers that pa
 - `Origin`: every POST must carry the console's own, and JSON, which no form can send.
 
 With a key file, each browser shows a key once, and gets a random cookie, HttpOnly and SameSite=Strict. The
-key itself is kept nowhere. Without one, the console listens on this machine only.
+key itself is kept nowhere. Browsers send a host's cookies to all its ports, so the port is in the name of the
+cookie: two consoles of one host leave each other's readers signed in. Without a key file, the console listens
+on this machine only.
 """
 
+import re
 import secrets
 import socket
 from collections.abc import Iterable
@@ -38,11 +41,11 @@ SECURITY_HEADERS = {
 }
 """Of every response. The pages fetch nothing from elsewhere, and no other page may show them."""
 
-COOKIE = "penstock-console"
 KEY_PATH = "/key"
 _MOST_BYTES = 1 << 20
 """Largest request body."""
 _MOST_SESSIONS = 10_000
+_PORT = re.compile(r":([0-9]{1,5})$")
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 
 _KEY_PAGE = """<!doctype html>
@@ -121,7 +124,7 @@ class AccessMiddleware:
             if body is None:
                 answer = refusal(413, f"A body has at most {_MOST_BYTES:,} bytes.")
             elif self._is_sign_in(scope):
-                answer = self._signed_in(body)
+                answer = self._signed_in(body, host=Headers(scope=scope).get("host", ""))
             else:
                 incoming = _replayed(body, receive)
         await (answer or self._app)(scope, incoming, send_secured)
@@ -156,14 +159,14 @@ class AccessMiddleware:
     def _client_of(self, headers: Headers) -> str | None:
         assert self._rules.keys is not None
         try:
-            cookie = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+            cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
         except CookieError:
             cookie = None
         if cookie is not None and cookie.value in self._sessions:
             return self._sessions[cookie.value]
         return self._rules.keys.client_of(headers.get("authorization"))
 
-    def _signed_in(self, body: bytes) -> Response:
+    def _signed_in(self, body: bytes, *, host: str) -> Response:
         assert self._rules.keys is not None
         given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
         client = self._rules.keys.client_of(f"Bearer {given}")
@@ -174,8 +177,18 @@ class AccessMiddleware:
             self._sessions.pop(next(iter(self._sessions)))
         self._sessions[token] = client
         answer = RedirectResponse("./", 303)
-        answer.set_cookie(COOKIE, token, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(cookie_name(host), token, httponly=True, samesite="strict", path="/")
         return answer
+
+
+def cookie_name(host: str) -> str:
+    """Return the name of the cookie of a console, by the Host header that a browser sends to it.
+
+    >>> cookie_name("localhost:8400"), cookie_name("[::1]:8401"), cookie_name("runs.example")
+    ('penstock-console-8400', 'penstock-console-8401', 'penstock-console')
+    """
+    port = _PORT.search(host)
+    return f"penstock-console-{port[1]}" if port else "penstock-console"
 
 
 def _key_page() -> Response:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 from starlette.testclient import TestClient
 
-from penstock.console.access import COOKIE, ConsoleAccess
+from penstock.console.access import ConsoleAccess, cookie_name
 from penstock.console.app import ROUTERS, build_app
 from penstock.console.state import ConsoleState
 from penstock.core.files import exclusive
@@ -112,7 +112,8 @@ def test_a_key_opens_every_route_and_nothing_else_does(run):
     with client(run, host="0.0.0.0", keys=single_key(KEY)) as asked:
         for method, address in addresses("0" * 16):
             assert asked.request(method, address, headers=OWN).status_code == 401
-            assert asked.request(method, address, headers={**OWN, "cookie": f"{COOKIE}=x"}).status_code == 401
+            forged = {**OWN, "cookie": f"{cookie_name(HOST)}=x"}
+            assert asked.request(method, address, headers=forged).status_code == 401
         assert 'type="password"' in asked.get("/").text
         assert asked.post("/key", data={"key": "a-key-of-no-client"}, headers=OWN).status_code == 401
         assert asked.post("/key", data={"key": KEY}).status_code == 403, "a page of another origin"
@@ -125,6 +126,19 @@ def test_a_key_opens_every_route_and_nothing_else_does(run):
         assert asked.get("/api/runs").status_code == 200
         asked.cookies.clear()
         assert asked.get("/api/runs", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+
+
+def test_two_consoles_of_one_host_leave_each_others_readers_signed_in(run):
+    held = {}  # by a browser, of a host, whatever the port
+    with client(run, keys=single_key(KEY)) as one, client(run, keys=single_key(KEY)) as other:
+        other.base_url = "http://127.0.0.1:8401"
+        for asked in (one, other):
+            origin = {"origin": str(asked.base_url).rstrip("/")}
+            assert asked.post("/key", data={"key": KEY}, headers=origin).status_code == 303
+            held |= dict(asked.cookies)
+            asked.cookies.clear()
+        headers = {"cookie": "; ".join(f"{name}={value}" for name, value in held.items())}
+        assert [asked.get("/api/runs", headers=headers).status_code for asked in (one, other)] == [200, 200]
 
 
 @pytest.mark.parametrize(
