@@ -31,6 +31,7 @@ from penstock.console.routes import (
     runs,
     servers,
     stream,
+    traces,
 )
 from penstock.console.runs.discover import UnknownRun
 from penstock.console.runs.turns import RunBusy
@@ -92,6 +93,7 @@ ROUTERS = (
     export.router,
     models.router,
     servers.router,
+    traces.router,
 )
 
 

@@ -49,6 +49,8 @@ export const mixture = (id) => asked(of(id, "/mixture"));
 export const preview = (id, weights) => sent(of(id, "/mixture"), { weights });
 export const ranks = (id, metric, { points = null, from = null } = {}) => asked(of(id, "/ranks" + query({ metric, points, from })));
 export const hangs = (id) => asked(of(id, "/hangs"));
+export const traces = (id) => asked(of(id, "/traces"));
+export const traceAddress = (id, name) => "api/" + of(id, "/traces/" + encodeURIComponent(name));
 export const rows = (id, step, { offset = 0, limit = 4 } = {}) => asked(of(id, "/rows/" + encodeURIComponent(step) + query({ offset, limit })));
 export const losses = (id, step, value) => sent(of(id, `/rows/${encodeURIComponent(step)}/losses`), value, { signal: AbortSignal.timeout(MODEL_PATIENCE_MS) });
 export const answers = (id) => asked(of(id, "/answers"));

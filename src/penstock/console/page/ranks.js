@@ -59,10 +59,10 @@ const placeOf = (start, r) => ({ host: start?.hosts[r] ?? "", device: start?.dev
 
 export class RanksView {
   constructor(body, page, query) {
-    Object.assign(this, { body, page, turn: 0, metric: query.get("metric") || null, hangs: el("section", { class: "view" }) });
+    Object.assign(this, { body, page, turn: 0, metric: query.get("metric") || null, hangs: el("section", { class: "view" }), traces: el("section", { class: "view" }) });
     this.look = throttled(LOOK_MS, () => this.#look());
     this.load();
-    this.#readHangs();
+    this.#readFiles();
   }
 
   async load({ isLive = false } = {}) {
@@ -73,7 +73,7 @@ export class RanksView {
     } catch (error) {
       if (mine !== this.turn || isLive) return;  // what was drawn stays
       this.canvas = null;
-      this.body.replaceChildren(failure(error), this.hangs);
+      this.body.replaceChildren(failure(error), this.hangs, this.traces);
     }
   }
 
@@ -90,12 +90,12 @@ export class RanksView {
   }
 
   eventsRead() {
-    this.#readHangs();
+    this.#readFiles();
   }
 
   again() {
     this.load({ isLive: true });
-    this.#readHangs();
+    this.#readFiles();
   }
 
   #take(found) {
@@ -103,7 +103,7 @@ export class RanksView {
     Object.assign(this, { found, metric: found.metric, at: null, picture: null });
     if (!ranks || !steps.length) {
       this.canvas = null;
-      this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps."), this.hangs);
+      this.body.replaceChildren(el("p", { class: "empty" }, "No record of single ranks yet. A run of several ranks writes one every few steps."), this.hangs, this.traces);
       return;
     }
     this.values = decoded(found.values);
@@ -135,7 +135,7 @@ export class RanksView {
       el("section", { class: "card ranks", "aria-label": "Heat map" },
         el("div", { class: "toolbar" }, choice, el("span", { class: "scale-of" }, this.ends[0], this.scale, this.ends[1]), this.extent),
         this.canvas, this.status, this.details),
-      this.slowest, this.slow, this.hangs);
+      this.slowest, this.slow, this.hangs, this.traces);
     this.canvas.addEventListener("pointermove", (event) => this.#point(event));
     this.canvas.addEventListener("pointerdown", (event) => { this.#point(event); this.#keep(); });
     this.canvas.addEventListener("keydown", (event) => this.#key(event));
@@ -276,13 +276,27 @@ export class RanksView {
       rows.map(([rank, { times, ratio, step }]) => [String(rank), count(times), ratio.toFixed(2), count(step)])));
   }
 
-  async #readHangs() {
-    const found = await api.hangs(this.page.id).catch(() => null);
-    if (!found || this.isClosed) return;
-    const { hangs, unread, num_unread: others } = found;
+  async #readFiles() {
+    const [hangs, traces] = await Promise.all([api.hangs, api.traces].map((read) => read(this.page.id).catch(() => null)));
+    if (this.isClosed) return;
+    const read = JSON.stringify([hangs, traces]);
+    if (read === this.read) return;  // what a reader has opened stays open
+    this.read = read;
+    if (hangs) this.#drawHangs(hangs);
+    if (traces) this.#drawTraces(traces);
+  }
+
+  #drawHangs({ hangs, unread, num_unread: others }) {
     if (!hangs.length && !others) return;
     this.hangs.replaceChildren(el("h2", {}, "Hangs"), ...[...hangs].reverse().map(hangOf),
       others ? el("p", { class: "notice" }, `${unread.join(", ")}${others > unread.length ? " and others" : ""}: damaged, too large or of another version: not in the diagnosis.`) : "");
+  }
+
+  #drawTraces({ traces, num_traces: all }) {
+    if (!all) return;
+    const rows = traces.map(({ name, bytes, time }) => [el("a", { href: api.traceAddress(this.page.id, name), download: name }, name), written(bytes, "bytes"), ago(time)]);
+    this.traces.replaceChildren(el("h2", {}, "Traces"), el("p", { class: "quiet" }, "Profiled steps (measure.trace_steps): ui.perfetto.dev opens .json.gz, pytorch.org/memory_viz opens .pickle.", all > traces.length ? ` The newest ${traces.length} of ${count(all)}.` : ""),
+      table("Traces", ["file", "size", "written"], rows));
   }
 
   #description() {
