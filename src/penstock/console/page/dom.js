@@ -59,6 +59,9 @@ export function throttled(milliseconds, act) {
   };
 }
 
+/** Return a word of a command line, quoted where a shell needs it. */
+export const quoted = (word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`);
+
 /** Return a paragraph that says what went wrong. */
 export const failure = (error) => el("p", { class: "notice bad", role: "alert" }, error.message || String(error));
 

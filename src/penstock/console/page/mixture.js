@@ -4,7 +4,7 @@
 // `penstock data mix RUN --set`.
 
 import * as api from "./api.js";
-import { el, failure, quiet, table, throttled } from "./dom.js";
+import { el, failure, quiet, quoted, table, throttled } from "./dom.js";
 import { seconds, ago } from "./table.js";
 import { count, written } from "../charts/charts.js";
 
@@ -159,8 +159,8 @@ export class MixtureView {
     this.#writeEnds(this.mixture.corpora);
     this.apply.disabled = !isChanged || !this.#isAllowed;
     this.undo.disabled = !isChanged;
-    const words = Object.entries(set).map(([name, share]) => `--set ${name}=${Number(share.toFixed(4))}`);
-    this.command.textContent = `penstock data mix ${this.page.row.path || this.page.run.name} ${words.join(" ") || "--set CORPUS=SHARE"}`;
+    const words = Object.entries(set).map(([name, share]) => `--set ${quoted(`${name}=${Number(share.toFixed(4))}`)}`);
+    this.command.textContent = `penstock data mix ${quoted(this.page.row.path || this.page.run.name)} ${words.join(" ") || "--set CORPUS=SHARE"}`;
     if (isChanged) this.preview();
   }
 

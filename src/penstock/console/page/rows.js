@@ -1,7 +1,7 @@
 // What a step trained on: its rows, their documents, and the loss of each token as a colour.
 
 import * as api from "./api.js";
-import { el, failure, quiet } from "./dom.js";
+import { el, failure, quiet, quoted } from "./dom.js";
 import { count, written } from "../charts/charts.js";
 
 const AT_ONCE = 4, WORST = 12, MOST_SPIKES = 8, SHADES = 6;
@@ -76,7 +76,13 @@ export class RowsView {
       el("button", { type: "button", class: "button", disabled: offset === 0, on: { click: () => move(offset - Math.min(AT_ONCE, found.limit)) } }, "Rows before"),
       el("button", { type: "button", class: "button", disabled: offset + rows.length >= all, on: { click: () => move(offset + rows.length) } }, "Rows after")) : "";
     this.found.replaceChildren(found.note ? el("p", { class: "notice" }, found.note) : "", found.why_no_losses ? el("p", { class: "quiet" }, found.why_no_losses) : "",
-      ...(rows.length ? rows.map((row) => this.#card(row, found)) : [el("p", { class: "empty" }, "The step has no such row.")]), pager);
+      ...(rows.length ? rows.map((row) => this.#card(row, found)) : [el("p", { class: "empty" }, "The step has no such row.")]), pager,
+      el("p", { class: "quiet" }, "Its whole batch as arrays, on a command line: ", el("code", {}, this.#command(found.step))));
+  }
+
+  #command(step) {
+    const run = this.page.row.path || this.page.run.name;
+    return `penstock data replay ${quoted(run)} --steps ${step}:${step + 1} --out step-${step}`;
   }
 
   #card(row, found) {
