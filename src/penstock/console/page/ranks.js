@@ -3,6 +3,7 @@
 import * as api from "./api.js";
 import { el, failure, table, throttled } from "./dom.js";
 import { seconds, ago } from "./table.js";
+import { remember } from "./take.js";
 import { count, written } from "../charts/charts.js";
 
 const UNITS = { step_s: "s", own_s: "s", data_wait_s: "s", blocked_s: "s", memory_bytes: "bytes", bytes: "bytes", sent_bytes: "bytes" };
@@ -119,7 +120,7 @@ export class RanksView {
   }
 
   #build() {
-    const choice = el("select", { "aria-label": "Metric", on: { change: () => { this.metric = choice.value; this.load(); } } }, this.found.metrics.map((name) => el("option", { value: name, selected: name === this.metric }, titled(name))));
+    const choice = el("select", { "aria-label": "Metric", on: { change: () => this.#choose(choice.value) } }, this.found.metrics.map((name) => el("option", { value: name, selected: name === this.metric }, titled(name))));
     this.ends = [el("span"), el("span")];
     this.canvas = el("canvas", { tabindex: "0", role: "img" });
     this.status = el("p", { role: "status", class: "readout" }, "Point at a cell, or move with the arrow keys; Enter or a click keeps it.");
@@ -144,6 +145,12 @@ export class RanksView {
       if (this.canvas && this.canvas.clientWidth !== this.drawn) this.#draw();  // its height is of our own making
     });
     this.sized.observe(this.canvas);
+  }
+
+  #choose(metric) {
+    this.metric = metric;
+    remember(`/run/${encodeURIComponent(this.page.id)}/ranks`, { metric });
+    this.load();
   }
 
   #extent() {
