@@ -2,6 +2,7 @@
 
 import * as api from "./api.js";
 import { el, failure } from "./dom.js";
+import { takeAlong } from "./take.js";
 import { Chart } from "../charts/charts.js";
 
 const EVERY_MS = 2000, MOST_POINTS = 3600;
@@ -19,7 +20,7 @@ const CHARTS = [
 export async function open() {
   const { servers } = await api.servers();
   const views = servers.map((server, i) => new ServerView(server, i));
-  const root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Servers")),
+  const root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Servers"), takeAlong(null)),
     servers.length ? views.map((view) => view.root) : el("p", { class: "empty" }, "This console watches no server. Start it with --server URL."));
   return {
     root,

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 
 const FORMS = [["html", "Page", "one HTML file that needs no network"], ["csv", "CSV", "for a spreadsheet, nothing thinned"], ["parquet", "Parquet", "for programs, nothing thinned"]];
 
-/** Return a menu. addressOf(form): the server's address of the view as "html", "csv" or "parquet", asked when it opens. */
+/** Return a menu. addressOf(form): the server's address of the view as "html", "csv" or "parquet", asked when it opens; null: it has a link only. */
 export function takeAlong(addressOf) {
   const choices = el("div", { class: "choices" });
   const menu = el("details", { class: "menu" }, el("summary", { class: "button" }, "Take along"), choices);
@@ -16,7 +16,7 @@ export function takeAlong(addressOf) {
     if (!menu.open) return;
     const here = el("input", { type: "text", readOnly: true, value: location.href, on: { focus: (event) => event.target.select() } });
     choices.replaceChildren(
-      ...FORMS.map(([form, title, hint]) => el("a", { href: addressOf(form) }, el("b", {}, title), el("small", {}, hint))),
+      ...(addressOf ? FORMS : []).map(([form, title, hint]) => el("a", { href: addressOf(form) }, el("b", {}, title), el("small", {}, hint))),
       el("label", {}, el("small", {}, "Link to this view"), here));
   });
   menu.addEventListener("keydown", (event) => {
