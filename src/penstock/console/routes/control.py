@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from penstock.console.access import refusal
+from penstock.console.runs.columns import RunColumns
 from penstock.console.runs.opened import opened_run
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import PenstockError, UsageError, nearest
@@ -128,7 +129,12 @@ def _request_of(asked: Asked) -> ControlRequest:
 
 def _mixture(request: Request, run_id: str, shares: dict[str, float] | None) -> Reply:
     console, run = console_of(request), run_of(request, run_id)
-    columns, opened = console.columns(run), opened_run(run.folder)
+    columns = console.columns(run)
+    with console.recent_run.lent(run.folder) as opened:
+        return _mixture_of(opened, columns, shares)
+
+
+def _mixture_of(opened: OpenRun, columns: RunColumns, shares: dict[str, float] | None) -> Reply:
     loader, steps = opened.loader, opened.steps
     known = columns.column("step")
     step = max(int(known[-1]) if len(known) else 0, loader.step)

@@ -1,10 +1,17 @@
 """A run opened for what only its recipe and corpora tell: its rows, its mixture, its prompts."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
+from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.obs.metric_names import RECIPE_FILE
+from penstock.train.control.requests import answered
 from penstock.train.inspect.open_run import OpenRun, open_run
+
+_KEPT_S = 5.0
 
 
 def opened_run(folder: Path, *, fields: Sequence[str] = ()) -> OpenRun:
@@ -22,3 +29,45 @@ def opened_run(folder: Path, *, fields: Sequence[str] = ()) -> OpenRun:
         raise PenstockError(
             f"The data of this run cannot be read: {error}", fix="Have its corpora moved, or been deleted?"
         ) from None
+
+
+class RecentRun:
+    """Run that was opened last, kept for some seconds: a page asks for it at each pause of a slider.
+
+    Thread-safe; one caller at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._opened: OpenRun | None = None
+        self._of: tuple[object, ...] = ()
+        self._until = 0.0
+
+    @contextmanager
+    def lent(self, folder: Path) -> Iterator[OpenRun]:
+        """Open a run, unless it is open and has the same recipe and replies. Changes are undone afterwards.
+
+        Raises:
+            PenstockError: as `opened_run`.
+        """
+        with self._lock:
+            found = folder, _version(folder)
+            if self._opened is None or found != self._of or clock.monotonic() > self._until:
+                self._opened = None
+                self._opened = opened_run(folder)
+                self._of, self._until = found, clock.monotonic() + _KEPT_S
+            loader = self._opened.loader
+            before = loader.snapshot()
+            try:
+                yield self._opened
+            finally:
+                loader.restore(before)
+
+
+def _version(folder: Path) -> tuple[object, ...]:
+    """Return what changes when a run has another recipe or a new reply."""
+    try:
+        status = (folder / RECIPE_FILE).stat()
+        return status.st_mtime_ns, status.st_size, answered(folder)
+    except OSError:  # whoever opens it is told
+        return ()

@@ -1,0 +1,64 @@
+"""A run that is asked for again and again: opened once, changed by nobody, opened again if it is another."""
+
+import pytest
+
+from penstock.console.runs.opened import RecentRun
+from penstock.core import clock, config
+from penstock.core.errors import PenstockError
+from penstock.core.files import write_json
+from penstock.testing.corpora import write_corpus
+from penstock.train.control.requests import ControlReply, answer
+from penstock.train.recipe.load import build_recipe
+
+SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+
+
+def write_recipe(run, *, steps):
+    corpora = {name: {"path": str(run.parent / name), "weight": 1} for name in ("web", "code")}
+    data = {"corpora": corpora, "sequence_length": 16, "global_batch_size": 4}
+    raw = {"run": {"dir": str(run), "steps": steps}, "model": SIZES, "data": data}
+    write_json(run / "config.json", config.dump(build_recipe(raw)))
+
+
+@pytest.fixture
+def run(tmp_path):
+    for name in ("web", "code"):
+        write_corpus(tmp_path / name, [[1 + i % 9] * 20 for i in range(60)], vocab_size=10)
+    (tmp_path / "run" / "control").mkdir(parents=True)
+    write_recipe(tmp_path / "run", steps=30)
+    return tmp_path / "run"
+
+
+def test_a_run_is_opened_once_for_several_previews_and_none_changes_it_for_the_next(run):
+    recent = RecentRun()
+    with recent.lent(run) as first:
+        first.loader.set_weights({"web": 0.9, "code": 0.1}, step=3)
+        assert len(first.loader.mixtures) == 2
+    with recent.lent(run) as again:
+        assert again is first
+        assert [weights for _, weights, _ in again.loader.mixtures] == [{"web": 0.5, "code": 0.5}]
+
+
+def test_a_run_is_opened_again_after_some_seconds_as_its_checkpoints_may_be_others(run, monkeypatch):
+    now, recent, found = [0.0], RecentRun(), []
+    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
+    for now[0] in (0.0, 4.0, 6.0):
+        with recent.lent(run) as opened:
+            found.append(opened)
+    assert [each is found[0] for each in found] == [True, True, False]
+
+
+def test_a_run_with_a_new_reply_or_recipe_is_opened_again(run):
+    recent = RecentRun()
+    with recent.lent(run) as first:
+        assert [step for step, _, _ in first.loader.mixtures] == [0]
+    weights = {"web": 0.75, "code": 0.25}
+    answer(run, ControlReply(number=1, taken_up=True, said="", step=4, holds_from=4, weights=weights))
+    with recent.lent(run) as replied:
+        assert [step for step, _, _ in replied.loader.mixtures] == [0, 4]
+    write_recipe(run, steps=4000)
+    with recent.lent(run) as longer:
+        assert longer.steps == 4000
+    (run / "config.json").unlink()
+    with pytest.raises(PenstockError, match="holds no config"), recent.lent(run):
+        pass
