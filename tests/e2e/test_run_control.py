@@ -13,6 +13,7 @@ from statistics import mean
 import numpy as np
 import pytest
 
+from penstock.checkpoint.layout import name_of
 from penstock.cli.main import main
 from penstock.core import config
 from penstock.core.files import write_json
@@ -135,20 +136,44 @@ def test_a_running_job_takes_up_requests_and_a_killed_one_takes_them_up_again(mi
     code, waiting = mix(run, "--set", "code=0.5")
     assert (code, waiting["status"]) == (0, "waiting"), "for a job"
 
-    asked_by = {
-        record["number"]: record.get("asked_by")
-        for record in records_of(run)
-        if record.get("event") == "request"
-    }
-    user = getpass.getuser()
-    assert asked_by == {1: user, 50: None, 51: user, 52: user, 53: user}
-
     code, view = mix(run)
     assert code == 0
     reasons = [mixture["reason"] for mixture in view["mixtures"]]
     assert "request 1: more web" in reasons
     assert [skip["reason"] for skip in view["skips"]] == ["request 52: spike"]
     assert view["skips"][0]["stop"] - view["skips"][0]["start"] == 3 * 12
+
+
+def control(run, *words):
+    done = penstock("control", run, *words, "--json")
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_running_job_saves_at_once_and_trains_with_another_batch_size(recipe, tmp_path):
+    run, words = tmp_path / "run", ["--set", "run.steps=3000", "--set", "checkpoint.every=3000"]
+    command = [sys.executable, "-m", "penstock", "train", str(recipe), *words]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(run, process, 3)
+        code, saved = control(run, "--checkpoint")
+        assert (code, saved["status"], saved["answer"]["checkpoint"]) == (0, "taken up", True)
+        code, changed = control(run, "--batch-size", 24, "--reason", "loss is noisy")
+        assert (code, changed["answer"]["batch_size"]) == (0, 24)
+        wait_for(run, process, changed["answer"]["holds_from"] + 2)
+        code, skipped = mix(run, "--skip-steps", "2990:2991")
+        assert (code, skipped["status"]) == (0, "taken up")
+        code, stopped = control(run, "--stop")
+        assert (code, stopped["answer"]["stop"]) == (0, True)
+        process.communicate(timeout=120)
+    assert process.returncode == 75
+    for found in (saved, stopped):
+        assert (run / "checkpoints" / name_of(found["answer"]["step"])).is_dir()
+    tokens = {step: record["tokens"] for step, record in steps_of(run).items()}
+    first = changed["answer"]["holds_from"] + 1
+    assert tokens[first - 1] - tokens[first - 2] == 12 * 32
+    assert tokens[first] - tokens[first - 1] == 24 * 32
+    events = [record for record in records_of(run) if record.get("event") == "request"]
+    assert [event["asked_by"] for event in events] == [getpass.getuser()] * 4
+    assert (events[1]["batch_size"], events[1]["reason"]) == (24, "loss is noisy")
 
 
 TURNS = """{% for message in messages %}{{ message.role }}: {{ message.content }}<|endoftext|>
