@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -185,7 +186,9 @@ def test_curves_read_out_zoom_and_mark_the_rescale(address, opened, folder):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_coloured(address, opened, device):
+def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_coloured(
+    address, opened, device, tmp_path
+):
     page = opened(address, device)
     open_run(page)
     plot = page.locator("#loss .u-over")
@@ -195,6 +198,10 @@ def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_colou
     page.locator("#loss").get_by_role("link", name="what it trained on").click()
     step = page.get_by_label("Step").input_value()
     assert page.url.endswith(f"/rows?step={step}")
+    command = page.locator("code", has_text="data replay").inner_text()
+    replayed = penstock(*shlex.split(command)[1:], cwd=tmp_path)
+    assert replayed.returncode == 0, replayed.stderr
+    assert (tmp_path / f"step-{step}" / f"step-{int(step):08d}.npz").is_file()
     rows = page.locator("article.card")
     expect(rows).to_have_count(4)
     expect(rows.first.locator("pre").first).to_contain_text("feeds the turbine")
@@ -244,6 +251,8 @@ def test_servers_of_the_command_line_are_drawn_and_one_that_is_not_there_is_a_se
         tiny = page.get_by_role("region", name="tiny")
         for chart in ("queue", "cache", "rate"):
             expect(tiny.locator(f"#{chart}-0 canvas")).to_be_visible()
+        page.get_by_text("Take along").click()
+        expect(page.get_by_label("Link to this view")).to_have_value(page.url)
         check_is_usable(page)
         page.goto("about:blank")  # or it would ask a console that has ended
 
@@ -373,7 +382,18 @@ def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(fold
             page.get_by_role("button", name="Apply").click()
             page.get_by_role("dialog").get_by_role("button", name="Yes, send it").click()
             expect(page.get_by_text(re.compile("All ranks agreed: it holds from step"))).to_be_visible()
-            expect(page.get_by_role("button", name="Set the sliders as they were")).to_be_visible()
+            expect(share).to_have_value("80.0")
+            page.get_by_role("button", name="Set the sliders as they were").click()
+            expect(share).to_have_value("30.0")
+            expect(page.get_by_role("button", name="Apply")).to_be_focused()
+            page.reload()
+            expect(share).to_have_value("80.0")
+            page.get_by_role("button", name="Set the sliders as before it").click()
+            expect(share).to_have_value("30.0")
+            tokens = page.locator(".corpus", has_text="code").locator("dd").nth(2)
+            before = tokens.inner_text()
+            expect(tokens).not_to_have_text(before)
+            expect(share).to_have_value("30.0")
             expect(page.get_by_role("region", name="Requests of this run")).to_contain_text("more code")
             weight = {"web": pytest.approx(0.2), "code": pytest.approx(0.8)}
             wait_until(lambda: records_of(run)[-1]["corpus_weights"] == weight, "the metrics show the shares")
@@ -408,6 +428,60 @@ def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(fold
         with suppress(ProcessLookupError):
             os.killpg(first.pid, signal.SIGKILL)
         first.wait()
+
+
+def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, opened):
+    run = folder / "forms" / "run"
+    settings = (
+        *(f"run.dir={run}", "run.steps=1000000", "samples.every=0", "validate.every=0"),
+        *("parallel.shard=1", "parallel.replicate=-1", "outer.every=4", "outer.min_islands=1"),
+        "checkpoint.every=4",
+    )
+    train = [sys.executable, "-m", "penstock", "train", str(folder / "recipe.toml"), "--processes", "2"]
+    train += [word for setting in settings for word in ("--set", setting)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    job = subprocess.Popen(train, start_new_session=True, **quiet)
+    try:
+        wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: job.poll() is None)
+        with console(folder / "forms", "--control") as address:
+            page = opened(address)
+            open_run(page, "run")
+            page.get_by_role("link", name="Mixture and control").click()
+
+            def form(title):
+                return page.locator("form.action", has=page.get_by_role("heading", name=title, exact=True))
+
+            def send(title, *numbers, then="Yes, send it"):
+                for field, number in zip(form(title).get_by_role("spinbutton").all(), numbers, strict=True):
+                    field.fill(str(number))
+                form(title).get_by_role("button").click()
+                page.get_by_role("dialog").get_by_role("button", name=then).click()
+                expect(page.get_by_role("dialog")).to_have_count(0)
+                return form(title).get_by_role("status")
+
+            listed = page.get_by_role("region", name="Requests of this run")
+            send("Stop after saving", then="Cancel")
+            expect(page.get_by_text("None yet.")).to_be_visible()
+            said = send("Save a checkpoint now")
+            expect(said).to_contain_text("a checkpoint is saved after step")
+            expect(said).to_be_in_viewport()
+            expect(send("Batch size", 8)).to_contain_text("8 rows a step, 4 before")
+            expect(send("Skip steps", 500_000, 500_009)).to_contain_text(
+                "the samples of steps 500,000 to 500,009 are skipped"
+            )
+            expect(send("Islands", 1)).to_contain_text("continues with 1 island")
+            expect(page.locator(".run-head")).to_contain_text("1 rank")
+            expect(page.locator(".run-head .pill")).to_have_text("training")
+            expect(send("Stop after saving")).to_contain_text("and the job ends")
+            assert job.wait(120) == 75
+            said = send("Batch size", 4)
+            expect(said).to_contain_text("No job runs: it is taken up when the run is started again")
+            expect(listed.locator("tbody tr")).to_have_count(6)
+            expect(listed.locator("tbody tr").first).to_contain_text("waiting for the next start")
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
+        job.wait()
 
 
 def test_a_reader_signs_in_with_a_key(folder, opened, tmp_path):

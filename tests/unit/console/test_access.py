@@ -12,7 +12,7 @@ from penstock.console.state import ConsoleState
 from penstock.core.files import exclusive
 from penstock.launch.job_folder import JobFolder
 from penstock.serve.auth import single_key
-from penstock.train.control.requests import open_requests, read_request
+from penstock.train.control.requests import ControlRequest, open_requests, read_request
 
 HOST = "127.0.0.1:8400"
 OWN = {"origin": f"http://{HOST}"}
@@ -213,6 +213,28 @@ def test_a_list_of_requests_tells_whether_a_job_is_there_to_reply(run):
         with exclusive(run, purpose="test"):
             assert asked.get(address).json() == {"requests": [], "running": True}
         assert asked.get(address).json() == {"requests": [], "running": False}
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "sent"),
+    [
+        ({"kind": "batch", "batch": 24, "reason": "noisy"}, {"batch_size": 24, "reason": "noisy"}),
+        ({"kind": "islands", "islands": 3}, {"islands": 3}),
+        ({"kind": "checkpoint"}, {"checkpoint": True}),
+        ({"kind": "stop"}, {"stop": True}),
+    ],
+)
+def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, asked_for, sent):
+    from penstock.console.routes import control
+
+    monkeypatch.setattr(
+        control, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
+    )
+    monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    with client(run, control=True) as asked, exclusive(run, purpose="test"):
+        found = asked.post(f"/api/runs/{id_of(asked)}/requests", json=asked_for, headers=OWN)
+    assert (found.status_code, found.json()) == (200, {"number": 1, "running": True})
+    assert read_request(run, 1) == ControlRequest(number=1, asked_by="console", **sent)
 
 
 def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypatch):
