@@ -1,7 +1,7 @@
 // The curves of a run over steps, tokens or time, with its events on the axis; raw points where the reader zooms.
 
 import * as api from "./api.js";
-import { el, failure, link, quiet, segments, table } from "./dom.js";
+import { el, failure, link, quiet, segments, table, throttled } from "./dom.js";
 import { seconds } from "./table.js";
 import { place, rangeOf, remember } from "./take.js";
 import { Chart, count, duration, nearest, written } from "../charts/charts.js";
@@ -276,17 +276,4 @@ export class CurvesView {
     this.data = null;  // a timer that is still to come draws nothing
     for (const chart of this.charts) chart.destroy();
   }
-}
-
-/** Call a function at most once in so many milliseconds, the last call included. */
-function throttled(milliseconds, act) {
-  let timer = 0, last = 0;
-  return () => {
-    if (timer) return;
-    timer = setTimeout(() => {
-      timer = 0;
-      last = performance.now();
-      act();
-    }, Math.max(0, milliseconds - (performance.now() - last)));
-  };
 }
