@@ -149,6 +149,21 @@ def test_a_run_in_a_store_takes_no_requests_and_says_why(s3_process: str, tmp_pa
         assert asked.get(f"/api/runs/{run_id}/ranks").json()["steps"] == []
 
 
+def test_hangs_and_traces_of_a_copy_are_read(s3_process: str, tmp_path: Path) -> None:
+    write(run := tmp_path / "up" / "run", lines(1, 5))
+    name = "trace-steps-2-to-3-rank-00001.json.gz"
+    for path, content in {f"traces/{name}": b"a trace", "hangs/rank-00000.json": b"{"}.items():
+        (run / path).parent.mkdir()
+        (run / path).write_bytes(content)
+    root = upload(tmp_path / "up", s3_url=s3_process, bucket="hung", prefix="runs")
+    with client(root) as asked:
+        run_id = rows_of(asked)["run"]["id"]
+        assert asked.get(f"/api/runs/{run_id}/hangs").json()["unread"] == ["rank-00000.json"]
+        (found,) = asked.get(f"/api/runs/{run_id}/traces").json()["traces"]
+        assert (found["name"], found["bytes"]) == (name, 7)
+        assert asked.get(f"/api/runs/{run_id}/traces/{name}").content == b"a trace"
+
+
 def test_a_run_at_a_web_server_is_read_by_its_own_address(web: FaultyServer, tmp_path: Path) -> None:
     write(tmp_path / "web" / "run", lines(1, 5))
     with client(f"{web.url}/run") as asked:
