@@ -85,7 +85,7 @@ async function streamed(path, value, handlers, signal) {
 /**
  * Follow runs over one server-sent stream; all runs if none are given.
  *
- * Args: handlers: points, row, event, reset (functions of the event's data). Returns a function that ends it.
+ * Args: handlers: points, row, gone, event, reset (functions of the event's data). Returns a function that ends it.
  */
 export function follow(ids, handlers) {
   const live = document.querySelector("#live");
@@ -105,7 +105,7 @@ export function follow(ids, handlers) {
     wasLost = true;
     say("off");
   });
-  for (const kind of ["points", "row", "event", "reset"])
+  for (const kind of ["points", "row", "gone", "event", "reset"])
     source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
   return () => {
     source.close();

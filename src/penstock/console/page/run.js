@@ -39,6 +39,10 @@ class RunPage {
         this.row = { ...this.row, ...row };
         this.#drawHead();
       },
+      gone: () => {
+        this.row = { ...this.row, state: null, error: "The folder of this run is gone. What was read of it stays until you leave this page." };
+        this.#drawHead();
+      },
       event: () => this.#readEvents(),
       reset: () => this.again(),
       back: () => this.again(),

@@ -114,7 +114,7 @@ class RunsTable {
     this.sized.observe(this.view);
     this.clock = setInterval(() => this.#paint(true), 10_000);
     this.draw();
-    this.end = api.follow([], { row: (row) => this.update(row.row ?? row), back: () => this.search() });
+    this.end = api.follow([], { row: (row) => this.update(row.row ?? row), gone: ({ id }) => this.#remove(id), back: () => this.search() });
   }
 
   close() {
@@ -137,11 +137,16 @@ class RunsTable {
     const isNew = !this.rows.has(row.id);
     if (isNew && this.text) return;
     this.rows.set(row.id, { ...this.rows.get(row.id), ...row });
-    this.#askDraw ??= quiet(100, () => this.draw());
     this.#askDraw();
   }
 
-  #askDraw = null;
+  #remove(id) {
+    this.rows.delete(id);
+    if (this.picked.delete(id)) this.#writeCompare();
+    this.#askDraw();
+  }
+
+  #askDraw = quiet(100, () => this.draw());
 
   sortBy(key) {
     this.isDown = this.sort === key ? !this.isDown : !["name", "state"].includes(key);
@@ -250,6 +255,10 @@ class RunsTable {
     if (box.checked) this.picked.add(id);
     else this.picked.delete(id);
     box.closest(".row").classList.toggle("picked", box.checked);
+    this.#writeCompare();
+  }
+
+  #writeCompare() {
     this.compare.hidden = this.picked.size < 1;
     this.compare.textContent = this.picked.size < 2 ? "Choose another to compare" : `Compare ${this.picked.size} runs`;
     if (this.picked.size < 2) this.compare.removeAttribute("href");

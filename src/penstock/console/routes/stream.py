@@ -1,4 +1,4 @@
-"""Route of server-sent events: new points of curves, changed rows of the table, and resets.
+"""Route of server-sent events: new points of curves, changed rows of the table, deleted runs, and resets.
 
 One stream serves a page, whatever it shows. Files are looked at four times a second, so a point arrives well
 within a second of its line.
@@ -77,7 +77,7 @@ class _Watched:
     def news(self) -> News:
         try:
             run = self._console.folders.run(self._id)
-        except UnknownRun:  # deleted: what the page shows stays
+        except UnknownRun:  # deleted: `_Rows` says so
             return []
         try:
             return self._news_of(run)
@@ -114,14 +114,17 @@ class _Rows:
     def __init__(self, console: ConsoleState, ids: list[str]) -> None:
         self._console = console
         self._ids = ids
-        self._sent: dict[str, RunRow] | None = None
+        self._sent: dict[str, RunRow | None] | None = dict.fromkeys(ids) if ids else None
+        """None: the first look sends nothing. Of runs that a page names it sends all rows: some may have
+        changed, or be gone, since the page asked for them."""
 
     def news(self) -> News:
-        now = {row["id"]: row for row in self._rows()}
+        now: dict[str, RunRow | None] = {row["id"]: row for row in self._rows()}
         before, self._sent = self._sent, now
         if before is None:
             return []
-        return [("row", row) for run_id, row in now.items() if before.get(run_id) != row]
+        gone: News = [("gone", {"id": run_id}) for run_id in before if run_id not in now]
+        return [*gone, *(("row", row) for run_id, row in now.items() if before.get(run_id) != row)]
 
     def _rows(self) -> Iterator[RunRow]:
         if not self._ids:

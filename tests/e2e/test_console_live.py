@@ -1,0 +1,75 @@
+"""Pages of the console in Chromium while the files of their runs change: nobody reloads."""
+
+import json
+import shutil
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.browser import DEVICES, PATIENCE_MS, needs_browser
+from tests.e2e.conftest import console
+
+pytestmark = needs_browser
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def address(runs):
+    write(runs / "other", *steps(1, 3))
+    with console(runs) as found:
+        yield found
+
+
+@pytest.fixture
+def context(browser):
+    """Pages of one reader, whose browser opens six connections to a host."""
+    found = browser.new_context(**DEVICES["desktop"])
+    found.set_default_timeout(PATIENCE_MS)
+    yield found
+    found.close()
+
+
+def write(run, *records):
+    """Append records to a run, which may be new."""
+    run.mkdir(parents=True, exist_ok=True)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+
+
+def steps(first, last, **values):
+    return [{"step": n, "loss": 9.0 - n / 1000, "tokens": 10 * n, **values} for n in range(first, last + 1)]
+
+
+def opened(context, address, name=None):
+    """Open the table, or a run's page, and wait until it is live."""
+    page = context.new_page()
+    page.goto(address)
+    expect(page.locator(".runs .name a").first).to_be_visible()
+    if name is not None:
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    expect(page.locator("#live")).to_have_text("live")
+    return page
+
+
+def test_a_deleted_run_leaves_the_table_and_its_page_says_so(context, address, runs):
+    write(runs / "doomed", *steps(1, 3))
+    table, page = opened(context, address), opened(context, address, "doomed")
+    row = table.get_by_role("link", name="doomed", exact=True)
+    expect(row).to_be_visible()
+    table.get_by_role("checkbox", name="Compare doomed").check()
+    expect(page.locator(".run-head .pill")).to_be_visible()
+    shutil.rmtree(runs / "doomed")
+    expect(page.locator(".run-head .notice")).to_contain_text("The folder of this run is gone")
+    expect(page.locator(".run-head .pill")).to_have_count(0)
+    expect(page.locator("#loss canvas")).to_be_visible()
+    expect(row).to_have_count(0)
+    expect(table.get_by_text("Choose another to compare")).to_be_hidden()
+    write(runs / "doomed", *steps(1, 4))  # a new run of its name
+    expect(row).to_be_visible()
+    expect(page.locator(".run-head .pill")).to_be_visible()
+    expect(page.locator(".run-head .notice")).not_to_contain_text("gone")
