@@ -8,6 +8,7 @@ from playwright.sync_api import expect
 
 from tests.browser import DEVICES, PATIENCE_MS, needs_browser
 from tests.e2e.conftest import console
+from tests.launched import wait_until
 
 pytestmark = needs_browser
 
@@ -56,6 +57,14 @@ def opened(context, address, name=None):
     return page
 
 
+def address_of(context, address, name):
+    """Return the address of a run's page, once the console has found the run."""
+    table = opened(context, address)
+    place = table.get_by_role("link", name=name, exact=True).get_attribute("href")
+    table.close()
+    return address + place
+
+
 def test_a_deleted_run_leaves_the_table_and_its_page_says_so(context, address, runs):
     write(runs / "doomed", *steps(1, 3))
     table, page = opened(context, address), opened(context, address, "doomed")
@@ -73,3 +82,43 @@ def test_a_deleted_run_leaves_the_table_and_its_page_says_so(context, address, r
     expect(row).to_be_visible()
     expect(page.locator(".run-head .pill")).to_be_visible()
     expect(page.locator(".run-head .notice")).not_to_contain_text("gone")
+
+
+def expect_last_step(page, step):
+    """Wait until the curve of the loss ends at a step."""
+    plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")
+    plot.focus()
+
+    def is_last():
+        page.keyboard.press("End")
+        return f"step {step}:" in said.inner_text()
+
+    wait_until(is_last, f"the curve ends at step {step}")
+
+
+def test_a_record_written_before_the_stream_begins_is_drawn(context, address, runs):
+    write(runs / "late-stream", *steps(1, 3))
+    place = address_of(context, address, "late-stream")
+    page, held = context.new_page(), []
+    page.route("**/api/stream*", lambda route: held.append(route))
+    page.goto(place)
+    expect(page.locator("#loss canvas")).to_be_visible()
+    write(runs / "late-stream", *steps(4, 5))
+    held[0].continue_()
+    expect(page.locator("#live")).to_have_text("live")
+    expect_last_step(page, 5)
+
+
+def test_a_record_sent_while_the_curves_are_on_their_way_is_drawn(context, address, runs):
+    write(runs / "late-curves", *steps(1, 3))
+    place = address_of(context, address, "late-curves")
+    page, held = context.new_page(), []
+    page.route("**/curves?*", lambda route: held.append((route, route.fetch())))
+    page.goto(place)
+    expect(page.locator("#live")).to_have_text("live")
+    wait_until(lambda: page.evaluate("true") and held, "the curves are read")
+    write(runs / "late-curves", *steps(4, 5))
+    expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
+    for route, answer in held:
+        route.fulfill(response=answer)
+    expect_last_step(page, 5)

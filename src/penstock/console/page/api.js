@@ -85,16 +85,17 @@ async function streamed(path, value, handlers, signal) {
 /**
  * Follow runs over one server-sent stream; all runs if none are given.
  *
- * Args: handlers: points, row, gone, event, reset (functions of the event's data). Returns a function that ends it.
+ * Args: handlers: points, row, gone, event, reset (functions of the event's data); since: cursors of what the page has of
+ * the runs, from which the stream goes on. Returns a function that ends it.
  */
-export function follow(ids, handlers) {
+export function follow(ids, handlers, since = []) {
   const live = document.querySelector("#live");
   const say = (state) => {
     live.className = state;
     live.textContent = { on: "live", off: "reconnecting", wait: "connecting" }[state];
   };
   say("wait");
-  const source = new EventSource("api/stream" + query({ runs: ids.join(",") }));
+  const source = new EventSource("api/stream" + query({ runs: ids.join(","), since: since.join(",") }));
   let wasLost = false;
   source.addEventListener("open", () => {
     say("on");

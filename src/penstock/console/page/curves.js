@@ -7,7 +7,7 @@ import { place, rangeOf, remember } from "./take.js";
 import { Chart, count, duration, nearest, written } from "../charts/charts.js";
 
 const SMOOTHING = 3;
-const POINTS = 1000, MOST_POINTS = 3000, DRAW_MS = 250, MOST_EVENTS = 200;
+const POINTS = 1000, MOST_NEW = 2000, DRAW_MS = 250, MOST_EVENTS = 200;
 
 /** Charts in their order. of: metrics [name, label, style, colour]; tables: metrics by corpus or task; isExact: never smoothed. */
 const CHARTS = [
@@ -127,7 +127,9 @@ export class CurvesView {
       if (mine !== this.turn) return;
       this.data = new Map(asked.map((name) => [name, known(found.x, found.series[name] || (name === "step" && this.along === "step" ? found.x : []))]));
       this.asked = asked;
-      for (const points of this.arrived) this.#append(points);
+      this.mostPoints = this.#numPoints() + MOST_NEW;
+      this.isLoading = false;
+      for (const points of this.arrived) this.points(points);
       this.detail = null;
       this.#draw();
       this.#writeEvents();
@@ -205,13 +207,17 @@ export class CurvesView {
     this.#draw();
   }
 
-  points({ run, x, values }) {
-    if (!this.data || (run && run !== this.page.id)) return;
-    if (Object.keys(values).some((name) => this.#isNew(name))) return this.#learn();
+  points({ x, values }) {
     if (this.isLoading) this.arrived.push({ x, values });
+    if (!this.data) return;
+    if (Object.keys(values).some((name) => this.#isNew(name))) return this.#learn();
     this.#append({ x, values });
-    if (!this.isLoading && (this.data.get("loss") || this.data.get("step")).x.length > MOST_POINTS) this.load();
+    if (!this.isLoading && this.#numPoints() > this.mostPoints) this.load();
     this.draw();
+  }
+
+  #numPoints() {
+    return (this.data.get("loss") || this.data.get("step")).x.length;
   }
 
   #append({ x, values }) {

@@ -45,8 +45,7 @@ class RunPage {
       },
       event: () => this.#readEvents(),
       reset: () => this.again(),
-      back: () => this.again(),
-    });
+    }, [this.run.cursor]);
   }
 
   // Whatever is shown: a view that is opened later draws the events too.
@@ -62,7 +61,7 @@ class RunPage {
     return address(`api/runs/${encodeURIComponent(this.id)}/export.${form}`, { metrics: shown });
   }
 
-  /** Read the run again: it was rewound, its file was rewritten, or the connection was lost. */
+  /** Read the run again: it was rewound, its file was rewritten, or too much is new to be sent in points. */
   async again() {
     const run = await api.run(this.id).catch(() => null);
     if (!run || this.isClosed) return;  // deleted while it is watched: what was drawn stays

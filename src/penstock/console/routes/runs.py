@@ -42,6 +42,7 @@ def run(request: Request, run_id: str) -> Reply:
     """Return a run: recipe, metrics, corpora, events, starts."""
     console, found = console_of(request), run_of(request, run_id)
     columns = console.columns(found)
+    cursor = columns.cursor  # before the rest: what is parsed meanwhile is sent again, and nothing is missing
     metrics = columns.metrics()
     of_corpora = (name.partition("/")[2] for name in metrics if name.startswith("corpus_"))
     return {
@@ -55,7 +56,8 @@ def run(request: Request, run_id: str) -> Reply:
         "starts": columns.starts,
         "control": console.rules.control and not found.files.is_stored,
         "damaged_lines": columns.num_damaged,
-        "generation": columns.generation,
+        "generation": cursor.generation,
+        "cursor": str(cursor),
     }
 
 

@@ -1,12 +1,14 @@
 """Route of server-sent events: new points of curves, changed rows of the table, deleted runs, and resets.
 
-One stream serves a page, whatever it shows. Files are looked at four times a second, so a point arrives well
-within a second of its line.
+One stream serves a page, whatever it shows. It goes on from the cursors of what the page has, so nothing is
+missing that is recorded while the page opens, or is not connected. Files are looked at four times a second,
+so a point arrives well within a second of its line.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -14,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
 from penstock.console.routes.curves import Axis, axis_of
-from penstock.console.runs.columns import TABLES, RunColumns
+from penstock.console.runs.columns import Cursor, RunColumns
 from penstock.console.runs.discover import FoundRun, UnknownRun
 from penstock.console.runs.summary import RunRow
 from penstock.console.state import ConsoleState, console_of, finite
@@ -34,15 +36,21 @@ _PARSE_S = 1.0
 
 
 @router.get("/stream")
-async def stream(request: Request, runs: str = "") -> StreamingResponse:
-    """Stream events of some runs, ids separated by commas; without them, the changed rows of all runs."""
+async def stream(request: Request, runs: str = "", since: str = "") -> StreamingResponse:
+    """Stream events of some runs, ids separated by commas; without them, the changed rows of all runs.
+
+    `since` has the cursors of what the page has of these runs, in their order; without it, it has all.
+    """
     console = console_of(request)
     ids = [run_id for run_id in runs.split(",") if run_id][:_MOST_RUNS]
-    return StreamingResponse(_events(console, ids), media_type="text/event-stream")
+    cursors = [Cursor.parsed(text) if text else None for text in since.split(",")]
+    return StreamingResponse(_events(console, ids, cursors), media_type="text/event-stream")
 
 
-async def _events(console: ConsoleState, ids: list[str]) -> AsyncIterator[str]:
-    watched = [_Watched(console, run_id) for run_id in ids]
+async def _events(
+    console: ConsoleState, ids: list[str], cursors: Sequence[Cursor | None]
+) -> AsyncIterator[str]:
+    watched = [_Watched(console, run_id, since) for run_id, since in zip_longest(ids, cursors[: len(ids)])]
     rows = _Rows(console, ids)
     yield ": connected\n\n"
     look, quiet = 0, 0
@@ -65,14 +73,16 @@ News = list[tuple[str, Any]]  # Any: JSON
 
 
 class _Watched:
-    """One run of a stream: what was sent of it."""
+    """One run of a stream: what was sent of it.
 
-    def __init__(self, console: ConsoleState, run_id: str) -> None:
+    Args:
+        since: cursor of what the page has; None: all.
+    """
+
+    def __init__(self, console: ConsoleState, run_id: str, since: Cursor | None) -> None:
         self._console = console
         self._id = run_id
-        self._sent: dict[str, int] | None = None
-        self._generation = 0
-        self._num_events = 0
+        self._sent = since
 
     def news(self) -> News:
         try:
@@ -86,26 +96,20 @@ class _Watched:
 
     def _news_of(self, run: FoundRun) -> News:
         columns = self._console.columns(run, most_s=_PARSE_S)
-        now = {table: columns.num_rows(table) for table in TABLES}
-        generation, num_events = columns.generation, len(columns.events)
-        before, is_void = self._sent, generation != self._generation
-        points: News = []
-        new = 0 if before is None else sum(now.values()) - sum(before.values())
-        if before is not None and not is_void and new <= _MOST_POINTS:
+        now = columns.cursor
+        before = self._sent or now
+        new = {table: number - before.rows[table] for table, number in now.rows.items()}
+        found: News = []
+        if now.generation != before.generation or min(new.values()) < 0 or sum(new.values()) > _MOST_POINTS:
+            found.append(("reset", {"run": self._id, "generation": now.generation}))
+        elif now != before:
             price = self._console.summaries.price(run)
-            points = [
-                point
-                for table in TABLES
-                for point in _points(self._id, columns, table, before[table], price=price)
-            ]
-        changed = num_events != self._num_events
-        self._sent, self._generation, self._num_events = now, generation, num_events  # nothing was refused
-        if before is None:
-            return []
-        if is_void or new > _MOST_POINTS:
-            return [("reset", {"run": self._id, "generation": generation})]
-        events = [("event", {"run": self._id, "events": columns.events[-1:]})] if changed else []
-        return [*points, *events]
+            for table, first in before.rows.items():
+                found += _points(self._id, columns, table, first, price=price)
+            if now.events != before.events:
+                found.append(("event", {"run": self._id}))
+        self._sent = now  # nothing was refused
+        return found
 
 
 class _Rows:

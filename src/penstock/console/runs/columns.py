@@ -16,6 +16,7 @@ out: to look at a run must be possible when it is damaged too.
 import json
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -101,6 +102,38 @@ class _State:
     """Lines that are no records."""
 
 
+class Cursor(NamedTuple):
+    """How much of a run a reader has. A stream goes on from there.
+
+    >>> Cursor.parsed("0.24.3.0.2") == Cursor(0, steps=24, validations=3, tasks=0, events=2)
+    True
+    >>> Cursor.parsed("24")
+    Cursor(generation=-1, steps=0, validations=0, tasks=0, events=0)
+    """
+
+    generation: int
+    steps: int = 0
+    """Number of records of steps; so the next two."""
+    validations: int = 0
+    tasks: int = 0
+    events: int = 0
+
+    @classmethod
+    def parsed(cls, text: str) -> "Cursor":
+        """Return a cursor from its text; of another text one that no run goes on from."""
+        if not re.fullmatch(r"\d{1,15}(\.\d{1,15}){4}", text, re.ASCII):
+            return cls(generation=-1)
+        return cls(*map(int, text.split(".")))
+
+    def __str__(self) -> str:
+        return ".".join(map(str, self))
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """Number of records by table."""
+        return dict(zip(TABLES, self[1:4], strict=True))
+
+
 class RunColumns(ParsedFile[_State]):
     """Columns of one run, kept up with its file. Methods may be called from several threads.
 
@@ -117,6 +150,17 @@ class RunColumns(ParsedFile[_State]):
     def generation(self) -> int:
         """Counts how often records were dropped: what was read before is then void."""
         return self._state.generation
+
+    @property
+    def cursor(self) -> Cursor:
+        """Cursor of a reader who has all that is parsed.
+
+        Raises:
+            RunBusy: other requests read the run for too long.
+        """
+        with self._turns.turn():
+            state, (steps, validations, tasks) = self._state, map(self.num_rows, TABLES)
+            return Cursor(state.generation, steps, validations, tasks, len(state.events))
 
     @property
     def num_damaged(self) -> int:

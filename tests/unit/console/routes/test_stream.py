@@ -134,3 +134,80 @@ def test_a_quiet_stream_is_kept_alive_and_ends_with_the_console(console):
         assert [next(events) for _ in range(3)] == [("comment", "connected"), STILL_HERE, STILL_HERE]
         console.state.end()
         assert set(events) <= {STILL_HERE}
+
+
+def points_of(events, last_step):
+    """Return the steps of points up to one; other events are left out."""
+    found = take_until(events, lambda data: data.get("x", {}).get("step") == last_step)
+    return [data["x"]["step"] for kind, data in found if kind == "points"]
+
+
+def test_a_record_written_after_the_page_asked_is_sent_though_the_stream_begins_later(console):
+    console.write("run", *steps(1, 3))
+    page = console.run()
+    console.write("run", *steps(4, 5))
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        assert points_of(events, 5) == [4, 5]
+        console.write("run", *steps(6, 6))
+        assert points_of(events, 6) == [6]
+
+
+def test_a_point_has_its_place_on_every_axis_and_the_values_of_its_record(console):
+    console.write("run", *steps(1, 2, step_s=2.0, device_hours=0.5))
+    page = console.run()
+    console.write("run", *steps(3, 3, step_s=2.0, device_hours=0.75, mfu=float("nan")))
+    console.write("run", {"step": 3, "validation_loss": 2.5})
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        found = take_until(events, lambda data: "validation_loss" in data.get("values", ()))
+        first, second = [data for kind, data in found if kind == "points"]
+    assert first["x"] == {"step": 3, "tokens": 30, "time": 6, "money": 0}
+    assert (first["values"]["loss"], first["values"]["mfu"]) == (8.97, None)
+    assert (second["x"], second["values"]) == (first["x"], {"validation_loss": 2.5})
+
+
+def reset_of(console, page):
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        found = list(take_until(events, lambda data: "generation" in data))
+    assert "points" not in {kind for kind, _ in found}
+    return found[-1]
+
+
+def test_more_than_500_points_are_a_reset(console):
+    console.write("run", *steps(1, 3))
+    page = console.run()
+    console.write("run", *steps(4, 504))
+    assert reset_of(console, page) == ("reset", {"run": page["id"], "generation": 0})
+
+
+def test_steps_that_go_back_are_a_reset_of_a_new_generation(console):
+    console.write("run", *steps(1, 9))
+    page = console.run()
+    console.write("run", {"event": "start", "step": 4, "ranks": 1}, *steps(5, 5))
+    assert reset_of(console, page) == ("reset", {"run": page["id"], "generation": 1})
+
+
+@pytest.mark.parametrize("cursor", ["0.9.0.0.0", "-1.0.0.0.0", "0.-3.0.0.0", "0.3", "x", "9" * 5000])
+def test_a_cursor_that_the_run_does_not_go_on_from_is_a_reset(console, cursor):
+    console.write("run", *steps(1, 3))
+    page = console.run()
+    assert reset_of(console, {**page, "cursor": cursor})[0] == "reset"
+
+
+def test_a_new_event_is_told_after_its_points(console):
+    console.write("run", *steps(1, 3))
+    page = console.run()
+    console.write("run", *steps(4, 4), {"event": "skipped", "step": 4, "why": "loss is NaN"})
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        found = [kind for kind, _ in take_until(events, lambda data: data == {"run": page["id"]})]
+    assert [kind for kind in found if kind != "row"] == ["points", "event"]
+
+
+def test_several_runs_have_their_cursors_in_their_order(console):
+    for name in ("a", "b"):
+        console.write(name, *steps(1, 3))
+    pages = [console.run(name) for name in ("a", "b")]
+    console.write("b", *steps(4, 4))
+    ids, cursors = (",".join(page[key] for page in pages) for key in ("id", "cursor"))
+    with console.followed(runs=ids, since=cursors) as events:
+        found = list(take_until(events, lambda data: data.get("x", {}).get("step") == 4))
+    assert {data["run"] for kind, data in found if kind == "points"} == {pages[1]["id"]}
