@@ -122,3 +122,33 @@ def test_a_record_sent_while_the_curves_are_on_their_way_is_drawn(context, addre
     for route, answer in held:
         route.fulfill(response=answer)
     expect_last_step(page, 5)
+
+
+def turn(page, *, is_hidden):
+    """Let a page be what a tab is that is not in sight; without a window, a browser hides none."""
+    page.evaluate(
+        """(isHidden) => {
+          Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
+          document.dispatchEvent(new Event('visibilitychange'));
+        }""",
+        is_hidden,
+    )
+
+
+def test_more_tabs_than_a_browser_has_connections_show_what_they_missed(context, address, runs):
+    write(runs / "tabs", *steps(1, 3))
+    table, pages = opened(context, address), [opened(context, address, "tabs") for _ in range(5)]
+    for page in (table, *pages):
+        turn(page, is_hidden=True)
+    seventh = opened(context, address)
+    expect(seventh.locator(".runs .name a").first).to_be_visible()
+    write(runs / "tabs", *steps(4, 5))
+    write(runs / "tab-of-its-own", *steps(1, 2))
+    expect(seventh.get_by_role("link", name="tab-of-its-own")).to_be_visible()
+    expect(table.get_by_role("link", name="tab-of-its-own")).to_have_count(0)
+    turn(seventh, is_hidden=True)
+    turn(table, is_hidden=False)
+    expect(table.get_by_role("link", name="tab-of-its-own")).to_be_visible()
+    turn(pages[0], is_hidden=False)
+    expect_last_step(pages[0], 5)
+    expect(pages[0].locator(".figure", has_text="step").locator("dd").first).to_have_text("5")

@@ -85,31 +85,50 @@ async function streamed(path, value, handlers, signal) {
 /**
  * Follow runs over one server-sent stream; all runs if none are given.
  *
- * Args: handlers: points, row, gone, event, reset (functions of the event's data); since: cursors of what the page has of
- * the runs, from which the stream goes on. Returns a function that ends it.
+ * A browser opens six connections to a host, and each stream holds one: a page that is not in sight has none. It
+ * is connected again when it is shown, and goes on from what it has.
+ *
+ * Args: handlers: points, row, gone, event, reset (functions of the event's data), back (connected again); since():
+ * cursors of what the page has of the runs. Returns a function that ends it.
  */
-export function follow(ids, handlers, since = []) {
+export function follow(ids, handlers, since = () => []) {
   const live = document.querySelector("#live");
+  let source = null, wasLost = document.hidden;
   const say = (state) => {
     live.className = state;
-    live.textContent = { on: "live", off: "reconnecting", wait: "connecting" }[state];
+    live.textContent = { on: "live", off: "reconnecting", wait: "connecting" }[state] ?? "";
   };
-  say("wait");
-  const source = new EventSource("api/stream" + query({ runs: ids.join(","), since: since.join(",") }));
-  let wasLost = false;
-  source.addEventListener("open", () => {
-    say("on");
-    if (wasLost) handlers.back?.();
-    wasLost = false;
-  });
-  source.addEventListener("error", () => {
-    wasLost = true;
-    say("off");
-  });
-  for (const kind of ["points", "row", "gone", "event", "reset"])
-    source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
+  const begin = () => {
+    say("wait");
+    source = new EventSource("api/stream" + query({ runs: ids.join(","), since: since().join(",") }));
+    source.addEventListener("open", () => {
+      say("on");
+      if (wasLost) handlers.back?.();
+      wasLost = false;
+    });
+    source.addEventListener("error", () => {
+      wasLost = true;
+      say("off");
+    });
+    for (const kind of ["points", "row", "gone", "event", "reset"])
+      source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
+  };
+  const end = () => {
+    source?.close();
+    source = null;
+    say("");
+  };
+  const turned = () => {
+    if (!document.hidden && !source) begin();
+    else if (document.hidden && source) {
+      end();
+      wasLost = true;
+    }
+  };
+  document.addEventListener("visibilitychange", turned);
+  turned();
   return () => {
-    source.close();
-    live.className = live.textContent = "";
+    document.removeEventListener("visibilitychange", turned);
+    end();
   };
 }

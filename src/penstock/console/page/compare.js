@@ -50,7 +50,7 @@ class Comparison {
   begin() {
     if (this.runs.length) this.#load();
     this.#notes();
-    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon() }, this.runs.map((run) => run.cursor));
+    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon() }, () => this.runs.map((run) => run.cursor));
   }
 
   #go(ids) {

@@ -8,7 +8,7 @@ const AT_ONCE = 4, WORST = 12, MOST_SPIKES = 8, SHADES = 6;
 
 export class RowsView {
   constructor(body, page, query) {
-    Object.assign(this, { page, offset: 0 });
+    Object.assign(this, { page, offset: 0, generation: page.run.generation });
     this.step = el("input", { type: "number", min: "1", "aria-label": "Step", value: query.get("step") || String(page.row.step || 1) });
     this.found = el("div", { class: "view" });
     this.said = el("p", { class: "quiet", role: "status" });
@@ -97,8 +97,9 @@ export class RowsView {
     return card;
   }
 
-  again() {
-    this.ask();
+  again({ generation }) {
+    if (generation !== this.generation) this.ask();  // else the rows are what they were
+    this.generation = generation;
   }
 
   close() {

@@ -20,7 +20,7 @@ export const open = async (id, tab, query) => new RunPage(id, await api.run(id),
 
 class RunPage {
   constructor(id, run, tab, query) {
-    Object.assign(this, { id, run, row: run.row, view: null, first: [tab, query], places: [["#/", "Runs"], ["", run.name]] });
+    Object.assign(this, { id, run, row: run.row, cursor: run.cursor, view: null, first: [tab, query], places: [["#/", "Runs"], ["", run.name]] });
     this.head = el("section", { class: "run-head", "aria-label": "Summary" });
     this.tabs = el("nav", { class: "tabs", "aria-label": "Views of the run" });
     this.body = el("div", { class: "view" });
@@ -45,7 +45,7 @@ class RunPage {
       },
       event: () => this.#readEvents(),
       reset: () => this.again(),
-    }, [this.run.cursor]);
+    }, () => [this.cursor]);
   }
 
   // Whatever is shown: a view that is opened later draws the events too.
@@ -66,6 +66,7 @@ class RunPage {
     const run = await api.run(this.id).catch(() => null);
     if (!run || this.isClosed) return;  // deleted while it is watched: what was drawn stays
     this.run = run;
+    this.cursor = run.cursor;  // of what the views read next; what came over the stream before has no cursor
     this.row = this.run.row ?? this.row;
     this.#drawHead();
     this.view?.again?.(this.run);
