@@ -147,12 +147,16 @@ class Summaries:
         if age <= max(_FRESH_S, _FRESH_STEPS * (known.pace_s or 0.0)) and self._is_held(folder, known):
             return "training", None
         if self._is_held(folder, known):
-            return "stalled", _hang(folder) or f"no record for {age:,.0f} s, and a job holds the run"
+            return "stalled", _hang(
+                files, row["updated"]
+            ) or f"no record for {age:,.0f} s, and a job holds the run"
         if not step:
             return "stopped", None
         if _is_saved(folder, known.recipe, step):
             return "stopped", None
-        return "failed", _hang(folder) or f"it ended after step {step:,} without a checkpoint of it"
+        return "failed", _hang(
+            files, row["updated"]
+        ) or f"it ended after step {step:,} without a checkpoint of it"
 
     def _is_held(self, folder: Path, known: _Known) -> bool:
         """Return whether a job holds the run's lock.
@@ -276,11 +280,10 @@ def _is_saved(folder: Path, recipe: Mapping[str, Any], step: int) -> bool:
         return False
 
 
-def _hang(folder: Path) -> str | None:
-    try:
-        return "it hung: see hangs/" if any((folder / HANGS_FOLDER).iterdir()) else None
-    except OSError:
-        return None
+def _hang(files: RunFiles, updated: float | None) -> str | None:
+    """Return that a run hung after its newest record; one before it ended with the job that trained on."""
+    newest = max(files.modified(HANGS_FOLDER).values(), default=-math.inf)
+    return "it hung: see hangs/" if newest >= (updated or 0.0) else None
 
 
 def _number(value: object) -> float | None:

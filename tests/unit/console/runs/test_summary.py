@@ -64,6 +64,24 @@ def test_the_end_of_a_run_is_told_from_its_folder(tmp_path):
         assert row_of(hung)["state"] == "stalled"
 
 
+@pytest.mark.parametrize(("hung_s_after", "is_hung"), [(60, True), (-60, False)])
+def test_a_run_is_told_to_have_hung_only_if_it_recorded_nothing_since(tmp_path, hung_s_after, is_hung):
+    folder = make(tmp_path / "run")
+    at = clock.unix_seconds() - 3600
+    os.utime(folder / "metrics.jsonl", (at, at))
+    (folder / "hangs").mkdir()
+    for rank, hung_at in enumerate((at - 86_400, at + hung_s_after)):
+        path = folder / "hangs" / f"rank-{rank:05d}.json"
+        path.write_text("{}")
+        os.utime(path, (hung_at, hung_at))
+    killed = row_of(folder)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        held = row_of(folder)
+    assert (killed["state"], held["state"]) == ("failed", "stalled")
+    assert [row["error"].startswith("it hung") for row in (killed, held)] == [is_hung, is_hung]
+
+
 def test_a_long_file_is_read_at_its_ends_only(tmp_path):
     folder = make(tmp_path / "run")
     with (folder / "metrics.jsonl").open("ab") as file:
