@@ -18,6 +18,7 @@ from starlette.responses import StreamingResponse
 from penstock.console.routes.curves import Axis, axis_of
 from penstock.console.runs.columns import Cursor, RunColumns
 from penstock.console.runs.discover import FoundRun, UnknownRun
+from penstock.console.runs.events import first_compared, spikes
 from penstock.console.runs.summary import RunRow
 from penstock.console.state import ConsoleState, console_of, finite
 from penstock.core.errors import PenstockError
@@ -106,7 +107,7 @@ class _Watched:
             price = self._console.summaries.price(run)
             for table, first in before.rows.items():
                 found += _points(self._id, columns, table, first, price=price)
-            if now.events != before.events:
+            if now.events != before.events or _has_spike(columns, before.steps):
                 found.append(("event", {"run": self._id}))
         self._sent = now  # nothing was refused
         return found
@@ -137,6 +138,14 @@ class _Rows:
         for run in self._console.folders.runs():
             if run.id in self._ids:
                 yield self._console.row(run)
+
+
+def _has_spike(columns: RunColumns, row: int) -> bool:
+    """Return whether the loss of a step from a row on is a spike, without a look at the whole curve."""
+    first = first_compared(row)
+    steps, loss = (columns.column(name, first=first) for name in ("step", "loss"))
+    num = min(len(steps), len(loss))  # a thread may have added records in between
+    return any(spike["step"] in steps[row - first : num] for spike in spikes(steps[:num], loss[:num]))
 
 
 def _points(run_id: str, columns: RunColumns, table: str, first: int, *, price: float) -> News:

@@ -93,6 +93,15 @@ def spikes(steps: npt.NDArray[np.float64], loss: npt.NDArray[np.float64]) -> lis
     return [RunEvent(step=int(steps[i]), time=None, kind="spike", text=f"loss {loss[i]:.3f}") for i in first]
 
 
+def first_compared(row: int) -> int:
+    """Return the first row whose loss decides which of the rows from one on are spikes.
+
+    >>> first_compared(1000)
+    896
+    """
+    return max(0, row // _BLOCK - 1) * _BLOCK
+
+
 def _start(record: Record, step: int, ranks_before: int | None) -> RunEvent:
     ranks, changes = record.get("ranks"), record.get("changes") or {}
     said = plural(ranks, "rank") if isinstance(ranks, int) else "start"

@@ -202,6 +202,17 @@ def test_a_new_event_is_told_after_its_points(console):
     assert [kind for kind in found if kind != "row"] == ["points", "event"]
 
 
+def test_a_new_loss_spike_is_an_event(console):
+    console.write("run", *steps(1, 200))
+    page = console.run()
+    assert page["events"] == []
+    console.write("run", *steps(201, 201), {"step": 202, "loss": 30.0}, *steps(203, 203))
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        found = [kind for kind, _ in take_until(events, lambda data: data == {"run": page["id"]})]
+    assert [kind for kind in found if kind != "row"] == ["points", "points", "points", "event"]
+    assert [(event["kind"], event["step"]) for event in console.run()["events"]] == [("spike", 202)]
+
+
 def test_several_runs_have_their_cursors_in_their_order(console):
     for name in ("a", "b"):
         console.write(name, *steps(1, 3))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from penstock.console.runs.columns import RunColumns
-from penstock.console.runs.events import spikes
+from penstock.console.runs.events import first_compared, spikes
 from penstock.console.runs.run_files import LocalFiles
 from penstock.console.runs.turns import RunBusy
 from penstock.core.errors import PenstockError
@@ -214,6 +214,17 @@ def test_a_spike_is_a_loss_far_above_those_before_it():
     assert [event["step"] for event in found] == [301, 451]
     assert not spikes(np.arange(1.0, 501), np.full(500, np.nan))
     assert not spikes(np.arange(1.0, 11), loss[:10])
+
+
+def test_new_spikes_are_those_of_the_whole_curve_though_only_its_end_is_read():
+    loss = 3 + np.random.default_rng(0).normal(0, 0.02, 500)
+    loss[[70, 300, 301, 450]] = 5.0
+    steps = np.arange(500.0)
+    for row in (1, 64, 65, 128, 300, 301, 302, 450, 451, 499):
+        first = first_compared(row)
+        assert first >= row - 128
+        found = [event["step"] for event in spikes(steps[first:], loss[first:]) if event["step"] >= row]
+        assert found == [step for step in (70, 300, 450) if step >= row], row
 
 
 def test_a_cache_that_is_full_shifts_no_curve(run, monkeypatch):
