@@ -152,3 +152,31 @@ def test_more_tabs_than_a_browser_has_connections_show_what_they_missed(context,
     turn(pages[0], is_hidden=False)
     expect_last_step(pages[0], 5)
     expect(pages[0].locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
+
+
+def samples(step, answer):
+    return {"event": "samples", "step": step, "answers": [{"prompt": "the penstock", "answer": answer}]}
+
+
+def test_new_answers_and_a_new_spike_appear_in_an_open_page_and_what_was_chosen_stays(context, address, runs):
+    write(runs / "asked", *steps(1, 200), *(samples(step, f"answer {step}") for step in (50, 100, 150, 200)))
+    page = opened(context, address, "asked")
+    page.get_by_role("link", name="Answers", exact=True).click()
+    shown = page.locator(".answers .answer .said")
+    expect(shown).to_have_text(["answer 50", "answer 150", "answer 200"])
+    write(runs / "asked", *steps(201, 250), samples(250, "answer 250"))
+    expect(shown).to_have_text(["answer 50", "answer 150", "answer 250"])
+    page.get_by_role("button", name="step 100").click()
+    write(
+        runs / "asked",
+        {"step": 251, "loss": 30.0, "tokens": 2510},
+        *steps(252, 260),
+        samples(260, "answer 260"),
+    )
+    expect(page.get_by_role("button", name="step 260")).to_be_visible()
+    expect(shown).to_have_text(["answer 50", "answer 100", "answer 150", "answer 250"])
+    page.get_by_role("link", name="Curves").click()
+    events = page.get_by_role("region", name="Events")
+    expect(events).to_contain_text("loss 30.000")
+    write(runs / "asked", *steps(261, 270), {"step": 271, "loss": 31.0, "tokens": 2710})
+    expect(events).to_contain_text("loss 31.000")

@@ -88,8 +88,8 @@ async function streamed(path, value, handlers, signal) {
  * A browser opens six connections to a host, and each stream holds one: a page that is not in sight has none. It
  * is connected again when it is shown, and goes on from what it has.
  *
- * Args: handlers: points, row, gone, event, reset (functions of the event's data), back (connected again); since():
- * cursors of what the page has of the runs. Returns a function that ends it.
+ * Args: handlers: points, row, gone, event, samples, reset (functions of the event's data), back (connected again);
+ * since(): cursors of what the page has of the runs. Returns a function that ends it.
  */
 export function follow(ids, handlers, since = () => []) {
   const live = document.querySelector("#live");
@@ -110,7 +110,7 @@ export function follow(ids, handlers, since = () => []) {
       wasLost = true;
       say("off");
     });
-    for (const kind of ["points", "row", "gone", "event", "reset"])
+    for (const kind of ["points", "row", "gone", "event", "samples", "reset"])
       source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
   };
   const end = () => {

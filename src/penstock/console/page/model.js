@@ -23,10 +23,13 @@ export class AnswersView {
     }
     const { steps, prompts } = this.found;
     if (!steps?.length) return this.recorded.replaceChildren(el("p", { class: "empty" }, "This run answers no prompts while it trains. [samples] in its recipe names them: the console then shows how the answers change."));
-    this.shown = new Set(steps.length <= SHOWN ? steps : [steps[0], steps[steps.length >> 1], steps[steps.length - 1]]);
+    if (!this.isChosen) this.shown = few(steps);
     const place = el("div", { class: "view" });
     const draw = () => place.replaceChildren(...sideBySide(steps.filter((step) => this.shown.has(step)), prompts));
-    this.recorded.replaceChildren(el("div", { class: "toolbar" }, choices("Checkpoints shown", steps, this.shown, draw)), place);
+    this.recorded.replaceChildren(el("div", { class: "toolbar" }, choices("Checkpoints shown", steps, this.shown, () => {
+      this.isChosen = true;
+      draw();
+    })), place);
     draw();
   }
 
@@ -39,7 +42,7 @@ export class AnswersView {
     }
     const title = el("h2", {}, "Ask other checkpoints");
     if (found.why_not) return this.asked.replaceChildren(title, el("p", { class: "quiet" }, found.why_not));
-    const { steps } = found, chosen = new Set(steps.length <= SHOWN ? steps : [steps[0], steps[steps.length >> 1], steps[steps.length - 1]]);
+    const { steps } = found, chosen = few(steps);
     const prompts = el("textarea", { rows: "3", value: "", required: true }), tokens = el("input", { type: "number", min: "1", max: "4096", value: "64" });
     prompts.value = (this.found?.prompts || []).map(({ prompt }) => prompt.replaceAll("\n", " ")).slice(0, MOST_PROMPTS).join("\n");
     const chats = el("input", { type: "checkbox" }), ask = el("button", { type: "submit", class: "button primary" }, "Ask them");
@@ -81,10 +84,17 @@ export class AnswersView {
     this.load();
   }
 
+  samples() {
+    this.load();
+  }
+
   close() {
     this.asking?.abort();
   }
 }
+
+/** Return the first, the middle and the last of many checkpoints. */
+const few = (steps) => new Set(steps.length <= SHOWN ? steps : [steps[0], steps[steps.length >> 1], steps[steps.length - 1]]);
 
 function choices(label, steps, chosen, act) {
   return el("div", { class: "chips", role: "group", "aria-label": label }, steps.map((step) => el("button", {

@@ -44,6 +44,7 @@ class RunPage {
         this.#drawHead();
       },
       event: () => this.#readEvents(),
+      samples: () => this.view?.samples?.(),
       reset: () => this.again(),
     }, () => [this.cursor]);
   }

@@ -109,6 +109,8 @@ class _Watched:
                 found += _points(self._id, columns, table, first, price=price)
             if now.events != before.events or _has_spike(columns, before.steps):
                 found.append(("event", {"run": self._id}))
+            if now.samples != before.samples:
+                found.append(("samples", {"run": self._id}))
         self._sent = now  # nothing was refused
         return found
 

@@ -105,10 +105,10 @@ class _State:
 class Cursor(NamedTuple):
     """How much of a run a reader has. A stream goes on from there.
 
-    >>> Cursor.parsed("0.24.3.0.2") == Cursor(0, steps=24, validations=3, tasks=0, events=2)
+    >>> Cursor.parsed("0.24.3.0.2.1") == Cursor(0, steps=24, validations=3, tasks=0, events=2, samples=1)
     True
     >>> Cursor.parsed("24")
-    Cursor(generation=-1, steps=0, validations=0, tasks=0, events=0)
+    Cursor(generation=-1, steps=0, validations=0, tasks=0, events=0, samples=0)
     """
 
     generation: int
@@ -117,11 +117,13 @@ class Cursor(NamedTuple):
     validations: int = 0
     tasks: int = 0
     events: int = 0
+    samples: int = 0
+    """Records of sample answers that are kept, of very many every other one."""
 
     @classmethod
     def parsed(cls, text: str) -> "Cursor":
         """Return a cursor from its text; of another text one that no run goes on from."""
-        if not re.fullmatch(r"\d{1,15}(\.\d{1,15}){4}", text, re.ASCII):
+        if not re.fullmatch(r"\d{1,15}(\.\d{1,15}){5}", text, re.ASCII):
             return cls(generation=-1)
         return cls(*map(int, text.split(".")))
 
@@ -160,7 +162,7 @@ class RunColumns(ParsedFile[_State]):
         """
         with self._turns.turn():
             state, (steps, validations, tasks) = self._state, map(self.num_rows, TABLES)
-            return Cursor(state.generation, steps, validations, tasks, len(state.events))
+            return Cursor(state.generation, steps, validations, tasks, len(state.events), len(state.samples))
 
     @property
     def num_damaged(self) -> int:

@@ -186,7 +186,7 @@ def test_steps_that_go_back_are_a_reset_of_a_new_generation(console):
     assert reset_of(console, page) == ("reset", {"run": page["id"], "generation": 1})
 
 
-@pytest.mark.parametrize("cursor", ["0.9.0.0.0", "-1.0.0.0.0", "0.-3.0.0.0", "0.3", "x", "9" * 5000])
+@pytest.mark.parametrize("cursor", ["0.9.0.0.0.0", "-1.0.0.0.0.0", "0.-3.0.0.0.0", "0.3", "x", "9" * 5000])
 def test_a_cursor_that_the_run_does_not_go_on_from_is_a_reset(console, cursor):
     console.write("run", *steps(1, 3))
     page = console.run()
@@ -211,6 +211,15 @@ def test_a_new_loss_spike_is_an_event(console):
         found = [kind for kind, _ in take_until(events, lambda data: data == {"run": page["id"]})]
     assert [kind for kind in found if kind != "row"] == ["points", "points", "points", "event"]
     assert [(event["kind"], event["step"]) for event in console.run()["events"]] == [("spike", 202)]
+
+
+def test_new_sample_answers_are_told(console):
+    console.write("run", *steps(1, 3), {"event": "samples", "step": 0, "answers": []})
+    page = console.run()
+    console.write("run", {"event": "samples", "step": 3, "answers": []})
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        found = [kind for kind, _ in take_until(events, lambda data: data == {"run": page["id"]})]
+    assert [kind for kind in found if kind != "row"] == ["samples"]
 
 
 def test_several_runs_have_their_cursors_in_their_order(console):
