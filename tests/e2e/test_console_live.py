@@ -124,6 +124,28 @@ def test_a_record_sent_while_the_curves_are_on_their_way_is_drawn(context, addre
     expect_last_step(page, 5)
 
 
+def test_a_zoom_reads_out_every_step_that_a_long_curve_leaves_out(context, address, runs):
+    losses = [9 - step / 1000 + (step * 7919 % 13) / 100 for step in range(1, 6001)]
+    write(runs / "long", *({"step": step, "loss": loss} for step, loss in enumerate(losses, start=1)))
+    page = opened(context, address, "long")
+    plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")
+    plot.focus()
+    page.keyboard.press("End")
+    for _ in range(4):  # the last 375 steps
+        page.keyboard.press("+")
+
+    def read_out():
+        page.keyboard.press("End")
+        found = [said.inner_text()]
+        for _ in range(3):
+            page.keyboard.press("ArrowLeft")
+            found.append(said.inner_text())
+        return found
+
+    raw = [f"step {step:,}: training {float(f'{losses[step - 1]:.4g}'):g}" for step in range(6000, 5996, -1)]
+    wait_until(lambda: read_out() == raw, "every step is read out")
+
+
 def turn(page, *, is_hidden):
     """Let a page be what a tab is that is not in sight; without a window, a browser hides none."""
     page.evaluate(

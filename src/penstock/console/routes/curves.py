@@ -60,6 +60,7 @@ def sampled(
     """Return the common axis of some metrics, their values on it (NaN: none), and whether it is thinned.
 
     Each metric keeps the points that its own shape needs; all metrics of a table have values at all of them.
+    The loss chooses half of them: beside any number of other metrics, its spikes stay apart.
     """
     tables: dict[str, list[str]] = {}
     for name in names:
@@ -74,10 +75,12 @@ def sampled(
         num = min([len(axis), *map(len, values.values())])  # a thread may have added records in between
         axis = axis[:num]
         if num > points:
-            is_thinned, each = True, max(_FEWEST_POINTS, points // len(members))
-            kept = np.unique(
-                np.concatenate([largest_triangles(axis, v[:num], each) for v in values.values()])
-            )
+            is_thinned = True
+            chosen = [
+                largest_triangles(axis, values[name][:num], number)
+                for name, number in _shares(members, points).items()
+            ]
+            kept = np.unique(np.concatenate(chosen))
         else:
             kept = np.arange(num)
         parts.append((axis[kept], {name: column[kept] for name, column in values.items()}))
@@ -89,6 +92,19 @@ def sampled(
             series[name] = np.full(len(at), np.nan)
             series[name][places] = column
     return at, {name: series[name] for name in names}, is_thinned
+
+
+def _shares(metrics: list[str], points: int) -> dict[str, int]:
+    """Return how many points each metric chooses.
+
+    >>> _shares(["loss", "mfu", "hfu"], 1000)
+    {'loss': 500, 'mfu': 250, 'hfu': 250}
+    """
+    weights = dict.fromkeys(metrics, 1)
+    if "loss" in weights:
+        weights["loss"] = max(1, len(metrics) - 1)
+    whole = sum(weights.values())
+    return {name: max(_FEWEST_POINTS, points * weight // whole) for name, weight in weights.items()}
 
 
 def axis_of(columns: RunColumns, x: Axis, *, table: str = "steps", price: float = 0.0) -> Float64:

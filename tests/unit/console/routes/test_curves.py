@@ -1,7 +1,9 @@
-"""Curves by money: device-hours at a price, or a refusal."""
+"""Curves: thinned where there are many points, raw where there are few, and by money."""
 
 import json
 
+import numpy as np
+import pytest
 from starlette.testclient import TestClient
 
 from penstock.console.access import ConsoleAccess
@@ -9,21 +11,68 @@ from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
 
 
-def asked(folder, **options):
-    state = ConsoleState([folder], ConsoleAccess(), **options)
+def asked(folder, *, price=0.0, **query):
+    state = ConsoleState([folder], ConsoleAccess(), price=price)
     with TestClient(build_app(state), base_url="http://127.0.0.1:8400") as client:
         (run,) = client.get("/api/runs").json()["runs"]
-        found = client.get(f"/api/runs/{run['id']}/curves", params={"metrics": "loss", "x": "money"})
+        found = client.get(f"/api/runs/{run['id']}/curves", params=query)
     state.close()
     return found
 
 
+def write(folder, records):
+    folder.mkdir(parents=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+NUM_STEPS = 20_000
+SHARES = [f"share_{number}" for number in range(20)]
+SPIKES = (7_000, 7_100)
+
+
+@pytest.fixture
+def long(tmp_path, monkeypatch):
+    """A run whose loss has two spikes near one another, with 20 noisy metrics beside it."""
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    noise = np.random.default_rng(0).normal(0, 0.1, (NUM_STEPS, len(SHARES) + 1)).round(3).tolist()
+    records = [
+        {"step": step, "loss": 3 + (4 if step in SPIKES else row[-1]), **dict(zip(SHARES, row, strict=False))}
+        for step, row in enumerate(noise, start=1)
+    ]
+    write(tmp_path / "runs" / "one", records)
+    return tmp_path / "runs", records
+
+
+def test_two_spikes_near_one_another_are_kept_however_many_metrics_are_asked_for(long):
+    folder, records = long
+    found = asked(folder, metrics=",".join(["step", "loss", *SHARES]), points=1000).json()
+    assert found["thinned"]
+    assert len(found["x"]) <= 500 + 21 * 32
+    assert set(SPIKES) <= set(found["x"])
+    kept = [records[int(step) - 1] for step in found["x"]]
+    for name in ("loss", *SHARES):
+        assert found["series"][name] == [record[name] for record in kept], (
+            "each point is one that was recorded"
+        )
+
+
+def test_a_zoom_shows_every_record_of_its_range(long):
+    folder, records = long
+    query = {"metrics": f"loss,{SHARES[0]}", "points": 1000}
+    assert len(asked(folder, **query).json()["x"]) < NUM_STEPS / 8
+    zoomed = asked(folder, **query, **{"from": 6_600.5, "to": 7_400}).json()
+    inside = records[6_600:7_400]
+    assert not zoomed["thinned"]
+    assert zoomed["x"] == [record["step"] for record in inside]
+    for name in ("loss", SHARES[0]):
+        assert zoomed["series"][name] == [record[name] for record in inside]
+
+
 def test_curves_by_money_need_a_price(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "runs" / "one"
-    folder.mkdir(parents=True)
-    lines = [json.dumps({"step": n, "loss": 1.0, "device_hours": n / 2}) for n in (1, 2, 3)]
-    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    assert asked(folder.parent, price=3.0).json()["x"] == [1.5, 3.0, 4.5]
-    refused = asked(folder.parent)
+    folder = tmp_path / "runs"
+    write(folder / "one", [{"step": n, "loss": 1.0, "device_hours": n / 2} for n in (1, 2, 3)])
+    query = {"metrics": "loss", "x": "money"}
+    assert asked(folder, price=3.0, **query).json()["x"] == [1.5, 3.0, 4.5]
+    refused = asked(folder, **query)
     assert (refused.status_code, "--price" in refused.text) == (400, True)
