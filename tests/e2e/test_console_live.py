@@ -1,12 +1,13 @@
 """Pages of the console in Chromium while the files of their runs change: nobody reloads."""
 
+import fcntl
 import json
 import shutil
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser import DEVICES, PATIENCE_MS, needs_browser
+from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
 from tests.e2e.conftest import console
 from tests.launched import wait_until
 
@@ -202,3 +203,19 @@ def test_new_answers_and_a_new_spike_appear_in_an_open_page_and_what_was_chosen_
     expect(events).to_contain_text("loss 30.000")
     write(runs / "asked", *steps(261, 270), {"step": 271, "loss": 31.0, "tokens": 2710})
     expect(events).to_contain_text("loss 31.000")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_run_that_trains_shows_its_cost_so_far_beside_the_time_left(context, address, runs, device):
+    run = runs / f"paid-{device}"
+    write(run, *steps(1, 40, step_s=2.0, device_hours=3.0))
+    (run / "config.json").write_text(json.dumps({"run": {"steps": 100, "device_hour_price": 2.5}}))
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        page = opened(context, address, run.name)
+        page.set_viewport_size(DEVICES[device]["viewport"])
+        expect(page.locator(".run-head .pill")).to_have_text("training")
+        expect(page.locator(".figure", has_text="time left").locator("dd")).to_have_text("2 min")
+        expect(page.locator(".figure", has_text="cost").locator("dd")).to_have_text("7.5")
+        expect(page.locator("#loss canvas")).to_be_visible()
+        check_is_usable(page)

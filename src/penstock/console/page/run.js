@@ -119,7 +119,8 @@ class RunPage {
         figure("MFU", written(row.mfu, "share")),
         figure("data wait", written(row.data_wait, "share")),
         figure("exposed", written(row.exposed, "share")),
-        row.state === "training" ? figure("time left", duration(row.eta_s)) : figure("cost", written(row.cost))),
+        row.state === "training" ? figure("time left", duration(row.eta_s)) : "",
+        figure("cost", written(row.cost))),
       row.steps ? bar(row) : "");
   }
 }
