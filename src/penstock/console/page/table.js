@@ -93,6 +93,7 @@ class RunsTable {
       GROUPS.map(([value, text]) => el("option", { value, selected: value === this.group }, text)));
     const sort = el("select", { class: "narrow-only", "aria-label": "Sort", on: { change: () => this.sortBy(sort.value) } },
       COLUMNS.map(([key, title]) => el("option", { value: key, selected: key === this.sort }, "by " + title)));
+    this.direction = el("button", { type: "button", class: "button narrow-only", "aria-label": "Descending", on: { click: () => { this.isDown = !this.isDown; this.draw(); } } });
     this.compare = el("a", { class: "button primary", hidden: true });
     this.head = el("div", { class: "row head", role: "row" }, el("span", { role: "columnheader", class: "pick" }, el("span", { class: "unseen" }, "chosen")),
       COLUMNS.map(([key, title, , hint]) => {
@@ -106,7 +107,7 @@ class RunsTable {
     this.note = el("p", { class: "quiet", role: "status" });
     this.root = el("div", { class: "page runs-page" },
       el("div", { class: "title" }, el("h1", {}, "Runs"), this.note, this.compare),
-      el("div", { class: "toolbar" }, this.chips, el("div", { class: "space-between" }), this.field, group, sort, takeAlong((form) => address(`api/table.${form}`, { search: this.text, states: [...this.states].join(","), sort: this.sort, down: String(this.isDown), group: this.group }))), this.view);
+      el("div", { class: "toolbar" }, this.chips, el("div", { class: "space-between" }), this.field, group, sort, this.direction, takeAlong((form) => address(`api/table.${form}`, { search: this.text, states: [...this.states].join(","), sort: this.sort, down: String(this.isDown), group: this.group }))), this.view);
   }
 
   begin() {
@@ -160,6 +161,8 @@ class RunsTable {
       if (cell.dataset.key === this.sort) cell.setAttribute("aria-sort", this.isDown ? "descending" : "ascending");
       else cell.removeAttribute("aria-sort");
     }
+    this.direction.textContent = this.isDown ? "\u2193" : "\u2191";
+    this.direction.setAttribute("aria-pressed", String(this.isDown));
     const all = [...this.rows.values()], count = (state) => all.filter((row) => row.state === state).length;
     this.chips.replaceChildren(...STATES.filter((state) => count(state) || this.states.has(state)).map((state) =>
       el("button", { type: "button", class: `chip ${state}`, "aria-pressed": String(this.states.has(state)), on: { click: () => {
