@@ -119,6 +119,59 @@ def test_rows_in_sight_stay_while_the_table_scrolls_and_others_come_in_order(pag
     expect(page.locator(".runs .name a")).to_have_count(10)
 
 
+def test_chips_choose_the_states_that_are_shown(page):
+    names, chips = page.locator(".runs .name a"), page.get_by_role("group", name="States shown")
+    expect(chips.get_by_role("button")).to_have_text(["7 failed", f"{NUM_RUNS} finished"])
+    chips.get_by_role("button", name="failed").click()
+    expect(names).to_have_count(7)
+    expect(page.get_by_text(f"7 of {NUM_RUNS + 7}")).to_be_visible()
+    expect(page).to_have_url(re.compile("states=failed"))
+    chips.get_by_role("button", name="finished").click()
+    expect(page.get_by_text(f"{NUM_RUNS + 7} in all")).to_be_visible()
+    for name in ("failed", "finished"):
+        chips.get_by_role("button", name=name).click()
+        expect(chips.get_by_role("button", name=name)).to_have_attribute("aria-pressed", "false")
+    expect(names.first).to_have_text("run-000")
+    expect(page).not_to_have_url(re.compile("states="))
+
+
+def test_the_table_is_grouped_and_the_address_holds_the_group(page):
+    groups = page.locator(".runs .row.group")
+    page.get_by_label("Search names and recipes").fill("yod")
+    expect(page.locator(".runs .name a")).to_have_count(7)
+    page.get_by_label("Group").select_option("folder")
+    expect(groups).to_have_count(2)
+    expect(groups.first).to_have_text(re.compile("runs.*5$"))
+    expect(groups.last).to_have_text(re.compile("/z2$"))
+    expect(page).to_have_url(re.compile("group=folder"))
+    page.get_by_label("Group").select_option("state")
+    expect(groups).to_have_text(["failed7"])
+    page.get_by_label("Group").select_option("")
+    expect(groups).to_have_count(0)
+    expect(page).not_to_have_url(re.compile("group="))
+
+
+def test_runs_are_compared_at_the_same_money(browser, tmp_path):
+    for name, hours in (("cheap", 1), ("dear", 2)):
+        (tmp_path / name).mkdir()
+        records = [{"step": step, "loss": 9 - step, "device_hours": hours * step} for step in range(1, 5)]
+        (tmp_path / name / "metrics.jsonl").write_text(
+            "".join(json.dumps(record) + "\n" for record in records)
+        )
+    with console(tmp_path, "--price", "2.5") as address:
+        page = browser.new_page(**DEVICES["desktop"])
+        page.goto(address)
+        for name in ("cheap", "dear"):
+            page.get_by_role("checkbox", name=f"Compare {name}").check()
+        page.get_by_role("link", name="Compare 2 runs").click()
+        page.get_by_role("button", name="Same money").click()
+        expect(page.locator("#loss .plot")).to_have_attribute("aria-label", re.compile("by money"))
+        same = page.get_by_role("region", name="All of them at a cost of 10.00")
+        expect(same.get_by_role("row", name=re.compile("^Loss"))).to_have_text(re.compile("57$"))
+        expect(page).to_have_url(re.compile("x=money"))
+        page.close()
+
+
 @pytest.mark.parametrize(
     "query",
     ["sort=name&down=0", "sort=name", "sort=step&down=0", "sort=step&group=folder", "group=ranks&sort=name"],
