@@ -246,3 +246,28 @@ def test_a_dry_run_asks_slurm_and_submits_nothing(slurm, launch, corpus, tmp_pat
     assert "at most 1 device-hours a start (2 nodes x 1 device x 0.5 h)" in done.stdout
     assert not run.exists()
     assert slurm.run("squeue", "-h").stdout == ""
+
+
+def test_the_doctor_examines_the_nodes_before_the_first_start(slurm, launch, corpus, tmp_path):
+    run = tmp_path / "examined"
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=2)
+    done = launch("slurm", recipe, "--nodes", 2)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of the job")
+    files = run / "launch"
+    report = (files / "doctor.txt").read_text()
+    assert "2 nodes: " in report
+    assert 'penstock_link_bits_per_second{source="n' in (files / "links.prom").read_text(), report
+    assert (files / "exclude.txt").exists()
+    assert newest_step(run) == 2, "a red line is reported, and does not end the run"
+
+
+def test_a_job_that_asks_for_sound_nodes_does_not_start_on_others(slurm, launch, corpus, tmp_path):
+    run = tmp_path / "unsound"
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=2)
+    done = launch("slurm", recipe, "--nodes", 2, "--doctor", "require", "--network", "nosuch0")
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of the job")
+    assert "nosuch0" in (run / "launch" / "doctor.txt").read_text()
+    assert [event["event"] for event in events_of(run)] == ["submitted"]
+    assert status(launch, run)["status"] == "FAILED"

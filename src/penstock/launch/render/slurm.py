@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
 from penstock.launch.network_settings import Setting
+from penstock.launch.preflight import EXCLUDE, METRICS, REPORT, command_of
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import RunSpec
@@ -175,23 +176,7 @@ def _body(spec: RunSpec) -> list[str]:
         "starts=${SLURM_RESTART_COUNT:-0}",
     ]
     if spec.doctor != "skip":
-        lines += [
-            "",
-            "# Examine the nodes before the first start; the report is launch/doctor.txt.",
-            'if [ "$starts" -eq 0 ]; then',
-            f"  export DOCTOR_PORT=$(({_BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {_NUM_PORTS}))",
-            "  srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none "
-            "bash -c 'export RANK=$SLURM_PROCID "
-            "WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
-            "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR MASTER_PORT=$DOCTOR_PORT; "
-            f'exec "$1" -m penstock doctor --seconds 20 --folder "$0"\' {run} {python} '
-            f"> {run}/launch/doctor.txt 2>&1",
-            "  examined=$?",
-            '  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see "'
-            f"{run}/launch/doctor.txt >&2",
-            *(['  [ "$examined" -eq 0 ] || [ -n "$woken" ] || exit 1'] if spec.doctor == "require" else []),
-            "fi",
-        ]
+        lines += ["", *_doctor(spec)]
     return [
         *lines,
         "",
@@ -228,6 +213,28 @@ def _body(spec: RunSpec) -> list[str]:
         f"  {EXIT_NO_PROGRESS}) exit {EXIT_NO_PROGRESS} ;; # no progress: requeuing would repeat it",
         "  *) exit $code ;;",
         "esac",
+    ]
+
+
+def _doctor(spec: RunSpec) -> list[str]:
+    report, exclude, metrics = (
+        shlex.quote(f"{spec.run_dir}/launch/{name}") for name in (REPORT, EXCLUDE, METRICS)
+    )
+    return [
+        f"# Examine the nodes before the first start; the report is launch/{REPORT}.",
+        'if [ "$starts" -eq 0 ]; then',
+        f"  rm -f {exclude} {metrics} # of an earlier job",
+        f"  export DOCTOR_PORT=$(({_BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {_NUM_PORTS}))",
+        "  srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none "
+        "bash -c 'export RANK=$SLURM_PROCID "
+        "WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
+        "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR MASTER_PORT=$DOCTOR_PORT PENSTOCK_NODE=$SLURMD_NODENAME; "
+        f'exec "$@"\' doctor {shlex.join([spec.python, *command_of(spec)])} > {report} 2>&1',
+        "  examined=$?",
+        f'  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see "{report} >&2',
+        f'  [ ! -s {exclude} ] || echo "leave out what it found bad: --sbatch=--exclude="{exclude} >&2',
+        *(['  [ "$examined" -eq 0 ] || [ -n "$woken" ] || exit 1'] if spec.doctor == "require" else []),
+        "fi",
     ]
 
 

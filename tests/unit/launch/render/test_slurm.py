@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from penstock.core.errors import UsageError
+from penstock.launch.preflight import command_of
 from penstock.launch.render.slurm import Joining, render, render_join, time_text
 from penstock.launch.spec import Secret, node_range
 from tests.unit.launch.test_spec import make_spec
@@ -139,7 +140,7 @@ def test_paths_are_never_run(tmp_path, folder):
     done = subprocess.run(["bash"], input=script, env=variables, capture_output=True, text=True, check=False)
     assert (done.returncode, (run / "launch" / "doctor.txt").read_text()) == (
         1,
-        f"asked -m penstock doctor --seconds 20 --folder {run}\n",
+        f"asked {' '.join(command_of(spec))}\n",
     )
     assert done.stderr == f"penstock doctor: exit code 3, see {run}/launch/doctor.txt\n"
     assert not (tmp_path / "ran").exists()
