@@ -24,19 +24,22 @@ checkpoint
 """
 
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_RENDERED = (
-    "nodes",
-    "ntasks",
-    "requeue",
-    "no-requeue",
-    "open-mode",
-    "output",
-    "signal",
-    "job-name",
-    "time",
-    "partition",
-)
-"""Options that the script sets itself: given twice, Slurm would take the last."""
+_RENDERED = {
+    "nodes": "N",
+    "ntasks": "n",
+    "requeue": "",
+    "no-requeue": "",
+    "open-mode": "",
+    "output": "o",
+    "signal": "",
+    "job-name": "J",
+    "time": "t",
+    "partition": "p",
+    "account": "A",
+}
+"""Options that the script sets itself, with their letters: given twice, Slurm would take the last."""
+_FLAGS = "HOQsvW"
+"""Letters of sbatch that take no value, so that others may follow."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -121,13 +124,26 @@ def seconds(text: str) -> float:
 
 
 def _extra(text: str) -> str:
-    name = text.removeprefix("--").partition("=")[0]
-    if not text.startswith("-") or "\n" in text:
+    if not text.startswith("-") or not text.isprintable():
         raise UsageError("--sbatch takes an option of sbatch", got=text, fix="Example: --sbatch=--qos=long.")
-    if text.startswith("--") and name in _RENDERED:
-        raise UsageError(
-            f"The script sets --{name} itself",
-            got=text,
-            fix="Use the option of `penstock launch slurm` for it.",
-        )
+    for word in text.split():
+        if ours := _rendered(word):
+            raise UsageError(
+                f"The script sets --{ours} itself",
+                got=text,
+                fix="What can be changed has an option of its own: penstock launch slurm --help.",
+            )
     return text
+
+
+def _rendered(word: str) -> str:
+    """Return the option of the script that a word sets, too; empty: none. sbatch takes abbreviations.
+
+    >>> _rendered("--part=x"), _rendered("-HN8"), _rendered("--qos=long"), _rendered("8")
+    ('partition', 'nodes', '', '')
+    """
+    if word.startswith("--"):
+        name = word[2:].partition("=")[0]
+        return next((ours for ours in _RENDERED if ours.startswith(name)), "")
+    letter = word[1:].lstrip(_FLAGS)[:1] if word.startswith("-") else ""
+    return next((ours for ours, short in _RENDERED.items() if letter and letter == short), "")

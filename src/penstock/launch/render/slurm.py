@@ -20,7 +20,7 @@ from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS
 
 SCRIPT, JOIN_SCRIPT = "job.sbatch", "join.sbatch"
-_SHARES = r"(-c\b|--cpus-|--exclusive|--oversubscribe|-s\b|--ntasks-per-core|--cores-per)"
+_SHARES = r"(-c|--cpus-|--exclusive|--oversubscribe|-s|--ntasks-per-core|--cores-per)"
 """Extras that say what of a node the job takes; without one it takes whole nodes."""
 _TRIES, _TRY_AGAIN_S = 30, 10
 """How often, and after how many seconds, a controller that does not answer is asked again."""

@@ -176,3 +176,9 @@ def test_a_job_that_is_pre_empted_while_its_nodes_are_examined_comes_back(tmp_pa
     found = ran(tmp_path, 0, doctor=doctor, examined="kill -TERM $PPID; sleep 1; exit 143")
     assert found == (KILLED, "requeue 7")
     assert not (tmp_path / "supervised").exists()
+
+
+@pytest.mark.parametrize("extra", ["-c8", "-c 8", "--cpus-per-task=8", "-s", "--exclusive=user"])
+def test_a_job_that_says_what_of_a_node_it_takes_does_not_ask_for_whole_ones(extra):
+    (script,) = render(make_spec(extras=(extra,))).files.values()
+    assert "#SBATCH --exclusive\n" not in script
