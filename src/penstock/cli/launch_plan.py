@@ -295,6 +295,7 @@ def show(
         devices_per_node=spec.processes,
         seconds=spec.time_limit_s,
         price_per_node_hour=cluster.price_per_node_hour if cluster else 0.0,
+        max_requeues=spec.max_requeues,
     )
     device = cluster.device.name if cluster else "device"
     devices = f"{spec.nodes} x {spec.processes} {device}"

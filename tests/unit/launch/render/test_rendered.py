@@ -10,7 +10,17 @@ def test_a_ceiling_counts_devices_and_money():
     lines = ceiling(nodes=4, devices_per_node=8, seconds=3600, price_per_node_hour=10.5)
     assert lines == [
         "at most 32 device-hours a start (4 nodes x 8 devices x 1 h)",
-        "at most 42.00 in the cluster file's currency",
+        "at most 42.00 a start in the cluster file's currency",
+    ]
+
+
+def test_a_ceiling_counts_the_starts_that_a_run_asks_for_itself():
+    costs = {"nodes": 2, "devices_per_node": 8, "seconds": 1800, "max_requeues": 100}
+    assert ceiling(**costs, price_per_node_hour=10)[2:] == [
+        "at most 101 starts (--max-requeues 100): 808 device-hours, 1010.00"
+    ]
+    assert ceiling(**costs, price_per_node_hour=0)[1:] == [
+        "at most 101 starts (--max-requeues 100): 808 device-hours"
     ]
 
 
