@@ -54,6 +54,8 @@ OverTimeLimit=0
 {nodes}
 PartitionName=low Nodes=n[0-3] Default=YES MaxTime=60 State=UP PriorityTier=1 GraceTime=40 OverSubscribe=NO
 PartitionName=high Nodes=n[0-3] MaxTime=60 State=UP PriorityTier=10 PreemptMode=off OverSubscribe=NO
+PartitionName=small Nodes=n[0-3] MaxNodes=2 DefaultTime=30 State=UP PriorityTier=10 PreemptMode=off
+PartitionName=closed Nodes=n[0-3] State=DOWN PriorityTier=10 PreemptMode=off
 """
 
 

@@ -220,7 +220,10 @@ def test_a_request_to_stop_a_job_that_does_not_train_ends_it_before_it_does(slur
     [
         (("--nodes", 6, "--partition", "low"), "Partition low has 4 nodes, so the job would wait for ever"),
         (("--nodes", 2, "--partition", "hgih"), "Did you mean 'high'?"),
-        (("--nodes", 2, "--partition", "low", "--time-limit", "3h"), "Partition low ends jobs after 1:00:00"),
+        (("--nodes", 2, "--partition", "low", "--time-limit", "3h"), "Partition low ends jobs after 1h00m"),
+        (("--nodes", 6), "Partition low has 4 nodes"),
+        (("--nodes", 3, "--partition", "small"), "Partition small gives a job at most 2 nodes"),
+        (("--nodes", 1, "--partition", "closed"), "Partition closed starts no job now (got 'DOWN')"),
         (
             ("--nodes", 2, "--sbatch=--constraint=nosuch"),
             "Batch job submission failed: Invalid feature",
@@ -244,8 +247,34 @@ def test_a_dry_run_asks_slurm_and_submits_nothing(slurm, launch, corpus, tmp_pat
     assert done.returncode == 0, done.stderr
     assert "sbatch --test-only: sbatch: Job " in done.stdout
     assert "at most 1 device-hours a start (2 nodes x 1 device x 0.5 h)" in done.stdout
+    assert "at most 101 starts (--max-requeues 100): 101 device-hours" in done.stdout
+    assert "pre-emption leaves 45 s in partition low (GraceTime and KillWait)" in done.stdout
     assert not run.exists()
+    default = launch("slurm", recipe, "--nodes", 2, "--partition", "small", "--dry-run", "--json")
+    found = json.loads(default.stdout)
+    assert found["ceiling"][0] == "at most 1 device-hours a start (2 nodes x 1 device x 0.5 h)"
+    assert "the partition ends a start after 30m00s: no --time-limit is given" in found["notes"]
+    closed = launch("slurm", recipe, "--nodes", 2, "--partition", "closed", "--dry-run")
+    assert (closed.returncode, closed.stdout) == (2, ""), "refused as the submit would be"
     assert slurm.run("squeue", "-h").stdout == ""
+
+
+def test_a_save_that_takes_longer_than_a_pre_emption_leaves_is_refused(launch, corpus, tmp_path):
+    run = tmp_path / "slow"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "step_s": 1.0, "checkpoint_s": 50.0}\n')
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=10)
+    words = ("slurm", recipe, "--nodes", 2, "--grace", 120, "--doctor", "skip")
+    said = (
+        "Partition low leaves a job that it pre-empts too little time for a step of 1.0 s, a save of 50.0 s"
+    )
+    done = launch(*words)
+    assert (done.returncode, said in " ".join(done.stderr.split())) == (2, True), done.stderr
+    assert "got '45 s, GraceTime and KillWait'" in " ".join(done.stderr.split())
+    assert not (run / "launch").exists()
+    shown = launch(*words, "--dry-run")
+    assert (shown.returncode, f"note: a submit would be refused: {said}" in shown.stdout) == (0, True)
+    assert "pre-emption" not in launch(*words, "--partition", "high", "--dry-run").stdout
 
 
 def test_the_doctor_examines_the_nodes_before_the_first_start(slurm, launch, corpus, tmp_path):

@@ -286,14 +286,23 @@ def _job_name(text: str) -> str:
 
 
 def show(
-    plan: LaunchPlan, rendered: Rendered, arguments: argparse.Namespace, notes: Sequence[str] = ()
+    plan: LaunchPlan,
+    rendered: Rendered,
+    arguments: argparse.Namespace,
+    notes: Sequence[str] = (),
+    *,
+    limit_s: float = 0.0,
 ) -> None:
-    """Print what would be done, with --dry-run and --explain."""
+    """Print what would be done, with --dry-run and --explain.
+
+    Args:
+        limit_s: seconds after which the engine ends a start that has no time limit of its own; 0: not known.
+    """
     cluster, spec = plan.cluster, plan.spec
     costs = ceiling(
         nodes=spec.nodes.most,
         devices_per_node=spec.processes,
-        seconds=spec.time_limit_s,
+        seconds=spec.time_limit_s or limit_s,
         price_per_node_hour=cluster.price_per_node_hour if cluster else 0.0,
         max_requeues=spec.max_requeues,
     )

@@ -155,6 +155,12 @@ class RunSpec:
         return configs.build(cls, raw)
 
 
+def needed_grace(*, step_s: float, save_s: float) -> tuple[float, str]:
+    """Return the seconds in which a run stops after saving, and of what they are made, as text."""
+    measured = f"a step of {step_s:.1f} s, a save of {save_s:.1f} s (both measured in this run's folder)"
+    return step_s + save_s + MARGIN_S, f"{measured} and a margin of {MARGIN_S:g} s"
+
+
 def check_grace(grace_s: float, *, step_s: float, save_s: float) -> None:
     """Refuse a grace in which the last step, its save and a margin do not fit.
 
@@ -165,11 +171,10 @@ def check_grace(grace_s: float, *, step_s: float, save_s: float) -> None:
     Raises:
         UsageError: the message has the grace that would do.
     """
-    needed = step_s + save_s + MARGIN_S
+    needed, parts = needed_grace(step_s=step_s, save_s=save_s)
     if grace_s < needed:
         raise UsageError(
-            f"The grace is too short for a step of {step_s:.1f} s, a save of {save_s:.1f} s (both measured "
-            f"in this run's folder) and a margin of {MARGIN_S:g} s",
+            f"The grace is too short for {parts}",
             got=f"{grace_s:g} s",
             fix=f"Give --grace {int(needed) + 1} or more.",
         )

@@ -5,6 +5,13 @@ import re
 
 from penstock.cli import launch_plan
 from penstock.core.errors import UsageError
+from penstock.core.units import duration
+from penstock.launch.engines.slurm_queue import (
+    check_partitions,
+    check_preemption,
+    limit_of,
+    preemption_note,
+)
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import render
 
@@ -92,11 +99,22 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.launch.engines import slurm
 
     slurm.check_secrets(plan.spec)
-    if arguments.dry_run or arguments.explain:
-        notes = [f"sbatch --test-only: {slurm.checked_by_slurm(rendered)}"] if arguments.dry_run else []
-        launch_plan.show(plan, rendered, arguments, notes)
+    measured = launch_plan.measured(plan.folder.run)
+    if arguments.dry_run:
+        asked = slurm.asked_partitions(plan.spec, is_tried=True)
+        check_partitions(plan.spec, asked)
+        notes = [f"sbatch --test-only: {slurm.checked_by_slurm(rendered)}"]
+        limit_s = 0.0 if plan.spec.time_limit_s else limit_of(asked)
+        if limit_s:
+            notes.append(f"the partition ends a start after {duration(limit_s)}: no --time-limit is given")
+        notes += filter(None, [preemption_note(asked, **measured)])
+        launch_plan.show(plan, rendered, arguments, notes, limit_s=limit_s)
+        return 0
+    if arguments.explain:
+        launch_plan.show(plan, rendered, arguments)
         return 0
     launch_plan.check_free(plan)
+    check_preemption(slurm.asked_partitions(plan.spec), **measured)
     whole = Rendered(
         files={plan.spec.command[1]: plan.recipe, **rendered.files},
         commands=rendered.commands,

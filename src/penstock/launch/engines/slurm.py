@@ -6,6 +6,7 @@ folder.
 A node without a report is lost.
 """
 
+import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import clock, env
-from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import write_atomic
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
 from penstock.launch.attempt import Explain, Work, judged, rank_environments, seats_of
 from penstock.launch.engines.engine import JobState
 from penstock.launch.engines.slurm_growth import ASKED, NodeGrowth
+from penstock.launch.engines.slurm_queue import Partition, asked_of, check_partitions, partitions_of
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.node import address_on, prepare, secret_values
@@ -107,51 +109,30 @@ def check_queue(spec: RunSpec) -> None:
     """Refuse a run that its partition can never start.
 
     Raises:
-        UsageError: the partition is unknown, too small, or its time limit is shorter.
+        UsageError: the partition is unknown, not up, too small, or its time limit is shorter.
     """
-    rows = [
-        line.split("|")
-        for line in _slurm("sinfo", "--noheader", "--format=%R|%D|%l|%a").splitlines()
-        if line.count("|") == 3
-    ]
-    names = sorted({row[0] for row in rows})
-    if not spec.queue:
-        return  # Slurm's own default; what it can give is checked by sbatch
-    if spec.queue not in names:
-        raise UsageError("Slurm has no such partition", got=spec.queue, fix=nearest(spec.queue, names))
-    mine = [row for row in rows if row[0] == spec.queue]
-    num_nodes = sum(int(row[1]) for row in mine)
-    if spec.nodes.least > num_nodes:
-        raise UsageError(
-            f"Partition {spec.queue} has {plural(num_nodes, 'node')}, so the job would wait for ever",
-            got=f"--nodes {spec.nodes}",
-            fix=f"Ask for at most {num_nodes}, or for another --partition.",
-        )
-    limit_s = seconds_of(mine[0][2])
-    if limit_s and spec.time_limit_s > limit_s:
-        raise UsageError(
-            f"Partition {spec.queue} ends jobs after {mine[0][2]}",
-            got=f"--time-limit {spec.time_limit_s / 3600:g} hours",
-            fix="Ask for less: the job puts itself back into the queue at its time limit.",
-        )
+    check_partitions(spec, asked_partitions(spec))
 
 
-def seconds_of(text: str) -> float:
-    """Return the seconds of a time limit in Slurm's form; 0: none.
+def asked_partitions(spec: RunSpec, *, is_tried: bool = False) -> Sequence[Partition]:
+    """Return the partitions that a run asks for.
 
-    >>> seconds_of("1-00:00:10"), seconds_of("30:00"), seconds_of("infinite")
-    (86410.0, 1800.0, 0.0)
+    Args:
+        is_tried: return none if Slurm is not here, or does not answer.
+
+    Raises:
+        UsageError: there is none of that name.
+        PenstockError: Slurm is not here, or does not answer.
     """
-    days, _, rest = text.strip().rpartition("-")
-    parts = rest.split(":")
-    if not all(part.isdecimal() for part in parts) or (days and not days.isdecimal()):
-        return 0.0
-    total = 0.0
-    for part in parts:
-        total = 60 * total + int(part)
-    if len(parts) == 1:
-        total *= 60
-    return total + 86400 * int(days or 0)
+    try:
+        shown = _slurm("scontrol", "--all", "--oneliner", "show", "partition")
+        config = _slurm("scontrol", "show", "config")
+    except PenstockError:
+        if is_tried:
+            return ()
+        raise
+    wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
+    return asked_of(spec, partitions_of(shown, kill_wait_s=float(wait[1]) if wait else 0.0))
 
 
 def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:

@@ -50,7 +50,7 @@ def test_a_slurm_that_cannot_be_reached_is_told_and_a_dry_run_says_that_it_asked
     )  # without a file Slurm asks the network's DNS for one, for two minutes
     monkeypatch.setenv("SLURM_CONF", str(tmp_path / "slurm.conf"))
     spec = make_spec(run_dir=str(tmp_path / "run"))
-    with pytest.raises(PenstockError, match=r"sinfo cannot reach Slurm: .*SLURM_CONF"):
+    with pytest.raises(PenstockError, match=r"scontrol cannot reach Slurm: .*SLURM_CONF"):
         submit(spec, JobFolder(tmp_path / "run"), render(spec))
     assert not (tmp_path / "run").exists()
     assert "the script was not tested: sbatch --test-only cannot reach Slurm" in checked_by_slurm(
