@@ -55,8 +55,10 @@ def launch(slurm):
     return run
 
 
-def status(launch, run):
-    return json.loads(launch("status", run, "--json").stdout)
+def status(launch, run, *, code=0):
+    found = launch("status", run, "--json")
+    assert found.returncode == code, found.stderr
+    return json.loads(found.stdout)
 
 
 def stop_of(run, after):
@@ -187,13 +189,16 @@ def _is_signalled(ranks):
     return False
 
 
-def test_a_job_that_waits_says_why_and_is_cancelled(launch, corpus, tmp_path):
+def test_a_job_that_waits_for_somebody_says_what_to_do_and_is_cancelled(launch, corpus, tmp_path):
     run = tmp_path / "waits"
     recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=10)
     held = launch("slurm", recipe, "--nodes", 2, "--sbatch=--hold", "--doctor", "skip")
     assert held.returncode == 0, held.stderr
-    told = launch("status", run).stdout
-    assert "PENDING, Slurm's reason: JobHeldUser (it is held: scontrol release)" in told
+    job = status(launch, run, code=1)["job"]
+    reason = f"Slurm's reason: JobHeldUser (it is held): scontrol release {job}"
+    assert f"Job {job} will not start by itself. {reason}." in " ".join(held.stderr.split())
+    told = launch("status", run)
+    assert (told.returncode, f"PENDING, {reason}" in told.stdout) == (1, True), told.stdout
     done = launch("cancel", run)
     assert (done.returncode, "which was PENDING" in done.stdout) == (0, True), done.stderr
     assert not status(launch, run)["is_live"]
@@ -205,7 +210,7 @@ def test_a_request_to_stop_a_job_that_does_not_train_ends_it_before_it_does(slur
     recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=10)
     held = launch("slurm", recipe, "--nodes", 2, "--sbatch=--hold", "--doctor", "skip")
     assert held.returncode == 0, held.stderr
-    job = status(launch, run)["job"]
+    job = status(launch, run, code=1)["job"]
     asked = penstock("control", run, "--stop", env=slurm.environment)
     assert (asked.returncode, "it ends before its next start" in asked.stdout) == (0, True), asked.stderr
     slurm.run("scontrol", "release", job)

@@ -2,8 +2,10 @@
 
 import argparse
 import re
+from contextlib import suppress
 
 from penstock.cli import launch_plan
+from penstock.cli.streams import complain
 from penstock.core.errors import UsageError
 from penstock.core.units import duration
 from penstock.launch.engines.slurm_queue import (
@@ -126,6 +128,10 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"submitted job {ident}: penstock launch status {run_folder} | penstock launch logs {run_folder} -f"
     )
+    with suppress(slurm.SlurmUnreachable):  # it is submitted
+        state = slurm.ENGINE.state(plan.folder.job(), plan.folder)
+        if state.is_stuck:
+            complain(f"Job {ident} will not start by itself. {state.reason}.")
     return 0
 
 

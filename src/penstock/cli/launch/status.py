@@ -16,7 +16,8 @@ example:
   penstock launch status runs/first
   penstock launch status runs/first --json
 
-exit codes: 0 shown, 1 the engine does not answer, 2 the run was not launched
+exit codes: 0 shown, 1 the job waits until somebody does what the reason says, or the engine does not answer,
+2 the run was not launched
 """
 
 _SHOWN = 12
@@ -46,19 +47,20 @@ def run(arguments: argparse.Namespace) -> int:
             "is_live": state.is_live,
             "status": state.status,
             "reason": state.reason,
+            "is_stuck": state.is_stuck,
             "nodes": str(spec.nodes),
             "processes": spec.processes,
             **progress,
             "events": events,
         }
         print(json.dumps(found))
-        return 0
+        return int(state.is_stuck)
     print(f"job {job.ident} of {job.engine}: {state.status}{f', {state.reason}' if state.reason else ''}")
     print(f"nodes {spec.nodes} of {spec.processes} processes, submitted {job.submitted_at}")
     print(_said(**progress))
     for event in events[-_SHOWN:]:
         print(f"  {line_of(event)}")
-    return 0
+    return int(state.is_stuck)
 
 
 def _said(*, step: int | None, loss: float | None, tokens_per_s: float | None, checkpoint: int | None) -> str:

@@ -18,7 +18,9 @@ class JobState:
     status: str
     """The engine's word: RUNNING, PENDING, ended ..."""
     reason: str = ""
-    """Reason for the state."""
+    """Reason for the state, and what to do where nothing but that ends it."""
+    is_stuck: bool = False
+    """True if it waits until somebody does something."""
 
 
 class LaunchEngine(Protocol):

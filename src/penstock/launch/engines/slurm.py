@@ -21,7 +21,13 @@ from penstock.core.units import plural
 from penstock.launch.attempt import Explain, Work, judged, rank_environments, seats_of
 from penstock.launch.engines.engine import JobState
 from penstock.launch.engines.slurm_growth import ASKED, NodeGrowth
-from penstock.launch.engines.slurm_queue import Partition, asked_of, check_partitions, partitions_of
+from penstock.launch.engines.slurm_queue import (
+    Partition,
+    asked_of,
+    check_partitions,
+    partitions_of,
+    wait_reason,
+)
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.node import address_on, prepare, secret_values
@@ -363,10 +369,15 @@ class _Slurm:
         found = _slurm("squeue", "--noheader", f"--jobs={job.ident}", "--format=%T|%r|%S|%N", is_tried=True)
         if found.strip():
             status, reason, begin, nodes = (found.strip().splitlines()[0].split("|") + [""] * 3)[:4]
-            said = f"on {nodes}" if nodes else f"Slurm's reason: {reason}"
-            if status == "PENDING":
-                start = "" if begin in ("N/A", "") else f"; expected to start at {begin}"
-                said = f"Slurm's reason: {reason}{_in_words(reason)}{start}"
+            if status != "PENDING":
+                said = f"on {nodes}" if nodes else f"Slurm's reason: {reason}"
+                return JobState(is_live=True, status=status, reason=said)
+            known = wait_reason(reason)
+            said = f"Slurm's reason: {reason}" + (f" ({known.meaning})" if known else "")
+            if known and known.remedy:
+                said += f": {known.remedy.format(job=job.ident)}"
+                return JobState(is_live=True, status=status, reason=said, is_stuck=True)
+            said += "" if begin in ("N/A", "") else f"; expected to start at {begin}"
             return JobState(is_live=True, status=status, reason=said)
         shown = _slurm("scontrol", "--oneliner", "show", "job", job.ident, is_tried=True)
         fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
@@ -405,28 +416,6 @@ class _Slurm:
         done = self.cancel(job, folder, now=False)
         ident = submit(spec, folder, rendered)
         return f"{done}; submitted job {ident} for {nodes} nodes"
-
-
-_REASONS = {
-    "Resources": "it waits for nodes to become free",
-    "Priority": "jobs of higher priority come first",
-    "PartitionNodeLimit": "the partition never gives so many nodes to a job",
-    "PartitionTimeLimit": "its time limit is longer than the partition allows",
-    "PartitionDown": "the partition is down",
-    "PartitionInactive": "the partition is inactive",
-    "ReqNodeNotAvail": "nodes it needs are down, drained or reserved",
-    "BeginTime": "a requeued job waits a while before it may start",
-    "JobHeldUser": "it is held: scontrol release",
-    "JobHeldAdmin": "an administrator holds it",
-    "Dependency": "it waits for another job",
-    "AssocGrpNodeLimit": "your account has reached its number of nodes",
-    "QOSMaxJobsPerUserLimit": "you have reached your number of jobs",
-}
-
-
-def _in_words(reason: str) -> str:
-    known = next((text for name, text in _REASONS.items() if reason.startswith(name)), "")
-    return f" ({known})" if known else ""
 
 
 def _find(command: str) -> None:

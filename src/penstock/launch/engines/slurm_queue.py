@@ -1,10 +1,11 @@
-"""Slurm's queue: what a partition gives a job, and what a pre-emption leaves it.
+"""Slurm's queue: what a partition gives a job, what a pre-emption leaves it, and why a job waits.
 
-Pure: from what `scontrol` prints.
+Pure: from what `scontrol` and `squeue` print.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from penstock.core.errors import UsageError, nearest
 from penstock.core.units import duration, plural
@@ -197,3 +198,69 @@ def _check_partition(spec: RunSpec, partition: Partition) -> None:
             got=f"--time-limit {duration(spec.time_limit_s)}",
             fix="Ask for less: the job puts itself back into the queue at its time limit.",
         )
+
+
+class WaitReason(NamedTuple):
+    """Why a job waits."""
+
+    meaning: str
+    remedy: str = ""
+    """What ends the wait, with the job's id as {job}; empty: time does."""
+
+
+_SMALLER = "give it fewer nodes (penstock launch resize), or cancel it and launch it on another --partition"
+_SHORTER = "cancel it, and launch it with a shorter --time-limit or on another --partition"
+_ELSEWHERE = "cancel it and launch it on another --partition, or ask an administrator"
+_OPTIONS = "cancel it, and launch it with other options"
+_RELEASE = "scontrol release {job}"
+
+WAIT_REASONS: Mapping[str, WaitReason] = {
+    "Resources": WaitReason("it waits for nodes to become free"),
+    "Priority": WaitReason("jobs of higher priority come first"),
+    "BeginTime": WaitReason("its time has not come: a requeued job waits a while"),
+    "Dependency": WaitReason("it waits for another job"),
+    "Reservation": WaitReason("it waits for its reservation"),
+    "Licenses": WaitReason("it waits for a license"),
+    "AssocGrpNodeLimit": WaitReason("your account has reached its number of nodes"),
+    "AssocMaxJobsLimit": WaitReason("you have reached your account's number of jobs"),
+    "QOSMaxJobsPerUserLimit": WaitReason("you have reached your number of jobs"),
+    "ReqNodeNotAvail": WaitReason("nodes it needs are in use or reserved"),
+    "ReqNodeNotAvail, UnavailableNodes:": WaitReason("nodes it needs are down or drained", _ELSEWHERE),
+    "NodeDown": WaitReason("a node it needs is down", _ELSEWHERE),
+    "PartitionDown": WaitReason("the partition is down", _ELSEWHERE),
+    "PartitionInactive": WaitReason("the partition is inactive", _ELSEWHERE),
+    "PartitionConfig": WaitReason("the partition never gives a job what it asks for", _SMALLER),
+    "PartitionNodeLimit": WaitReason("the partition never gives so many nodes to a job", _SMALLER),
+    "AssocMaxNodePerJobLimit": WaitReason("your account never gives so many nodes to a job", _SMALLER),
+    "QOSMaxNodePerJobLimit": WaitReason("its QOS never gives so many nodes to a job", _SMALLER),
+    "PartitionTimeLimit": WaitReason("its time limit is longer than the partition allows", _SHORTER),
+    "AssocMaxWallDurationPerJobLimit": WaitReason(
+        "its time limit is longer than your account allows", _SHORTER
+    ),
+    "QOSMaxWallDurationPerJobLimit": WaitReason("its time limit is longer than its QOS allows", _SHORTER),
+    "BadConstraints": WaitReason("no node has what it asks for", _OPTIONS),
+    "DependencyNeverSatisfied": WaitReason("the job it waits for ended otherwise", _OPTIONS),
+    "ReservationDeleted": WaitReason("its reservation is gone", _OPTIONS),
+    "InvalidAccount": WaitReason("its account is not valid", _OPTIONS),
+    "AccountNotAllowed": WaitReason("the partition does not take its account", _OPTIONS),
+    "InvalidQOS": WaitReason("its QOS is not valid", _OPTIONS),
+    "QOSNotAllowed": WaitReason("the partition does not take its QOS", _OPTIONS),
+    "JobHeldUser": WaitReason("it is held", _RELEASE),
+    "JobHeldAdmin": WaitReason("an administrator holds it", "ask them to release it"),
+    "JobHoldMaxRequeue": WaitReason("Slurm has requeued it too often", _RELEASE),
+    "launch failed requeued held": WaitReason("a node could not start it", _RELEASE),
+}
+"""By the beginning of Slurm's word; the longest counts."""
+
+
+def wait_reason(word: str) -> WaitReason | None:
+    """Return what a reason of Slurm's means; None: it is not known here.
+
+    >>> wait_reason("ReqNodeNotAvail, UnavailableNodes:n[1-2]").meaning
+    'nodes it needs are down or drained'
+    >>> wait_reason("ReqNodeNotAvail, UnavailableNodes:").meaning
+    'nodes it needs are in use or reserved'
+    """
+    word = word.replace("_", " ").removesuffix(", UnavailableNodes:")
+    known = [name for name in WAIT_REASONS if word.startswith(name)]
+    return WAIT_REASONS[max(known, key=len)] if known else None

@@ -1,15 +1,17 @@
-"""What Slurm's partitions can give; the lines are those of Slurm 22.05."""
+"""What Slurm's partitions can give, and what its reasons mean; the lines are those of Slurm 22.05."""
 
 import pytest
 
 from penstock.core.errors import UsageError
 from penstock.launch.engines.slurm_queue import (
+    WAIT_REASONS,
     asked_of,
     check_partitions,
     check_preemption,
     limit_of,
     partitions_of,
     preemption_note,
+    wait_reason,
 )
 from penstock.launch.spec import node_range
 from tests.unit.launch.test_spec import make_spec
@@ -112,3 +114,35 @@ def test_a_dry_run_says_what_a_pre_emption_leaves():
 )
 def test_the_time_limit_of_a_job_that_asks_for_none_is_the_partitions(queue, limit_s):
     assert limit_of(asked(make_spec(queue=queue))) == limit_s
+
+
+@pytest.mark.parametrize(
+    ("word", "is_stuck"),
+    [
+        ("Resources", False),
+        ("AssocMaxJobsLimit", False),
+        ("ReqNodeNotAvail", False),
+        ("ReqNodeNotAvail, UnavailableNodes:", False),
+        ("ReqNodeNotAvail, Reserved for maintenance", False),
+        ("ReqNodeNotAvail, UnavailableNodes:n[0-1]", True),
+        ("Dependency", False),
+        ("DependencyNeverSatisfied", True),
+        ("PartitionConfig", True),
+        ("PartitionDown", True),
+        ("JobHeldUser", True),
+        ("launch_failed_requeued_held", True),
+    ],
+)
+def test_reasons_that_no_time_ends_have_a_remedy(word, is_stuck):
+    found = wait_reason(word)
+    assert found is not None
+    assert bool(found.remedy) == is_stuck
+
+
+def test_a_reason_that_is_not_known_is_taken_for_one_that_ends():
+    assert wait_reason("NewInSlurm99") is None
+
+
+@pytest.mark.parametrize("name", WAIT_REASONS)
+def test_each_remedy_names_nothing_but_the_job(name):
+    WAIT_REASONS[name].remedy.format(job="7")
