@@ -220,6 +220,22 @@ def test_a_request_to_stop_a_job_that_does_not_train_ends_it_before_it_does(slur
     assert status(launch, run)["status"] == "COMPLETED", "it is not put back into the queue"
 
 
+def test_a_job_that_is_told_to_stop_while_it_imports_torch_is_not_failed(slurm, launch, corpus, tmp_path):
+    run = tmp_path / "early"
+    recipe = write_recipe(tmp_path / "recipe.toml", corpus, run=run, steps=100_000)
+    done = launch("slurm", recipe, "--nodes", 2, "--doctor", "skip")
+    assert done.returncode == 0, done.stderr
+    job = status(launch, run)["job"]
+    wait_until(lambda: any(event["event"] == "start" for event in events_of(run)), "the start")
+    slurm.run("scancel", "--batch", "--signal=USR1", job)
+    wait_until(lambda: any(event["event"] == "finish" for event in events_of(run)), "the end of this start")
+    finish = next(event for event in events_of(run) if event["event"] == "finish")
+    assert (finish["code"], "while stopping for SIGTERM" in finish["cause"]) == (75, True)
+    wait_until(
+        lambda: slurm.run("squeue", "-h", "-j", job, "-o", "%T").stdout.strip() == "PENDING", "requeue"
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

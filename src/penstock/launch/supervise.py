@@ -252,7 +252,8 @@ def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple
         return _stopped_by_engine(counted, policy, at)
     cause = (event.cause or f"exit code {event.code}").rstrip(".")
     if state.told:
-        return _finish(counted, event.code, _last_words(state.told, event.code, cause, at))
+        comes_back = event.lost_node and policy.can_requeue
+        return _ended_as_told(counted, event.code, cause, at, comes_back=comes_back)
     if changes_nodes:
         return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: go on from {at}")
     if counted.idle >= policy.idle_starts:
@@ -275,9 +276,14 @@ def _stopped_by_engine(
     return _finish(state, EXIT_STOPPED, f"the processes were stopped by the engine, {at}")
 
 
-def _last_words(told: str, code: int, cause: str, at: str) -> str:
-    stopped = f"stopped by {told}, {at}"
-    return stopped if code == EXIT_STOPPED else f"{cause}, while stopping for {told}; {at}"
+def _ended_as_told(
+    state: SupervisorState, code: int, cause: str, at: str, *, comes_back: bool
+) -> tuple[SupervisorState, Decision]:
+    """Finish after a request to stop; it kills processes that cannot handle it yet, which is no failure."""
+    if code == EXIT_STOPPED:
+        return _finish(state, code, f"stopped by {state.told}, {at}")
+    cause += f", while stopping for {state.told}; {at}"
+    return _finish(state, EXIT_STOPPED if comes_back else code, cause)
 
 
 def _no_progress(state: SupervisorState, cause: str) -> tuple[SupervisorState, Decision]:

@@ -67,6 +67,26 @@ def test_a_request_to_stop_while_the_processes_start_reaches_them(folder):
     assert (supervised(folder, gang), gang.stops) == (EXIT_STOPPED, 1)
 
 
+class KilledInTheirImports(Attempts):
+    """Attempts that a signal kills before they could handle it."""
+
+    def poll(self):
+        return (
+            Ended(code=1, newest=-1, cause="No node reported an end", lost_node=True) if self.stops else None
+        )
+
+
+def test_processes_that_a_stop_kills_while_they_start_lose_nothing_and_the_job_comes_back(folder):
+    flag = StopFlag()
+
+    def preempt():
+        flag.requested_by = "SIGTERM"
+
+    gang = KilledInTheirImports(on_start=preempt)
+    assert supervise_gang(folder.spec(), folder, gang, flag, can_requeue=True) == EXIT_STOPPED
+    assert folder.events()[-1]["cause"].endswith("while stopping for SIGTERM; no checkpoint yet")
+
+
 def test_processes_that_train_are_left_to_stop_by_themselves(folder):
     with exclusive(folder.run, purpose="training"):
         gang = Attempts(EXIT_STOPPED, on_start=folder.ask_to_stop)
