@@ -320,4 +320,7 @@ def test_a_job_that_asks_for_sound_nodes_does_not_start_on_others(slurm, launch,
     wait_until(lambda: slurm.run("squeue", "-h").stdout == "", "the end of the job")
     assert "nosuch0" in (run / "launch" / "doctor.txt").read_text()
     assert [event["event"] for event in events_of(run)] == ["submitted"]
-    assert status(launch, run)["status"] == "FAILED"
+    found = status(launch, run)
+    output = run / "launch" / "slurm.out"
+    assert (found["status"], f"said why in {output}" in found["reason"]) == ("FAILED", True)
+    assert "not started: the run asks for sound nodes (--doctor require)" in output.read_text()

@@ -14,6 +14,7 @@ from penstock.checkpoint.layout import INDEX_FILE
 from penstock.core.config import Raw
 from penstock.core.errors import ConfigError, PenstockError, RunLocked, UsageError
 from penstock.core.toml import toml_text
+from penstock.core.units import plural
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.pod_networks import declared
@@ -202,8 +203,8 @@ def check_sizes(spec: RunSpec, config: TrainConfig) -> None:
         raise first
     shown = ", ".join(map(str, fitting[:_SHOWN_SIZES])) or "none"
     raise ConfigError(
-        f"The run may shrink or grow to {failing[0]} nodes of {spec.processes} processes, on which the "
-        f"recipe cannot run: {first}",
+        f"The run may shrink or grow to {plural(failing[0], 'node')} of "
+        f"{plural(spec.processes, 'process')}, on which the recipe cannot run: {first}",
         fix=f"Sizes of --nodes {spec.nodes} that would do: {shown}. Choose a batch that every size divides, "
         "or a range without the others.",
     )

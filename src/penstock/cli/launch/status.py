@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.cli.launch_work import folder_of
+from penstock.core.units import plural
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.job_folder import line_of
 
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(found))
         return int(state.is_stuck)
     print(f"job {job.ident} of {job.engine}: {state.status}{f', {state.reason}' if state.reason else ''}")
-    print(f"nodes {spec.nodes} of {spec.processes} processes, submitted {job.submitted_at}")
+    print(f"nodes {spec.nodes} of {plural(spec.processes, 'process')}, submitted {job.submitted_at}")
     print(_said(**progress))
     for event in events[-_SHOWN:]:
         print(f"  {line_of(event)}")

@@ -33,7 +33,7 @@ from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.node import address_on, prepare, secret_values
 from penstock.launch.probe import probe_nics
 from penstock.launch.render.rendered import Rendered
-from penstock.launch.render.slurm import port_of, render
+from penstock.launch.render.slurm import OUTPUT, port_of, render
 from penstock.launch.spec import NodeRange, RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
 from penstock.launch.supervisor import supervise_gang
@@ -365,7 +365,6 @@ def run_node(
 class _Slurm:
     def state(self, job: Job, folder: JobFolder) -> JobState:
         """Return what squeue says, or the job's end."""
-        del folder
         found = _slurm("squeue", "--noheader", f"--jobs={job.ident}", "--format=%T|%r|%S|%N", is_tried=True)
         if found.strip():
             status, reason, begin, nodes = (found.strip().splitlines()[0].split("|") + [""] * 3)[:4]
@@ -383,6 +382,8 @@ class _Slurm:
         fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
         status = fields.get("JobState", "ENDED")
         said = f"exit code {fields['ExitCode'].partition(':')[0]}" if "ExitCode" in fields else ""
+        if said and status != "COMPLETED":
+            said += f"; its script said why in {folder.path / OUTPUT}"
         return JobState(is_live=False, status=status, reason=said or "Slurm no longer knows the job")
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
@@ -404,6 +405,8 @@ class _Slurm:
                     fix="See `penstock launch status`; --now cancels it without saving.",
                 )
             clock.sleep(_LOOK_S)
+        if state.status != "COMPLETED":
+            return f"job {job.ident} ended: {state.status}, {state.reason}"
         return f"job {job.ident} stopped after saving"
 
     def resize(self, job: Job, folder: JobFolder, nodes: NodeRange) -> str:

@@ -19,7 +19,7 @@ from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS
 
-SCRIPT, JOIN_SCRIPT = "job.sbatch", "join.sbatch"
+SCRIPT, JOIN_SCRIPT, OUTPUT = "job.sbatch", "join.sbatch", "slurm.out"
 _SHARES = r"(-c|--cpus-|--exclusive|--oversubscribe|-s|--ntasks-per-core|--cores-per)"
 """Extras that say what of a node the job takes; without one it takes whole nodes."""
 _TRIES, _TRY_AGAIN_S = 30, 10
@@ -142,7 +142,7 @@ def _head(spec: RunSpec) -> list[str]:
 
 def _options(spec: RunSpec, options: list[str]) -> list[str]:
     """Return the head of a script: its own options, and those of every job of the run."""
-    output = _word(f"{spec.run_dir}/launch/slurm.out")
+    output = _word(f"{spec.run_dir}/launch/{OUTPUT}")
     options = [*options, "--open-mode=append", f"--output={output}"]
     if spec.queue:
         options.append(f"--partition={spec.queue}")
@@ -220,6 +220,12 @@ def _doctor(spec: RunSpec) -> list[str]:
     report, exclude, metrics = (
         shlex.quote(f"{spec.run_dir}/launch/{name}") for name in (REPORT, EXCLUDE, METRICS)
     )
+    ends = [
+        '  if [ "$examined" -ne 0 ] && [ -z "$woken" ]; then',
+        '    echo "not started: the run asks for sound nodes (--doctor require)" >&2',
+        "    exit 1",
+        "  fi",
+    ]
     return [
         f"# Examine the nodes before the first start; the report is launch/{REPORT}.",
         'if [ "$starts" -eq 0 ]; then',
@@ -233,7 +239,7 @@ def _doctor(spec: RunSpec) -> list[str]:
         "  examined=$?",
         f'  [ "$examined" -eq 0 ] || echo "penstock doctor: exit code $examined, see "{report} >&2',
         f'  [ ! -s {exclude} ] || echo "leave out what it found bad: --sbatch=--exclude="{exclude} >&2',
-        *(['  [ "$examined" -eq 0 ] || [ -n "$woken" ] || exit 1'] if spec.doctor == "require" else []),
+        *(ends if spec.doctor == "require" else []),
         "fi",
     ]
 

@@ -142,7 +142,10 @@ def test_paths_are_never_run(tmp_path, folder):
         1,
         f"asked {' '.join(command_of(spec))}\n",
     )
-    assert done.stderr == f"penstock doctor: exit code 3, see {run}/launch/doctor.txt\n"
+    assert done.stderr == (
+        f"penstock doctor: exit code 3, see {run}/launch/doctor.txt\n"
+        "not started: the run asks for sound nodes (--doctor require)\n"
+    )
     assert not (tmp_path / "ran").exists()
 
 
