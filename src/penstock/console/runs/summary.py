@@ -282,7 +282,8 @@ def _is_saved(folder: Path, recipe: Mapping[str, Any], step: int) -> bool:
 
 def _hang(files: RunFiles, updated: float | None) -> str | None:
     """Return that a run hung after its newest record; one before it ended with the job that trained on."""
-    newest = max(files.modified(HANGS_FOLDER).values(), default=-math.inf)
+    stamps = files.stamps(HANGS_FOLDER).values()
+    newest = max((stamp.modified_s for stamp in stamps), default=-math.inf)
     return "it hung: see hangs/" if newest >= (updated or 0.0) else None
 
 
