@@ -11,7 +11,8 @@ from tests.unit.launch.test_spec import make_spec
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.pod import PodSpec
 from penstock.launch.pod_networks import PodNetwork
-from penstock.launch.pod_preflight import EXCLUDE, METRICS, REPORT, command_of, is_examined
+from penstock.launch.pod_preflight import is_examined
+from penstock.launch.preflight import EXCLUDE, METRICS, REPORT, command_of
 from penstock.launch.spec import RunSpec, node_range
 
 POD = """
@@ -85,5 +86,5 @@ def test_runs_that_ask_for_none_and_runs_whose_nodes_come_and_go_have_no_preflig
 
 def test_the_doctor_measures_the_cards_that_were_declared(tmp_path):
     cards = [PodNetwork(master=f"ens{n}", subnet=f"10.{n}.0.0/24") for n in (1, 2)]
-    command = command_of(spec_of(tmp_path, networks=tuple(cards)), JobFolder(tmp_path))
+    command = command_of(spec_of(tmp_path, networks=tuple(cards)))
     assert {"--network=net1", "--network=net2"} <= set(command)

@@ -5,20 +5,16 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.pod_networks import declared
-from penstock.launch.render.kubernetes import pod_of
+from penstock.launch.preflight import EXCLUDE, REPORT, command_of
 from penstock.launch.spec import RunSpec
 
-REPORT, EXCLUDE, METRICS = "doctor.txt", "exclude.txt", "links.prom"
-"""Files of the run's `launch` folder: the report, hosts to leave out, links as Prometheus text."""
 SLOW_NODES = "[slow nodes] "
 """Beginning of the line of a pod's log that names the nodes to leave out; the operator reads it."""
-_SECONDS, _TIMEOUT_S = 20, 60
 _MEETING_S = 1800.0
 """Seconds that pods wait for each other; then the report has those that did not come."""
 _LOOK_S = 0.1
@@ -51,19 +47,6 @@ def _all_there(spec: RunSpec, folder: JobFolder, *, node: int, job: str) -> bool
     return True
 
 
-def command_of(spec: RunSpec, folder: JobFolder) -> Sequence[str]:
-    """Return the doctor's command in a pod: over the declared cards, or all that it finds."""
-    pod = pod_of(spec)
-    cards = [f"--network={each.name}" for each in declared(pod.network_provider, pod.networks)]
-    files = [f"--exclude={folder.path / EXCLUDE}", f"--metrics={folder.path / METRICS}"]
-    return [
-        *(sys.executable, "-m", "penstock", "doctor", f"--seconds={_SECONDS}", f"--folder={spec.run_dir}"),
-        f"--timeout={_TIMEOUT_S}",
-        *cards,
-        *files,
-    ]
-
-
 def variables_of(spec: RunSpec, *, node: int, host: str, port: int) -> Mapping[str, str]:
     """Return the variables by which the doctors of all pods find each other."""
     return {
@@ -91,7 +74,7 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
     variables = {**env.variables(""), **variables_of(spec, node=node, host=host, port=port)}
     report = folder.path / REPORT if node == 0 else os.devnull
     with open(report, "wb") as out:  # noqa: PTH123 - also the null device
-        process = subprocess.Popen(command_of(spec, folder), env=variables, stdout=out)
+        process = subprocess.Popen([sys.executable, *command_of(spec)], env=variables, stdout=out)
         while process.poll() is None:
             if signal.SIGTERM in signal.sigpending():
                 process.kill()
