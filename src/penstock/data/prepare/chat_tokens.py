@@ -170,6 +170,12 @@ class ChatEncoder:
         self, written: "_Written", sides: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
     ) -> tuple[Document | Rejection, npt.NDArray[np.int64] | None, Mapping[str, Bits]]:
         ids = [side[0] for side in sides]
+        if len(ids) > 1 and np.array_equal(ids[0], ids[1]):
+            reason = (
+                f"the template writes the chosen and the rejected answer alike, in the same {len(ids[0]):,} "
+                "tokens, so neither is preferred: correct one of the answers, or leave the pair out"
+            )
+            return Rejection("bad_conversation", reason), None, {}
         learned = [
             learned_bits(rendered, side, offsets)
             for rendered, side, (_, offsets) in zip(

@@ -343,6 +343,26 @@ def test_a_pair_of_equal_answers_is_refused(chosen, rejected, reason):
         assert len(conversation_of(record, kind="pairs", last_only=False).sides) == 2
 
 
+TRIMS = without_tags(CHATML).replace("message['content']", "message['content'] | trim")
+
+
+@pytest.mark.parametrize(
+    "rejected",
+    [
+        {"role": "assistant", "content": "4 "},
+        {"role": "assistant", "content": "4", "reasoning_content": "A guess."},
+    ],
+    ids=["trimmed", "dropped"],
+)
+def test_a_pair_that_the_template_writes_alike_is_refused(tmp_path, rejected):
+    folder = model_folder(tmp_path / "model", TRIMS)
+    pair = {"prompt": "2+2", "chosen": [{"role": "assistant", "content": "4"}], "rejected": [rejected]}
+    with pytest.raises(InputError, match=r"line 2: the template writes .* alike, .* leave the pair out"):
+        made(tmp_path, [PAIR, pair], folder)
+    kept = made(tmp_path, str(tmp_path / "chats.jsonl"), folder, max_errors=1)
+    assert open_corpus(kept).num_documents == 1
+
+
 def test_half_a_line_is_refused_and_the_rest_kept(tmp_path, model):
     path = tmp_path / "half.jsonl"
     path.write_text(json.dumps(talk("Hi", "Hello.")) + "\n" + json.dumps(talk("a", "b"))[:30])
