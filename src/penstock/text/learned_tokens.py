@@ -19,7 +19,7 @@ matter; any other difference is refused. Nothing is learned because a guess fail
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -261,19 +261,11 @@ def _within_tags(
 
 
 def _check_kept(messages: Messages, tools: Sequence[object], text: str) -> None:
-    """Refuse a text that lacks a message of the user or the system, or the tools.
+    """Refuse a text that lacks a message of the system, the user or a tool, or the tools.
 
     Raises:
         UsageError: with the message.
     """
-    for index, message in enumerate(messages):
-        content = str(message.get("content") or "").strip()
-        if message["role"] in ("system", "user") and not _holds(text, content):
-            raise UsageError(
-                f"The template drops the {message['role']}'s turn, message {index + 1}, or changes its text",
-                got=content[:60],
-                fix="Use a template that has such turns, or leave it out of the conversation.",
-            )
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
         name = str(function.get("name", "")) if isinstance(function, Mapping) else ""
@@ -282,6 +274,14 @@ def _check_kept(messages: Messages, tools: Sequence[object], text: str) -> None:
                 "The template drops the tools",
                 got=name,
                 fix="Use the template of a model that calls tools.",
+            )
+    for index, message in enumerate(messages):
+        content = str(message.get("content") or "").strip()
+        if message["role"] != "assistant" and not _holds(text, content):
+            raise UsageError(
+                f"The template drops the {message['role']}'s turn, message {index + 1}, or changes its text",
+                got=content[:60],
+                fix="Use a template that has such turns, or leave it out of the conversation.",
             )
 
 
@@ -293,20 +293,13 @@ def _dropped(message: Mapping[str, object], answer: str, index: int) -> bool:
     """
     content = str(message.get("content") or "").strip()
     calls = message.get("tool_calls")
-    names = (
-        [str(call.get("function", call).get("name", "")) for call in calls] if isinstance(calls, list) else []
-    )
-    if missing := [name for name in names if name not in answer]:
-        raise UsageError(
-            f"The template drops the tool call of message {index + 1}",
-            got=missing[0],
-            fix="Use the template of a model that calls tools.",
-        )
+    functions = [call.get("function", call) for call in calls] if isinstance(calls, list) else []
+    _check_calls(functions, answer, index)
     reasoning = str(message.get("reasoning_content") or "").strip()
     dropped = not _holds(answer, reasoning)
     if not _holds(answer, content):
         rest = content.rpartition("</think>")[2].strip()
-        if not names and (rest == content or not _holds(answer, rest)):
+        if not functions and (rest == content or not _holds(answer, rest)):
             raise UsageError(
                 f"The template drops or changes the text of the assistant's turn, message {index + 1}",
                 got=content[:60],
@@ -316,5 +309,55 @@ def _dropped(message: Mapping[str, object], answer: str, index: int) -> bool:
     return dropped
 
 
+def _check_calls(functions: Sequence[Mapping[str, object]], answer: str, index: int) -> None:
+    """Refuse an answer that lacks the name or an argument of a call.
+
+    Raises:
+        UsageError: with what it lacks.
+    """
+    for function in functions:
+        name = str(function.get("name", ""))
+        if name not in answer:
+            raise UsageError(
+                f"The template drops the tool call of message {index + 1}",
+                got=name,
+                fix="Use the template of a model that calls tools.",
+            )
+        for value in _texts(function.get("arguments")):
+            if not _has_words(answer, value):
+                raise UsageError(
+                    f"The template drops or changes an argument of the tool call of message {index + 1}",
+                    got=value[:60],
+                    fix="Use the template of a model that calls tools.",
+                )
+
+
 def _holds(text: str, part: str) -> bool:
     return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
+
+
+def _has_words(text: str, value: str) -> bool:
+    """Return True if a text has the words of a value in their order, in whatever way it is quoted or escaped.
+
+    >>> _has_words('one, "two"', "one\\ttwo"), _has_words("two one", "one two")
+    (True, False)
+    """
+    at = 0
+    for word in re.findall(r"\w+", value):
+        at = text.find(word, at)
+        if at < 0:
+            return False
+        at += len(word)
+    return True
+
+
+def _texts(value: object) -> Iterator[str]:
+    """Yield the texts of a JSON value, the names of objects left out."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)

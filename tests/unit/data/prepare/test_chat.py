@@ -25,7 +25,7 @@ from penstock.data.tools.describe import describe
 from penstock.data.tools.verify import verify
 from penstock.text.chat_template import load_template
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
-from tests.published_templates import CHATML, MISTRAL, OF_TRL, without_tags
+from tests.published_templates import CHATML, GRANITE, MISTRAL, OF_TRL, without_tags
 from tests.unit.data.prepare.test_columnar import write_mds
 
 NAMES = ("<|im_start|>", "<|im_end|>")
@@ -403,6 +403,47 @@ def test_a_template_that_drops_the_system_turn_is_refused(tmp_path):
     said = r"drops the system's turn, message 1, .*\(got 'Be brief\.'\)\. Use a template that has such turns"
     with pytest.raises(InputError, match=said):
         made(tmp_path, [record], folder)
+
+
+GRANITE_NAMES = ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>", "<|end_of_text|>")
+
+
+@pytest.mark.parametrize(
+    ("written", "instead", "said"),
+    [
+        (
+            "message['role'] == 'tool'",
+            "message['role'] == 'nobody'",
+            r"drops the tool's turn, message 3, or changes its text \(got '17 degrees'\)",
+        ),
+        (
+            "call.function | tojson",
+            "{'name': call.function.name} | tojson",
+            r"drops or changes an argument of the tool call of message 2 \(got 'Rome'\)",
+        ),
+    ],
+    ids=["result", "arguments"],
+)
+def test_a_template_that_drops_results_or_arguments_is_refused(tmp_path, written, instead, said):
+    function = {"name": "weather", "arguments": {"places": [{"city": "Rome"}], "days": 3}}
+    record = {
+        "messages": [
+            {"role": "user", "content": "How warm is it?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+            {"role": "tool", "content": "17 degrees"},
+            {"role": "assistant", "content": "Warm."},
+        ],
+        "tools": [TOOL],
+    }
+    template = without_tags(GRANITE)
+    whole = model_folder(tmp_path / "whole", template, GRANITE_NAMES)
+    [[call, answer]] = learned_texts(made(tmp_path, [record], whole))
+    assert call.startswith('<|tool_call|>[{"name": "weather", "arguments": {"places": [{"city": "Rome"}]')
+    assert answer == "Warm.<|end_of_text|>"
+    assert written in template
+    folder = model_folder(tmp_path / "model", template.replace(written, instead), GRANITE_NAMES)
+    with pytest.raises(InputError, match=said):
+        made(tmp_path, [record], folder, name="refused")
 
 
 WELCOME = {"messages": [{"role": "assistant", "content": "Welcome."}, *talk("a", "b")["messages"]]}
