@@ -13,7 +13,7 @@ it), and ends with the end-of-turn token. White space after that token is not th
 written differently without this one, or cannot be written at all, the conversation up to this turn is
 compared instead, and its text is looked up in the whole.
 
-Tags are compared with what was found: what they leave out of a header or after the end-of-turn token does not
+Tags are compared with what was found: whether they hold a header, white space or control tokens does not
 matter; any other difference is refused. Nothing is learned because a guess failed.
 """
 
@@ -89,6 +89,7 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     if renderer.has_tags:
         marked = _tagged(_with(partial(renderer.render, marked=True), tools), messages, text)
     answers: list[Answer] = []
+    turns: list[Span] = []
     before = dropped = 0
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
@@ -103,7 +104,10 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
         if all(message["role"] != "assistant" for message in messages[index + 1 :]):
             learned = (*learned, *_closing(text, end, renderer.control))
         answers.append(Answer(index, learned))
+        turns.append((at if at >= 0 else start, end))
         before = end
+    if marked is not None:
+        _check_rest_of_tags(marked, turns, text, renderer.control)
     return RenderedChat(text, tuple(answers), dropped)
 
 
@@ -258,6 +262,30 @@ def _within_tags(
     if learned[-1][1] < turn[1]:
         learned.append((learned[-1][1], turn[1]))
     return tuple(learned)
+
+
+def _check_rest_of_tags(
+    tagged: Sequence[Span], turns: Sequence[Span], text: str, control: re.Pattern[str]
+) -> None:
+    """Refuse tags that hold text of no answer.
+
+    Args:
+        turns: the answers with their headers, ascending.
+
+    Raises:
+        UsageError: with that text.
+    """
+    for first, past in tagged:
+        at = first
+        for start, end in [*turns, (past, past)]:
+            rest = control.sub("", text[at : min(start, past)]).strip()
+            if rest:
+                raise UsageError(
+                    "The template's {% generation %} tags hold text that is no turn of the assistant",
+                    got=rest[:60],
+                    fix="Correct the tags, or remove all of them: answers are then found by comparing.",
+                )
+            at = max(at, end)
 
 
 def _check_kept(messages: Messages, tools: Sequence[object], text: str) -> None:

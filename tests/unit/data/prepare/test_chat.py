@@ -379,6 +379,25 @@ NO_ANSWER = CHATML.replace("message['content'] + '<|im_end|>' }}{%- endgen", "''
 TAGS_OFF = CHATML.replace("{%- generation %}", "").replace(
     "{%- endgeneration %}", "{%- generation %}{%- endgeneration %}"
 )
+TAGGED = "{%- generation %}{{- message['content'] + '<|im_end|>' }}{%- endgeneration %}"
+ONLY_LAST_TAGGED = CHATML.replace(
+    TAGGED,
+    f"{{%- if loop.last %}}{TAGGED}{{%- else %}}{{{{- message['content'] + '<|im_end|>' }}}}{{%- endif %}}",
+)
+FIRST_HALF_TAGGED, SECOND_HALF_TAGGED = (
+    CHATML.replace(TAGGED, half)
+    for half in (
+        "{%- generation %}{{- message['content'][:3] }}{%- endgeneration %}"
+        "{{- message['content'][3:] + '<|im_end|>' }}",
+        "{{- message['content'][:3] }}"
+        "{%- generation %}{{- message['content'][3:] + '<|im_end|>' }}{%- endgeneration %}",
+    )
+)
+ALL_TAGGED = (
+    without_tags(CHATML)
+    .replace("{{- '<|im_start|>'", "{%- generation %}{{- '<|im_start|>'", 1)
+    .replace("{%- endfor %}", "{%- endgeneration %}{%- endfor %}")
+)
 
 
 @pytest.mark.parametrize(
@@ -389,6 +408,9 @@ TAGS_OFF = CHATML.replace("{%- generation %}", "").replace(
         (NO_ANSWER, NAMES, "no end-of-turn token|cannot be found"),
         (CHATML, ("<|im_start|>",), "no end-of-turn token of the vocabulary"),
         (TAGS_OFF, NAMES, "tags leave out"),
+        (FIRST_HALF_TAGGED, NAMES, "tags leave out text of the assistant's turn, message 2"),
+        (SECOND_HALF_TAGGED, NAMES, "tags leave out text of the assistant's turn, message 2"),
+        (ALL_TAGGED, NAMES, "tags hold text that is no turn of the assistant"),
     ],
 )
 def test_a_template_that_cannot_be_used_is_refused_at_once(tmp_path, template, names, reason):
@@ -444,6 +466,13 @@ def test_a_template_that_drops_results_or_arguments_is_refused(tmp_path, written
     folder = model_folder(tmp_path / "model", template.replace(written, instead), GRANITE_NAMES)
     with pytest.raises(InputError, match=said):
         made(tmp_path, [record], folder, name="refused")
+
+
+def test_tags_that_hold_the_last_turn_only_are_refused_with_the_conversation(tmp_path):
+    folder = model_folder(tmp_path / "model", ONLY_LAST_TAGGED)
+    said = r"line 2: The template's \{% generation %\} tags leave out text of the assistant's turn, message 2"
+    with pytest.raises(InputError, match=said):
+        made(tmp_path, [talk("a", "b"), talk("a", "one", "b", "two")], folder)
 
 
 WELCOME = {"messages": [{"role": "assistant", "content": "Welcome."}, *talk("a", "b")["messages"]]}
