@@ -40,8 +40,14 @@ SPECIAL = {
 WITH_TOOLS = ("granite", "mistral", "qwen2_5", "qwen3", "qwen3_instruct_2507", "deepseekv3")
 HEADERS = {"deepseekv3": {"<\uff5cAssistant\uff5c>", "<\uff5ctool\u2581outputs\u2581end\uff5c>"}}
 """Tokens within the tags that are a turn's header: the prompt holds them."""
-LINE_ENDS = {"qwen2_5", "qwen3", "qwen3_instruct_2507", "gemma3", "phi3_5"}
-"""Templates whose tags hold the line end before an answer, or after its end-of-turn token."""
+LINE_ENDS = {
+    "qwen2_5": ("<|im_start|>assistant", "<|im_end|>"),
+    "qwen3": ("<|im_end|>",),
+    "qwen3_instruct_2507": ("<|im_end|>",),
+    "gemma3": ("<end_of_turn>",),
+    "phi3_5": ("<|end|>",),
+}
+"""Texts before a line end that is within the tags: those of a header, and end-of-turn tokens."""
 
 TOOLS = [
     {
@@ -91,12 +97,13 @@ def tokenizer_of(name):
 
 
 @cache
-def renderer_of(name):
+def renderer_of(name, has_tags):
     bos, *_, eos = SPECIAL[name]
     variables = {"bos_token": bos if name != "qwen3" else "", "eos_token": eos}
-    template = ChatTemplate(source=without_tags(tagged(name)), variables=variables)
+    source = tagged(name) if has_tags else without_tags(tagged(name))
+    template = ChatTemplate(source=source, variables=variables)
     control = re.compile("|".join(map(re.escape, SPECIAL[name])))
-    return Renderer(render=partial(render, template=template), control=control, has_tags=False)
+    return Renderer(render=partial(render, template=template), control=control, has_tags=has_tags)
 
 
 def theirs(name, messages, tools):
@@ -113,9 +120,11 @@ def theirs(name, messages, tools):
     return text, spans
 
 
+@pytest.mark.parametrize("has_tags", [False, True], ids=["compared", "tagged"])
 @pytest.mark.parametrize("name", SPECIAL)
-def test_learned_tokens_are_those_within_the_tags(name):
-    tokenizer, renderer = tokenizer_of(name), renderer_of(name)
+def test_learned_tokens_are_those_within_the_tags(name, has_tags):
+    """By comparing texts, of the template without its tags, and by its tags."""
+    tokenizer, renderer = tokenizer_of(name), renderer_of(name, has_tags)
 
     @given(conversations(with_tools=name in WITH_TOOLS))
     @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -136,8 +145,9 @@ def test_learned_tokens_are_those_within_the_tags(name):
         expected = inside[offsets[:, 1]] > inside[offsets[:, 0]]
         assert not (ours & ~expected).any()
         for index in np.flatnonzero(expected & ~ours).tolist():
-            written = text[slice(*offsets[index])]
-            assert written in HEADERS.get(name, ()) or (name in LINE_ENDS and not written.strip()), written
+            first, past = offsets[index].tolist()
+            written, is_after = text[first:past], text[:first].endswith(LINE_ENDS.get(name, ()))
+            assert written in HEADERS.get(name, ()) or (written == "\n" and is_after), written
         for answer in found.answers:  # the end-of-turn token is learned
             assert text[slice(*answer.spans[-1])].endswith(SPECIAL[name])
 
