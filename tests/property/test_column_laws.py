@@ -106,11 +106,14 @@ def test_labels_are_those_of_a_plain_reference(
             reader.library = shown
 
 
-@given(LENGTHS, PACKINGS, st.integers(0, 3), st.integers(1, 6), st.integers(1, 40))
+@given(
+    LENGTHS, PACKINGS, st.integers(0, 3), st.integers(1, 6), st.integers(1, 40), st.none() | st.integers(0, 3)
+)
 @settings(max_examples=15)
 def test_a_resumed_and_rescaled_mixture_with_plain_text_serves_the_same_labels(
-    lengths, packing, seed, saved_at, per_shard
+    lengths, packing, seed, saved_at, per_shard, text_weight
 ):
+    """And one whose weights change while it is served."""
     with tempfile.TemporaryDirectory() as folder:
         plain = numbered_corpus(Path(folder, "plain"), lengths)
         flagged, bits = flagged_corpus(
@@ -137,6 +140,8 @@ def test_a_resumed_and_rescaled_mixture_with_plain_text_serves_the_same_labels(
                     **common,
                 )
                 run.load_state_dict(json.loads(json.dumps(run.state_at(saved_at))))
+                if text_weight is not None:
+                    run.set_weights({"chats": 1, "text": text_weight}, step=saved_at + 1)
                 for step in samples:
                     batch = run.batch_at(step)
                     found |= dict(zip(batch["sample_ids"].tolist(), batch["labels"], strict=True))
@@ -145,6 +150,8 @@ def test_a_resumed_and_rescaled_mixture_with_plain_text_serves_the_same_labels(
         steps = range(saved_at, saved_at + 3)
         want, got = labels(steps, plain, 1), labels(steps, flagged, 3)
         whole = Loader({"chats": plain, "text": plain}, global_batch_size=6, **common)
+        if text_weight is not None:
+            whole.set_weights({"chats": 1, "text": text_weight}, step=saved_at + 1)
         corpora = whole.corpora_of(np.array(sorted(want)))
         for sample, corpus in zip(sorted(want), corpora.tolist(), strict=True):
             row = want[sample][None]
