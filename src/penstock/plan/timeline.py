@@ -84,7 +84,7 @@ class StepTimeline:
     node_bytes: float = 0.0
     """Bytes that a node sent through its NICs."""
     network_operations: float = 0.0
-    """Number of collectives over the network."""
+    """Number of collectives over the network; those that computing waits for in a visit count as one."""
     events: list[Event] = field(default_factory=list)
     """Operations of the simulated micro-batches, if recorded."""
 
@@ -238,6 +238,7 @@ class _Simulation:
         if inline:
             timeline.exposed_s[unit.inline_link] += inline
             timeline.node_bytes += unit.inline_node_bytes * inline / unit.inline
+            timeline.network_operations += unit.inline_link == "network"
         if self._record:
             timeline.events.append(
                 Event(unit.name, "compute", "none", start, seconds + inline, visit.micro_batch)

@@ -81,6 +81,14 @@ def test_copies_that_meet_every_fifty_steps_send_little():
     assert seldom.network_bytes == pytest.approx(often.network_bytes * (4 + 32 / 128) / 16 / 50, rel=0.01)
 
 
+def test_a_step_that_sends_only_for_tensor_parallelism_waits_for_lost_segments_too():
+    two_hosts = replace(A100, nodes=2, devices_per_node=1, transport="tcp")
+    job = replace(JOB, layout=RankLayout(tensor=2))
+    found, without = (predict(job, cluster) for cluster in (two_hosts, replace(two_hosts, straggling=0.0)))
+    assert found.network_bytes == pytest.approx(without.network_bytes)
+    assert found.straggler_s > without.straggler_s == 0
+
+
 def test_a_pipeline_of_one_micro_batch_mostly_waits():
     job = replace(JOB, layout=RankLayout(pipeline=8, shard=16), messages_overlapped=True)
     few, many = (predict(replace(job, num_micro_batches=n), A100) for n in (8, 64))
