@@ -65,7 +65,9 @@ def recipe_of(places, run, tune, **sections):
 def sent(recipe, world):
     """Return the bytes that a rank sends in a step, and those of its own gradients."""
     state = open_state(recipe, world)
-    state.watch = StepMonitors(traffic=TrafficMeter(state.mesh))
+    pipeline = state.pipeline
+    by_stages = (lambda: 0) if pipeline is None else lambda: pipeline.sent_bytes
+    state.watch = StepMonitors(traffic=TrafficMeter(state.mesh, sent_by_stages=by_stages))
     records = records_of(state, recipe, world)
     gradients = sum(p.numel() * 4 for p in state.model.parameters() if p.requires_grad)
     (found,) = (record["sent_bytes"] for record in records if "sent_bytes" in record)
@@ -86,9 +88,11 @@ def test_with_a_sharded_base_a_step_sends_less_than_full_tuning(places, tmp_path
     assert found["lora"] < 0.7 * found["full"]
 
 
+@pytest.mark.parametrize("axis", ["shard", "tensor", "context", "pipeline"])
 @pytest.mark.parametrize("placed", ["whole", "sharded"])
-def test_the_planned_bytes_of_a_step_are_those_that_are_sent(places, tmp_path, placed):
-    recipe = recipe_of(places, tmp_path / "run", {**LORA, "base_sharding": placed})
+def test_the_planned_bytes_of_a_step_are_those_that_are_sent(places, tmp_path, placed, axis):
+    tune = {**LORA, "base_sharding": placed}
+    recipe = recipe_of(places, tmp_path / "run", tune, parallel={axis: 2})
     measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
     job = job_of(recipe, layout_of(recipe.parallel, world_size=2))
     assert predict(replace(job, checkpoint_every=0), TWO_HOSTS).network_bytes == pytest.approx(

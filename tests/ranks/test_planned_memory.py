@@ -42,6 +42,7 @@ CASES = {
     ),
     "adapters, 4 bits": (1, {"tune": {**LORA, "base": "int4"}}),
     "adapters, 8 bits, slices": (2, {"tune": {**LORA, "base": "int8"}, "parallel": {"tensor": 2}}),
+    "adapters, stretches": (2, {"tune": LORA, "parallel": {"context": 2}}),
     "adapters, stages": (2, {"tune": LORA, "parallel": {"pipeline": 2}}),
 }
 

@@ -80,7 +80,7 @@ def _blocks(
 ) -> list[BlockCost]:
     plain = block_seconds(job, cluster.device, constants)
     seconds = _coded(plain, job, cluster, constants)
-    inline = _exposed(_inline(job, cluster, groups), job, seconds, constants)
+    inline, back = (_exposed(cost, job, seconds, constants) for cost in _inline(job, cluster, groups))
     transfers = _transfers(job, cluster, groups, job.block_parameters, learned=job.learned_of_block())
     mine = _blocks_of_last(job)
     kept, others = kept_blocks(job, len(mine)), job.batches_per_pass - 1
@@ -92,9 +92,11 @@ def _blocks(
             + others * plain.backward
             + (1 + others) * again_seconds(plain, job.block_modes[index]),
             inline=(1 + others) * inline.seconds,
-            inline_back=(1 + others) * inline.seconds * (2 if job.block_modes[index] == "full" else 1),
+            inline_back=(1 + others) * (back.seconds + (job.block_modes[index] == "full") * inline.seconds),
             inline_link=inline.link,
             inline_node_bytes=(1 + others) * inline.node_bytes,
+            inline_node_bytes_back=(1 + others)
+            * (back.node_bytes + (job.block_modes[index] == "full") * inline.node_bytes),
             transfers=transfers,
             kept=place < kept,
             agrees_always=not job.overlapped,
@@ -171,19 +173,27 @@ def _over_copies(job: TrainingStep, cluster: Cluster, learned: float) -> Cost:
     return all_reduce(learned * job.reduce_bytes, over, cluster)
 
 
-def _inline(job: TrainingStep, cluster: Cluster, groups: dict[str, GroupTopology]) -> Cost:
-    """Return the collectives in one block's forward that computing waits for."""
+def _inline(job: TrainingStep, cluster: Cluster, groups: dict[str, GroupTopology]) -> tuple[Cost, Cost]:
+    """Return the collectives in one block's forward, and in its backward, that computing waits for."""
     model, layout = job.model, job.layout
+    scatter = 2 if cluster.device.architecture == "cpu" else 1  # gloo's is an all-reduce
     width = model.num_attention_heads * model.size_of_head
     keys = model.key_value_heads * model.size_of_head
-    tokens = _COLLECTIVES * job.rank_tokens * model.hidden_size
+    tokens = _COLLECTIVES * (1 + scatter) / 2 * job.rank_tokens * model.hidden_size  # half are scatters
     tensor = ring(tokens * job.compute_bytes, groups["tensor"], cluster)
+    sums = ring(job.summed_of_block() * job.compute_bytes, groups["tensor"], cluster, rounds=2)
     local_tokens, row = job.rank_tokens / layout.tensor, job.rows_tokens / layout.tensor
-    sent = local_tokens * 2 * (width + keys) if job.context_rule == "ulysses" else row * 2 * keys
-    context = ring(sent * job.compute_bytes, groups["context"], cluster)
-    slower = max(tensor, context)
-    sent_by_node = tensor.node_bytes + context.node_bytes
-    return Cost(tensor.seconds + context.seconds, slower.link, sent_by_node, 0.0)
+    exchanged = job.context_rule == "ulysses"
+    sent = (local_tokens * 2 * (width + keys) if exchanged else row * 2 * keys) * job.compute_bytes
+    there = ring(sent, groups["context"], cluster)
+    back = there if exchanged else ring(scatter * sent, groups["context"], cluster)
+    return _together(tensor, there), _together(tensor, back, sums)
+
+
+def _together(*costs: Cost) -> Cost:
+    """Return the cost of collectives one after the other, over the link of the slowest."""
+    seconds, sent = sum(cost.seconds for cost in costs), sum(cost.node_bytes for cost in costs)
+    return Cost(seconds, max(costs).link, sent, 0.0)
 
 
 def _exposed(inline: Cost, job: TrainingStep, seconds: Seconds, constants: Constants) -> Cost:

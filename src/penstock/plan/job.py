@@ -209,6 +209,21 @@ class TrainingStep:
             numbers += self.adapter.num_parameters(outputs, inputs)
         return numbers
 
+    def summed_of_block(self) -> int:
+        """Return the numbers of a block's adapters that every tensor-parallel rank holds whole.
+
+        Each sees part of the work, so their gradients are summed in every backward pass.
+        """
+        if self.adapter is None or self.layout.tensor == 1:
+            return 0
+        numbers = 0
+        for name in self.adapter.layers:
+            outputs, inputs = self.model.linear_shapes[name]
+            by_inputs = name in ("output", "down")
+            numbers += self.adapter.rank * (outputs if by_inputs else inputs)
+            numbers += outputs * (by_inputs and self.adapter.has_magnitudes)
+        return numbers
+
     def learned_outside(self) -> float:
         """Return the numbers outside of the blocks that a rank learns, before FSDP shards them.
 

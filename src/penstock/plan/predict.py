@@ -96,7 +96,7 @@ def predict(
         exposed[outer.link] += outer.seconds
     rate = job.step_tokens / step / job.layout.world_size
     mfu = rate * job.model.flops_per_token(job.sequence_length) / _peak(job, cluster)
-    sent = line.node_bytes + outer.node_bytes
+    sent = line.node_bytes + outer.node_bytes + _messages_of_stages(job) * _hop(job, cluster).node_bytes
     return Prediction(
         step_s=step,
         compute_s=line.compute_s,
@@ -210,11 +210,22 @@ def _bubble(job: TrainingStep, cluster: Cluster, line: StepTimeline) -> float:
     stages = job.layout.pipeline
     if stages == 1:
         return 0.0
-    size = job.rank_tokens * job.model.hidden_size * job.compute_bytes / job.layout.tensor
-    hop = send(size, groups_of(job.layout, cluster)["pipeline"], cluster)
+    hop = _hop(job, cluster)
     one = (line.compute_s + sum(line.exposed_s.values())) / job.num_micro_batches
     steady = 0 if job.messages_overlapped else job.num_micro_batches * job.stages_per_rank
     return (stages - 1) * one / job.stages_per_rank + 2 * hop.seconds * (stages - 1 + steady)
+
+
+def _hop(job: TrainingStep, cluster: Cluster) -> Cost:
+    """Return the cost of one micro-batch's message to another stage of a pipeline."""
+    size = job.rank_tokens * job.model.hidden_size * job.compute_bytes / job.layout.tensor
+    return send(size, groups_of(job.layout, cluster)["pipeline"], cluster)
+
+
+def _messages_of_stages(job: TrainingStep) -> int:
+    """Return the messages that a rank sends to other stages in a step, the rank that sends most."""
+    at_an_end = job.layout.pipeline == 2  # a stage of each of two ranks has no neighbour on one side
+    return job.num_micro_batches * (2 * job.stages_per_rank - at_an_end)
 
 
 def _outer(job: TrainingStep, cluster: Cluster) -> Cost:

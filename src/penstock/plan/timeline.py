@@ -50,6 +50,8 @@ class BlockCost:
     inline_link: Link = "none"
     inline_node_bytes: float = 0.0
     """Bytes that a node sends for those of the forward."""
+    inline_node_bytes_back: float = 0.0
+    """Bytes that a node sends for those of the backward."""
     transfers: Transfers = NOTHING
     kept: bool = False
     """True if gathered once and reduced once per step, whatever the number of micro-batches."""
@@ -237,7 +239,7 @@ class _Simulation:
         timeline.compute_s += seconds
         if inline:
             timeline.exposed_s[unit.inline_link] += inline
-            timeline.node_bytes += unit.inline_node_bytes * inline / unit.inline
+            timeline.node_bytes += unit.inline_node_bytes_back if visit.backward else unit.inline_node_bytes
             timeline.network_operations += unit.inline_link == "network"
         if self._record:
             timeline.events.append(
