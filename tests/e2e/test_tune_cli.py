@@ -4,13 +4,18 @@ import json
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
 import tokenizers
 
 from penstock.checkpoint.find import find
 from penstock.cli.main import main
+from penstock.engine.config import EngineConfig
+from penstock.engine.llm import LLM
+from penstock.engine.sampling_params import Params, Sampling
 from tests.e2e.conftest import penstock
+from tests.serving import serving
 from tests.tiny_models import save_talker
 
 RECIPE = """
@@ -54,21 +59,18 @@ TEMPLATE = (
 )
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    """A small Llama whose vocabulary lacks the tokens of its chat template."""
-    folder = save_talker(tmp_path_factory.mktemp("start") / "base", context=256, vocab_size=320)
+def talker(folder, *, vocab_size):
+    """Write a small Llama, and a tokenizer and a chat template with two tokens more than it was made with."""
+    save_talker(folder, context=256, vocab_size=vocab_size)
     parsed = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    assert parsed.get_vocab_size() > 320 - 2
     for name in ("<|im_start|>", "<|im_end|>"):
         parsed.add_tokens([tokenizers.AddedToken(name, special=True, normalized=False)])
     parsed.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return folder, parsed.get_vocab_size()
 
 
-@pytest.fixture(scope="module")
-def chats(base):
+def chats_for(base):
     lines = [
         {"messages": [{"role": "user", "content": f"{n} + 3?"}, {"role": "assistant", "content": f"{n + 3}"}]}
         for n in range(200)
@@ -79,29 +81,50 @@ def chats(base):
     return out
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A small Llama whose vocabulary lacks the tokens of its chat template."""
+    folder, size = talker(tmp_path_factory.mktemp("start") / "base", vocab_size=320)
+    assert size > 320
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chats(base):
+    return chats_for(base)
+
+
 def losses_of(run):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return {record["step"]: record["loss"] for record in records if "loss" in record}
 
 
-def killed(words, run, *, processes, after):
-    """Tune without end until some steps are logged, then send SIGKILL to the command."""
-    command = [*words, "--processes", str(processes), "--set", "run.steps=1000000"]
-    with subprocess.Popen(
-        [sys.executable, "-m", "penstock", *command], stderr=subprocess.PIPE, text=True
-    ) as process:
-        deadline = time.monotonic() + 120
-        while not (run / "metrics.jsonl").is_file() or max(losses_of(run), default=0) < after:
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.kill()
-        process.communicate(timeout=120)
+@contextmanager
+def alive(words, run, *, processes, after):
+    """Tune without end; yield once some steps are logged, then send SIGKILL to the command."""
+    command = [sys.executable, "-m", "penstock", *words]
+    command += ["--processes", str(processes), "--set", "run.steps=1000000"]
+    log = run.with_name("log.txt")
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors) as process,
+    ):
+        try:
+            deadline = time.monotonic() + 120
+            while not (run / "metrics.jsonl").is_file() or max(losses_of(run), default=0) < after:
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            yield
+            assert process.poll() is None, log.read_text()
+        finally:
+            process.kill()
+            process.communicate(timeout=120)  # ends when the last rank does
 
 
-def test_an_adapter_killed_and_rescaled_learns_the_same_from_the_same_samples(base, chats, tmp_path):
-    """New rows included; on 2 ranks, then on 1, then on 3, each start after a SIGKILL."""
-    run, recipe = tmp_path / "run", tmp_path / "recipe.toml"
+def recipe_of(folder, base, chats):
+    """Write a recipe that tunes an adapter; return the folder of its run, and its path."""
+    run, recipe = folder / "run", folder / "recipe.toml"
     recipe.write_text(f"""
 compute = "float32"
 [run]
@@ -125,9 +148,17 @@ rule = "constant"
 [checkpoint]
 every = 3
 """)
-    killed(["tune", str(recipe)], run, processes=2, after=7)
+    return run, recipe
+
+
+def test_an_adapter_killed_and_rescaled_learns_the_same_from_the_same_samples(base, chats, tmp_path):
+    """New rows included; on 2 ranks, then on 1, then on 3, each start after a SIGKILL."""
+    run, recipe = recipe_of(tmp_path, base, chats)
+    with alive(["tune", str(recipe)], run, processes=2, after=7):
+        pass
     first = max(losses_of(run))
-    killed(["tune", str(recipe)], run, processes=1, after=first + 4)
+    with alive(["tune", str(recipe)], run, processes=1, after=first + 4):
+        pass
     steps = str(max(losses_of(run)) + 2)
     done = penstock("tune", recipe, "--set", f"run.steps={steps}", "--processes", 3)
     assert done.returncode == 0, done.stderr
@@ -143,3 +174,31 @@ every = 3
     assert done.returncode == 0, done.stderr
     assert losses_of(run) == pytest.approx(losses_of(whole), rel=1e-4)
     assert losses_of(whole)[int(steps)] < 0.9 * losses_of(whole)[1], "something was learned"
+
+
+def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_path):
+    base, size = talker(tmp_path / "base", vocab_size=448)
+    assert size < 448, "the template's tokens are in the base's vocabulary"
+    run, recipe = recipe_of(tmp_path, base, chats_for(base))
+    settings = ["--set", "checkpoint.keep_every=3", "--set", "optim.learning_rate=0.03"]
+    asked = {"role": "user", "content": "4 + 3?"}
+    with alive(["tune", str(recipe), *settings], run, processes=1, after=10):
+        newest = str(find(run))
+        assert main(["export", newest, "--out", str(tmp_path / "adapter")]) == 0
+        with (
+            serving(base, "--adapter", f"live={tmp_path / 'adapter'}", "--cache-gib", "0.05") as server,
+            server.openai() as client,
+        ):
+            served = {
+                name: client.chat.completions.create(
+                    model=name, messages=[asked], max_tokens=8, temperature=0
+                )
+                for name in ("base", "live")
+            }
+    assert find(run).index().meta.step > find(tmp_path / newest).index().meta.step
+    merged = tmp_path / "merged"
+    assert main(["export", newest, "--out", str(merged), "--merge", "--dtype", "fp32"]) == 0
+    with LLM(merged, EngineConfig(cache_gib=0.05)) as llm:
+        expected = llm.chat([asked], Params(sampling=Sampling(temperature=0), max_tokens=8))
+    answers = {name: reply.choices[0].message.content for name, reply in served.items()}
+    assert answers["live"] == expected.text != answers["base"]
