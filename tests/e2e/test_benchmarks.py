@@ -51,7 +51,7 @@ RUNS = {
     "--forced-model tiny --forced-tokens 2 --forced-requests 2",
     "tune": "--hidden 32 --layers 1 --vocabulary 400 --length 256 --rows 2 --conversations 60 --steps 4 "
     "--rounds 1 --threads 1 --network-steps 0 --only penstock trl",
-    "tune_learns": "--hidden 32 --layers 1 --documents 60 --base-steps 40 --steps 12 --only full",
+    "tune_learns": "--hidden 32 --layers 1 --documents 60 --base-steps 40 --steps 12 --only full --no-aims",
     "train": "--hidden 64 --layers 2 --vocabulary 512 --length 32 --steps 2 --rounds 1",
 }
 OWN_TEST = {"gpu"}  # test_gpu_kit.py
