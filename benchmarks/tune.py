@@ -59,21 +59,24 @@ def turn(folder, who, method, arguments):
 
 
 def speeds(folder, arguments):
-    """Return setting -> figures, medians over rounds."""
+    """Return setting -> figures, medians over rounds, and the version of each package that ran."""
     peers = ["penstock", "trl", "trl, packed", *(["litgpt"] if arguments.litgpt else [])]
     peers = [who for who in peers if not arguments.only or who in arguments.only]
     found = {f"{who}, {method}": [] for method in METHODS for who in peers}
+    versions = {}
     for number in range(arguments.rounds):
         for name, turns in found.items():
             who, _, method = name.rpartition(", ")
             if (taken := turn(folder, who, method, arguments)) is not None:
+                versions[who.partition(",")[0]] = taken.pop("version")
                 turns.append(taken)
         print(f"round {number + 1} of {arguments.rounds}", flush=True)
-    return {
+    medians = {
         name: {key: median(each[key] for each in turns) for key in turns[0]}
         for name, turns in found.items()
         if turns
     }
+    return medians, versions
 
 
 def bytes_of_steps(folder, arguments):
@@ -158,7 +161,7 @@ def main():
             (folder / f"{method}.toml").write_text(
                 recipe_text(folder, {"method": method}, arguments, run=f"run-{method}")
             )
-        found = speeds(folder, arguments)
+        found, versions = speeds(folder, arguments)
         refused = why_not() if arguments.network_steps else "not asked for"
         network = {} if refused else bytes_of_steps(folder, arguments)
     for name, figures in found.items():
@@ -171,10 +174,11 @@ def main():
     result = {
         "speed": found,
         "network": network or {"left_out": refused},
+        "trainers": versions,
         "settings": {k: v for k, v in vars(arguments).items() if k not in ("out", "litgpt")},
     }
     if arguments.out:
-        packages = ("torch", "transformers", "trl", "peft", "litgpt")
+        packages = ("torch", "transformers", "trl", "peft")
         file_result(arguments.out, "tune", result, packages=packages)
 
 

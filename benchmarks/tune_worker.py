@@ -9,6 +9,7 @@ import resource
 import shutil
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 _FIRST = 2  # steps that are not measured
@@ -166,6 +167,7 @@ def work():
         "tokens_per_s": tokens / seconds,
         "padding": padding / (tokens + padding),
         "peak_mib": peak_kib / 1024,
+        "version": version(who.partition(",")[0]),
     }
     print(json.dumps(figures))
 
