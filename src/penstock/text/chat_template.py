@@ -255,8 +255,16 @@ def _environment(generation: type[Extension]) -> ImmutableSandboxedEnvironment:
     return environment
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:  # Any: what the template holds
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,  # Any: what the template holds
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _refuse(reason: str) -> NoReturn:

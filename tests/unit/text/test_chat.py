@@ -27,6 +27,15 @@ def test_a_template_renders_as_in_transformers(source, messages):
     assert render(messages, ChatTemplate(source=source, variables=TOKENS)) == expected[0]
 
 
+@pytest.mark.parametrize(
+    "options", ["", "ensure_ascii=True", "indent=2, sort_keys=True", "separators=(',', ':')", "true, 1"]
+)
+def test_a_template_writes_json_as_in_transformers(options):
+    source = f"{{{{ messages | tojson({options}) }}}}"
+    (expected,), _ = render_jinja_template([TALK], chat_template=source)
+    assert render(TALK, ChatTemplate(source=source)) == expected
+
+
 def test_a_template_may_ask_for_the_date():
     assert render(TALK, ChatTemplate(source="{{ strftime_now('%Y') }}")).startswith("20")
 
