@@ -20,8 +20,13 @@ def test_the_demo_tells_the_whole_story_and_can_be_repeated(tmp_path):
     assert len(summary) <= 13, "twelve lines with what to try next"
     before, after = map(int, re.search(r"tuned +(\d+)% -> (\d+)% of \d+ new questions", done.stdout).groups())
     assert before <= 5
-    assert after >= 90
-    assert 'How is the weather in Lomar? -> weather({"place": "Lomar"})' in done.stdout
+    assert after > 95
+    call = 'How is the weather in Lomar? -> weather({"place": "Lomar"}), asked by the openai client'
+    assert call in done.stdout
+    evaluated = re.search(
+        r"^questions +0 +\d+ +exact_match .* (\d\.\d+) +\d\.\d+$", done.stdout, re.MULTILINE
+    )
+    assert float(evaluated[1]) > 0.95
     assert "What it answers" in (folder / "tuned" / "tuned-run" / "report.html").read_text()
     page = (folder / "report.html").read_text()
     assert "2 \u2192 1 processes at step" in page

@@ -72,6 +72,8 @@ def tune(folder: Path, *, first_step: int) -> TunedModel:
     if find_spec("lm_eval") is not None:
         say(f"{next(titles)}. Evaluate: the same questions as a task of lm-eval")
         penstock("eval", run, "--tasks", folder / "questions.yaml", "--chat-template")
+    else:
+        print("\nNot evaluated: lm-eval is not installed (pip install 'penstock[eval]')", flush=True)
     penstock("report", run)
     return TunedModel(run=run, before=before, after=after, asked=len(questions))
 
@@ -138,12 +140,14 @@ def _call_a_tool(address: str) -> None:
 
         client: Any = OpenAI(base_url=f"{address}/v1", api_key="unused")  # Any: its types are of literals
         message = client.chat.completions.create(**body, temperature=0).choices[0].message.model_dump()
+        how = "by the openai client"
     else:
         message = _asked(address, body | {"temperature": 0})
+        how = "by urllib: the openai client is not installed (pip install openai)"
     calls = [call["function"] for call in message.get("tool_calls") or []]
     if not calls:
         raise PenstockError("The tuned model did not call the tool", got=message.get("content"))
-    print(f"{text} -> {calls[0]['name']}({calls[0]['arguments']})", flush=True)
+    print(f"{text} -> {calls[0]['name']}({calls[0]['arguments']}), asked {how}", flush=True)
 
 
 def _asked(address: str, body: dict[str, Any]) -> dict[str, Any]:
