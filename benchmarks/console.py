@@ -9,7 +9,7 @@ Runs are written as `penstock train` writes them, and opened in Chromium:
   console read it before, and again; and from the navigation in a new page, as the peers below are timed
 - ranks: a heat map of --ranks ranks x --rank-steps records, from the click to its picture, again, and what
   drawing alone takes
-- a run that grows: from the line's write to its point on the canvas
+- a run that grows, one of --runs: from the line's write to its point on the canvas
 - memory of the server, and of the page's JavaScript
 
 With --peers, a Python with tensorboard (its data server, `--load_fast true`), trackio and tbparse, the same
@@ -47,6 +47,8 @@ from penstock.core import clock
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 NO_SANDBOX = "--no-sandbox"
+GROWS = "0000"
+"""Run that grows while a page looks."""
 PATIENCE_S = 300
 PARTS = ("table", "long", "ranks", "stream", "peers")
 TARGETS = {
@@ -311,8 +313,8 @@ REDRAW = """() => {
 
 
 def delays(browser, folder, cache, points):
-    """Append lines to a run, and return the ms from each write to its point on the canvas."""
-    path = folder / "run" / "metrics.jsonl"
+    """Append lines to a run among many, and return the ms from each write to its point on the canvas."""
+    path = folder / GROWS / "metrics.jsonl"
     first = json.loads(path.read_text().splitlines()[-1])
     written = {}
 
@@ -324,7 +326,8 @@ def delays(browser, folder, cache, points):
             clock.sleep(0.41)
 
     with console(folder, cache) as (address, _):
-        (run,) = json.load(urlopen(f"{address}api/runs"))["runs"]
+        runs = json.load(urlopen(f"{address}api/runs"))["runs"]
+        run = next(run for run in runs if run["name"] == GROWS)
         page = watched(browser)
         page.goto(f"{address}#/run/{run['id']}")
         wait(partial(page.evaluate, "window.drawn.length"), "the curve")
@@ -409,7 +412,7 @@ TRACKIO_CHART = ".vega-embed canvas"
 
 def write_data(folder, arguments, chosen):
     """Write the runs that the chosen parts need."""
-    if {"table", "peers"} & chosen:
+    if {"table", "stream", "peers"} & chosen:
         for number in range(arguments.runs):
             tables = folder / "many-csv" / f"{number:04d}.csv" if arguments.peers else None
             write_run(folder / "many" / f"{number:04d}", arguments.each, number, table=tables)
@@ -419,8 +422,6 @@ def write_data(folder, arguments, chosen):
     if "ranks" in chosen:
         write_run(folder / "ranks" / "run", 100, 0)
         write_ranks(folder / "ranks" / "run", arguments.ranks, arguments.rank_steps)
-    if "stream" in chosen:
-        write_run(folder / "grows" / "run", 1000, 0)
 
 
 def measured(launch, folder, arguments, chosen):
@@ -446,7 +447,7 @@ def of_console(browser, folder, arguments, chosen):
     if "ranks" in chosen:
         yield "console, ranks", heat_map(browser, folder / "ranks", cache, rounds)
     if "stream" in chosen:
-        yield "console, stream", {"delay_ms": delays(browser, folder / "grows", cache, arguments.points)}
+        yield "console, stream", {"delay_ms": delays(browser, folder / "many", cache, arguments.points)}
 
 
 def of_peers(browser, folder, arguments):
