@@ -12,10 +12,12 @@ from playwright.sync_api import expect
 from penstock.core import clock
 from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
 from tests.e2e.conftest import console
+from tests.launched import wait_until
 from tests.unit.train.monitors.test_hang_report import words
 
 pytestmark = needs_browser
 TRACE = "trace-steps-2-to-3-rank-00001.json.gz"
+TABLE = re.compile(r"/ranks\?.*points=\d{2,}")
 
 
 @pytest.fixture
@@ -83,6 +85,23 @@ def test_a_cell_has_the_host_of_its_step_and_stays_while_records_come(page, run)
     assert page.url.endswith("/ranks?metric=blocked_s")
     page.reload()
     expect(page.get_by_label("Metric")).to_have_value("blocked_s")
+
+
+def test_a_table_that_comes_later_than_the_next_look_is_drawn(page, run):
+    held = []
+    page.route(TABLE, lambda route: held.append((route, route.fetch())))
+    page.reload()
+    wait_until(lambda: page.evaluate("true") and held, "the table is asked for")
+    append(run / "ranks.jsonl", own(5))
+    append(run / "metrics.jsonl", {"step": 5, "loss": 2.0})
+    expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
+    page.wait_for_timeout(4000)  # looks are three seconds apart
+    extent = page.locator(".ranks .toolbar")
+    for number, text in enumerate(("4 records", "5 records")):
+        wait_until(lambda number=number: page.evaluate("true") and len(held) > number, "a table is asked for")
+        route, answer = held[number]
+        route.fulfill(response=answer)
+        expect(extent).to_contain_text(text)
 
 
 def test_hangs_slow_ranks_and_traces_are_there_with_what_they_hold(page, run):

@@ -68,6 +68,8 @@ export class RanksView {
 
   async load({ isLive = false } = {}) {
     const mine = ++this.turn, points = Math.max(Math.ceil((this.body.clientWidth - LEFT) * devicePixelRatio), 0) || null;
+    this.isLoading = true;
+    this.isOutdated = false;
     try {
       const found = await api.ranks(this.page.id, this.metric, { points });
       if (mine === this.turn) this.#take(found);
@@ -75,12 +77,22 @@ export class RanksView {
       if (mine !== this.turn || isLive) return;  // what was drawn stays
       this.canvas = null;
       this.body.replaceChildren(failure(error), this.hangs, this.traces);
+    } finally {
+      if (mine === this.turn) {
+        this.isLoading = false;
+        if (this.isOutdated) this.look();
+      }
     }
   }
 
-  // A table of many ranks has some megabytes: it is asked for if there are new records in it.
+  // A table of many ranks has some megabytes: it is asked for if there are new records in it. One that is on its
+  // way is waited for: over a slow link the next look comes sooner than the table.
   async #look() {
     if (this.isClosed || document.hidden) return;
+    if (this.isLoading) {
+      this.isOutdated = true;
+      return;
+    }
     const last = this.canvas ? this.found.steps.at(-1) + 1 : null, mine = this.turn;
     const news = await api.ranks(this.page.id, this.metric, { points: 1, from: last }).catch(() => null);
     if (news?.records && mine === this.turn) this.load({ isLive: true });
