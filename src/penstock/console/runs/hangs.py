@@ -1,7 +1,8 @@
 """Hangs of a run, from the files that its ranks wrote: the watchdog's diagnosis, and where each rank was.
 
 A rank has one file, which the next hang overwrites. So files belong to one hang if they were written within a
-minute of one another, as by ranks whose limits ended one after the other.
+minute of one another, as by ranks whose limits ended one after the other. Only the newest hang is diagnosed:
+of earlier ones the files of some ranks are gone, which is no sign that those ranks were frozen.
 """
 
 import re
@@ -13,7 +14,7 @@ from penstock.console.runs.run_files import FileStamp, RunFiles
 from penstock.core.errors import ConfigError
 from penstock.obs.metric_names import HANGS_FOLDER
 from penstock.obs.sinks import Record
-from penstock.train.monitors.hang_report import LastWords, diagnose, read_words
+from penstock.train.monitors.hang_report import LastWords, diagnose, named_ranks, read_words
 
 MOST_FILE_BYTES = 4 << 20
 """Of one rank's file, which has some tens of kilobytes."""
@@ -33,7 +34,7 @@ class Hang:
     at: float
     """Unix time in seconds of its first file."""
     text: str
-    """Diagnosis."""
+    """Diagnosis; of an earlier hang, whose files are left."""
     words: tuple[LastWords, ...]
     """States of the ranks, those with the fewest collectives first."""
 
@@ -62,7 +63,8 @@ def read_hangs(files: RunFiles, starts: Sequence[Record]) -> tuple[list[Hang], l
             hangs[-1].append(words)
         else:
             hangs.append([words])
-    return [_hang(words, starts) for words in hangs], sorted(unread)
+    texts = [_remains(words) for words in hangs[:-1]] + [_diagnosis(words, starts) for words in hangs[-1:]]
+    return [_hang(*each) for each in zip(hangs, texts, strict=True)], sorted(unread)
 
 
 def _words(files: RunFiles, name: str, stamp: FileStamp, *, most_bytes: int) -> LastWords | None:
@@ -76,10 +78,19 @@ def _words(files: RunFiles, name: str, stamp: FileStamp, *, most_bytes: int) -> 
     return words if 0 <= words.rank < _MOST_RANKS and 0 <= words.at < _LATEST else None
 
 
-def _hang(words: Sequence[LastWords], starts: Sequence[Record]) -> Hang:
-    number = max(_ranks_at(starts, words[0].at), *(each.rank + 1 for each in words))
+def _hang(words: Sequence[LastWords], text: str) -> Hang:
     by_place = sorted(words, key=lambda each: (each.num_collectives, each.rank))
-    return Hang(at=words[0].at, text=diagnose(words, world_size=number), words=tuple(by_place))
+    return Hang(at=words[0].at, text=text, words=tuple(by_place))
+
+
+def _diagnosis(words: Sequence[LastWords], starts: Sequence[Record]) -> str:
+    number = max(_ranks_at(starts, words[0].at), *(each.rank + 1 for each in words))
+    return diagnose(words, world_size=number)
+
+
+def _remains(words: Sequence[LastWords]) -> str:
+    ranks = named_ranks(sorted(each.rank for each in words))
+    return f"{ranks} wrote in this hang. What other ranks wrote, a later hang has overwritten: no diagnosis."
 
 
 def _ranks_at(starts: Sequence[Record], at: float) -> int:

@@ -70,7 +70,7 @@ def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float | N
     lines = [] if waited_s is None else [f"No step was finished for {waited_s:,.0f} s."]
     if silent or culprits:
         lines.append(
-            f"{_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in step {most.step} "
+            f"{named_ranks(waiting)} {'waits' if len(waiting) == 1 else 'wait'} in step {most.step} "
             f"({most.doing}) for {most.last_collective or 'the others'}, collective {most.num_collectives}."
         )
     else:
@@ -80,7 +80,7 @@ def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float | N
             f"Rank {most.rank} is in step {most.step} ({most.doing}), at {_innermost(most)}."
         )
     if silent:
-        lines.append(f"{_ranks(silent)} wrote nothing: frozen, dead, or cut off from the run's folder.")
+        lines.append(f"{named_ranks(silent)} wrote nothing: frozen, dead, or cut off from the run's folder.")
     lines += [
         f"Rank {each.rank} on {each.host} (pid {each.pid}) has begun {each.num_collectives} collectives; "
         f"it is in step {each.step} ({each.doing}), at {_innermost(each)}."
@@ -89,7 +89,8 @@ def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float | N
     return " ".join(lines)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Return the words for some ranks, at least one: "Ranks 0, 2"; after eight, how many more."""
     shown = ", ".join(map(str, ranks[:_MOST_NAMED]))
     more = f" and {len(ranks) - _MOST_NAMED:,} more" if len(ranks) > _MOST_NAMED else ""
     return f"Rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

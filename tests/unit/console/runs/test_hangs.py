@@ -46,10 +46,12 @@ def test_the_rank_that_the_others_wait_for_is_named_first_and_a_rank_without_a_f
     assert "Rank 3 wrote nothing" in read(tmp_path)[0][0].text, "of the four that trained then"
 
 
-def test_a_file_of_an_earlier_hang_is_another_hang(tmp_path):
+def test_a_file_of_an_earlier_hang_is_another_hang_which_is_not_diagnosed(tmp_path):
     write(tmp_path, at(0, 90), at(1, 80, after=-86400.0))
     first, last = read(tmp_path)[0]
     assert [each.rank for each in first.words] == [1]
+    assert "Rank 1 wrote in this hang" in first.text
+    assert "wrote nothing" not in first.text, "the files of the others were overwritten"
     assert "Rank 0 waits" in last.text
     assert "Ranks 1, 2, 3 wrote nothing" in last.text
 
