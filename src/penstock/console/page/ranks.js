@@ -305,10 +305,11 @@ export class RanksView {
     if (traces) this.#drawTraces(traces);
   }
 
-  #drawHangs({ hangs, unread, num_unread: others }) {
+  #drawHangs({ hangs, unread, num_unread: others, num_beyond: beyond }) {
     if (!hangs.length && !others) return;
     this.hangs.replaceChildren(el("h2", {}, "Hangs"), ...[...hangs].reverse().map(hangOf),
-      others ? el("p", { class: "notice" }, `${unread.join(", ")}${others > unread.length ? " and others" : ""}: damaged, too large or of another version: not in the diagnosis.`) : "");
+      others ? el("p", { class: "notice" }, `${unread.join(", ")}${others > unread.length ? " and others" : ""}: damaged, too large or of another version: not in the diagnosis.`) : "",
+      beyond ? el("p", { class: "notice" }, `Not read, because the files are too many: ${count(beyond)} that are older. The diagnosis is of the others.`) : "");
   }
 
   #drawTraces({ traces, num_traces: all }) {

@@ -59,7 +59,7 @@ def ranks(
 def hangs(request: Request, run_id: str) -> Reply:
     """Return the diagnosis of each hang, newest last, and the call stacks of the ranks to look at first."""
     console, run = console_of(request), run_of(request, run_id)
-    found, unread = read_hangs(run.files, console.columns(run).starts)
+    found = read_hangs(run.files, console.columns(run).starts)
     return {
         "hangs": [
             {
@@ -77,8 +77,9 @@ def hangs(request: Request, run_id: str) -> Reply:
                     for words in hang.words[:_MOST_STACKS]
                 ],
             }
-            for hang in found[-_MOST_HANGS:]
+            for hang in found.hangs[-_MOST_HANGS:]
         ],
-        "unread": unread[:_MOST_UNREAD],
-        "num_unread": len(unread),
+        "unread": found.unread[:_MOST_UNREAD],
+        "num_unread": len(found.unread),
+        "num_beyond": found.num_beyond,
     }

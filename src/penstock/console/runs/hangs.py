@@ -6,7 +6,7 @@ of earlier ones the files of some ranks are gone, which is no sign that those ra
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -39,8 +39,20 @@ class Hang:
     """States of the ranks, those with the fewest collectives first."""
 
 
-def read_hangs(files: RunFiles, starts: Sequence[Record]) -> tuple[list[Hang], list[str]]:
-    """Return the hangs of a run, newest last, and the names of files that cannot be read.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HangReports:
+    """Hangs of a run."""
+
+    hangs: tuple[Hang, ...]
+    """Newest last."""
+    unread: tuple[str, ...]
+    """Names of files that are damaged, too large or of another version."""
+    num_beyond: int
+    """Older files that are not read, because there are too many."""
+
+
+def read_hangs(files: RunFiles, starts: Sequence[Record]) -> HangReports:
+    """Return the hangs of a run.
 
     Args:
         starts: records of the run's starts, which have its number of ranks.
@@ -48,10 +60,12 @@ def read_hangs(files: RunFiles, starts: Sequence[Record]) -> tuple[list[Hang], l
     stamps = {name: stamp for name, stamp in files.stamps(HANGS_FOLDER).items() if _NAME.fullmatch(name)}
     found: list[LastWords] = []
     unread: list[str] = []
+    beyond: list[str] = []
     left = _MOST_BYTES
     for name, stamp in sorted(stamps.items(), key=lambda each: -each[1].modified_s):
-        words = _words(files, name, stamp, most_bytes=min(left, MOST_FILE_BYTES))
-        if words is None:
+        if left < stamp.size <= MOST_FILE_BYTES:
+            beyond.append(name)
+        elif (words := _words(files, name, stamp)) is None:
             unread.append(name)
         else:
             found.append(words)
@@ -63,12 +77,22 @@ def read_hangs(files: RunFiles, starts: Sequence[Record]) -> tuple[list[Hang], l
             hangs[-1].append(words)
         else:
             hangs.append([words])
-    texts = [_remains(words) for words in hangs[:-1]] + [_diagnosis(words, starts) for words in hangs[-1:]]
-    return [_hang(*each) for each in zip(hangs, texts, strict=True)], sorted(unread)
+    unknown = {_rank_of(name) for name in (*unread, *beyond)}
+    texts = [_remains(words) for words in hangs[:-1]]
+    texts += [_diagnosis(words, starts, unknown) for words in hangs[-1:]]
+    return HangReports(
+        hangs=tuple(_hang(*each) for each in zip(hangs, texts, strict=True)),
+        unread=tuple(sorted(unread)),
+        num_beyond=len(beyond),
+    )
 
 
-def _words(files: RunFiles, name: str, stamp: FileStamp, *, most_bytes: int) -> LastWords | None:
-    if stamp.size > most_bytes:
+def _rank_of(name: str) -> int:
+    return int(name.removeprefix("rank-").removesuffix(".json"))
+
+
+def _words(files: RunFiles, name: str, stamp: FileStamp) -> LastWords | None:
+    if stamp.size > MOST_FILE_BYTES:
         return None
     try:
         with files.open(f"{HANGS_FOLDER}/{name}") as file:
@@ -83,9 +107,9 @@ def _hang(words: Sequence[LastWords], text: str) -> Hang:
     return Hang(at=words[0].at, text=text, words=tuple(by_place))
 
 
-def _diagnosis(words: Sequence[LastWords], starts: Sequence[Record]) -> str:
+def _diagnosis(words: Sequence[LastWords], starts: Sequence[Record], unread: Collection[int]) -> str:
     number = max(_ranks_at(starts, words[0].at), *(each.rank + 1 for each in words))
-    return diagnose(words, world_size=number)
+    return diagnose(words, world_size=number, unread=unread)
 
 
 def _remains(words: Sequence[LastWords]) -> str:

@@ -6,7 +6,7 @@ from the run's folder. Pipeline stages start different numbers of collectives: c
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from penstock.core import config
@@ -52,15 +52,23 @@ def read_words(content: bytes) -> LastWords:
     return config.build(LastWords, record)
 
 
-def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float | None = None) -> str:
+def diagnose(
+    words: Sequence[LastWords],
+    *,
+    world_size: int,
+    unread: Collection[int] = (),
+    waited_s: float | None = None,
+) -> str:
     """Return a paragraph that names the rank to look at, and its position.
 
     Args:
         words: states of the ranks that wrote one; at least one.
+        unread: ranks that wrote a state which could not be read. They are not blamed.
         waited_s: seconds without a finished step; None: unknown.
     """
     spoke = {each.rank for each in words}
-    silent = [rank for rank in range(world_size) if rank not in spoke]
+    unknown = [rank for rank in range(world_size) if rank in unread and rank not in spoke]
+    silent = [rank for rank in range(world_size) if rank not in spoke and rank not in unread]
     most = max(words, key=lambda each: (each.num_collectives, -each.rank))
     fewest = min(each.num_collectives for each in words)
     # with a silent rank, the others differ only in how far their last collective had come
@@ -75,12 +83,16 @@ def diagnose(words: Sequence[LastWords], *, world_size: int, waited_s: float | N
         )
     else:
         lines.append(
-            f"All ranks have begun the same {most.num_collectives} collectives: the last, "
+            f"{'All ranks' if not unknown else 'All other ranks'} have begun the same "
+            f"{most.num_collectives} collectives: the last, "
             f"{most.last_collective or 'none'}, does not end. Look at the network between the machines. "
             f"Rank {most.rank} is in step {most.step} ({most.doing}), at {_innermost(most)}."
         )
     if silent:
         lines.append(f"{named_ranks(silent)} wrote nothing: frozen, dead, or cut off from the run's folder.")
+    if unknown:
+        them = "it" if len(unknown) == 1 else "them"
+        lines.append(f"{named_ranks(unknown)} wrote what was not read: the others may wait for {them}.")
     lines += [
         f"Rank {each.rank} on {each.host} (pid {each.pid}) has begun {each.num_collectives} collectives; "
         f"it is in step {each.step} ({each.doing}), at {_innermost(each)}."

@@ -57,7 +57,7 @@ def test_a_heat_map_has_the_places_of_each_start_and_the_slow_ranks(asked):
 
 
 def test_a_hang_is_its_diagnosis_with_the_calls_of_each_rank(asked, run):
-    assert asked("hangs").json() == {"hangs": [], "unread": [], "num_unread": 0}
+    assert asked("hangs").json() == {"hangs": [], "unread": [], "num_unread": 0, "num_beyond": 0}
     (run / "hangs").mkdir()
     write(run / "hangs" / "rank-00000.json", asdict(words(0, 90)))
     write(run / "hangs" / "rank-00001.json", asdict(words(1, 88, call="read (disk.py:9)")))

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from penstock.console.runs import hangs
-from penstock.console.runs.hangs import read_hangs
+from penstock.console.runs.hangs import HangReports, read_hangs
 from penstock.console.runs.run_files import LocalFiles
 from penstock.obs.metric_names import HANGS_FOLDER
 from tests.unit.train.monitors.test_hang_report import words
@@ -32,23 +32,27 @@ def read(run):
     return read_hangs(LocalFiles(run), STARTS)
 
 
+def ranks_of(found):
+    return [each.rank for hang in found.hangs for each in hang.words]
+
+
 def at(rank, collectives, *, after=0.0):
     return replace(words(rank, collectives), at=AT + after)
 
 
 def test_the_rank_that_the_others_wait_for_is_named_first_and_a_rank_without_a_file_is_missed(tmp_path):
     write(tmp_path, at(0, 90), at(1, 90, after=20), at(2, 88, after=3), at(3, 90))
-    ((found,), unread) = read(tmp_path)
+    (found,) = read(tmp_path).hangs
     assert "Rank 2 on node-2 (pid 102) has begun 88 collectives" in found.text
-    assert ([each.rank for each in found.words], found.at, unread) == ([2, 0, 1, 3], AT, [])
+    assert ([each.rank for each in found.words], found.at) == ([2, 0, 1, 3], AT)
     assert found.words[0].stacks["MainThread"] == ("train (loop.py:1)", "wait (gloo.py:1)")
     (tmp_path / HANGS_FOLDER / "rank-00003.json").unlink()
-    assert "Rank 3 wrote nothing" in read(tmp_path)[0][0].text, "of the four that trained then"
+    assert "Rank 3 wrote nothing" in read(tmp_path).hangs[0].text, "of the four that trained then"
 
 
 def test_a_file_of_an_earlier_hang_is_another_hang_which_is_not_diagnosed(tmp_path):
     write(tmp_path, at(0, 90), at(1, 80, after=-86400.0))
-    first, last = read(tmp_path)[0]
+    first, last = read(tmp_path).hangs
     assert [each.rank for each in first.words] == [1]
     assert "Rank 1 wrote in this hang" in first.text
     assert "wrote nothing" not in first.text, "the files of the others were overwritten"
@@ -73,8 +77,10 @@ def test_a_file_of_an_earlier_hang_is_another_hang_which_is_not_diagnosed(tmp_pa
 def test_a_damaged_file_hides_no_other_and_is_named(tmp_path, content):
     write(tmp_path, at(0, 90))
     (tmp_path / HANGS_FOLDER / "rank-00001.json").write_text(content)
-    found, unread = read(tmp_path)
-    assert ([each.rank for hang in found for each in hang.words], unread) == ([0], ["rank-00001.json"])
+    found = read(tmp_path)
+    assert (ranks_of(found), found.unread) == ([0], ("rank-00001.json",))
+    assert "Ranks 2, 3 wrote nothing" in found.hangs[0].text
+    assert "Rank 1 wrote what was not read" in found.hangs[0].text
 
 
 def test_files_that_are_too_large_are_named_and_not_read(tmp_path, monkeypatch):
@@ -82,9 +88,13 @@ def test_files_that_are_too_large_are_named_and_not_read(tmp_path, monkeypatch):
     huge = tmp_path / HANGS_FOLDER / "rank-00002.json"
     with huge.open("wb") as file:
         file.truncate(hangs.MOST_FILE_BYTES + 1)
-    assert read(tmp_path)[1] == ["rank-00002.json"]
+    assert (read(tmp_path).unread, read(tmp_path).num_beyond) == (("rank-00002.json",), 0)
     monkeypatch.setattr(hangs, "_MOST_BYTES", (tmp_path / HANGS_FOLDER / "rank-00000.json").stat().st_size)
-    assert len(read(tmp_path)[1]) == 2, "of all together only so much is read"
+    found = read(tmp_path)
+    assert (found.unread, found.num_beyond) == (("rank-00002.json",), 1), (
+        "of all together only so much is read"
+    )
+    assert "Rank 3 wrote nothing" in found.hangs[0].text
 
 
 def test_links_pipes_and_files_of_other_names_are_no_reports(tmp_path):
@@ -93,6 +103,6 @@ def test_links_pipes_and_files_of_other_names_are_no_reports(tmp_path):
     (folder / "rank-00001.json").symlink_to(folder / "rank-00000.json")
     (folder / "rank-00000.json.tmp").write_text("{")
     os.mkfifo(folder / "rank-00002.json")
-    found, unread = read(tmp_path)
-    assert ([each.rank for hang in found for each in hang.words], unread) == ([0], [])
-    assert read(tmp_path / "no run") == ([], [])
+    found = read(tmp_path)
+    assert (ranks_of(found), found.unread) == ([0], ())
+    assert read(tmp_path / "no run") == HangReports(hangs=(), unread=(), num_beyond=0)

@@ -55,6 +55,13 @@ def test_where_all_wait_for_one_collective_the_network_is_looked_at():
     assert "wrote nothing" not in text
 
 
+def test_a_rank_whose_state_was_not_read_is_neither_silent_nor_one_of_all():
+    text = diagnose([words(0, 90), words(1, 90)], world_size=3, unread=[2, 7])
+    assert "All other ranks have begun the same 90 collectives" in text
+    assert "Rank 2 wrote what was not read: the others may wait for it" in text
+    assert "wrote nothing" not in text
+
+
 def test_hundreds_of_ranks_are_counted_rather_than_listed():
     text = said(words(0, 5), world_size=1000)
     assert "Ranks 1, 2, 3, 4, 5, 6, 7, 8 and 991 more wrote nothing" in text
