@@ -63,6 +63,7 @@ TEXT = st.one_of(
     st.sampled_from(["Hello.", "\n\nHi\n", "3 + 4 = 7", "{}", "assistant\n", "größer 日本 🙂", "a\tb "]),
     st.text(st.characters(exclude_categories=("Cs", "Cn", "Co", "Cc")), max_size=12),
 )
+NUMBER = st.one_of(st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.booleans())
 EMPTY = st.one_of(TEXT, st.just(""))
 
 
@@ -74,7 +75,7 @@ def conversations(draw, *, with_tools):
     for _ in range(draw(st.integers(1, 3))):
         messages.append({"role": "user", "content": draw(TEXT)})
         if tools and draw(st.booleans()):
-            function = {"name": "weather", "arguments": {"city": draw(TEXT)}}
+            function = {"name": "weather", "arguments": {"city": draw(TEXT), "days": draw(NUMBER)}}
             call = {"id": "abcdefghi", "type": "function", "function": function}
             messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
             messages.append({"role": "tool", "content": draw(TEXT), "tool_call_id": "abcdefghi"})

@@ -19,7 +19,7 @@ matter; any other difference is refused. Nothing is learned because a guess fail
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,8 @@ from penstock.text.chat_template import ANSWER_MARKS
 
 MARK = "\ufdd6\ufdd7"
 """Stands in place of an answer: code points that Unicode reserves as unused."""
+
+_NUMBER_OR_WORD = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\w+)")
 
 Messages = Sequence[Mapping[str, object]]
 Span = tuple[int, int]
@@ -343,6 +345,7 @@ def _check_calls(functions: Sequence[Mapping[str, object]], answer: str, index: 
     Raises:
         UsageError: with what it lacks.
     """
+    words = set(_NUMBER_OR_WORD.findall(answer)) if functions else set()
     for function in functions:
         name = str(function.get("name", ""))
         if name not in answer:
@@ -351,27 +354,39 @@ def _check_calls(functions: Sequence[Mapping[str, object]], answer: str, index: 
                 got=name,
                 fix="Use the template of a model that calls tools.",
             )
-        for value in _texts(function.get("arguments")):
-            if not _has_words(answer, value):
+        for value in _values(function.get("arguments")):
+            is_there = _has_text(answer, value) if isinstance(value, str) else _is_among(words, value)
+            if not is_there:
                 raise UsageError(
                     f"The template drops or changes an argument of the tool call of message {index + 1}",
-                    got=value[:60],
+                    got=str(value)[:60],
                     fix="Use the template of a model that calls tools.",
                 )
 
 
 def _holds(text: str, part: str) -> bool:
-    return part in text or json.dumps(part, ensure_ascii=False)[1:-1] in text
+    """Return True if a text has a part as it is, or as JSON writes it."""
+    forms = part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]
+    return any(form in text for form in forms)
 
 
-def _has_words(text: str, value: str) -> bool:
+def _has_text(text: str, value: str) -> bool:
     """Return True if a text has the words of a value in their order, in whatever way it is quoted or escaped.
 
-    >>> _has_words('one, "two"', "one\\ttwo"), _has_words("two one", "one two")
-    (True, False)
+    A value without words is looked for as it is.
+
+    >>> _has_text('one, "two"', "one\\ttwo"), _has_text("two one", "one two"), _has_text("1 + 2", "+")
+    (True, False, True)
     """
+    words = re.findall(r"\w+", value)
+    if not words:
+        return _holds(text, value.strip())
+    return _in_order(text, words) or _in_order(text, [json.dumps(word)[1:-1] for word in words])
+
+
+def _in_order(text: str, words: Sequence[str]) -> bool:
     at = 0
-    for word in re.findall(r"\w+", value):
+    for word in words:
         at = text.find(word, at)
         if at < 0:
             return False
@@ -379,13 +394,18 @@ def _has_words(text: str, value: str) -> bool:
     return True
 
 
-def _texts(value: object) -> Iterator[str]:
-    """Yield the texts of a JSON value, the names of objects left out."""
-    if isinstance(value, str):
+def _is_among(words: Collection[str], value: float) -> bool:
+    """Return True if a number or a boolean is among the words of a text, as JSON or Python writes it."""
+    return json.dumps(value) in words or str(value) in words
+
+
+def _values(value: object) -> Iterator[str | float]:
+    """Yield the texts, numbers and booleans of a JSON value, the names of objects left out."""
+    if isinstance(value, str | int | float):
         yield value
     elif isinstance(value, Mapping):
         for each in value.values():
-            yield from _texts(each)
+            yield from _values(each)
     elif isinstance(value, list):
         for each in value:
-            yield from _texts(each)
+            yield from _values(each)

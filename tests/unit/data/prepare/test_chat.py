@@ -468,6 +468,31 @@ def test_a_template_that_drops_results_or_arguments_is_refused(tmp_path, written
         made(tmp_path, [record], folder, name="refused")
 
 
+def called_with(**arguments):
+    function = {"name": "compute", "arguments": arguments}
+    return {**talk("Hi", "", tool_calls=[{"function": function}]), "tools": [{"name": "compute"}]}
+
+
+@pytest.mark.parametrize("value", [3, -0.5, 1e-7, True, "+", "\U0001f642"])
+def test_a_template_that_drops_a_value_that_is_no_word_is_refused(tmp_path, value):
+    record = called_with(a=value, at=[None, {}])
+    [[call]] = learned_texts(
+        made(tmp_path, [record], model_folder(tmp_path / "whole", GRANITE, GRANITE_NAMES))
+    )
+    assert json.dumps(value, ensure_ascii=False) in call
+    drops = GRANITE.replace("call.function | tojson", "{'name': call.function.name} | tojson")
+    folder = model_folder(tmp_path / "model", drops, GRANITE_NAMES)
+    with pytest.raises(InputError, match="drops or changes an argument of the tool call of message 2"):
+        made(tmp_path, [record], folder, name="refused")
+
+
+def test_a_template_that_writes_calls_in_ascii_is_used(tmp_path):
+    template = GRANITE.replace("call.function | tojson", "call.function | tojson(ensure_ascii=true)")
+    folder = model_folder(tmp_path / "model", template, GRANITE_NAMES)
+    [[call]] = learned_texts(made(tmp_path, [called_with(city="Orl\xe9ans", sign="\u2192")], folder))
+    assert r'{"city": "Orl\u00e9ans", "sign": "\u2192"}' in call
+
+
 def test_tags_that_hold_the_last_turn_only_are_refused_with_the_conversation(tmp_path):
     folder = model_folder(tmp_path / "model", ONLY_LAST_TAGGED)
     said = r"line 2: The template's \{% generation %\} tags leave out text of the assistant's turn, message 2"
