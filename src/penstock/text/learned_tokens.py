@@ -98,7 +98,10 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
             continue
         start, content, stop, end = _located(messages, index, text, before, render, renderer)
         at = text.rfind(prompt, before, content) if prompt else -1
-        start = at + len(prompt) if at >= 0 else start
+        if at >= 0:
+            start = at + len(prompt)
+        else:
+            at = start - _begun(text[before:start], prompt)
         dropped += _dropped(message, text[start:stop], index)
         learned: tuple[Span, ...] = ((start, end),)
         if marked is not None:
@@ -106,7 +109,7 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
         if all(message["role"] != "assistant" for message in messages[index + 1 :]):
             learned = (*learned, *_closing(text, end, renderer.control))
         answers.append(Answer(index, learned))
-        turns.append((at if at >= 0 else start, end))
+        turns.append((at, end))
         before = end
     if marked is not None:
         _check_rest_of_tags(marked, turns, text, renderer.control)
@@ -211,6 +214,17 @@ def _generation_prompt(renderer: Renderer) -> str:
     except PenstockError:
         return ""
     return asked[len(alone) :] if asked.startswith(alone) else ""
+
+
+def _begun(text: str, prompt: str) -> int:
+    """Return the length of the beginning of a generation prompt that a text ends with.
+
+    Earlier turns may lack the end of a prompt, such as a `<think>` that the model continues.
+
+    >>> _begun("Hi<end><assistant>", "<assistant><think>")
+    11
+    """
+    return next((length for length in range(len(prompt), 0, -1) if text.endswith(prompt[:length])), 0)
 
 
 def _tagged(render: Render, messages: Messages, text: str) -> list[Span]:

@@ -493,6 +493,20 @@ def test_a_template_that_writes_calls_in_ascii_is_used(tmp_path):
     assert r'{"city": "Orl\u00e9ans", "sign": "\u2192"}' in call
 
 
+def test_tags_round_a_header_are_used_though_the_prompt_goes_on_with_a_thought(tmp_path):
+    header = "{{- '<|im_start|>' + message['role'] + '\\n' }}"
+    template = (
+        CHATML.replace(header, "{%- if message['role'] != 'assistant' %}" + header + "{%- endif %}")
+        .replace("{%- generation %}", "{%- generation %}" + header)
+        .replace("'<|im_start|>assistant\\n' }}", "'<|im_start|>assistant\\n<think>\\n' }}")
+    )
+    assert "<think>" in template
+    folder = model_folder(tmp_path / "model", template)
+    assert learned_texts(made(tmp_path, [talk("a", "one", "b", "two")], folder)) == [
+        ["one<|im_end|>", "two<|im_end|>"]
+    ]
+
+
 def test_tags_that_hold_the_last_turn_only_are_refused_with_the_conversation(tmp_path):
     folder = model_folder(tmp_path / "model", ONLY_LAST_TAGGED)
     said = r"line 2: The template's \{% generation %\} tags leave out text of the assistant's turn, message 2"
