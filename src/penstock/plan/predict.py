@@ -96,7 +96,9 @@ def predict(
         exposed[outer.link] += outer.seconds
     rate = job.step_tokens / step / job.layout.world_size
     mfu = rate * job.model.flops_per_token(job.sequence_length) / _peak(job, cluster)
-    sent = line.node_bytes + outer.node_bytes + _messages_of_stages(job) * _hop(job, cluster).node_bytes
+    sent = (
+        line.node_bytes + outer.node_bytes + _messages_of_stages(job, cluster) * _hop(job, cluster).node_bytes
+    )
     return Prediction(
         step_s=step,
         compute_s=line.compute_s,
@@ -186,9 +188,10 @@ def retransmission_seconds(cluster: Cluster, line: StepTimeline, constants: Cons
     """Return the time per step lost to TCP segments; 0 over RDMA, or if straggling was measured.
 
     A segment lost at the end of a burst is sent again after the retransmission timeout, and a ring waits for
-    its slowest link. Losses are proportional to the bytes that all nodes send, so the wait grows with nodes x
-    bytes per node, until every collective of the step waits for one: with l losses over c collectives, c (1 -
-    exp(-l / c)).
+    its slowest link. Losses are proportional to the bytes that all nodes send in collectives, so the wait
+    grows with nodes x bytes per node, until every collective of the step waits for one: with l losses over c
+    collectives, c (1 - exp(-l / c)). Messages between stages of a pipeline, and the synchronisation of
+    replicas by `outer.every`, are not counted.
     """
     if cluster.transport != "tcp" or cluster.straggling >= 0 or not line.node_bytes:
         return 0.0
@@ -222,9 +225,13 @@ def _hop(job: TrainingStep, cluster: Cluster) -> Cost:
     return send(size, groups_of(job.layout, cluster)["pipeline"], cluster)
 
 
-def _messages_of_stages(job: TrainingStep) -> int:
-    """Return the messages that a rank sends to other stages in a step, the rank that sends most."""
-    at_an_end = job.layout.pipeline == 2  # a stage of each of two ranks has no neighbour on one side
+def _messages_of_stages(job: TrainingStep, cluster: Cluster) -> int:
+    """Return the messages that a node sends for one pipeline in a step, the node that sends most.
+
+    Forward they leave it from its last rank, backward from its first. The first stage sends none backward,
+    and the last none forward: of two nodes, each has one of them.
+    """
+    at_an_end = groups_of(job.layout, cluster)["pipeline"].nodes == 2
     return job.num_micro_batches * (2 * job.stages_per_rank - at_an_end)
 
 

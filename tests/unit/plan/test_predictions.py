@@ -110,6 +110,16 @@ def test_every_micro_batch_of_every_stage_waits_for_two_messages_unless_they_are
     assert waits[0] == pytest.approx(64 * 2 * one_message_s, rel=0.01)
 
 
+@pytest.mark.parametrize("stages_per_rank", [1, 2])
+@pytest.mark.parametrize("pipeline", [2, 4, 8])
+def test_two_nodes_send_what_crosses_between_them_however_many_stages_each_holds(pipeline, stages_per_rank):
+    layout = RankLayout(pipeline=pipeline, tensor=16 // pipeline)
+    job = replace(JOB, layout=layout, num_micro_batches=16, stages_per_rank=stages_per_rank)
+    one_message = 2 * 4096 * 4096 * 2  # rows x tokens x width, in bfloat16
+    crossings = 2 * stages_per_rank - 1  # the first stage sends none backward, the last none forward
+    assert predict(job, replace(A100, nodes=2)).network_bytes == 16 * crossings * one_message
+
+
 def test_with_little_memory_left_each_gather_waits_for_the_allocator():
     layout = RankLayout(shard=128)
     job, gib = replace(JOB, layout=layout, num_micro_batches=2), 2**30
