@@ -14,6 +14,7 @@ from penstock.console.access import ConsoleAccess
 from penstock.console.models.slot import ModelSlot
 from penstock.console.runs.columns import RunColumns
 from penstock.console.runs.discover import FoundRun, RunFolders
+from penstock.console.runs.hangs import RecentHangs
 from penstock.console.runs.opened import RecentRun
 from penstock.console.runs.rank_columns import RankColumns
 from penstock.console.runs.summary import RunRow, Summaries
@@ -55,6 +56,7 @@ class ConsoleState:
         self.summaries = Summaries(price=price)
         self.models = ModelSlot()
         self.recent_run = RecentRun()
+        self.recent_hangs = RecentHangs()
         self.servers = [ServerHistory(server) for server in servers]
         self.is_ending = False
         """True once streams should end."""

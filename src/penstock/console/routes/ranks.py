@@ -7,7 +7,6 @@ from typing import Annotated, Any
 import pybase64
 from fastapi import APIRouter, Query, Request
 
-from penstock.console.runs.hangs import read_hangs
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import UsageError, nearest
 from penstock.obs.metric_names import RANK_METRICS
@@ -16,9 +15,6 @@ router = APIRouter(prefix="/api")
 
 Reply = dict[str, Any]  # Any: JSON
 
-_MOST_HANGS = 8
-_MOST_STACKS = 16
-"""Ranks of a hang whose call stacks are sent."""
 _MOST_UNREAD = 8
 
 
@@ -59,13 +55,13 @@ def ranks(
 def hangs(request: Request, run_id: str) -> Reply:
     """Return the diagnosis of each hang, newest last, and the call stacks of the ranks to look at first."""
     console, run = console_of(request), run_of(request, run_id)
-    found = read_hangs(run.files, console.columns(run).starts)
+    found = console.recent_hangs.read(run.files, console.columns(run).starts)
     return {
         "hangs": [
             {
                 "time": datetime.fromtimestamp(hang.at, UTC).isoformat(timespec="seconds"),
                 "text": hang.text,
-                "num_ranks": len(hang.words),
+                "num_ranks": hang.num_ranks,
                 "ranks": [
                     {
                         "rank": words.rank,
@@ -74,10 +70,10 @@ def hangs(request: Request, run_id: str) -> Reply:
                         "doing": words.doing,
                         "stacks": words.stacks,
                     }
-                    for words in hang.words[:_MOST_STACKS]
+                    for words in hang.words
                 ],
             }
-            for hang in found.hangs[-_MOST_HANGS:]
+            for hang in found.hangs
         ],
         "unread": found.unread[:_MOST_UNREAD],
         "num_unread": len(found.unread),

@@ -6,9 +6,11 @@ of earlier ones the files of some ranks are gone, which is no sign that those ra
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections import OrderedDict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from threading import Lock
 
 from penstock.console.runs.run_files import FileStamp, RunFiles
 from penstock.core.errors import ConfigError
@@ -21,6 +23,11 @@ MOST_FILE_BYTES = 4 << 20
 _MOST_BYTES = 128 << 20
 """Of all files together."""
 _MOST_RANKS = 65_536
+_MOST_HANGS = 8
+_MOST_STACKS = 16
+"""Ranks of a hang whose call stacks are kept."""
+_MOST_KNOWN = 4
+"""Runs whose hangs are kept."""
 _APART_S = 60.0
 _LATEST = 2.0**33
 """Unix time, in the year 2242."""
@@ -35,8 +42,10 @@ class Hang:
     """Unix time in seconds of its first file."""
     text: str
     """Diagnosis; of an earlier hang, whose files are left."""
+    num_ranks: int
+    """Ranks that wrote a state."""
     words: tuple[LastWords, ...]
-    """States of the ranks, those with the fewest collectives first."""
+    """States of the ranks to look at first, those with the fewest collectives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,20 +53,41 @@ class HangReports:
     """Hangs of a run."""
 
     hangs: tuple[Hang, ...]
-    """Newest last."""
+    """The newest ones, the last at the end."""
     unread: tuple[str, ...]
     """Names of files that are damaged, too large or of another version."""
     num_beyond: int
     """Older files that are not read, because there are too many."""
 
 
-def read_hangs(files: RunFiles, starts: Sequence[Record]) -> HangReports:
-    """Return the hangs of a run.
+class RecentHangs:
+    """Hangs of the runs that were asked for last: an open page asks again at each event. Thread-safe."""
 
-    Args:
-        starts: records of the run's starts, which have its number of ranks.
-    """
-    stamps = {name: stamp for name, stamp in files.stamps(HANGS_FOLDER).items() if _NAME.fullmatch(name)}
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._known: OrderedDict[str, tuple[object, HangReports]] = OrderedDict()
+
+    def read(self, files: RunFiles, starts: Sequence[Record]) -> HangReports:
+        """Return the hangs of a run; files are read only if one of them, or the starts, changed.
+
+        Args:
+            starts: records of the run's starts, which have its number of ranks.
+        """
+        stamps = {name: stamp for name, stamp in files.stamps(HANGS_FOLDER).items() if _NAME.fullmatch(name)}
+        of = stamps, [*starts]
+        with self._lock:
+            before, reports = self._known.get(files.location, (None, None))
+        if reports is None or before != of:
+            reports = _read(files, stamps, starts)
+        with self._lock:
+            self._known[files.location] = of, reports
+            self._known.move_to_end(files.location)
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
+        return reports
+
+
+def _read(files: RunFiles, stamps: Mapping[str, FileStamp], starts: Sequence[Record]) -> HangReports:
     found: list[LastWords] = []
     unread: list[str] = []
     beyond: list[str] = []
@@ -81,7 +111,7 @@ def read_hangs(files: RunFiles, starts: Sequence[Record]) -> HangReports:
     texts = [_remains(words) for words in hangs[:-1]]
     texts += [_diagnosis(words, starts, unknown) for words in hangs[-1:]]
     return HangReports(
-        hangs=tuple(_hang(*each) for each in zip(hangs, texts, strict=True)),
+        hangs=tuple(_hang(*each) for each in zip(hangs, texts, strict=True))[-_MOST_HANGS:],
         unread=tuple(sorted(unread)),
         num_beyond=len(beyond),
     )
@@ -104,7 +134,7 @@ def _words(files: RunFiles, name: str, stamp: FileStamp) -> LastWords | None:
 
 def _hang(words: Sequence[LastWords], text: str) -> Hang:
     by_place = sorted(words, key=lambda each: (each.num_collectives, each.rank))
-    return Hang(at=words[0].at, text=text, words=tuple(by_place))
+    return Hang(at=words[0].at, text=text, num_ranks=len(words), words=tuple(by_place[:_MOST_STACKS]))
 
 
 def _diagnosis(words: Sequence[LastWords], starts: Sequence[Record], unread: Collection[int]) -> str:

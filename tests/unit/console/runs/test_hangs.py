@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from penstock.console.runs import hangs
-from penstock.console.runs.hangs import HangReports, read_hangs
+from penstock.console.runs.hangs import HangReports, RecentHangs
 from penstock.console.runs.run_files import LocalFiles
 from penstock.obs.metric_names import HANGS_FOLDER
 from tests.unit.train.monitors.test_hang_report import words
@@ -29,7 +29,7 @@ def write(run, *found):
 
 
 def read(run):
-    return read_hangs(LocalFiles(run), STARTS)
+    return RecentHangs().read(LocalFiles(run), STARTS)
 
 
 def ranks_of(found):
@@ -106,3 +106,21 @@ def test_links_pipes_and_files_of_other_names_are_no_reports(tmp_path):
     found = read(tmp_path)
     assert (ranks_of(found), found.unread) == ([0], ())
     assert read(tmp_path / "no run") == HangReports(hangs=(), unread=(), num_beyond=0)
+
+
+def test_files_are_read_again_only_if_one_of_them_or_the_starts_changed(tmp_path):
+    recent, files = RecentHangs(), LocalFiles(tmp_path)
+    write(tmp_path, at(0, 90), at(1, 88))
+    found = recent.read(files, STARTS)
+    assert recent.read(files, STARTS) is found
+    later = recent.read(files, STARTS[:1])
+    assert "wrote nothing" in found.hangs[0].text
+    assert "wrote nothing" not in later.hangs[0].text, "of two ranks"
+    (tmp_path / HANGS_FOLDER / "rank-00001.json").unlink()
+    assert ranks_of(recent.read(files, STARTS[:1])) == [0]
+
+
+def test_of_many_ranks_the_states_to_look_at_first_are_kept(tmp_path):
+    write(tmp_path, *(at(rank, 90) for rank in range(20)), at(20, 88))
+    (hang,) = read(tmp_path).hangs
+    assert (hang.num_ranks, len(hang.words), hang.words[0].rank) == (21, 16, 20)
