@@ -74,6 +74,10 @@ class _Known:
     """Median time of the last steps in seconds."""
     recipe_stamp: FileStamp | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
+    hangs_stamp: FileStamp | None = None
+    """Of the folder of hangs, to which files are renamed: each changes it."""
+    hung_s: float = -math.inf
+    """Unix time of the newest file of a hang."""
     lock_stamp: tuple[FileStamp | None, float] = (None, 0.0)
     is_held: bool = False
 
@@ -147,16 +151,12 @@ class Summaries:
         if age <= max(_FRESH_S, _FRESH_STEPS * (known.pace_s or 0.0)) and self._is_held(folder, known):
             return "training", None
         if self._is_held(folder, known):
-            return "stalled", _hang(
-                files, row["updated"]
-            ) or f"no record for {age:,.0f} s, and a job holds the run"
+            return "stalled", _hang(files, known) or f"no record for {age:,.0f} s, and a job holds the run"
         if not step:
             return "stopped", None
         if _is_saved(folder, known.recipe, step):
             return "stopped", None
-        return "failed", _hang(
-            files, row["updated"]
-        ) or f"it ended after step {step:,} without a checkpoint of it"
+        return "failed", _hang(files, known) or f"it ended after step {step:,} without a checkpoint of it"
 
     def _is_held(self, folder: Path, known: _Known) -> bool:
         """Return whether a job holds the run's lock.
@@ -280,11 +280,18 @@ def _is_saved(folder: Path, recipe: Mapping[str, Any], step: int) -> bool:
         return False
 
 
-def _hang(files: RunFiles, updated: float | None) -> str | None:
+def _hang(files: RunFiles, known: _Known) -> str | None:
     """Return that a run hung after its newest record; one before it ended with the job that trained on."""
-    stamps = files.stamps(HANGS_FOLDER).values()
-    newest = max((stamp.modified_s for stamp in stamps), default=-math.inf)
-    return "it hung: see hangs/" if newest >= (updated or 0.0) else None
+    try:
+        stamp = files.stamp(HANGS_FOLDER)
+    except OSError:
+        return None
+    if stamp != known.hangs_stamp:
+        stamps = files.stamps(HANGS_FOLDER).values()
+        known.hung_s = max((each.modified_s for each in stamps), default=-math.inf)
+        known.hangs_stamp = stamp
+    recorded_s = known.stamp.modified_s if known.stamp else 0.0
+    return "it hung: see hangs/" if known.hung_s >= recorded_s else None
 
 
 def _number(value: object) -> float | None:

@@ -9,6 +9,7 @@ import pytest
 from penstock.console.runs.discover import RunFolders, UnknownRun
 from penstock.console.runs.summary import Summaries
 from penstock.core import clock
+from penstock.core.files import write_json
 
 
 def make(folder, *, steps=10, last=4, recipe=True):
@@ -80,6 +81,19 @@ def test_a_run_is_told_to_have_hung_only_if_it_recorded_nothing_since(tmp_path, 
         held = row_of(folder)
     assert (killed["state"], held["state"]) == ("failed", "stalled")
     assert [row["error"].startswith("it hung") for row in (killed, held)] == [is_hung, is_hung]
+
+
+def test_a_hang_is_told_though_an_earlier_look_knew_the_folder_of_hangs(tmp_path):
+    folder, summaries = make(tmp_path / "run"), Summaries()
+    (run,) = RunFolders([folder]).runs()
+    (folder / "hangs").mkdir()
+    write_json(folder / "hangs" / "rank-00000.json", {})
+    recorded_s = clock.unix_seconds() + 60
+    os.utime(folder / "metrics.jsonl", (recorded_s, recorded_s))
+    assert not summaries.row(run)["error"].startswith("it hung")
+    write_json(folder / "hangs" / "rank-00001.json", {})
+    os.utime(folder / "hangs" / "rank-00001.json", (recorded_s + 60, recorded_s + 60))
+    assert summaries.row(run)["error"].startswith("it hung")
 
 
 def test_a_long_file_is_read_at_its_ends_only(tmp_path):
