@@ -110,6 +110,31 @@ def test_a_record_written_before_the_stream_begins_is_drawn(context, address, ru
     expect_last_step(page, 5)
 
 
+def test_a_row_that_changes_before_the_stream_begins_is_drawn(context, address, runs):
+    write(runs / "late-table", *steps(1, 3))
+    address_of(context, address, "late-table")
+    page, held = context.new_page(), []
+    page.route("**/api/stream*", lambda route: held.append(route))
+    page.goto(address)
+    row = page.get_by_role("row").filter(has=page.get_by_role("link", name="late-table", exact=True))
+    expect(row.locator(".step")).to_have_text("3")
+    write(runs / "late-table", *steps(4, 5))
+    held[0].continue_()
+    expect(row.locator(".step")).to_have_text("5")
+
+
+def test_a_comparison_says_which_of_its_runs_was_deleted(context, address, runs):
+    for name in ("kept", "lost"):
+        write(runs / name, *steps(1, 3))
+    ids = [address_of(context, address, name).rpartition("/")[2] for name in ("kept", "lost")]
+    page = context.new_page()
+    page.goto(f"{address}#/compare?runs={','.join(ids)}")
+    expect(page.locator("#loss canvas")).to_be_visible()
+    shutil.rmtree(runs / "lost")
+    expect(page.get_by_role("alert")).to_contain_text("lost: ")
+    expect(page.locator("#loss canvas")).to_be_visible()
+
+
 def test_a_record_sent_while_the_curves_are_on_their_way_is_drawn(context, address, runs):
     write(runs / "late-curves", *steps(1, 3))
     place = address_of(context, address, "late-curves")

@@ -88,12 +88,12 @@ async function streamed(path, value, handlers, signal) {
  * A browser opens six connections to a host, and each stream holds one: a page that is not in sight has none. It
  * is connected again when it is shown, and goes on from what it has.
  *
- * Args: handlers: points, row, gone, event, samples, reset (functions of the event's data), back (connected again);
+ * Args: handlers: points, row, gone, event, samples, reset (functions of the event's data);
  * since(): cursors of what the page has of the runs. Returns a function that ends it.
  */
 export function follow(ids, handlers, since = () => []) {
   const live = document.querySelector("#live");
-  let source = null, wasLost = document.hidden;
+  let source = null;
   const say = (state) => {
     live.className = state;
     live.textContent = { on: "live", off: "reconnecting", wait: "connecting" }[state] ?? "";
@@ -101,15 +101,8 @@ export function follow(ids, handlers, since = () => []) {
   const begin = () => {
     say("wait");
     source = new EventSource("api/stream" + query({ runs: ids.join(","), since: since().join(",") }));
-    source.addEventListener("open", () => {
-      say("on");
-      if (wasLost) handlers.back?.();
-      wasLost = false;
-    });
-    source.addEventListener("error", () => {
-      wasLost = true;
-      say("off");
-    });
+    source.addEventListener("open", () => say("on"));
+    source.addEventListener("error", () => say("off"));
     for (const kind of ["points", "row", "gone", "event", "samples", "reset"])
       source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
   };
@@ -120,10 +113,7 @@ export function follow(ids, handlers, since = () => []) {
   };
   const turned = () => {
     if (!document.hidden && !source) begin();
-    else if (document.hidden && source) {
-      end();
-      wasLost = true;
-    }
+    else if (document.hidden && source) end();
   };
   document.addEventListener("visibilitychange", turned);
   turned();

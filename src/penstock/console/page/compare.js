@@ -50,7 +50,8 @@ class Comparison {
   begin() {
     if (this.runs.length) this.#load();
     this.#notes();
-    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon() }, () => this.runs.map((run) => run.cursor));
+    if (!this.runs.length) return;
+    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon(), gone: () => this.#soon() }, () => this.runs.map((run) => run.cursor));
   }
 
   #go(ids) {
@@ -135,7 +136,7 @@ class Comparison {
   close() {
     this.turn = -1;
     clearTimeout(this.timer);
-    this.end();
+    this.end?.();
     for (const chart of this.charts) chart.destroy();
   }
 }

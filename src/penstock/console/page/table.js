@@ -115,7 +115,7 @@ class RunsTable {
     this.sized.observe(this.view);
     this.clock = setInterval(() => this.#paint(true), 10_000);
     this.draw();
-    this.end = api.follow([], { row: (row) => this.update(row.row ?? row), gone: ({ id }) => this.#remove(id), back: () => this.search() });
+    this.end = api.follow([], { row: (row) => this.#take(() => this.update(row.row ?? row)), gone: ({ id }) => this.#take(() => this.#remove(id)), reset: () => this.search() });
   }
 
   close() {
@@ -128,10 +128,21 @@ class RunsTable {
   async search() {
     const mine = (this.turn = (this.turn || 0) + 1);
     this.text = this.field.value.trim();
-    const found = await api.runs(this.text);
+    this.meanwhile = [];
+    const found = await api.runs(this.text).catch(() => null);
     if (mine !== this.turn) return;  // the reader has typed on
-    this.rows = new Map(found.map((row) => [row.id, row]));
+    if (found) {
+      this.rows = new Map(found.map((row) => [row.id, row]));
+      for (const act of this.meanwhile) act();
+    }
+    this.meanwhile = null;
     this.draw();
+  }
+
+  // An answer that is on its way may be older than what the stream tells.
+  #take(act) {
+    this.meanwhile?.push(act);
+    act();
   }
 
   update(row) {

@@ -122,14 +122,14 @@ class _Rows:
         self._console = console
         self._ids = ids
         self._sent: dict[str, RunRow | None] | None = dict.fromkeys(ids) if ids else None
-        """None: the first look sends nothing. Of runs that a page names it sends all rows: some may have
-        changed, or be gone, since the page asked for them."""
+        """None: the first look sends a reset, upon which the table is read again. Of runs that a page names
+        it sends all rows. Either way some may have changed, or be gone, since the page asked for them."""
 
     def news(self) -> News:
         now: dict[str, RunRow | None] = {row["id"]: row for row in self._rows()}
         before, self._sent = self._sent, now
         if before is None:
-            return []
+            return [("reset", {})]
         gone: News = [("gone", {"id": run_id}) for run_id in before if run_id not in now]
         return [*gone, *(("row", row) for run_id, row in now.items() if before.get(run_id) != row)]
 
