@@ -124,8 +124,9 @@ class ConsoleState:
         self.is_ending = True
 
     def close(self) -> None:
-        """Save the columns, and close the model that is open."""
+        """Save the columns, and close the model and the run that are open."""
         self.models.close()
+        self.recent_run.close()
         with self._lock:
             left: list[RunColumns | RankColumns] = [*self._columns.values(), *self._rank_columns.values()]
             self._columns.clear()

@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Timer
 
-from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.obs.metric_names import RECIPE_FILE
 from penstock.train.control.requests import answered
@@ -34,14 +33,14 @@ def opened_run(folder: Path, *, fields: Sequence[str] = ()) -> OpenRun:
 class RecentRun:
     """Run that was opened last, kept for some seconds: a page asks for it at each pause of a slider.
 
-    Thread-safe; one caller at a time.
+    Thread-safe; one caller at a time: who asks for another run waits, too.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._opened: OpenRun | None = None
         self._of: tuple[object, ...] = ()
-        self._until = 0.0
+        self._timer: Timer | None = None
 
     @contextmanager
     def lent(self, folder: Path) -> Iterator[OpenRun]:
@@ -52,16 +51,28 @@ class RecentRun:
         """
         with self._lock:
             found = folder, _version(folder)
-            if self._opened is None or found != self._of or clock.monotonic() > self._until:
-                self._opened = None
-                self._opened = opened_run(folder)
-                self._of, self._until = found, clock.monotonic() + _KEPT_S
+            if self._opened is None or found != self._of:
+                self._forget()
+                self._opened, self._of = opened_run(folder), found
+                self._timer = Timer(_KEPT_S, self.close)
+                self._timer.daemon = True
+                self._timer.start()
             loader = self._opened.loader
             before = loader.snapshot()
             try:
                 yield self._opened
             finally:
                 loader.restore(before)
+
+    def close(self) -> None:
+        """Forget the run; it is opened again when somebody asks."""
+        with self._lock:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._opened = None
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 def _version(folder: Path) -> tuple[object, ...]:

@@ -1,14 +1,19 @@
 """A run that is asked for again and again: opened once, changed by nobody, opened again if it is another."""
 
+import gc
+import weakref
+
 import pytest
 
+from penstock.console.runs import opened
 from penstock.console.runs.opened import RecentRun
-from penstock.core import clock, config
+from penstock.core import config
 from penstock.core.errors import PenstockError
 from penstock.core.files import write_json
 from penstock.testing.corpora import write_corpus
 from penstock.train.control.requests import ControlReply, answer
 from penstock.train.recipe.load import build_recipe
+from tests.launched import wait_until
 
 SIZES = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 
@@ -29,8 +34,14 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_a_run_is_opened_once_for_several_previews_and_none_changes_it_for_the_next(run):
-    recent = RecentRun()
+@pytest.fixture
+def recent():
+    found = RecentRun()
+    yield found
+    found.close()
+
+
+def test_a_run_is_opened_once_for_several_previews_and_none_changes_it_for_the_next(run, recent):
     with recent.lent(run) as first:
         first.loader.set_weights({"web": 0.9, "code": 0.1}, step=3)
         assert len(first.loader.mixtures) == 2
@@ -39,17 +50,17 @@ def test_a_run_is_opened_once_for_several_previews_and_none_changes_it_for_the_n
         assert [weights for _, weights, _ in again.loader.mixtures] == [{"web": 0.5, "code": 0.5}]
 
 
-def test_a_run_is_opened_again_after_some_seconds_as_its_checkpoints_may_be_others(run, monkeypatch):
-    now, recent, found = [0.0], RecentRun(), []
-    monkeypatch.setattr(clock, "monotonic", lambda: now[0])
-    for now[0] in (0.0, 4.0, 6.0):
-        with recent.lent(run) as opened:
-            found.append(opened)
-    assert [each is found[0] for each in found] == [True, True, False]
+def test_a_run_is_forgotten_after_some_seconds_as_its_checkpoints_may_be_others(run, recent, monkeypatch):
+    monkeypatch.setattr(opened, "_KEPT_S", 0.01)
+    with recent.lent(run) as first:
+        loader = weakref.ref(first.loader)
+    del first
+    wait_until(lambda: gc.collect() >= 0 and loader() is None, "nobody holds the run")
+    with recent.lent(run) as again:
+        assert again.steps == 30
 
 
-def test_a_run_with_a_new_reply_or_recipe_is_opened_again(run):
-    recent = RecentRun()
+def test_a_run_with_a_new_reply_or_recipe_is_opened_again(run, recent):
     with recent.lent(run) as first:
         assert [step for step, _, _ in first.loader.mixtures] == [0]
     weights = {"web": 0.75, "code": 0.25}
