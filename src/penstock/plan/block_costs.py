@@ -80,7 +80,7 @@ def _blocks(
 ) -> list[BlockCost]:
     plain = block_seconds(job, cluster.device, constants)
     seconds = _coded(plain, job, cluster, constants)
-    inline, back = (_exposed(cost, job, seconds, constants) for cost in _inline(job, cluster, groups))
+    inline, back = _inline(job, cluster, groups, seconds, constants)
     transfers = _transfers(job, cluster, groups, job.block_parameters, learned=job.learned_of_block())
     mine = _blocks_of_last(job)
     kept, others = kept_blocks(job, len(mine)), job.batches_per_pass - 1
@@ -173,7 +173,13 @@ def _over_copies(job: TrainingStep, cluster: Cluster, learned: float) -> Cost:
     return all_reduce(learned * job.reduce_bytes, over, cluster)
 
 
-def _inline(job: TrainingStep, cluster: Cluster, groups: dict[str, GroupTopology]) -> tuple[Cost, Cost]:
+def _inline(
+    job: TrainingStep,
+    cluster: Cluster,
+    groups: dict[str, GroupTopology],
+    seconds: Seconds,
+    constants: Constants,
+) -> tuple[Cost, Cost]:
     """Return the collectives in one block's forward, and in its backward, that computing waits for."""
     model, layout = job.model, job.layout
     scatter = 2 if cluster.device.architecture == "cpu" else 1  # gloo's is an all-reduce
@@ -187,7 +193,9 @@ def _inline(job: TrainingStep, cluster: Cluster, groups: dict[str, GroupTopology
     sent = (local_tokens * 2 * (width + keys) if exchanged else row * 2 * keys) * job.compute_bytes
     there = ring(sent, groups["context"], cluster)
     back = there if exchanged else ring(scatter * sent, groups["context"], cluster)
-    return _together(tensor, there), _together(tensor, back, sums)
+    forward = _exposed(tensor, job, seconds.forward, constants)
+    backward = _exposed(tensor, job, seconds.backward, constants)
+    return _together(forward, there), _together(backward, back, sums)
 
 
 def _together(*costs: Cost) -> Cost:
@@ -196,12 +204,12 @@ def _together(*costs: Cost) -> Cost:
     return Cost(seconds, max(costs).link, sent, 0.0)
 
 
-def _exposed(inline: Cost, job: TrainingStep, seconds: Seconds, constants: Constants) -> Cost:
-    """Return the exposed part of the collectives; when pipelined, a share hides behind products."""
-    if not job.tensor_overlapped or job.layout.tensor == 1:
-        return inline
-    hidden = min(inline.seconds * constants.hidden, seconds.forward)
-    return inline._replace(seconds=inline.seconds - hidden)
+def _exposed(tensor: Cost, job: TrainingStep, products_s: float, constants: Constants) -> Cost:
+    """Return the exposed part of tensor collectives; when pipelined, a share hides behind products."""
+    if not job.tensor_overlapped:
+        return tensor
+    hidden = min(tensor.seconds * constants.hidden, products_s)
+    return tensor._replace(seconds=tensor.seconds - hidden)
 
 
 def _coded(seconds: Seconds, job: TrainingStep, cluster: Cluster, constants: Constants) -> Seconds:

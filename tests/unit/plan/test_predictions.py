@@ -10,6 +10,9 @@ from penstock.devices.figures import DEVICES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.presets import expanded
 from penstock.parallel.layout import RankLayout
+from penstock.plan.block_costs import units_of
+from penstock.plan.comm import groups_of, ring
+from penstock.plan.compute import FITTED
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
 from penstock.plan.predict import predict, timeline_of
@@ -184,3 +187,12 @@ def test_gloo_uses_several_cards_only_where_collectives_are_cut_into_pieces():
     job = replace(JOB, layout=RankLayout(shard=2), compute="float32", micro_batch_size=1)
     both, one = (timeline_of(replace(job, operations=n), hosts).busy_s["network"] for n in (0, 1))
     assert one > 1.8 * both
+
+
+def test_only_what_tensor_parallelism_sends_hides_behind_products():
+    node = replace(A100, nodes=1)
+    job = replace(JOB, layout=RankLayout(context=2, tensor=4), tensor_overlapped=True)
+    block, *_ = units_of(job, node, replace(FITTED, hidden=1.0))
+    keys_and_values = job.rows_tokens / 4 * 2 * 4096 * 2  # tokens x both x width, in bfloat16
+    gather = ring(keys_and_values, groups_of(job.layout, node)["context"], node)
+    assert block.inline == block.inline_back == gather.seconds
