@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from base64 import b64encode
 from dataclasses import asdict
 
@@ -121,3 +122,7 @@ def test_hangs_slow_ranks_and_traces_are_there_with_what_they_hold(page, run):
     (run / "hangs" / "rank-00000.json").write_text("{")
     append(run / "metrics.jsonl", {"event": "start", "step": 4, "ranks": 2, "time": clock.utc_now()})
     expect(page.get_by_text("rank-00000.json: damaged, too large or of another version")).to_be_visible()
+    for name in ("hangs", "traces"):
+        shutil.rmtree(run / name)
+    append(run / "metrics.jsonl", {"event": "start", "step": 4, "ranks": 2, "time": clock.utc_now()})
+    expect(page.get_by_role("heading", name=re.compile("^(Hangs|Traces)$"))).to_have_count(0)

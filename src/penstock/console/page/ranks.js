@@ -306,14 +306,14 @@ export class RanksView {
   }
 
   #drawHangs({ hangs, unread, num_unread: others, num_beyond: beyond }) {
-    if (!hangs.length && !others) return;
+    if (!hangs.length && !others) return this.hangs.replaceChildren();
     this.hangs.replaceChildren(el("h2", {}, "Hangs"), ...[...hangs].reverse().map(hangOf),
       others ? el("p", { class: "notice" }, `${unread.join(", ")}${others > unread.length ? " and others" : ""}: damaged, too large or of another version: not in the diagnosis.`) : "",
       beyond ? el("p", { class: "notice" }, `Not read, because the files are too many: ${count(beyond)} that are older. The diagnosis is of the others.`) : "");
   }
 
   #drawTraces({ traces, num_traces: all }) {
-    if (!all) return;
+    if (!all) return this.traces.replaceChildren();
     const rows = traces.map(({ name, bytes, time }) => [el("a", { href: api.traceAddress(this.page.id, name), download: name }, name), written(bytes, "bytes"), ago(time)]);
     this.traces.replaceChildren(el("h2", {}, "Traces"), el("p", { class: "quiet" }, "Profiled steps (measure.trace_steps): ui.perfetto.dev opens .json.gz, pytorch.org/memory_viz opens .pickle.", all > traces.length ? ` The newest ${traces.length} of ${count(all)}.` : ""),
       table("Traces", ["file", "size", "written"], rows));
