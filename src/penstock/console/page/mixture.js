@@ -60,17 +60,21 @@ export class MixtureView {
   async again() {
     const [mixture, requests] = await Promise.all([api.mixture(this.page.id).catch(() => null), api.requests(this.page.id).catch(() => null)]);
     if (this.isClosed || !this.list) return;  // or what was asked first is still to come
-    if (mixture && this.mixture && mixture.corpora.every(({ name }) => this.cells.has(name))) {
-      this.#know(mixture);
-      this.#propose(this.set);
-      this.#write();
-    }
+    if (mixture && this.mixture) this.#renew(mixture, this.set);
     if (requests) this.#requests(requests);
   }
 
   #know(mixture) {
     this.mixture = mixture;
     this.now = Object.fromEntries(mixture.corpora.map((corpus) => [corpus.name, corpus.weight]));
+  }
+
+  // A corpus that was added since has no row: it is shown when the view is opened again.
+  #renew(mixture, set) {
+    if (!mixture.corpora.every(({ name }) => this.cells.has(name))) return;
+    this.#know(mixture);
+    this.#propose(set);
+    this.#write();
   }
 
   #write() {
@@ -202,13 +206,13 @@ export class MixtureView {
   async #wait(number, place) {
     while (!this.isClosed) {
       const found = await api.requests(this.page.id).catch(() => null), own = found?.requests.find((request) => request.number === number);
-      if (found) this.#requests(found);
       if (own?.reply) {
         const { reply } = own;
         if (own.kind === "mixture" && reply.taken_up && this.mixture) await this.#taken(reply, place);
         else place.replaceChildren(reply.said || (reply.taken_up ? "Taken up." : "Refused."));
-        return;
+        return this.#requests(found);  // with the way back to each mixture, so after the new one is known
       }
+      if (found) this.#requests(found);
       if (own && !found.running) return place.replaceChildren(sentAs(number, own.kind, false));
       await new Promise((resolve) => setTimeout(resolve, POLL_MS));
     }
@@ -216,7 +220,7 @@ export class MixtureView {
 
   async #taken(reply, place) {
     const found = await api.mixture(this.page.id).catch(() => null);
-    if (found) this.mixture = found;
+    if (found) this.#renew(found, {});
     this.now = { ...this.now, ...(reply.weights || this.weights) };
     this.#propose({});
     place.replaceChildren(`All ranks agreed: it holds from step ${count((reply.holds_from ?? reply.step) + 1)}. `, this.#wayBack(reply, "Set the sliders as they were"));
