@@ -89,7 +89,8 @@ def test_a_cell_has_the_host_of_its_step_and_stays_while_records_come(page, run)
 
 
 def test_a_table_that_comes_later_than_the_next_look_is_drawn(page, run):
-    held = []
+    extent, held = page.locator(".ranks .toolbar"), []
+    expect(extent).to_contain_text("4 records")  # else the first table would be of the page before the reload
     page.route(TABLE, lambda route: held.append((route, route.fetch())))
     page.reload()
     wait_until(lambda: page.evaluate("true") and held, "the table is asked for")
@@ -97,7 +98,6 @@ def test_a_table_that_comes_later_than_the_next_look_is_drawn(page, run):
     append(run / "metrics.jsonl", {"step": 5, "loss": 2.0})
     expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
     page.wait_for_timeout(4000)  # looks are three seconds apart
-    extent = page.locator(".ranks .toolbar")
     for number, text in enumerate(("4 records", "5 records")):
         wait_until(lambda number=number: page.evaluate("true") and len(held) > number, "a table is asked for")
         route, answer = held[number]
