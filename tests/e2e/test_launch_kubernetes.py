@@ -42,8 +42,8 @@ def launch(kubernetes, tmp_path, monkeypatch):
     config = found.kubeconfig(tmp_path / "kubeconfig")
     monkeypatch.setenv("KUBECONFIG", str(config))
 
-    def launch(run, *words, steps=STEPS, volume="runs"):
-        recipe = write_recipe(tmp_path / f"{run}.toml", "corpus", run=run, steps=steps, every=5)
+    def launch(run, *words, steps=STEPS, volume="runs", every=5):
+        recipe = write_recipe(tmp_path / f"{run}.toml", "corpus", run=run, steps=steps, every=every)
         common = ["--image", "penstock", "--volume", f"{volume}:/runs", "--cpu", "1"]
         return penstock("launch", "kubernetes", recipe, *common, *words, cwd=tmp_path)
 
@@ -137,24 +137,26 @@ def test_a_run_lives_on_while_pods_fail_between_checkpoints_and_ends_when_they_f
     kubernetes, launch, tmp_path
 ):
     found, room, runs = kubernetes
-    done = launch("killed", "--nodes", 1, steps=100_000)
+    done = launch("killed", "--nodes", 1, steps=100_000, every=90_000)
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: newest_step(runs / "killed") >= 6, "a checkpoint")
-    killed = set()
+    wait_until(lambda: newest_step(runs / "killed") >= 1, "a step")
+    saved = penstock("control", runs / "killed", "--checkpoint", cwd=tmp_path)
+    assert saved.returncode == 0, saved.stderr
+    note, killed, noted = runs / "killed" / "launch" / "pods" / "node-00000.json", set(), []
 
     def kill():
-        count = json.loads((runs / "killed" / "launch" / "pods" / "node-00000.json").read_text())
+        count = json.loads(note.read_text())
         running = {pod["metadata"]["name"] for pod in pods_of(found, "killed") if is_running(pod)} - killed
-        is_noted = not killed or (count["newest"] >= 0 and count["failed"] == len(killed) - 1)
-        if running and is_noted:
+        if running and count not in noted and count["failed"] < MOST_FAILED:  # it has begun
+            noted.append(count)
             killed.update(running)
             room.kill_pod("default", *running)
-        return not state("killed", tmp_path)["is_live"]
+        return "Failed" in str(found.get("JobSet", "killed", api=JOBSET).get("status"))
 
     wait_until(kill, "the end of a run whose pods are killed as they start")
     assert len(killed) == MOST_FAILED + 1, "the first had written a checkpoint; the last ended by itself"
     assert state("killed", tmp_path)["status"] == "FAILED"
-    assert "pods of this node failed in a row without a new checkpoint" in events_text(runs / "killed")
+    assert "6 pods of node 0 failed in a row without a new checkpoint" in events_text(runs / "killed")
 
 
 def is_running(pod):

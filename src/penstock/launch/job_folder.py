@@ -205,19 +205,26 @@ class JobFolder:
     def events(self) -> list[dict[str, Any]]:  # Any: JSON values
         """Return the transitions, oldest first."""
         try:
-            lines = (self.path / "events.jsonl").read_text(encoding="utf-8").splitlines()
+            text = (self.path / "events.jsonl").read_text(
+                encoding="utf-8", errors="replace"
+            )  # one may be cut
         except OSError:
             return []
-        return [found for line in lines if (found := _object(line))]
+        return [found for line in text.splitlines() if (found := _object(line))]
 
     def newest_step(self) -> int:
-        """Return the step of the newest complete checkpoint; -1: there is none."""
-        if not (self.run / _RECIPE).is_file():
-            return -1
+        """Return the step of the newest complete checkpoint; -1: there is none, or it cannot be read."""
+        newest = self.newest_known()
+        return -1 if newest is None else newest
+
+    def newest_known(self) -> int | None:
+        """Return the step of the newest complete checkpoint; -1: there is none; None: it cannot be read."""
         try:
+            if not (self.run / _RECIPE).is_file():
+                return -1
             names = [saved.name for saved in saved_of(self.run)]
-        except (PenstockError, OSError):  # storage that does not answer now: no news
-            return -1
+        except (PenstockError, OSError):
+            return None
         return max((step_of(name) or 0 for name in names), default=-1)
 
     def progress(self) -> dict[str, Any]:  # Any: JSON values
@@ -275,14 +282,3 @@ def line_of(event: Mapping[str, Any]) -> str:
     shown = [f"{k}={v}" for k, v in event.items() if k not in ("time", "event", "node", "cause") and v != ""]
     said = " ".join([str(event.get("cause") or ""), *shown]).strip()
     return f"{event['time']}  {event['event']:<11}  {f'{who}: ' if who else ''}{said}"
-
-
-def event_of(line: str) -> dict[str, str]:
-    """Return the time, name and cause of a transition from its line for people.
-
-    >>> event_of("2026-01-01T00:00:00+00:00  start        node 1: first start")["cause"]
-    'node 1: first start'
-    """
-    time, _, rest = line.partition("  ")
-    event, _, cause = rest.partition(" ")
-    return {"time": time, "event": event, "cause": cause.strip()}

@@ -26,7 +26,7 @@ from penstock.core.errors import UsageError
 from penstock.core.units import duration
 from penstock.launch.attempt import Explain, Work
 from penstock.launch.engines.local import run_elastic_node
-from penstock.launch.job_folder import JobFolder, line_of
+from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.node import prepare
 from penstock.launch.pod_check import check_networks
@@ -42,10 +42,12 @@ from penstock.launch.spec import RunSpec
 log = logging.getLogger(__name__)
 
 EVENT = "[event] "
-"""Beginning of the lines of a pod's log that are transitions of the run."""
+"""Beginning of the lines of the first pod's log that are transitions of the run, as JSON."""
 PROGRESS = "[progress] "
 """Beginning of the lines of the first pod's log with the run's progress, as JSON."""
 _PROGRESS_EVERY_S = 30.0
+_PRINT_S = 30.0
+"""Seconds that a pod waits for its last lines."""
 _BASE_PORT, _NUM_PORTS = 20_000, 10_000
 _JOIN_S = 1800
 """Seconds that pods wait for each other: a node may have to be added to the cluster. Then they end with 75,
@@ -129,7 +131,7 @@ def run_pod(
     """
     job = env.variable(env.JOB)
     folder.make()
-    if _is_over(folder, job):  # this pod was lost after the last step, or comes too late
+    if is_over(folder, job):  # this pod was lost after the last step, or comes too late
         return 0
     if node == 0:
         folder.mark_started(job)
@@ -139,8 +141,8 @@ def run_pod(
     ):
         return EXIT_STOPPED
     with _printed(folder, scratch, is_first=node == 0), _store(port, is_here=node == 0):
-        if not _wait_for(host, port, is_over=lambda: _is_over(folder, job)):
-            return 0 if _is_over(folder, job) else EXIT_STOPPED
+        if not _wait_for(host, port, is_over=lambda: is_over(folder, job)):
+            return 0 if is_over(folder, job) else EXIT_STOPPED
         code = run_elastic_node(
             spec,
             folder,
@@ -163,7 +165,7 @@ def run_pod(
         return code
 
 
-def _is_over(folder: JobFolder, job: str) -> bool:
+def is_over(folder: JobFolder, job: str) -> bool:
     """True if a job has run the last step, or was stopped for good."""
     return bool(job) and (folder.finished_job() == job or folder.is_to_stop(job))
 
@@ -215,7 +217,10 @@ def _printed(folder: JobFolder, scratch: Path, *, is_first: bool) -> Iterator[No
         yield
     finally:
         process.terminate()  # after one more look
-        process.join()
+        process.join(_PRINT_S)
+        if process.is_alive():  # the run's storage hangs
+            process.kill()
+            process.join()
         process.close()
 
 
@@ -240,7 +245,8 @@ def _print_logs(folder: JobFolder, scratch: Path, is_first: bool, parent: int) -
             with suppress(OSError), folder.log_of(rank).open("ab") as kept:  # a full disk ends no run
                 kept.write(whole)
         if run is not None:
-            run.print(is_last=is_last)
+            with suppress(OSError):  # the volume is away for a moment
+                run.print(is_last=is_last)
         if is_last:
             return
         clock.sleep(_LOOK_S)
@@ -258,7 +264,7 @@ class _RunPrinter:
         new = self._folder.events()[self._events :]
         self._events += len(new)
         for event in new:
-            os.write(1, f"{EVENT}{line_of(event)}\n".encode())
+            os.write(1, f"{EVENT}{json.dumps(event)}\n".encode())
         if is_last or clock.monotonic() - self._told_at > _PROGRESS_EVERY_S:
             self._told_at = clock.monotonic()
             progress = json.dumps(self._folder.progress())

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
+from penstock.doctor.report import EXIT_OUTLIERS
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.preflight import EXCLUDE, REPORT, command_of
+from penstock.launch.preflight import EXCLUDE, METRICS, REPORT, command_of
 from penstock.launch.spec import RunSpec
 
 SLOW_NODES = "[slow nodes] "
@@ -71,6 +72,9 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
     """
     if not _all_there(spec, folder, node=node, job=job):
         return signal.SIGTERM not in signal.sigpending()
+    if node == 0:  # of an earlier job
+        for name in (EXCLUDE, METRICS):
+            (folder.path / name).unlink(missing_ok=True)
     variables = {**env.variables(""), **variables_of(spec, node=node, host=host, port=port)}
     report = folder.path / REPORT if node == 0 else os.devnull
     with open(report, "wb") as out:  # noqa: PTH123 - also the null device
@@ -89,18 +93,14 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
     folder.mark_examined(job)
     shutil.rmtree(folder.path / f"examined-{job}", ignore_errors=True)
     if code and spec.doctor == "require":
-        if hosts := _excluded(folder):
-            os.write(1, f"{SLOW_NODES}{' '.join(hosts)}\n".encode())
+        fix = "Mend what the report has in red."
+        if code == EXIT_OUTLIERS:  # all of it is of these nodes
+            slow = (folder.path / EXCLUDE).read_text().split()
+            os.write(1, f"{SLOW_NODES}{' '.join(slow)}\n".encode())
+            fix = f"Leave out {', '.join(slow)} (--exclude-node), or mend what the report has in red."
         raise UsageError(
             f"The doctor ended with {code}, and the run asks for sound nodes (--doctor require)",
             got=str(folder.path / REPORT),
-            fix=f"Leave out the hosts of {folder.path / EXCLUDE}, or mend what the report has in red.",
+            fix=fix,
         )
     return True
-
-
-def _excluded(folder: JobFolder) -> list[str]:
-    try:
-        return (folder.path / EXCLUDE).read_text().split()
-    except OSError:  # the doctor ended before it wrote the list
-        return []

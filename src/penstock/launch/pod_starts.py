@@ -1,8 +1,9 @@
 """Starts of a node's pods in a row that failed without a new checkpoint; kept in the run's folder.
 
-A pod that is killed says nothing, so each pod notes its start, and takes the note back when it ends well.
-Kubernetes counts failed pods over the whole life of a job, which would end a run of months for a failure now
-and then; here a new checkpoint begins the count again.
+A pod that is killed says nothing, so each pod notes its start, and takes the note back when it ends well, or
+after saving: one that is lost without a signal, or killed at the end of its grace, counts. Kubernetes counts
+failed pods over the whole life of a job, which would end a run of months for a failure now and then; here a
+new checkpoint begins the count again.
 """
 
 import json
@@ -22,8 +23,8 @@ in which an operator can exclude the node."""
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
     job: str
-    newest: int
-    """Step of the newest checkpoint at the first of them."""
+    newest: int | None
+    """Step of the newest checkpoint at the first of them; None: the storage has not told."""
     failed: int = 0
     """Pods before this one that failed since."""
 
@@ -44,10 +45,10 @@ class PodStarts:
 
         A folder that cannot be written counts nothing: what the pod needs it for fails by itself.
         """
-        newest = self.folder.newest_step()
-        before = self._noted()
-        is_same = before is not None and (before.job, before.newest) == (job, newest)
-        failed = before.failed + 1 if before is not None and is_same else 0
+        newest, before = self.folder.newest_known(), self._noted()
+        failed = 0
+        if before is not None and before.job == job and newest in (before.newest, None):
+            newest, failed = before.newest, before.failed + 1
         with suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self._path, asdict(_Note(job=job, newest=newest, failed=failed)))
@@ -62,6 +63,7 @@ class PodStarts:
     def _noted(self) -> _Note | None:
         try:
             raw = json.loads(self._path.read_text())
-            return _Note(job=str(raw["job"]), newest=int(raw["newest"]), failed=int(raw["failed"]))
+            newest = None if raw["newest"] is None else int(raw["newest"])
+            return _Note(job=str(raw["job"]), newest=newest, failed=int(raw["failed"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None

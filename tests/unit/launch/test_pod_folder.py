@@ -11,7 +11,7 @@ from functools import partial
 
 from penstock.launch import pod_node
 from penstock.launch.engines.engine import stop_between_starts
-from penstock.launch.job_folder import JobFolder, event_of
+from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.pod_node import EVENT, PROGRESS, _print_logs, run_pod
 from penstock.launch.pod_preflight import _all_there
@@ -72,7 +72,7 @@ def test_the_first_pod_prints_earlier_transitions_and_how_far_the_run_is(tmp_pat
     process.start()
     process.join(60)
     event, progress = capfd.readouterr().out.splitlines()
-    assert event_of(event.removeprefix(EVENT))["cause"] == "node 1: of a pod whose log is gone"
+    assert json.loads(event.removeprefix(EVENT))["cause"] == "of a pod whose log is gone"
     assert json.loads(progress.removeprefix(PROGRESS)) == {**record, "checkpoint": None}
 
 

@@ -11,10 +11,10 @@ from penstock.launch.pod_starts import PodStarts
 
 @pytest.fixture
 def at(tmp_path, monkeypatch):
-    """Start a pod of a node when the run has a checkpoint; returns how many failed before it."""
+    """Start a pod of a node when the run has a checkpoint, or None; returns how many failed before it."""
 
     def at(newest, *, node=0, job="j1"):
-        monkeypatch.setattr(JobFolder, "newest_step", lambda _: newest)
+        monkeypatch.setattr(JobFolder, "newest_known", lambda _: newest)
         return PodStarts(JobFolder(tmp_path), node).begin(job)
 
     return at
@@ -27,6 +27,11 @@ def test_pods_that_say_nothing_at_their_end_have_failed(at):
 def test_a_new_checkpoint_and_a_new_job_begin_the_count_again(at):
     assert [at(step) for step in (-1, -1, 10, 10, 20)] == [0, 1, 0, 1, 0]
     assert at(20, job="j2") == 0
+
+
+def test_storage_that_does_not_answer_neither_begins_the_count_again_nor_forgets_it(at):
+    assert [at(step) for step in (10, 10, None, None, 10, 20)] == [0, 1, 2, 3, 4, 0]
+    assert [at(step, node=1) for step in (None, None, 30, 30)] == [0, 1, 0, 1]
 
 
 def test_each_node_has_a_count_of_its_own(at):

@@ -36,26 +36,31 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the pod to its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until there is something to save
     spec = RunSpec.read(load_json(arguments.config / SPEC_FILE))
-    from penstock.launch.pod_node import check_pod, lay_code, node_of_pod, run_pod
+    from penstock.launch.pod_node import check_pod, is_over, lay_code, node_of_pod, run_pod
 
-    code = _SCRATCH / "code"
+    folder, node, job = folder_of(Path(spec.run_dir)), node_of_pod(), env.variable(env.JOB)
+    if is_over(folder, job):  # before anything that could fail it
+        return 0
+    unfit = ""
+    try:
+        check_pod(spec)  # and set the secrets, with which storage tells its checkpoints
+    except PenstockError as error:
+        unfit = explain(error)[0]
+    starts, code = PodStarts(folder, node), _SCRATCH / "code"
+    if str(code) not in sys.path:  # else it was noted before this process started again
+        failed = starts.begin(job)
+        if failed >= MOST_FAILED and (node == 0 or not spec.nodes.is_elastic):  # the others train without it
+            cause = f"{failed} pods of node {node} failed in a row without a new checkpoint: given up"
+            folder.log_event("finish", node=node, cause=cause, code=EXIT_NO_PROGRESS)
+            complain(f"{cause}. {unfit}".rstrip(". "))
+            return EXIT_NO_PROGRESS
+    if unfit:  # a code of its own: another node may do
+        complain(unfit)
+        return EXIT_UNFIT
     if lay_code(spec, code):
         path = os.pathsep.join([str(code), *filter(None, [env.variable("PYTHONPATH")])])
         words = [sys.executable, "-m", "penstock", "launch", "pod", str(arguments.config)]
         os.execve(sys.executable, words, {**env.variables(""), "PYTHONPATH": path})
-    folder, node = folder_of(Path(spec.run_dir)), node_of_pod()
-    starts = PodStarts(folder, node)
-    failed = starts.begin(env.variable(env.JOB))
-    if failed >= MOST_FAILED and not folder.is_trained():  # by others: this node's faults are not the run's
-        cause = f"{failed} pods of this node failed in a row without a new checkpoint: given up"
-        folder.log_event("finish", node=node, cause=cause, code=EXIT_NO_PROGRESS)
-        complain(cause)
-        return EXIT_NO_PROGRESS
-    try:
-        check_pod(spec)
-    except PenstockError as error:  # a code of its own: another node may do
-        complain(explain(error)[0])
-        return EXIT_UNFIT
     try:
         ended = run_pod(spec, folder, work_of(spec), explain, node=node, scratch=_SCRATCH / "logs")
     except PenstockError as error:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
         from penstock.launch.engines import kubernetes
 
         told = kubernetes.told(job)
-        events, progress = [*events, *told.events], told.progress or progress
+        events += [event for event in told.events if event not in events]
+        events.sort(key=lambda event: str(event.get("time")))
+        progress = {name: told.progress.get(name) for name in progress}
+        said = _said(progress) if told.progress else "no pod has printed yet how far the run is"
+    else:
+        said = _said(progress)
     if arguments.json:
         found: dict[str, Any] = {
             "engine": job.engine,
@@ -58,13 +64,14 @@ def run(arguments: argparse.Namespace) -> int:
         return int(state.is_stuck)
     print(f"job {job.ident} of {job.engine}: {state.status}{f', {state.reason}' if state.reason else ''}")
     print(f"nodes {spec.nodes} of {plural(spec.processes, 'process')}, submitted {job.submitted_at}")
-    print(_said(**progress))
+    print(said)
     for event in events[-_SHOWN:]:
         print(f"  {line_of(event)}")
     return int(state.is_stuck)
 
 
-def _said(*, step: int | None, loss: float | None, tokens_per_s: float | None, checkpoint: int | None) -> str:
-    is_trained = step is not None and loss is not None and tokens_per_s is not None
-    now = f"step {step:,}, loss {loss:.4f}, {tokens_per_s:,.0f} tokens/s" if is_trained else "no step yet"
+def _said(progress: Mapping[str, Any]) -> str:
+    step, loss, rate, checkpoint = (progress[name] for name in ("step", "loss", "tokens_per_s", "checkpoint"))
+    is_trained = step is not None and loss is not None and rate is not None
+    now = f"step {step:,}, loss {loss:.4f}, {rate:,.0f} tokens/s" if is_trained else "no step yet"
     return f"{now}; {'no checkpoint yet' if checkpoint is None else f'newest checkpoint {checkpoint:,}'}"

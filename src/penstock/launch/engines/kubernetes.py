@@ -19,7 +19,7 @@ from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.core.units import plural
 from penstock.launch.engines.engine import JobState
-from penstock.launch.job_folder import Job, JobFolder, event_of
+from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.pod import PodSpec
 from penstock.launch.pod_node import EVENT, PROGRESS, rank_mark
 from penstock.launch.render.kubernetes import check_volumes, pod_of, render_kubernetes
@@ -67,7 +67,7 @@ _APIS = {
     "trainjob": ("trainer.kubeflow.org/v1alpha1", "TrainJob"),
 }
 _KUEUE = ("v1beta2", "v1beta1")
-_NOT_FOUND, _FORBIDDEN, _CONFLICT = 404, 403, 409
+_NOT_STARTED, _NOT_FOUND, _FORBIDDEN, _CONFLICT = 400, 404, 403, 409
 
 
 class UnknownKind(PenstockError):
@@ -829,29 +829,44 @@ class _PodRead:
 class PodsTold:
     """What the first pod of a run printed of the run's folder."""
 
-    events: list[dict[str, str]]
+    events: list[dict[str, Any]]  # Any: JSON values
     """Transitions, oldest first."""
-    progress: dict[str, Any]  # JSON values
-    """As `JobFolder.progress`; empty: it has printed none."""
+    progress: dict[str, Any]
+    """As `JobFolder.progress`; empty: no pod has printed it."""
 
 
 def told(job: Job) -> PodsTold:
-    """Return the run's transitions and its progress; pods keep their logs until the job is deleted."""
+    """Return the run's transitions and its progress, from the newest first pod that has printed them.
+
+    Raises:
+        PenstockError: logs may not be read, or the cluster cannot be reached.
+    """
     cluster = _cluster_of(job)
-    first = [pod for pod in _pods(cluster, job.ident) if _index(pod) == 0]
-    lines = [line for pod in first for line in _lines(cluster, pod["metadata"]["name"], follow=False)]
-    events = [event_of(line.removeprefix(EVENT).rstrip("\n")) for line in lines if line.startswith(EVENT)]
-    progress = [line.removeprefix(PROGRESS) for line in lines if line.startswith(PROGRESS)]
-    return PodsTold(events=events, progress=json.loads(progress[-1]) if progress else {})
+    first = [pod for pod in cluster.all("v1", "Pod", labels_of(job.ident)) if _index(pod) == 0]
+    for pod in sorted(first, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True):
+        lines = [*_lines(cluster, pod["metadata"]["name"], follow=False)]
+        if progress := _printed(lines, PROGRESS):
+            return PodsTold(events=_printed(lines, EVENT), progress=progress[-1])
+    return PodsTold(events=[], progress={})
+
+
+def _printed(lines: Sequence[str], mark: str) -> list[dict[str, Any]]:  # Any: JSON values
+    """Return the objects in the lines that begin with a mark; a line that is cut has none."""
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            if line.startswith(mark) and isinstance(value := json.loads(line.removeprefix(mark)), dict):
+                found.append(value)
+    return found
 
 
 def _lines(cluster: ClusterConnection, pod: str, *, follow: bool) -> Iterator[str]:
-    try:
-        yield from cluster.client.log(pod, follow=follow)
-    except _api_error():  # its container has not started
-        return
-    except _httpx().HTTPError as error:
-        raise _unreachable(cluster.server, error) from None
+    with _refusals(cluster, f"the log of pod {pod}"):
+        try:
+            yield from cluster.client.log(pod, follow=follow)
+        except _api_error() as error:
+            if error.status.code not in (_NOT_STARTED, _NOT_FOUND):
+                raise
 
 
 def _cluster_of(job: Job) -> ClusterConnection:

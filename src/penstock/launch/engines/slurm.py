@@ -6,7 +6,6 @@ folder.
 A node without a report is lost.
 """
 
-import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -137,8 +136,7 @@ def asked_partitions(spec: RunSpec, *, is_tried: bool = False) -> Sequence[Parti
         if is_tried:
             return ()
         raise
-    wait = re.search(r"^KillWait\s*=\s*(\d+)", config, re.MULTILINE)
-    return asked_of(spec, partitions_of(shown, kill_wait_s=float(wait[1]) if wait else 0.0))
+    return asked_of(spec, partitions_of(shown, config))
 
 
 def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:

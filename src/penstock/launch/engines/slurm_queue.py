@@ -3,6 +3,7 @@
 Pure: from what `scontrol` and `squeue` print.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -35,25 +36,28 @@ class Partition:
     """Seconds from the signal of a pre-emption to the kill; 0: its jobs are not pre-empted."""
 
 
-def partitions_of(shown: str, *, kill_wait_s: float) -> list[Partition]:
-    """Read partitions from `scontrol --oneliner show partition`.
+def partitions_of(shown: str, config: str) -> list[Partition]:
+    """Read partitions from `scontrol --oneliner show partition` and `scontrol show config`.
 
-    A job is pre-empted if its partition allows that and another one has a higher tier. It then has GraceTime
-    until it is told a second time, and KillWait from there.
+    Where Slurm pre-empts by partitions, a job is pre-empted if its partition allows that and another one has
+    a higher tier. It then has GraceTime until it is told a second time, and KillWait from there. Where it
+    pre-empts by QOS, partitions do not tell.
 
     >>> line = "PartitionName=a Default=YES TotalNodes=4 MaxNodes=2 MaxTime=01:00:00 DefaultTime=NONE"
-    >>> (found,) = partitions_of(line, kill_wait_s=30)
+    >>> (found,) = partitions_of(line, "KillWait = 30 sec")
     >>> found.is_default, found.num_nodes, found.most_nodes, found.limit_s, found.default_limit_s
     (True, 4, 2, 3600.0, 3600.0)
     """
     rows = [dict(word.split("=", 1) for word in line.split() if "=" in word) for line in shown.splitlines()]
     rows = [row for row in rows if "PartitionName" in row]
+    by_partition = _setting("PreemptType", config).endswith("partition_prio")
+    kill_wait_s = max(_number(_setting("KillWait", config)), _LEAST_KILL_WAIT_S)
     top = max((_number(row.get("PriorityTier", "")) for row in rows), default=0)
     found = []
     for row in rows:
-        is_preempted = row.get("PreemptMode", "").startswith(_KILLING_MODES)
+        is_preempted = by_partition and row.get("PreemptMode", "").startswith(_KILLING_MODES)
         is_preempted = is_preempted and _number(row.get("PriorityTier", "")) < top
-        left_s = _number(row.get("GraceTime", "")) + max(kill_wait_s, _LEAST_KILL_WAIT_S)
+        left_s = _number(row.get("GraceTime", "")) + kill_wait_s
         limit_s = seconds_of(row.get("MaxTime", ""))
         found.append(
             Partition(
@@ -68,6 +72,11 @@ def partitions_of(shown: str, *, kill_wait_s: float) -> list[Partition]:
             )
         )
     return found
+
+
+def _setting(name: str, config: str) -> str:
+    found = re.search(rf"^{name}\s*=\s*(\S+)", config, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _number(text: str) -> int:
@@ -153,11 +162,15 @@ def preemption_note(asked: Sequence[Partition], *, step_s: float, save_s: float)
         check_preemption(asked, step_s=step_s, save_s=save_s)
     except UsageError as error:
         return f"a submit would be refused: {error}"
-    times = ", ".join(f"{seconds:g} s in partition {name}" for name, seconds in left.items())
-    fits = (
-        f"a step of {step_s:.1f} s and a save of {save_s:.1f} s fit" if save_s else "no save is measured yet"
+    needed, _ = needed_grace(step_s=step_s, save_s=save_s)
+    times = ", ".join(
+        f"{seconds:g} s in partition {name}{', too short' if seconds < needed else ''}"
+        for name, seconds in left.items()
     )
-    return f"pre-emption leaves {times} (GraceTime and KillWait): {fits}"
+    measured = "no save is measured yet"
+    if save_s:
+        measured = f"a step of {step_s:.1f} s and a save of {save_s:.1f} s need {needed:.0f} s"
+    return f"pre-emption leaves {times} (GraceTime and KillWait): {measured}"
 
 
 def _one_of(asked: Sequence[Partition], check: Callable[[Partition], None]) -> None:

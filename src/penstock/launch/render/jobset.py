@@ -35,6 +35,7 @@ _LABEL_MAX = 63
 _SUFFIX = len("-xxxxx")  # of a pod
 _FAILURES_PER_NODE = 100
 """Of pods that end before they can count: an image without Penstock, say."""
+_NO_LIMIT = 2**31 - 1
 
 
 def host_of(name: str, node: int = 0) -> str:
@@ -123,7 +124,7 @@ def jobset_spec(spec: RunSpec, pod: PodSpec, attachment: Attachment, *, job_labe
         "completionMode": "Indexed",
         "completions": num_nodes,
         "parallelism": num_nodes,
-        "backoffLimit": _FAILURES_PER_NODE * num_nodes,
+        "backoffLimit": _most_failures(spec),
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
             "rules": [
@@ -157,6 +158,11 @@ def jobset_spec(spec: RunSpec, pod: PodSpec, attachment: Attachment, *, job_labe
     }
 
 
+def _most_failures(spec: RunSpec) -> int:
+    """Return how many pods may fail over a job's life; of an elastic run any number, as the others train."""
+    return _NO_LIMIT if spec.nodes.is_elastic else _FAILURES_PER_NODE * spec.nodes.most
+
+
 def _codes(*codes: int) -> Object:
     return {"containerName": CONTAINER, "operator": "In", "values": list(codes)}
 
@@ -176,7 +182,7 @@ def settings_of_jobset(spec: RunSpec) -> list[Setting]:
         ),
         Setting(
             name="backoffLimit",
-            value=str(_FAILURES_PER_NODE * spec.nodes.most),
+            value=str(_most_failures(spec)),
             reason=f"far: {MOST_FAILED} pods of a node that fail without a new checkpoint end the run",
         ),
         Setting(

@@ -7,6 +7,7 @@ import pytest
 from penstock.core.errors import PenstockError
 from penstock.launch.engines import kubernetes
 from penstock.launch.engines.kubernetes import PodsStarted, followed
+from penstock.launch.pod_node import PROGRESS
 
 PATIENCE_S = 60.0
 
@@ -83,3 +84,8 @@ def test_a_log_that_breaks_off_is_told():
     assert next(lines) == "a"
     with pytest.raises(PenstockError, match="the cluster is gone"):
         next(lines)
+
+
+def test_lines_of_the_first_pod_that_are_cut_or_of_another_kind_tell_nothing():
+    lines = ['[progress] {"step": 1}\n', '[progress] {"st', "[progress] 3\n", '[rank 0] {"step": 2}\n', "\n"]
+    assert kubernetes._printed(lines, PROGRESS) == [{"step": 1}]

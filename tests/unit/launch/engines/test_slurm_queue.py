@@ -31,18 +31,17 @@ def line(name, **changes):
     return LINE.format(name=name, **{**values, "tier": 1, "mode": "REQUEUE", "state": "UP", **changes})
 
 
-PARTITIONS = partitions_of(
-    "\n".join(
-        [
-            line("low", default="YES", grace=40, limit="01:00:00"),
-            line("high", tier=10, mode="OFF"),
-            line("small", most=2, default_time="00:30:00"),
-            line("closed", state="DOWN"),
-            line("first", tier=10),
-        ]
-    ),
-    kill_wait_s=30,
+SHOWN = "\n".join(
+    [
+        line("low", default="YES", grace=40, limit="01:00:00"),
+        line("high", tier=10, mode="OFF"),
+        line("small", most=2, default_time="00:30:00"),
+        line("closed", state="DOWN"),
+        line("first", tier=10),
+    ]
 )
+CONFIG = "KillWait                = 30 sec\nPreemptType             = preempt/partition_prio\n"
+PARTITIONS = partitions_of(SHOWN, CONFIG)
 
 
 def asked(spec):
@@ -86,6 +85,11 @@ def test_without_a_default_partition_nothing_is_checked():
     check_partitions(spec, asked_of(spec, []))
 
 
+def test_partitions_do_not_tell_of_a_pre_emption_by_qos():
+    by_qos = partitions_of(SHOWN, CONFIG.replace("partition_prio", "qos"))
+    check_preemption(by_qos, step_s=1.0, save_s=1000.0)
+
+
 @pytest.mark.parametrize(
     ("queue", "left_s"), [("", 70.0), ("small", 30.0), ("high", 0.0), ("first", 0.0), ("small,low", 30.0)]
 )
@@ -104,7 +108,9 @@ def test_a_dry_run_says_what_a_pre_emption_leaves():
     assert "leaves 70 s in partition low (GraceTime and KillWait): no save is measured" in preemption_note(
         low, step_s=0.0, save_s=0.0
     )
-    assert "a save of 20.0 s fit" in preemption_note(low, step_s=1.0, save_s=20.0)
+    assert "a step of 1.0 s and a save of 20.0 s need 26 s" in preemption_note(low, step_s=1.0, save_s=20.0)
+    two = preemption_note(asked(make_spec(queue="small,low")), step_s=1.0, save_s=50.0)
+    assert "30 s in partition small, too short, 70 s in partition low (" in two
     assert preemption_note(low, step_s=1.0, save_s=70.0).startswith("a submit would be refused: ")
     assert preemption_note(high, step_s=1.0, save_s=70.0) == ""
 
