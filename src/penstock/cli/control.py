@@ -26,7 +26,7 @@ from penstock.core.errors import UsageError
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import JobFolder
 from penstock.train.control.requests import ControlRequest, job_is_running
-from penstock.train.inspect.open_run import open_run
+from penstock.train.inspect.open_run import recipe_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
         if said and not job_is_running(arguments.run):  # else it trains by now, and may have missed the mark
             print(json.dumps({"status": "marked", "said": said}) if arguments.json else said)
             return 0
-    open_run(arguments.run)  # raises for an invalid folder
+    recipe_of(arguments.run)  # raises for an invalid folder; the corpora may be out of sight
     if request.needs_job and not job_is_running(arguments.run):
         raise UsageError(
             "No job runs on it", got=str(arguments.run), fix="A run that was stopped has its checkpoints."

@@ -17,7 +17,7 @@ from pathlib import Path
 from penstock.cli.job_request import ask, check_timeout
 from penstock.core.errors import UsageError
 from penstock.train.control.requests import ControlRequest, job_is_running
-from penstock.train.inspect.open_run import open_run
+from penstock.train.inspect.open_run import recipe_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Send the request, and wait for the reply."""
     check_timeout(arguments.timeout)
     request = ControlRequest(islands=arguments.islands)
-    open_run(arguments.run)  # raises for an invalid folder
+    recipe_of(arguments.run)  # raises for an invalid folder; the corpora may be out of sight
     if not job_is_running(arguments.run):
         raise UsageError(
             "No job runs on it",

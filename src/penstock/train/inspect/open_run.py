@@ -51,6 +51,22 @@ class OpenRun:
             raise UsageError(f"The run has steps 1 to {self.steps:,}", got=step)
 
 
+def recipe_of(folder: Path) -> TrainConfig:
+    """Return the resolved recipe of a run.
+
+    Raises:
+        UsageError: the folder is not a run.
+        PenstockError: its recipe is damaged.
+    """
+    if not (folder / RECIPE_FILE).is_file():
+        state = f"holds no {RECIPE_FILE}" if folder.is_dir() else "is not a folder"
+        raise UsageError(f"{folder} {state}", fix="Give the folder of a run (run.dir of its recipe).")
+    try:
+        return config.build(TrainConfig, config.load_json(folder / RECIPE_FILE))
+    except PenstockError as error:
+        raise PenstockError(f"{folder / RECIPE_FILE} is damaged: {error}") from None
+
+
 def open_run(folder: Path, **options: Any) -> OpenRun:
     """Open the data of a run.
 
@@ -61,13 +77,7 @@ def open_run(folder: Path, **options: Any) -> OpenRun:
         UsageError: the folder is not a run.
         PenstockError: a corpus or the newest checkpoint is damaged or missing.
     """
-    if not (folder / RECIPE_FILE).is_file():
-        state = f"holds no {RECIPE_FILE}" if folder.is_dir() else "is not a folder"
-        raise UsageError(f"{folder} {state}", fix="Give the folder of a run (run.dir of its recipe).")
-    try:
-        recipe = config.build(TrainConfig, config.load_json(folder / RECIPE_FILE))
-    except PenstockError as error:
-        raise PenstockError(f"{folder / RECIPE_FILE} is damaged: {error}") from None
+    recipe = recipe_of(folder)
     settings = {"fields": ("input_ids",), "num_workers": 0, "deliver": "numpy", **options}
     loader = train_loader(recipe, rank=0, world_size=1, **settings)
     if saved := saved_of(folder):
