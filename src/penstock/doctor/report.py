@@ -14,8 +14,7 @@ from penstock.doctor.judge_links import judge_links
 from penstock.doctor.link import LinkMeasurement, link_of
 from penstock.doctor.node_group import NodeGroup
 from penstock.doctor.outliers import Outlier, mended_without, outliers_of
-
-EXIT_OUTLIERS = 3
+from penstock.launch.preflight import EXIT_OUTLIERS
 
 Facts = Mapping[str, Any]  # Any: each check has its own
 """Check -> its facts."""

@@ -9,9 +9,8 @@ from collections.abc import Mapping
 
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
-from penstock.doctor.report import EXIT_OUTLIERS
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.preflight import EXCLUDE, METRICS, REPORT, command_of
+from penstock.launch.preflight import EXCLUDE, EXIT_OUTLIERS, METRICS, REPORT, command_of
 from penstock.launch.spec import RunSpec
 
 SLOW_NODES = "[slow nodes] "
