@@ -76,6 +76,7 @@ NEEDS = (
     Need("uvloop", "the server"),
     Need("httptools", "the server"),
     Need("prometheus-client", "the server"),
+    Need("pybase64", "the server"),
     Need("obstore", "corpora and checkpoints in object stores"),
     Need("pyarrow", "Arrow and Parquet corpora", smaller=("18.1.0",)),
 )

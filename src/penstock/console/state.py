@@ -84,9 +84,14 @@ class ConsoleState:
             return [row for row, text in searched if all(word in text.lower() for word in words)]
 
     def row(self, run: FoundRun) -> RunRow:
-        """Return the row of one run."""
+        """Return the row of one run; the ranks of its newest start, where its columns are open."""
         with self._rows_lock:
-            return self.summaries.row(run)
+            row = self.summaries.row(run)
+        with self._lock:
+            columns = self._columns.get(run.id)
+        starts = columns.starts if columns else []
+        ranks = starts[-1].get("ranks") if starts else None
+        return {**row, "ranks": ranks} if type(ranks) is int else row
 
     def columns(self, run: FoundRun, *, most_s: float = _FIRST_S) -> RunColumns:
         """Return the columns of a run, with what is new in its file."""
