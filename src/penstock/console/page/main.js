@@ -45,7 +45,10 @@ async function open() {
     main.replaceChildren(view.root);
     view.begin();
   } catch (error) {
-    if (mine === turn) main.replaceChildren(failure(error), el("p", {}, link("#/", "All runs")));
+    if (mine !== turn) return;
+    view?.close();  // of an address that cannot be read: the view before it would write its own again
+    view = null;
+    main.replaceChildren(failure(error), el("p", {}, link("#/", "All runs")));
   }
 }
 

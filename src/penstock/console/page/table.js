@@ -194,6 +194,7 @@ class RunsTable {
 
   // The address holds what is shown, so that it is a link; without a new entry in the browser's history.
   #remember() {
+    if (!/^(#\/?(\?.*)?)?$/.test(location.hash)) return;  // the reader has left: the next view opens in a moment
     const values = { search: this.text, sort: this.sort === "updated" ? "" : this.sort, down: this.isDown ? "" : "0", states: [...this.states].join(","), group: this.group };
     const given = Object.entries(values).filter(([, value]) => value);
     history.replaceState(null, "", "#/" + (given.length ? "?" + new URLSearchParams(given) : ""));
