@@ -202,7 +202,7 @@ def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_colou
     plot.click(position={"x": 120, "y": 40})
     check_is_usable(page)
     page.locator("#loss").get_by_role("link", name="what it trained on").click()
-    step = page.get_by_label("Step").input_value()
+    step = page.get_by_label("Step", exact=True).input_value()
     assert page.url.endswith(f"/rows?step={step}")
     command = page.locator("code", has_text="data replay").inner_text()
     replayed = penstock(*shlex.split(command)[1:], cwd=tmp_path)
@@ -216,7 +216,7 @@ def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_colou
     token = rows.first.locator("pre span[title^=loss]").first
     assert "rgba(216, 72, 92" in token.evaluate("one => getComputedStyle(one).backgroundColor")
     check_is_usable(page)
-    page.get_by_label("Step").fill("25")
+    page.get_by_label("Step", exact=True).fill("25")
     page.keyboard.press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("The run has steps 1 to 24")
 
