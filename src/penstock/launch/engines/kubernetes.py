@@ -827,7 +827,7 @@ class _PodRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodsTold:
-    """What the first pod of a run printed of the run's folder."""
+    """Transitions and progress of a run, as its first pod printed them."""
 
     events: list[dict[str, Any]]  # Any: JSON values
     """Transitions, oldest first."""

@@ -6,11 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 
-from penstock.console.access import ConsoleAccess
-from penstock.console.app import build_app
-from penstock.console.state import ConsoleState
 from tests.unit.train.monitors.test_hang_report import words
 
 
@@ -33,16 +29,6 @@ def run(tmp_path, monkeypatch):
 
 def write(path, *records):
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-@pytest.fixture
-def asked(run):
-    """Ask for something of the run."""
-    state = ConsoleState([run.parent], ConsoleAccess())
-    with TestClient(build_app(state), base_url="http://127.0.0.1:8400") as client:
-        (row,) = client.get("/api/runs").json()["runs"]
-        yield lambda of: client.get(f"/api/runs/{row['id']}/{of}")
-    state.close()
 
 
 def test_a_heat_map_has_the_places_of_each_start_and_the_slow_ranks(asked):

@@ -4,12 +4,8 @@ import gzip
 import os
 
 import pytest
-from starlette.testclient import TestClient
 
-from penstock.console.access import ConsoleAccess
-from penstock.console.app import build_app
 from penstock.console.routes import traces
-from penstock.console.state import ConsoleState
 
 NAME = "trace-steps-20-to-22-rank-00001.json.gz"
 MEMORY = "memory-steps-3-to-3-rank-00000.pickle"
@@ -22,16 +18,6 @@ def run(tmp_path, monkeypatch):
     (folder / "traces").mkdir(parents=True)
     (folder / "metrics.jsonl").write_text('{"step": 1, "loss": 3.0}\n')
     return folder
-
-
-@pytest.fixture
-def asked(run):
-    """Ask for something of the run."""
-    state = ConsoleState([run.parent], ConsoleAccess())
-    with TestClient(build_app(state), base_url="http://127.0.0.1:8400") as client:
-        (row,) = client.get("/api/runs").json()["runs"]
-        yield lambda of: client.get(f"/api/runs/{row['id']}/{of}")
-    state.close()
 
 
 def test_traces_are_listed_newest_first_with_their_sizes_and_downloaded(asked, run, monkeypatch):
