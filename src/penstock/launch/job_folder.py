@@ -9,7 +9,7 @@ stop                the job that was asked to stop for good, with an id on Kuber
 started.json        the pods' job that started last, on Kubernetes
 finished.json       the pods' job that ran the last step, on Kubernetes
 logs/rank-00000.log what the process of a rank printed, all its starts one below the other
-pods/               starts of a node's pods, on Kubernetes (pod_starts.py)
+pods/               count of failed pods of each node, on Kubernetes (failed_pods.py)
 """
 
 import json

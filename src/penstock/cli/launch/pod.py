@@ -11,17 +11,17 @@ from penstock.cli.streams import complain, explain
 from penstock.core import env
 from penstock.core.config import load_json
 from penstock.core.errors import PenstockError
-from penstock.launch.pod_starts import MOST_FAILED, PodStarts
+from penstock.launch.failed_pods import MOST_FAILED, FailedPods
 from penstock.launch.render.kubernetes import SPEC_FILE
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS, EXIT_UNFIT
 
 EPILOG = """\
-Kubernetes types this in each pod; the pod's ranks are forked from it and end with it.
+Kubernetes runs this command in each pod; the pod's ranks are forked from it and end with it.
 
-exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after saving, 76 several starts in a
-row without a new checkpoint, of ranks or of this pod, 77 the node lacks a folder, a secret or a network of
-the run
+exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped on request, after saving if there was
+time, 76 several starts in a row without a new checkpoint, of ranks or of this pod, 77 the node lacks a
+folder, a secret or a network of the run
 """
 
 _SCRATCH = Path("/tmp/penstock")
@@ -43,12 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     unfit = ""
     try:
-        check_pod(spec)  # and set the secrets, with which storage tells its checkpoints
+        check_pod(spec)  # also sets the secrets needed to list checkpoints
     except PenstockError as error:
         unfit = explain(error)[0]
-    starts, code = PodStarts(folder, node), _SCRATCH / "code"
-    if str(code) not in sys.path:  # else it was noted before this process started again
-        failed = starts.begin(job)
+    pods, code_folder = FailedPods(folder, node), _SCRATCH / "code"
+    is_first_exec = str(code_folder) not in sys.path  # below it starts again with it on PYTHONPATH
+    if is_first_exec:  # count the pod only once
+        failed = pods.begin(job)
         if failed >= MOST_FAILED and (node == 0 or not spec.nodes.is_elastic):  # the others train without it
             cause = f"{failed} pods of node {node} failed in a row without a new checkpoint: given up"
             folder.log_event("finish", node=node, cause=cause, code=EXIT_NO_PROGRESS)
@@ -57,16 +58,16 @@ def run(arguments: argparse.Namespace) -> int:
     if unfit:  # a code of its own: another node may do
         complain(unfit)
         return EXIT_UNFIT
-    if lay_code(spec, code):
-        path = os.pathsep.join([str(code), *filter(None, [env.variable("PYTHONPATH")])])
+    if lay_code(spec, code_folder):
+        path = os.pathsep.join([str(code_folder), *filter(None, [env.variable("PYTHONPATH")])])
         words = [sys.executable, "-m", "penstock", "launch", "pod", str(arguments.config)]
         os.execve(sys.executable, words, {**env.variables(""), "PYTHONPATH": path})
     try:
         ended = run_pod(spec, folder, work_of(spec), explain, node=node, scratch=_SCRATCH / "logs")
     except PenstockError as error:
-        starts.end(error.exit_code)
+        pods.clear_unless_failed(error.exit_code)
         raise
-    starts.end(ended)
+    pods.clear_unless_failed(ended)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(ended)  # threads of the rendezvous may still be there

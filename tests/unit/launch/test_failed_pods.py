@@ -1,12 +1,12 @@
-"""Starts of a node's pods: counted while they fail without a new checkpoint."""
+"""Failed pods of a node: counted until there is a new checkpoint."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.launch.failed_pods import FailedPods
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
-from penstock.launch.pod_starts import PodStarts
 
 
 @pytest.fixture
@@ -15,7 +15,7 @@ def at(tmp_path, monkeypatch):
 
     def at(newest, *, node=0, job="j1"):
         monkeypatch.setattr(JobFolder, "newest_known", lambda _: newest)
-        return PodStarts(JobFolder(tmp_path), node).begin(job)
+        return FailedPods(JobFolder(tmp_path), node).begin(job)
 
     return at
 
@@ -40,20 +40,20 @@ def test_each_node_has_a_count_of_its_own(at):
 
 @given(st.lists(st.sampled_from([0, 1, 2, 76, 77, EXIT_STOPPED, None]), max_size=12))
 def test_only_ends_that_are_no_failures_take_the_start_back(tmp_path_factory, codes):
-    starts = PodStarts(JobFolder(tmp_path_factory.mktemp("run")), 3)
+    pods = FailedPods(JobFolder(tmp_path_factory.mktemp("run")), 3)
     failed = 0
     for code in codes:  # None: killed
-        assert starts.begin("j1") == failed
+        assert pods.begin("j1") == failed
         if code is not None:
-            starts.end(code)
+            pods.clear_unless_failed(code)
         failed = 0 if code in (0, EXIT_STOPPED) else failed + 1
 
 
 def test_a_folder_that_cannot_be_written_or_a_damaged_note_counts_nothing(tmp_path):
     (tmp_path / "launch").write_text("a file")
-    assert PodStarts(JobFolder(tmp_path), 0).begin("j1") == 0
+    assert FailedPods(JobFolder(tmp_path), 0).begin("j1") == 0
     folder = JobFolder(tmp_path / "run")
-    starts = PodStarts(folder, 0)
-    starts.begin("j1")
+    pods = FailedPods(folder, 0)
+    pods.begin("j1")
     (folder.path / "pods" / "node-00000.json").write_text("{")
-    assert starts.begin("j1") == 0
+    assert pods.begin("j1") == 0

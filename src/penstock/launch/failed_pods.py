@@ -1,7 +1,8 @@
-"""Starts of a node's pods in a row that failed without a new checkpoint; kept in the run's folder.
+"""Counts how many pods of one node have failed in a row since the last new checkpoint.
 
-A pod that is killed says nothing, so each pod notes its start, and takes the note back when it ends well, or
-after saving: one that is lost without a signal, or killed at the end of its grace, counts. Kubernetes counts
+The count is a file in the run's folder. A pod that is killed says nothing, so each pod writes a note when it
+starts, and removes it when it finishes (0) or stops on request (75). A note that is left behind counts as a
+failure: also of a pod that was lost without a signal, or killed at the end of its grace. Kubernetes counts
 failed pods over the whole life of a job, which would end a run of months for a failure now and then; here a
 new checkpoint begins the count again.
 """
@@ -24,14 +25,14 @@ in which an operator can exclude the node."""
 class _Note:
     job: str
     newest: int | None
-    """Step of the newest checkpoint at the first of them; None: the storage has not told."""
+    """Step of the newest checkpoint when this count began; -1: there was none; None: it could not be read."""
     failed: int = 0
-    """Pods before this one that failed since."""
+    """Pods of this node that have failed since then, not counting this one."""
 
 
 @dataclass(frozen=True, slots=True)
-class PodStarts:
-    """The starts of the pods of one node."""
+class FailedPods:
+    """Count of one node's pods that have failed in a row."""
 
     folder: JobFolder
     node: int
@@ -41,9 +42,10 @@ class PodStarts:
         return self.folder.path / "pods" / f"node-{self.node:05d}.json"
 
     def begin(self, job: str) -> int:
-        """Note that a pod of a job starts; return how many failed before it, without a new checkpoint.
+        """Write the note of a pod of a job; return how many failed before it, since the last new checkpoint.
 
-        A folder that cannot be written counts nothing: what the pod needs it for fails by itself.
+        If the folder cannot be written, the failure is not counted; the pod fails later anyway, when it tries
+        to write there.
         """
         newest, before = self.folder.newest_known(), self._noted()
         failed = 0
@@ -54,9 +56,9 @@ class PodStarts:
             write_json(self._path, asdict(_Note(job=job, newest=newest, failed=failed)))
         return failed
 
-    def end(self, code: int) -> None:
-        """Note that the pod ends with a code."""
-        if code in (0, EXIT_STOPPED):
+    def clear_unless_failed(self, exit_code: int) -> None:
+        """Remove the note if the pod did not fail."""
+        if exit_code in (0, EXIT_STOPPED):
             with suppress(OSError):
                 self._path.unlink(missing_ok=True)
 
