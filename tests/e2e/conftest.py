@@ -42,9 +42,9 @@ def torchrun(*words):
 
 
 @contextmanager
-def console(*words):
+def console(*words, port=0):
     """Yield the address of `penstock console`."""
-    command = [sys.executable, "-m", "penstock", "console", *map(str, words), "--port", "0"]
+    command = [sys.executable, "-m", "penstock", "console", *map(str, words), "--port", str(port)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             yield re.search(r"http://\S+?/", process.stdout.readline())[0]

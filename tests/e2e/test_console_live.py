@@ -3,6 +3,7 @@
 import fcntl
 import json
 import shutil
+from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import expect
@@ -246,3 +247,30 @@ def test_a_run_that_trains_shows_its_cost_so_far_beside_the_time_left(context, a
         expect(page.locator(".figure", has_text="cost").locator("dd")).to_have_text("7.5")
         expect(page.locator("#loss canvas")).to_be_visible()
         check_is_usable(page)
+
+
+def test_pages_sign_in_again_after_the_console_was_started_again(context, runs, tmp_path):
+    (tmp_path / "keys").write_text("anna a-key-of-some-length\n")
+    write(runs / "kept-open", *steps(1, 3))
+    words = (runs, "--key-file", tmp_path / "keys")
+
+    def sign_in(page):
+        page.get_by_label("Key").fill("a-key-of-some-length")
+        page.get_by_role("button", name="Open").click()
+
+    with console(*words) as address:
+        page = context.new_page()
+        page.goto(address)
+        sign_in(page)
+        pages = [opened(context, address, "kept-open") for _ in range(2)]
+        page.close()
+    with console(*words, port=urlsplit(address).port):
+        for page in pages:
+            expect(page.get_by_role("button", name="sign in again")).to_be_visible()
+            check_is_usable(page)
+        pages[0].get_by_role("button", name="sign in again").click()
+        sign_in(pages[0])
+        expect(pages[0].locator(".run-head h1")).to_have_text("kept-open")
+        for page in pages:  # the other one without a click
+            expect(page.locator("#live")).to_have_text("live")
+            page.close()

@@ -490,15 +490,16 @@ def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, open
         job.wait()
 
 
-def test_a_reader_signs_in_with_a_key(folder, opened, tmp_path):
+def test_a_reader_signs_in_with_a_key_and_sees_the_view_of_the_link(folder, opened, tmp_path):
     (tmp_path / "keys").write_text("anna a-key-of-some-length\n")
     with console(folder / "runs", "--key-file", tmp_path / "keys") as address:
-        page = opened(address)
+        page = opened(f"{address}#/servers")
         page.get_by_label("Key").fill("another-key-of-a-length")
         page.get_by_role("button", name="Open").click()
+        expect(page.get_by_role("alert")).to_have_text("This console does not know that key.")
         page.get_by_label("Key").fill("a-key-of-some-length")
         page.get_by_role("button", name="Open").click()
-        expect(page.get_by_role("heading", level=1)).to_have_text("Runs")
+        expect(page.get_by_role("heading", level=1)).to_have_text("Servers")
 
 
 def test_a_link_to_a_group_that_is_not_there_shows_the_table_and_other_views_open(address, opened):

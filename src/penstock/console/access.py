@@ -41,18 +41,19 @@ SECURITY_HEADERS = {
 }
 """Of every response. The pages fetch nothing from elsewhere, and no other page may show them."""
 
-KEY_PATH = "/key"
 _MOST_BYTES = 1 << 20
 """Largest request body."""
 _MOST_SESSIONS = 10_000
 _PORT = re.compile(r":([0-9]{1,5})$")
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 
+# The form is sent to the page's own address: the fragment, which names the view, is still there after signing in.
 _KEY_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Penstock console</title></head>
 <body><main><h1>Penstock console</h1>
-<form method="post" action="key"><label>Key <input name="key" type="password" autocomplete="current-password"
+{said}
+<form method="post"><label>Key <input name="key" type="password" autocomplete="current-password"
  required autofocus></label> <button>Open</button></form></main></body></html>
 """
 
@@ -130,7 +131,7 @@ class AccessMiddleware:
         await (answer or self._app)(scope, incoming, send_secured)
 
     def _is_sign_in(self, scope: Scope) -> bool:
-        return self._rules.keys is not None and scope["path"] == KEY_PATH and scope["method"] == "POST"
+        return self._rules.keys is not None and scope["path"] == "/" and scope["method"] == "POST"
 
     def _refusal(self, scope: Scope) -> Response | None:
         """Return the answer to a request that goes no further; None: it may go on."""
@@ -171,7 +172,7 @@ class AccessMiddleware:
         given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
         client = self._rules.keys.client_of(f"Bearer {given}")
         if client is None:
-            return _key_page()
+            return _key_page('<p role="alert">This console does not know that key.</p>')
         token = secrets.token_urlsafe(32)
         if len(self._sessions) >= _MOST_SESSIONS:
             self._sessions.pop(next(iter(self._sessions)))
@@ -191,9 +192,12 @@ def cookie_name(host: str) -> str:
     return f"penstock-console-{port[1]}" if port else "penstock-console"
 
 
-def _key_page() -> Response:
-    """Return the page that asks for a key. Under "no-referrer" browsers send its form without an origin."""
-    return HTMLResponse(_KEY_PAGE, 401, {"referrer-policy": "same-origin"})
+def _key_page(said: str = "") -> Response:
+    """Return the page that asks for a key, with some HTML above the field.
+
+    Under "no-referrer" browsers send its form without an origin.
+    """
+    return HTMLResponse(_KEY_PAGE.format(said=said), 401, {"referrer-policy": "same-origin"})
 
 
 async def _body(receive: Receive) -> bytes | None:

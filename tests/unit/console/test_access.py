@@ -115,9 +115,11 @@ def test_a_key_opens_every_route_and_nothing_else_does(run):
             forged = {**OWN, "cookie": f"{cookie_name(HOST)}=x"}
             assert asked.request(method, address, headers=forged).status_code == 401
         assert 'type="password"' in asked.get("/").text
-        assert asked.post("/key", data={"key": "a-key-of-no-client"}, headers=OWN).status_code == 401
-        assert asked.post("/key", data={"key": KEY}).status_code == 403, "a page of another origin"
-        opened = asked.post("/key", data={"key": KEY}, headers=OWN)
+        assert "alert" not in asked.get("/").text
+        wrong = asked.post("/", data={"key": "a-key-of-no-client"}, headers=OWN)
+        assert (wrong.status_code, 'role="alert"' in wrong.text) == (401, True)
+        assert asked.post("/", data={"key": KEY}).status_code == 403, "a page of another origin"
+        opened = asked.post("/", data={"key": KEY}, headers=OWN)
         cookie = opened.headers["set-cookie"]
         assert opened.status_code == 303
         assert "HttpOnly" in cookie
@@ -134,7 +136,7 @@ def test_two_consoles_of_one_host_leave_each_others_readers_signed_in(run):
         other.base_url = "http://127.0.0.1:8401"
         for asked in (one, other):
             origin = {"origin": str(asked.base_url).rstrip("/")}
-            assert asked.post("/key", data={"key": KEY}, headers=origin).status_code == 303
+            assert asked.post("/", data={"key": KEY}, headers=origin).status_code == 303
             held |= dict(asked.cookies)
             asked.cookies.clear()
         headers = {"cookie": "; ".join(f"{name}={value}" for name, value in held.items())}
@@ -282,6 +284,6 @@ def test_a_body_without_a_length_is_bounded_too(run, keys):
             yield b" " * (1 << 16)
 
     with client(run, control=True, keys=keys) as asked:
-        path = "/key" if keys else f"/api/runs/{id_of(asked)}/requests"
+        path = "/" if keys else f"/api/runs/{id_of(asked)}/requests"
         found = asked.post(path, content=endless(), headers={**OWN, "content-type": "application/json"})
     assert found.status_code == 413

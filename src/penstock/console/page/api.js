@@ -1,6 +1,8 @@
 // The server's answers: JSON by route, and one stream of events.
 
-const PATIENCE_MS = 60_000, MODEL_PATIENCE_MS = 900_000;
+import { el } from "./dom.js";
+
+const PATIENCE_MS = 60_000, MODEL_PATIENCE_MS = 900_000, RETRY_MS = 3000;
 
 export class Refused extends Error {
   constructor(message, status) {
@@ -86,34 +88,45 @@ async function streamed(path, value, handlers, signal) {
  * Follow runs over one server-sent stream; all runs if none are given.
  *
  * A browser opens six connections to a host, and each stream holds one: a page that is not in sight has none. It
- * is connected again when it is shown, and goes on from what it has.
+ * is connected again when it is shown, and goes on from what it has. A lost connection is made again by the
+ * browser; after an answer that is no stream (401: the console was started again and knows no session) it is not,
+ * and a timer does.
  *
  * Args: handlers: points, row, gone, event, samples, reset (functions of the event's data);
  * since(): cursors of what the page has of the runs. Returns a function that ends it.
  */
 export function follow(ids, handlers, since = () => []) {
   const live = document.querySelector("#live");
-  let source = null;
-  const say = (state) => {
+  let source = null, timer = 0;
+  const say = (state, text = { on: "live", off: "reconnecting", wait: "connecting" }[state] ?? "") => {
     live.className = state;
-    live.textContent = { on: "live", off: "reconnecting", wait: "connecting" }[state] ?? "";
+    live.replaceChildren(text);
+  };
+  const refused = async (mine) => {
+    const isKnown = await asked("servers").then(() => true, ({ status }) => status !== 401);
+    if (mine !== source) return;
+    if (isKnown) say("off");
+    else if (!live.firstElementChild) say("off", el("button", { type: "button", class: "plain", on: { click: () => location.reload() } }, "sign in again"));
+    timer = setTimeout(begin, RETRY_MS);
   };
   const begin = () => {
-    say("wait");
-    source = new EventSource("api/stream" + query({ runs: ids.join(","), since: since().join(",") }));
+    const mine = source = new EventSource("api/stream" + query({ runs: ids.join(","), since: since().join(",") }));
     source.addEventListener("open", () => say("on"));
-    source.addEventListener("error", () => say("off"));
+    source.addEventListener("error", () => (mine.readyState === EventSource.CLOSED ? refused(mine) : say("off")));
     for (const kind of ["points", "row", "gone", "event", "samples", "reset"])
       source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
   };
   const end = () => {
+    clearTimeout(timer);
     source?.close();
     source = null;
     say("");
   };
   const turned = () => {
-    if (!document.hidden && !source) begin();
-    else if (document.hidden && source) end();
+    if (!document.hidden && !source) {
+      say("wait");
+      begin();
+    } else if (document.hidden && source) end();
   };
   document.addEventListener("visibilitychange", turned);
   turned();
