@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from penstock.core import clock
 from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
 from tests.e2e.conftest import console
 from tests.launched import wait_until
@@ -203,6 +204,16 @@ def test_more_tabs_than_a_browser_has_connections_show_what_they_missed(context,
     turn(pages[0], is_hidden=False)
     expect_last_step(pages[0], 5)
     expect(pages[0].locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
+
+
+def test_a_file_that_is_refused_is_said_in_the_menu_and_the_page_stays(context, address, runs):
+    write(runs / "no-steps", {"event": "start", "step": 0, "ranks": 1, "time": clock.utc_now()})
+    page = opened(context, address, "no-steps")
+    page.get_by_text("Take along").click()
+    page.get_by_role("link", name="Page").click()
+    expect(page.locator(".menu").get_by_role("alert")).to_contain_text("has not recorded a step")
+    check_is_usable(page)
+    expect(page.get_by_role("heading", level=1)).to_have_text("no-steps")
 
 
 def samples(step, answer):

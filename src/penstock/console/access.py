@@ -47,7 +47,7 @@ _MOST_SESSIONS = 10_000
 _PORT = re.compile(r":([0-9]{1,5})$")
 _EVERYWHERE = frozenset({"", "0.0.0.0", "::"})
 
-# The form is sent to the page's own address: the fragment, which names the view, is still there after signing in.
+# The form is sent to the page's own address, so that the fragment, which names the view, is kept.
 _KEY_PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>Penstock console</title></head>

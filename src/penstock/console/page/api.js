@@ -11,13 +11,19 @@ export class Refused extends Error {
   }
 }
 
-async function asked(path, options = {}) {
-  let response;
+async function fetched(address, options) {
   try {
-    response = await fetch("api/" + path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options });
+    return await fetch(address, options);
   } catch (error) {
     throw new Refused(`The console does not answer (${error.message}). Is \`penstock console\` still running?`, 0);
   }
+}
+
+async function asked(path, options = {}) {
+  return bodyOf(await fetched("api/" + path, { signal: AbortSignal.timeout(PATIENCE_MS), ...options }));
+}
+
+async function bodyOf(response) {
   const text = await response.text();
   let body = null;
   try {
@@ -30,6 +36,13 @@ async function asked(path, options = {}) {
     throw new Refused(typeof said === "string" ? said : `The console answered with status ${response.status}.`, response.status);
   }
   return body;
+}
+
+/** Ask for a file, and leave the answer as soon as it begins; what is refused is thrown. */
+export async function begins(address) {
+  const over = new AbortController(), response = await fetched(address, { signal: over.signal });
+  if (!response.ok) await bodyOf(response);
+  over.abort();
 }
 
 const of = (id, rest = "") => "runs/" + encodeURIComponent(id) + rest;

@@ -37,6 +37,24 @@ export function segments(label, choices, chosen, act) {
   return group;
 }
 
+/** Return a button that shows what it holds; Escape and a press elsewhere close it. opened(): called before it is shown. */
+export function menu(title, choices, opened = () => {}) {
+  const found = el("details", { class: "menu" }, el("summary", { class: "button" }, title), choices);
+  const close = (event) => {
+    if (!found.contains(event.target)) found.open = false;
+  };
+  found.addEventListener("toggle", () => {
+    document[found.open ? "addEventListener" : "removeEventListener"]("pointerdown", close);
+    if (found.open) opened();
+  });
+  found.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !found.open) return;
+    found.open = false;
+    found.querySelector("summary").focus();
+  });
+  return found;
+}
+
 /** Call a function once its caller has been quiet for so long. */
 export function quiet(milliseconds, act) {
   let timer = 0;

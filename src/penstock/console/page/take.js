@@ -1,30 +1,33 @@
 // What a reader takes along from a view: its link, one HTML file, and its metrics as CSV and Parquet.
 
-import { el } from "./dom.js";
+import * as api from "./api.js";
+import { el, failure, menu } from "./dom.js";
 
 const FORMS = [["html", "Page", "one HTML file that needs no network"], ["csv", "CSV", "for a spreadsheet, nothing thinned"], ["parquet", "Parquet", "for programs, nothing thinned"]];
 
 /** Return a menu. addressOf(form): the server's address of the view as "html", "csv" or "parquet", asked when it opens; null: it has a link only. */
 export function takeAlong(addressOf) {
   const choices = el("div", { class: "choices" });
-  const menu = el("details", { class: "menu" }, el("summary", { class: "button" }, "Take along"), choices);
-  const close = (event) => {
-    if (!menu.contains(event.target)) menu.open = false;
+  const said = el("div");
+  const save = async (event) => {
+    const { href } = event.currentTarget;
+    event.preventDefault();  // the answer to a link would replace the page if it is an error
+    said.replaceChildren(el("small", { role: "status" }, "Being written\u2026"));
+    try {
+      await api.begins(href);
+      el("a", { href, download: "" }).click();
+      said.replaceChildren();
+    } catch (error) {
+      said.replaceChildren(failure(error));
+    }
   };
-  menu.addEventListener("toggle", () => {
-    document[menu.open ? "addEventListener" : "removeEventListener"]("pointerdown", close);
-    if (!menu.open) return;
+  return menu("Take along", choices, () => {
     const here = el("input", { type: "text", readOnly: true, value: location.href, on: { focus: (event) => event.target.select() } });
+    said.replaceChildren();
     choices.replaceChildren(
-      ...(addressOf ? FORMS : []).map(([form, title, hint]) => el("a", { href: addressOf(form) }, el("b", {}, title), el("small", {}, hint))),
-      el("label", {}, el("small", {}, "Link to this view"), here));
+      ...(addressOf ? FORMS : []).map(([form, title, hint]) => el("a", { href: addressOf(form), on: { click: save } }, el("b", {}, title), el("small", {}, hint))),
+      said, el("label", {}, el("small", {}, "Link to this view"), here));
   });
-  menu.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !menu.open) return;
-    menu.open = false;
-    menu.querySelector("summary").focus();
-  });
-  return menu;
 }
 
 /** Return an address with those values that are given. */
