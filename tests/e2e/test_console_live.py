@@ -206,6 +206,41 @@ def test_more_tabs_than_a_browser_has_connections_show_what_they_missed(context,
     expect(pages[0].locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
 
 
+def test_what_has_the_focus_keeps_it_while_records_come(context, address, runs):
+    write(runs / "focused", *steps(1, 3, grad_norm=1.0))
+    table = opened(context, address)
+    chip = table.get_by_role("group", name="States shown").get_by_role("button", name="failed")
+    chip.focus()
+    for is_pressed in ("true", "false"):
+        table.keyboard.press("Space")
+        expect(chip).to_have_attribute("aria-pressed", is_pressed)
+        expect(chip).to_be_focused()
+    page = opened(context, address, "focused")
+    compare = page.get_by_role("link", name="Compare")
+    compare.focus()
+    write(runs / "focused", *steps(4, 5, grad_norm=1.0))
+    expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
+    expect(compare).to_be_focused()
+    row = table.get_by_role("row").filter(has=table.get_by_role("link", name="focused", exact=True))
+    expect(row.locator(".step")).to_have_text("5")
+    expect(chip).to_be_focused()
+    charts = page.locator("summary", has_text="Charts")
+    charts.click()
+    box = page.get_by_role("checkbox", name="Gradient norm")
+    box.focus()
+    for number in (0, 1):
+        page.keyboard.press("Space")
+        expect(page.locator("#grad-norm")).to_have_count(number)
+        expect(box).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(box).to_be_hidden()
+    expect(charts).to_be_focused()
+    charts.click()
+    expect(box).to_be_visible()
+    page.get_by_role("heading", level=1).click()
+    expect(box).to_be_hidden()
+
+
 def test_a_file_that_is_refused_is_said_in_the_menu_and_the_page_stays(context, address, runs):
     write(runs / "no-steps", {"event": "start", "step": 0, "ranks": 1, "time": clock.utc_now()})
     page = opened(context, address, "no-steps")

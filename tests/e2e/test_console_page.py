@@ -278,6 +278,12 @@ def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_rec
     check_is_usable(page)
     page.get_by_role("button", name="Same tokens").click()
     expect(page.get_by_role("region", name="All of them at tokens")).to_be_visible()
+    page.get_by_role("button", name="Leave out first").click()
+    added = page.get_by_label("Run to add")
+    added.select_option("first")
+    expect(page.get_by_role("region", name="All of them at tokens")).to_have_count(0)
+    page.get_by_role("button", name="Add").click()
+    expect(page.get_by_role("region", name="All of them at tokens")).to_be_visible()
 
 
 @pytest.mark.parametrize("device", DEVICES)

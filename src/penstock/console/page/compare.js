@@ -30,9 +30,13 @@ class Comparison {
     Object.assign(this, { runs, rows, charts: [], places: [["#/", "Runs"], ["", "Compare"]], along: query.get("x") || "step", range: rangeOf(query), entries: runs.map((run, i) => ({ run, row: row(run.id), color: i })) });
     const hasMoney = this.entries.every(({ row: { cost } }) => cost > 0);
     if (this.along === "money" && !hasMoney) this.along = "step";
-    const add = el("select", { "aria-label": "Add a run", on: { change: () => this.#go([...runs.map((run) => run.id), add.value]) } },
+    const add = el("select", { "aria-label": "Run to add" },
       el("option", { value: "" }, "Add a run\u2026"), rows.filter((one) => !runs.some((run) => run.id === one.id)).map((one) => el("option", { value: one.id }, one.name)));
     add.disabled = runs.length >= MOST;
+    const adder = el("form", { on: { submit: (event) => {
+      event.preventDefault();
+      if (add.value) this.#go([...runs.map((run) => run.id), add.value]);
+    } } }, add, el("button", { type: "submit", class: "button", disabled: add.disabled }, "Add"));
     this.grid = el("div", { class: "charts" });
     this.same = el("section");
     const chips = this.entries.map(({ run, row: { state }, color }) => {
@@ -41,7 +45,7 @@ class Comparison {
       return el("li", {}, swatch, link(`#/run/${encodeURIComponent(run.id)}`, run.name), state ? pill(state) : "",
         el("button", { type: "button", class: "plain", "aria-label": `Leave out ${run.name}`, on: { click: () => this.#go(runs.map((one) => one.id).filter((id) => id !== run.id)) } }, "\u00d7"));
     });
-    this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 ? takeAlong((form) => this.#file(form)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, add)),
+    this.root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Compare"), runs.length > 1 ? takeAlong((form) => this.#file(form)) : ""), el("ul", { class: "compared" }, chips, el("li", { class: "add" }, adder)),
       runs.length ? el("div", { class: "toolbar" }, segments("Align by", AXES.map(([value, text]) => [value, text, value === "money" && !hasMoney]), this.along, (along) => { this.along = along; this.range = null; this.#remember(); this.#load(); }),
         hasMoney ? "" : el("span", { class: "quiet" }, "Money needs the cost of every run.")) : el("p", { class: "empty" }, "Choose runs to draw over one another."),
       this.note = el("div"), this.failed = el("div"), el("h2", { class: "unseen" }, "Curves"), this.grid, this.same, this.#recipes());

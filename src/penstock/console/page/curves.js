@@ -1,7 +1,7 @@
 // The curves of a run over steps, tokens or time, with its events on the axis; raw points where the reader zooms.
 
 import * as api from "./api.js";
-import { el, failure, link, quiet, segments, table, throttled } from "./dom.js";
+import { el, failure, link, menu, quiet, segments, table, throttled } from "./dom.js";
 import { seconds } from "./table.js";
 import { place, rangeOf, remember } from "./take.js";
 import { Chart, count, duration, nearest, written } from "../charts/charts.js";
@@ -59,6 +59,7 @@ export class CurvesView {
   }
 
   #tools() {
+    this.choices = CHARTS.map(({ title }) => el("label", {}, el("input", { type: "checkbox", on: { change: () => this.#choose() } }), title));
     this.tools = el("div", { class: "toolbar" },
       segments("Horizontal axis", [["step", "Steps"], ["tokens", "Tokens"], ["time", "Time"], ...(this.page.row.cost > 0 ? [["money", "Money"]] : [])], this.along, (along) => {
         this.along = along;
@@ -70,7 +71,7 @@ export class CurvesView {
         for (const chart of this.charts) if (!chart.options.isExact) chart.setSmoothing(this.#width());
         this.#remember();
       } } })),
-      this.chooser = el("details", { class: "menu" }, el("summary", { class: "button" }, "Charts"), el("div", { class: "choices" })),
+      menu("Charts", el("div", { class: "choices" }, this.choices)),
       el("span", { class: "hint quiet" }, "click a point for its rows, drag to zoom, double-click for the whole run"));
   }
 
@@ -89,17 +90,19 @@ export class CurvesView {
       from: place(from), to: place(to), charts: this.chosen ? [...this.chosen].join(",") : "" });
   }
 
+  // In place: a box keeps the focus when it is checked.
   #writeChooser() {
-    const there = CHARTS.filter((chart) => this.#layersOf(chart).names.length);
-    const boxes = there.map((chart) => {
-      const box = el("input", { type: "checkbox", checked: !this.chosen || this.chosen.has(chart.id), on: { change: () => {
-        const shown = there.filter((_, i) => boxes[i].checked).map(({ id }) => id);
-        this.chosen = shown.length === there.length || !shown.length ? null : new Set(shown);
-        this.#again();
-      } } });
-      return box;
-    });
-    this.chooser.lastChild.replaceChildren(...there.map(({ title }, i) => el("label", {}, boxes[i], title)));
+    for (const [i, label] of this.choices.entries()) {
+      label.hidden = !this.#layersOf(CHARTS[i]).names.length;
+      label.querySelector("input").checked = !this.chosen || this.chosen.has(CHARTS[i].id);
+    }
+  }
+
+  #choose() {
+    const there = CHARTS.filter((_, i) => !this.choices[i].hidden);
+    const shown = CHARTS.filter((_, i) => !this.choices[i].hidden && this.choices[i].querySelector("input").checked);
+    this.chosen = shown.length === there.length || !shown.length ? null : new Set(shown.map(({ id }) => id));
+    this.#again();
   }
 
   /** Return the names of the metrics that are shown. */

@@ -21,7 +21,10 @@ export const open = async (id, tab, query) => new RunPage(id, await api.run(id),
 class RunPage {
   constructor(id, run, tab, query) {
     Object.assign(this, { id, run, row: run.row, cursor: run.cursor, view: null, first: [tab, query], places: [["#/", "Runs"], ["", run.name]] });
-    this.head = el("section", { class: "run-head", "aria-label": "Summary" });
+    const part = () => el("div", { class: "place" });
+    this.parts = { state: part(), age: el("p", { class: "quiet" }), figures: part() };  // what changes; the link keeps the focus
+    this.head = el("section", { class: "run-head", "aria-label": "Summary" },
+      el("div", { class: "title" }, el("h1", {}, run.name), this.parts.state, this.parts.age, link(`#/compare?runs=${encodeURIComponent(id)}`, "Compare\u2026", "button")), this.parts.figures);
     this.tabs = el("nav", { class: "tabs", "aria-label": "Views of the run" });
     this.body = el("div", { class: "view" });
     this.root = el("div", { class: "page" }, this.head, el("div", { class: "tab-row" }, this.tabs, takeAlong((form) => this.#file(form))), this.body);
@@ -105,11 +108,10 @@ class RunPage {
   #drawHead() {
     const { row } = this;
     const figure = (title, value) => el("div", { class: "figure" }, el("dt", {}, title), el("dd", {}, value));
-    this.head.replaceChildren(
-      el("div", { class: "title" }, el("h1", {}, this.run.name), row.state ? pill(row.state) : "",
-        el("p", { class: "quiet" }, row.updated ? `last record ${ago(row.updated)}` : "",
-          row.ranks ? ` \u00b7 ${count(row.ranks)} rank${row.ranks === 1 ? "" : "s"}` : ""),
-        link(`#/compare?runs=${encodeURIComponent(this.id)}`, "Compare\u2026", "button")),
+    this.parts.state.replaceChildren(row.state ? pill(row.state) : "");
+    this.parts.age.replaceChildren(row.updated ? `last record ${ago(row.updated)}` : "",
+      row.ranks ? ` \u00b7 ${count(row.ranks)} rank${row.ranks === 1 ? "" : "s"}` : "");
+    this.parts.figures.replaceChildren(
       row.error ? el("p", { class: "notice bad" }, row.error) : "",
       el("dl", { class: "figures" },
         figure(row.steps ? `step of ${count(row.steps)}` : "step", count(row.step)),

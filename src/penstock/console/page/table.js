@@ -84,7 +84,10 @@ class RunsTable {
   }
 
   #build() {
-    this.chips = el("div", { class: "chips", role: "group", "aria-label": "States shown" });
+    this.chips = new Map(STATES.map((state) => [state, el("button", { type: "button", class: `chip ${state}`, on: { click: () => {
+      if (!this.states.delete(state)) this.states.add(state);
+      this.draw();
+    } } })]));
     this.field = el("input", {
       type: "search", placeholder: "Search names and recipes", "aria-label": "Search names and recipes", value: this.text,
       on: { input: quiet(200, () => this.search()) },
@@ -107,7 +110,7 @@ class RunsTable {
     this.note = el("p", { class: "quiet", role: "status" });
     this.root = el("div", { class: "page runs-page" },
       el("div", { class: "title" }, el("h1", {}, "Runs"), this.note, this.compare),
-      el("div", { class: "toolbar" }, this.chips, el("div", { class: "space-between" }), this.field, group, sort, this.direction, takeAlong((form) => address(`api/table.${form}`, { search: this.text, states: [...this.states].join(","), sort: this.sort, down: String(this.isDown), group: this.group }))), this.view);
+      el("div", { class: "toolbar" }, el("div", { class: "chips", role: "group", "aria-label": "States shown" }, ...this.chips.values()), el("div", { class: "space-between" }), this.field, group, sort, this.direction, takeAlong((form) => address(`api/table.${form}`, { search: this.text, states: [...this.states].join(","), sort: this.sort, down: String(this.isDown), group: this.group }))), this.view);
   }
 
   begin() {
@@ -175,11 +178,11 @@ class RunsTable {
     this.direction.textContent = this.isDown ? "\u2193" : "\u2191";
     this.direction.setAttribute("aria-pressed", String(this.isDown));
     const all = [...this.rows.values()], count = (state) => all.filter((row) => row.state === state).length;
-    this.chips.replaceChildren(...STATES.filter((state) => count(state) || this.states.has(state)).map((state) =>
-      el("button", { type: "button", class: `chip ${state}`, "aria-pressed": String(this.states.has(state)), on: { click: () => {
-        if (!this.states.delete(state)) this.states.add(state);
-        this.draw();
-      } } }, el("b", {}, count(state).toLocaleString("en")), " " + state)));
+    for (const [state, chip] of this.chips) {  // in place: the one that is pressed keeps the focus
+      chip.hidden = !count(state) && !this.states.has(state);
+      chip.setAttribute("aria-pressed", String(this.states.has(state)));
+      chip.replaceChildren(el("b", {}, count(state).toLocaleString("en")), " " + state);
+    }
     const shown = all.filter((row) => !this.states.size || this.states.has(row.state)).sort(ordered(this.sort, this.isDown));
     this.note.textContent = shown.length === all.length ? `${all.length.toLocaleString("en")} in all` : `${shown.length.toLocaleString("en")} of ${all.length.toLocaleString("en")}`;
     this.items = shown;
