@@ -241,6 +241,18 @@ def test_what_has_the_focus_keeps_it_while_records_come(context, address, runs):
     expect(box).to_be_hidden()
 
 
+def test_a_run_that_comes_after_a_search_is_listed_if_it_matches(context, address, runs):
+    write(runs / "sought-1", *steps(1, 3))
+    page = opened(context, address)
+    names = page.locator(".runs .name a")
+    page.get_by_role("searchbox").fill("sought")
+    expect(names).to_have_text(["sought-1"])
+    write(runs / "not-this-one", *steps(1, 3))
+    write(runs / "sought-2", *steps(1, 3))
+    expect(names).to_have_count(2)
+    assert sorted(names.all_inner_texts()) == ["sought-1", "sought-2"]
+
+
 def test_a_file_that_is_refused_is_said_in_the_menu_and_the_page_stays(context, address, runs):
     write(runs / "no-steps", {"event": "start", "step": 0, "ranks": 1, "time": clock.utc_now()})
     page = opened(context, address, "no-steps")

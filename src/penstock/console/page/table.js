@@ -79,6 +79,7 @@ class RunsTable {
     this.text = query.get("search") || "";
     this.picked = new Set();
     this.made = new Map();
+    this.others = new Set();  // ids of runs that came after the search, and were searched for
     this.places = [["#/", "Runs"]];
     this.#build();
   }
@@ -130,7 +131,9 @@ class RunsTable {
 
   async search() {
     const mine = (this.turn = (this.turn || 0) + 1);
-    this.text = this.field.value.trim();
+    const text = this.field.value.trim();
+    if (text !== this.text) this.others.clear();
+    this.text = text;
     this.meanwhile = [];
     const found = await api.runs(this.text).catch(() => null);
     if (mine !== this.turn) return;  // the reader has typed on
@@ -150,7 +153,11 @@ class RunsTable {
 
   update(row) {
     const isNew = !this.rows.has(row.id);
-    if (isNew && this.text) return;
+    if (isNew && this.text) {
+      if (!this.others.has(row.id)) this.#searchAgain();
+      this.others.add(row.id);
+      return;
+    }
     this.rows.set(row.id, { ...this.rows.get(row.id), ...row });
     this.#askDraw();
   }
@@ -162,6 +169,7 @@ class RunsTable {
   }
 
   #askDraw = quiet(100, () => this.draw());
+  #searchAgain = quiet(100, () => this.search());
 
   sortBy(key) {
     this.isDown = this.sort === key ? !this.isDown : !["name", "state"].includes(key);
