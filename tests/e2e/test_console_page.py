@@ -167,6 +167,8 @@ def test_every_view_of_a_run_opens_is_accessible_and_fits(address, opened, devic
         expect(page.locator(".menu[open]").get_by_role("link", name=re.compile("^CSV"))).to_be_visible()
         page.keyboard.press("Escape")
         check_is_usable(page)
+        page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+        expect(page.locator("header.bar")).to_be_in_viewport(ratio=1)
 
 
 def test_curves_read_out_zoom_and_mark_the_rescale(address, opened, folder):
