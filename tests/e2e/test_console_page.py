@@ -498,6 +498,27 @@ def test_each_form_sends_its_request_and_the_reply_stands_beside_it(folder, open
         job.wait()
 
 
+@pytest.mark.parametrize("width", [320, 390])
+def test_nothing_of_the_table_and_the_crumbs_is_cut_off_on_a_narrow_phone(opened, tmp_path, width):
+    run = tmp_path / "a-name-that-is-longer-than-a-phone-is-wide-by-far"
+    run.mkdir()
+    record = {"step": 8152, "loss": 8.123, "tokens_per_s": 123_456.0}
+    (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+    (run / "config.json").write_text('{"run": {"steps": 200000}}')
+    is_cut = "one => one.scrollWidth > one.clientWidth"
+    with console(tmp_path) as address:
+        page = opened(address, "phone")
+        page.set_viewport_size({"width": width, "height": 700})
+        expect(page.locator(".space .row .loss")).to_have_text("8.123")
+        for column in ("step", "loss", "tokens_per_s", "updated", "state"):
+            assert not page.locator(f".space .row .{column}").evaluate(is_cut), column
+        check_is_usable(page)
+        open_run(page, run.name)
+        assert not page.locator("#crumbs a").evaluate(is_cut)
+        check_is_usable(page)
+        page.goto("about:blank")
+
+
 def test_a_reader_signs_in_with_a_key_and_sees_the_view_of_the_link(folder, opened, tmp_path):
     (tmp_path / "keys").write_text("anna a-key-of-some-length\n")
     with console(folder / "runs", "--key-file", tmp_path / "keys") as address:
