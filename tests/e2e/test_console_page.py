@@ -193,6 +193,22 @@ def test_curves_read_out_zoom_and_mark_the_rescale(address, opened, folder):
         expect(plot).to_have_attribute("aria-label", re.compile(f"by {axis.lower()}"))
 
 
+def test_a_finger_zooms_a_curve_around_the_point_that_it_touched(address, opened):
+    page = opened(address, "phone")
+    open_run(page)
+    over = page.locator("#loss .u-over")
+    box = over.bounding_box()
+    over.tap(position={"x": box["width"] * 0.25, "y": 40})
+    for _ in range(2):
+        page.locator("#loss").get_by_role("button", name="zoom in").tap()
+    expect(page).to_have_url(re.compile("from=.*&to="))
+    shown = {name: float(value) for name, value in re.findall("(from|to)=([0-9.]+)", page.url)}
+    assert 3 < shown["from"] < 7 < shown["to"] < 10, "a quarter of the way from step 1 to 24 is 6.75"
+    for _ in range(3):  # around the same place: from step 1 on, the rest is on the right
+        page.locator("#loss").get_by_role("button", name="zoom out").tap()
+    expect(page.locator("#loss").get_by_role("button", name="whole run")).to_be_hidden()
+
+
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_coloured(
     address, opened, device, tmp_path

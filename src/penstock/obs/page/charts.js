@@ -93,6 +93,11 @@ export class Chart {
     this.tools = caption.appendChild(made("div", "tools"));
     this.whole = this.#button("whole run", () => this.zoom(null, null));
     this.whole.hidden = true;
+    for (const [sign, title, factor] of [["\u2212", "zoom out", 2], ["+", "zoom in", 0.5]]) {
+      const button = this.#button(sign, () => this.#zoomBy(factor));
+      button.title = title;
+      button.setAttribute("aria-label", title);
+    }
     if (!this.#isStacked(options.layers || [])) {
       this.logButton = this.#button("log", () => {
         this.isLog = !this.isLog;
@@ -398,9 +403,11 @@ export class Chart {
   }
 
   #touch(event) {
+    this.touched = null;
     if (event.pointerType === "mouse" || !this.uplot) return;
-    const box = this.uplot.over.getBoundingClientRect();
-    this.uplot.setCursor({ left: clamp(event.clientX - box.left, 0, box.width), top: 10 });
+    const box = this.uplot.over.getBoundingClientRect(), left = clamp(event.clientX - box.left, 0, box.width);
+    this.touched = this.uplot.posToVal(left, "x");
+    this.uplot.setCursor({ left, top: 10 });
   }
 
   #key(event) {
@@ -409,6 +416,7 @@ export class Chart {
     const x = u.data[0], { min, max } = u.scales.x;
     const arrow = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10, Home: -Infinity, End: Infinity }[event.key];
     if (arrow !== undefined) {
+      this.touched = null;
       const last = x.length - 1, low = nearest(x, min), high = nearest(x, max);
       const isOn = u.cursor.left >= 0 && u.cursor.idx !== null && u.cursor.idx !== undefined;
       const index = clamp(isOn ? u.cursor.idx + arrow : high, low, Math.min(high, last));
@@ -417,16 +425,24 @@ export class Chart {
       const said = this.#values(x[index]).map(({ layer, value }) => `${layer.name} ${written(value, unit)}`);
       this.status.textContent = `${along} ${xWritten(x[index], along)}: ${said.join(", ")}`;
     } else if (event.key === "0") this.zoom(null, null);
-    else if (event.key === "+" || event.key === "-") {
-      const middle = u.cursor.left >= 0 ? u.posToVal(u.cursor.left, "x") : (min + max) / 2;
-      const half = ((max - min) / 2) * (event.key === "+" ? 0.5 : 2), [first, last] = [x[0], x[x.length - 1]];
-      const [from, to] = [Math.max(middle - half, first), Math.min(middle + half, last)];
-      if (from <= first && to >= last) this.zoom(null, null);
-      else this.zoom(from, to);
-    } else if (event.key === "Enter") this.#pick(u);
+    else if (event.key === "+") this.#zoomBy(0.5);
+    else if (event.key === "-") this.#zoomBy(2);
+    else if (event.key === "Enter") this.#pick(u);
     else if (event.key === "Escape") this.#leave();
     else return;
     event.preventDefault();
+  }
+
+  // Around the place that was touched, or is read out, or the middle.
+  #zoomBy(factor) {
+    const u = this.uplot;
+    if (!u) return;
+    const x = u.data[0], { min, max } = u.scales.x, [first, last] = [x[0], x[x.length - 1]];
+    const at = this.touched ?? (u.cursor.left >= 0 ? clamp(u.posToVal(u.cursor.left, "x"), min, max) : null), half = ((max - min) / 2) * factor;
+    const middle = at !== null && at >= min && at <= max ? at : (min + max) / 2;
+    const [from, to] = [Math.max(middle - half, first), Math.min(middle + half, last)];
+    if (from <= first && to >= last) this.zoom(null, null);
+    else this.zoom(from, to);
   }
 
   #writeLegend() {
