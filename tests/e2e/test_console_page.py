@@ -233,6 +233,12 @@ def test_a_point_of_a_curve_leads_to_its_text_in_two_clicks_and_tokens_are_colou
     expect(rows.first).to_contain_text("under the checkpoint of step", timeout=PATIENCE_MS)
     token = rows.first.locator("pre span[title^=loss]").first
     assert "rgba(216, 72, 92" in token.evaluate("one => getComputedStyle(one).backgroundColor")
+    said = rows.first.locator(".document [role=status]").first
+    token.click()
+    expect(said).to_have_text(f"{json.dumps(token.inner_text())}: {token.get_attribute('title')}")
+    page.keyboard.press("ArrowRight")
+    after = token.locator("xpath=following-sibling::span[1]")
+    expect(said).to_have_text(f"{json.dumps(after.inner_text())}: {after.get_attribute('title')}")
     check_is_usable(page)
     page.get_by_label("Step", exact=True).fill("25")
     page.keyboard.press("Enter")

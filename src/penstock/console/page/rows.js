@@ -121,8 +121,30 @@ const shadeOf = (loss) => `rgb(216 72 92 / ${(Math.min(loss / WORST, 1) * 0.55).
 function documentOf({ document, corpus, shard, offset, tokens, loss, pieces }) {
   if (document === null) return el("p", { class: "quiet" }, `${count(tokens)} tokens of padding`);
   const facts = [`document ${corpus}:${document}`, `${count(tokens)} tokens from token ${count(offset)}`, shard, loss !== null ? `loss ${written(loss)}` : ""];
-  return el("div", { class: "document" }, el("p", { class: "quiet" }, facts.filter(Boolean).join(" \u00b7 ")),
-    el("pre", { tabindex: "0", role: "region", "aria-label": `Text of document ${corpus}:${document} from token ${offset}` }, pieces.map(pieceOf)));
+  const text = el("pre", { tabindex: "0", role: "region", "aria-label": `Text of document ${corpus}:${document} from token ${offset}` }, pieces.map(pieceOf));
+  return el("div", { class: "document" }, el("p", { class: "quiet" }, facts.filter(Boolean).join(" \u00b7 ")), text, loss !== null ? readout(text, pieces) : "");
+}
+
+/** Return the line that tells the loss of one token of a text: the one that is tapped, or that the left and right arrow keys move to. */
+function readout(text, pieces) {
+  const said = el("p", { class: "readout", role: "status" }, "Tap a token, or move with the left and right arrow keys, for its loss.");
+  let at = -1;
+  const show = (i) => {
+    text.children[at]?.classList.remove("at");
+    text.children[i].classList.add("at");
+    text.children[i].scrollIntoView({ block: "nearest" });
+    at = i;
+    const [token, , loss] = pieces[i];
+    said.textContent = `${JSON.stringify(token)}: ${loss === null ? "no loss" : `loss ${written(loss)}`}`;
+  };
+  text.addEventListener("click", ({ target }) => { if (target !== text) show([...text.children].indexOf(target)); });
+  text.addEventListener("keydown", (event) => {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    show(Math.min(Math.max(at + move, 0), pieces.length - 1));
+  });
+  return said;
 }
 
 function pieceOf([text, learned, loss]) {
