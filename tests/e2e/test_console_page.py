@@ -541,6 +541,39 @@ def test_nothing_of_the_table_and_the_crumbs_is_cut_off_on_a_narrow_phone(opened
         page.goto("about:blank")
 
 
+def test_a_mixture_and_a_batch_size_are_changed_on_a_phone(folder, opened):
+    run = folder / "phone" / "run"
+    shutil.copytree(folder / "runs" / "first", run)
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["steps"] = 48  # else it has no steps left to change
+    (run / "config.json").write_text(json.dumps(config))
+    with console(folder / "phone", "--control") as address:
+        page = opened(address, "phone")
+        open_run(page, "run")
+        page.get_by_role("link", name="Mixture and control").tap()
+        slider = page.get_by_role("slider", name=re.compile("code"))
+        box = slider.bounding_box()
+        slider.tap(position={"x": box["width"] / 2, "y": box["height"] / 2})
+        share = page.get_by_label("Share of code, percent")
+        expect(share).to_have_value("50.0")
+        page.get_by_role("button", name="Apply").tap()
+        check_is_usable(page)
+        page.get_by_role("dialog").get_by_role("button", name="Yes, send it").tap()
+        expect(page.locator(".said-now").first).to_contain_text("No job runs")
+        form = page.locator("form.action", has_text="Batch size")
+        form.get_by_role("spinbutton").fill("8")
+        form.get_by_role("button").tap()
+        page.get_by_role("dialog").get_by_role("button", name="Yes, send it").tap()
+        expect(form.get_by_role("status")).to_contain_text("No job runs")
+        expect(page.get_by_role("region", name="Requests of this run").locator("tbody tr")).to_have_count(2)
+        check_is_usable(page)
+        share.fill("100")
+        share.press("Tab")
+        expect(share).to_have_value("100.0")
+        assert not share.evaluate("one => one.scrollWidth > one.clientWidth"), "its longest number is cut off"
+        page.goto("about:blank")  # or it would ask a console that has ended
+
+
 def test_a_reader_signs_in_with_a_key_and_sees_the_view_of_the_link(folder, opened, tmp_path):
     (tmp_path / "keys").write_text("anna a-key-of-some-length\n")
     with console(folder / "runs", "--key-file", tmp_path / "keys") as address:
