@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from penstock.core import env
 from penstock.core.errors import UsageError
@@ -38,6 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("runs", nargs="*", metavar="RUNS", help="runs, folders of runs, or their addresses; default: runs/")
     add("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
+    add("--name", default="", metavar="HOST",
+        help="host name of a proxy with TLS in front, which passes the Host header on")  # fmt: skip
     add("--port", type=int, default=8400, metavar="N", help="0: a free one; default: %(default)s")
     add(
         "--price", type=float, default=0.0, metavar="P", help="of a device for an hour; default: the recipe's"
@@ -61,10 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             "--price must be 0 or more", got=arguments.price, fix="Give the price of a device-hour."
         )
-    if arguments.key_file is None and arguments.host not in LOOPBACK:
+    if arguments.name and not _is_host_name(arguments.name):
         raise UsageError(
-            f"--host {arguments.host} opens the console to other machines, and there is no key",
-            fix="Give --key-file FILE; or leave --host out and use `ssh -L`.",
+            "--name is a host name, without scheme and port",
+            got=arguments.name,
+            fix="Give the name of the proxy, such as runs.example.com.",
+        )
+    if arguments.key_file is None and (arguments.name or arguments.host not in LOOPBACK):
+        option = f"--name {arguments.name}" if arguments.name else f"--host {arguments.host}"
+        raise UsageError(
+            f"{option} opens the console to other machines, and there is no key",
+            fix="Give --key-file FILE; or leave the option out and use `ssh -L`.",
         )
     folders = arguments.runs or ["runs"]
     for folder in folders:
@@ -76,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     from penstock.serve.auth import read_keys
 
     keys = None if arguments.key_file is None else read_keys(arguments.key_file)
-    rules = ConsoleAccess(host=arguments.host, keys=keys, control=arguments.control)
+    rules = ConsoleAccess(
+        host=arguments.host, proxy_name=arguments.name, keys=keys, control=arguments.control
+    )
     servers = _servers(arguments.server, arguments.server_key_file)
     console = ConsoleState(folders, rules, servers=servers, price=arguments.price)
     console.folders.runs()  # an address that cannot be read is told here, not in a browser
@@ -91,6 +103,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     console.close()
     return 0
+
+
+def _is_host_name(text: str) -> bool:
+    try:
+        return urlsplit(f"//{text}").hostname == text.lower()
+    except ValueError:
+        return False
 
 
 def _servers(given: Sequence[str], key_file: Path | None) -> "list[Server]":

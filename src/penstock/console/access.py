@@ -4,8 +4,8 @@ The console reads recipes and samples, and may send requests to jobs, so a web p
 reach neither. A browser shows where a request comes from in two headers that pages cannot set:
 
 - `Host`: a page whose name resolves to this machine later (DNS rebinding) still sends its own name. Only
-  names of this machine are served; addresses too where the console listens on all of them, since a page
-  cannot be rebound to a number.
+  names of this machine, and of a proxy in front, are served; addresses too where the console listens on all
+  of them, since a page cannot be rebound to a number.
 - `Origin`: every POST must carry the console's own, and JSON, which no form can send.
 
 With a key file, each browser shows a key once, and gets a random cookie, HttpOnly and SameSite=Strict. The
@@ -64,6 +64,8 @@ class ConsoleAccess:
 
     host: str = "127.0.0.1"
     """Address that the console listens at, as the user named it."""
+    proxy_name: str = ""
+    """Host name of a proxy in front, which passes the Host header on; empty: there is none."""
     keys: Keys | None = None
     """Keys of clients; None: everyone who reaches the console."""
     control: bool = False
@@ -78,7 +80,7 @@ class ConsoleAccess:
         An open model takes memory and cores of the machine, and changes nothing. Whoever reaches a console on
         loopback is on the machine already; others need --control.
         """
-        if self.control or self.host in LOOPBACK:
+        if self.control or (self.host in LOOPBACK and not self.proxy_name):
             return ""
         return "This console opens no models for other machines. Start it with --control to allow it."
 
@@ -92,7 +94,7 @@ class ConsoleAccess:
         name = _host_name(header)
         if name is None:
             return False
-        if name in LOOPBACK or name == self.host.lower():
+        if name in LOOPBACK or name in (self.host.lower(), self.proxy_name.lower()):
             return True
         return self.host in _EVERYWHERE and (name in self.names or _is_number(name))
 
@@ -125,7 +127,7 @@ class AccessMiddleware:
             if body is None:
                 answer = refusal(413, f"A body has at most {_MOST_BYTES:,} bytes.")
             elif self._is_sign_in(scope):
-                answer = self._signed_in(body, host=Headers(scope=scope).get("host", ""))
+                answer = self._signed_in(body, Headers(scope=scope))
             else:
                 incoming = _replayed(body, receive)
         await (answer or self._app)(scope, incoming, send_secured)
@@ -167,7 +169,7 @@ class AccessMiddleware:
             return self._sessions[cookie.value]
         return self._rules.keys.client_of(headers.get("authorization"))
 
-    def _signed_in(self, body: bytes, *, host: str) -> Response:
+    def _signed_in(self, body: bytes, headers: Headers) -> Response:
         assert self._rules.keys is not None
         given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
         client = self._rules.keys.client_of(f"Bearer {given}")
@@ -178,7 +180,14 @@ class AccessMiddleware:
             self._sessions.pop(next(iter(self._sessions)))
         self._sessions[token] = client
         answer = RedirectResponse("./", 303)
-        answer.set_cookie(cookie_name(host), token, httponly=True, samesite="strict", path="/")
+        answer.set_cookie(
+            cookie_name(headers.get("host", "")),
+            token,
+            httponly=True,
+            samesite="strict",
+            path="/",
+            secure=headers.get("origin", "").startswith("https:"),  # through a proxy with TLS
+        )
         return answer
 
 

@@ -130,6 +130,22 @@ def test_a_key_opens_every_route_and_nothing_else_does(run):
         assert asked.get("/api/runs", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
 
 
+def test_a_proxy_with_tls_in_front_is_an_own_host_and_origin(run):
+    proxied = {"host": "runs.example", "origin": "https://runs.example"}
+    with client(run, keys=single_key(KEY), proxy_name="runs.example") as asked:
+        assert asked.get("/", headers={"host": "evil.example"}).status_code == 403
+        foreign = {**proxied, "origin": "https://evil.example"}
+        assert asked.post("/", data={"key": KEY}, headers=foreign).status_code == 403
+        opened = asked.post("/", data={"key": KEY}, headers=proxied)
+        assert opened.status_code == 303
+        assert "Secure" in opened.headers["set-cookie"]
+        cookie = {"cookie": opened.headers["set-cookie"].partition(";")[0]}
+        (row,) = asked.get("/api/runs", headers={**proxied, **cookie}).json()["runs"]
+        told = asked.get(f"/api/runs/{row['id']}/checkpoints", headers={**proxied, **cookie}).json()
+        assert "opens no models for other machines" in told["why_not"], "who reaches it is not on the machine"
+        assert "Secure" not in asked.post("/", data={"key": KEY}, headers=OWN).headers["set-cookie"]
+
+
 def test_two_consoles_of_one_host_leave_each_others_readers_signed_in(run):
     held = {}  # by a browser, of a host, whatever the port
     with client(run, keys=single_key(KEY)) as one, client(run, keys=single_key(KEY)) as other:
