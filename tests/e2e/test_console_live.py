@@ -120,6 +120,7 @@ def test_a_row_that_changes_before_the_stream_begins_is_drawn(context, address, 
     page.goto(address)
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="late-table", exact=True))
     expect(row.locator(".step")).to_have_text("3")
+    wait_until(lambda: page.evaluate("true") and held, "the stream is asked for")
     write(runs / "late-table", *steps(4, 5))
     held[0].continue_()
     expect(row.locator(".step")).to_have_text("5")
