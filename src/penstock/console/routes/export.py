@@ -7,7 +7,7 @@ their scripts would be refused.
 import io
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, Literal
 from urllib.parse import quote
@@ -15,6 +15,7 @@ from urllib.parse import quote
 import pyarrow as pa
 from fastapi import APIRouter, Request
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock.console.runs.discover import FoundRun
 from penstock.console.runs.export import exported, written
@@ -185,4 +186,22 @@ def _attached(pieces: Iterator[bytes], name: str, form: FileFormat) -> Response:
     """Return a file for the reader's disk."""
     file = quote(f"{name.replace('/', '-')}.{form}", safe="")
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{file}"}
-    return StreamingResponse(pieces, media_type=_MEDIA[form], headers=headers)
+    return _Pieces(pieces, media_type=_MEDIA[form], headers=headers)
+
+
+class _Pieces(StreamingResponse):
+    """Stream that closes its generator however it ends.
+
+    The response of a broken-off download stays referenced for a while, and its generator holds columns.
+    """
+
+    def __init__(self, pieces: Iterator[bytes], *, media_type: str, headers: Mapping[str, str]) -> None:
+        super().__init__(pieces, media_type=media_type, headers=headers)
+        self._pieces = pieces
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            if isinstance(self._pieces, Generator):
+                self._pieces.close()

@@ -1,5 +1,6 @@
 """Views as files: attachments under the name of the run, tables as they are filtered, refusals in words."""
 
+import asyncio
 import csv
 import io
 import json
@@ -12,6 +13,7 @@ from starlette.testclient import TestClient
 from penstock.console import state as console_state
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
+from penstock.console.routes.export import _attached
 from penstock.console.runs.turns import RunBusy
 from penstock.console.state import ConsoleState
 from tests.unit.obs.html_elements import Elements, layers_of
@@ -36,6 +38,35 @@ def asked(tmp_path, monkeypatch):
         client.state = state
         yield client
     state.close()
+
+
+def test_a_download_that_is_broken_off_closes_what_makes_its_pieces():
+    ended = []
+
+    def pieces():
+        try:
+            while True:
+                yield b"1,2\n"
+        finally:
+            ended.append(True)
+
+    async def broken_off(response):
+        begun = asyncio.Event()
+
+        async def receive():
+            await begun.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            if message.get("body"):
+                begun.set()
+                await asyncio.Event().wait()  # the reader takes no more
+
+        await response({"type": "http"}, receive, send)
+
+    made = pieces()  # referenced here, so nothing but the response closes it
+    asyncio.run(broken_off(_attached(made, "first", "csv")))
+    assert ended == [True]
 
 
 def test_a_run_that_another_request_holds_for_too_long_is_answered_with_503(asked):
