@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from playwright.sync_api import expect
 
+from penstock.train.control.requests import ControlReply, ControlRequest, answer, read_request, submit
 from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
 from tests.e2e.conftest import console, penstock
 from tests.launched import records_of, wait_until
@@ -393,6 +394,51 @@ def test_without_control_the_console_only_reads(address, opened):
     expect(page.get_by_text("Start it with --control")).to_be_visible()
 
 
+@pytest.fixture(scope="module")
+def ended(folder):
+    """A run whose job has ended, after a request took the share of a corpus away."""
+    run = folder / "ended" / "run"
+    shutil.copytree(folder / "runs" / "first", run)
+    config = json.loads((run / "config.json").read_text())
+    config["run"]["steps"] = 100
+    (run / "config.json").write_text(json.dumps(config))
+    number = submit(run, ControlRequest(weights={"code": 0.0}))
+    weights = {"web": 1.0, "code": 0.0}
+    answer(run, ControlReply(number=number, taken_up=True, said="", step=24, holds_from=24, weights=weights))
+    return run
+
+
+@pytest.fixture
+def control_page(ended, browser):
+    """The page of that run that sends requests."""
+    with console(ended.parent, "--control") as address:
+        page = browser.new_page(**DEVICES["desktop"])
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(address)
+        open_run(page, "run")
+        page.get_by_role("link", name="Mixture and control").click()
+        yield page
+        page.close()
+
+
+def test_a_corpus_without_a_share_keeps_its_passes_to_the_end(control_page):
+    of_code = control_page.locator(".corpus", has_text="code").locator("dd")
+    expect(of_code.nth(0)).to_have_text(re.compile("[1-9]"))
+    expect(of_code.nth(1)).to_have_text(f"{of_code.nth(0).inner_text()} passes")
+
+
+def test_a_corpus_without_a_share_gets_its_share_again(control_page, ended):
+    page = control_page
+    page.get_by_role("button", name="Set the sliders as before it").click()
+    expect(page.get_by_label("Share of code, percent")).to_have_value("30.0")
+    expect(page.get_by_text("--set web=0.7 --set code=0.3")).to_be_visible()
+    page.get_by_role("button", name="Apply").click()
+    page.get_by_role("dialog").get_by_role("button", name="Yes").click()
+    expect(page.get_by_text(re.compile("Request .* is sent. No job runs"))).to_be_visible()
+    newest = max(int(path.stem[-6:]) for path in (ended / "control").glob("request-*.json"))
+    assert read_request(ended, newest).weights == {"web": pytest.approx(0.7), "code": pytest.approx(0.3)}
+
+
 def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(folder, opened):
     run = folder / "live" / "run"
     words = ("--set", f"run.dir={run}", "--set", "samples.every=0", "--set", "checkpoint.every=20")
@@ -412,27 +458,31 @@ def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(fold
             expect(step).not_to_have_text(before)  # nobody reloads the page
             page.get_by_role("link", name="Mixture and control").click()
             share = page.get_by_label("Share of code, percent")
-            share.fill("80")
+            share.fill("0")
             share.press("Tab")
             page.get_by_label("Reason").fill("more code")
             page.get_by_role("button", name="Apply").click()
             page.get_by_role("dialog").get_by_role("button", name="Yes, send it").click()
             expect(page.get_by_text(re.compile("All ranks agreed: it holds from step"))).to_be_visible()
-            expect(share).to_have_value("80.0")
+            expect(share).to_have_value("0.0")
+            weight = {"web": 1, "code": 0}
+            wait_until(lambda: records_of(run)[-1]["corpus_weights"] == weight, "the metrics show the shares")
             page.get_by_role("button", name="Set the sliders as they were").click()
             expect(share).to_have_value("30.0")
             expect(page.get_by_role("button", name="Apply")).to_be_focused()
+            page.keyboard.press("Enter")
+            page.get_by_role("dialog").get_by_role("button", name="Yes, send it").click()
+            weight = {"web": pytest.approx(0.7), "code": pytest.approx(0.3)}
+            wait_until(lambda: records_of(run)[-1]["corpus_weights"] == weight, "they are as they were")
             page.reload()
-            expect(share).to_have_value("80.0")
-            page.get_by_role("button", name="Set the sliders as before it").click()
             expect(share).to_have_value("30.0")
+            page.get_by_role("button", name="Set the sliders as before it").first.click()
+            expect(share).to_have_value("0.0")
             tokens = page.locator(".corpus", has_text="code").locator("dd").nth(2)
             before = tokens.inner_text()
             expect(tokens).not_to_have_text(before)
-            expect(share).to_have_value("30.0")
+            expect(share).to_have_value("0.0")
             expect(page.get_by_role("region", name="Requests of this run")).to_contain_text("more code")
-            weight = {"web": pytest.approx(0.2), "code": pytest.approx(0.8)}
-            wait_until(lambda: records_of(run)[-1]["corpus_weights"] == weight, "the metrics show the shares")
             page.get_by_role("link", name="Curves").click()
             expect(page.get_by_role("region", name="Events")).to_contain_text("more code")
             page.get_by_role("link", name="Ranks", exact=True).click()

@@ -23,6 +23,12 @@ export function mixed(now, set) {
   return Object.fromEntries(names.map((name) => [name, name in set ? set[name] : before > 0 ? (left * now[name]) / before : left / rest.length]));
 }
 
+/** Return the shares to ask for: those that are set; all, if the others have none now, in whose proportions the rest is shared. */
+function requested(now, set) {
+  const isShared = Object.keys(now).some((name) => !(name in set) && now[name] > 0);
+  return isShared ? set : mixed(now, set);
+}
+
 export class MixtureView {
   constructor(body, page) {
     Object.assign(this, { body, page, set: {} });
@@ -163,7 +169,7 @@ export class MixtureView {
     this.#writeEnds(this.mixture.corpora);
     this.apply.disabled = !isChanged || !this.#isAllowed;
     this.undo.disabled = !isChanged;
-    const words = Object.entries(set).map(([name, share]) => `--set ${quoted(`${name}=${Number(share.toFixed(4))}`)}`);
+    const words = Object.entries(requested(this.now, set)).map(([name, share]) => `--set ${quoted(`${name}=${Number(share.toFixed(12))}`)}`);
     this.command.textContent = `penstock data mix ${quoted(this.page.row.path || this.page.run.name)} ${words.join(" ") || "--set CORPUS=SHARE"}`;
     if (isChanged) this.preview();
   }
@@ -173,7 +179,7 @@ export class MixtureView {
     for (const corpus of corpora) {
       const own = this.mixture.corpora.find((one) => one.name === corpus.name), cell = this.cells.get(corpus.name);
       const more = (own.epochs_by_end ?? 0) - (own.epochs ?? 0), now = this.now[corpus.name];
-      const guess = now > 0 ? own.epochs + (more * this.weights[corpus.name]) / now : null;
+      const share = this.weights[corpus.name], guess = now > 0 ? own.epochs + (more * share) / now : share > 0 ? null : own.epochs_by_end;
       const end = isExact ? corpus.epochs_by_end : own.epochs_by_end === null || own.epochs_by_end === undefined ? null : guess;
       cell.end.textContent = end === null ? "\u2013" : `${passes(end)} passes`;
       cell.end.className = end > 4 ? "much" : "";
@@ -188,7 +194,7 @@ export class MixtureView {
 
   #confirm() {
     const lines = Object.keys(this.now).filter((name) => Math.abs(this.weights[name] - this.now[name]) > 5e-4).map((name) => `${name}: ${percent(this.now[name])} \u2192 ${percent(this.weights[name])}`);
-    this.#send("Change the mixture?", lines, { kind: "mixture", weights: this.set, reason: this.reason.value.trim() }, this.said);
+    this.#send("Change the mixture?", lines, { kind: "mixture", weights: requested(this.now, this.set), reason: this.reason.value.trim() }, this.said);
   }
 
   /** Ask once, send, and follow the request until the job has answered; where it was pressed, say how it goes. */
