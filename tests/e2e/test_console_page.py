@@ -433,10 +433,35 @@ def test_a_corpus_without_a_share_gets_its_share_again(control_page, ended):
     expect(page.get_by_label("Share of code, percent")).to_have_value("30.0")
     expect(page.get_by_text("--set web=0.7 --set code=0.3")).to_be_visible()
     page.get_by_role("button", name="Apply").click()
-    page.get_by_role("dialog").get_by_role("button", name="Yes").click()
+    page.get_by_role("dialog", name="run: Change the mixture?").get_by_role("button", name="Yes").click()
     expect(page.get_by_text(re.compile("Request .* is sent. No job runs"))).to_be_visible()
     newest = max(int(path.stem[-6:]) for path in (ended / "control").glob("request-*.json"))
     assert read_request(ended, newest).weights == {"web": pytest.approx(0.7), "code": pytest.approx(0.3)}
+
+
+def test_a_question_ends_with_the_view_that_asked_it(control_page):
+    page, sent = control_page, []
+    page.on("request", lambda request: sent.append(request.url) if request.method == "POST" else None)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.get_by_role("dialog")).to_have_accessible_name("run: Stop after saving?")
+    page.go_back()
+    expect(page.locator("#loss canvas")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    assert sent == []
+
+
+def test_a_request_without_a_reply_is_told_to_have_been_sent_perhaps(control_page):
+    page, form = control_page, control_page.locator("form.action", has_text="Batch size")
+
+    def lose_the_reply(route):
+        route.fetch()
+        route.abort()
+
+    form.get_by_role("spinbutton").fill("6")
+    form.get_by_role("button").click()
+    page.route("**/requests", lose_the_reply)
+    page.get_by_role("dialog").get_by_role("button", name="Yes").click()
+    expect(form.get_by_role("status")).to_contain_text("The request may have been sent")
 
 
 def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(folder, opened):

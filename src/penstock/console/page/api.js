@@ -2,7 +2,9 @@
 
 import { el } from "./dom.js";
 
-const PATIENCE_MS = 60_000, MODEL_PATIENCE_MS = 900_000, RETRY_MS = 3000;
+/** Before a request to a job is sent, the run's data may be opened; what gave up waiting would be sent again. */
+const PATIENCE_MS = 60_000, REQUEST_PATIENCE_MS = 900_000, MODEL_PATIENCE_MS = 900_000;
+const RETRY_MS = 3000;
 
 export class Refused extends Error {
   constructor(message, status) {
@@ -59,7 +61,7 @@ export const curves = (id, metrics, x, { from = null, to = null, points = 1000 }
   asked(of(id, "/curves" + query({ metrics: metrics.join(","), x, from, to, points })));
 export const compare = (id, other) => asked(of(id, "/compare" + query({ with: other })));
 export const requests = (id) => asked(of(id, "/requests"));
-export const request = (id, value) => sent(of(id, "/requests"), value);
+export const request = (id, value) => sent(of(id, "/requests"), value, { signal: AbortSignal.timeout(REQUEST_PATIENCE_MS) });
 export const mixture = (id) => asked(of(id, "/mixture"));
 export const preview = (id, weights) => sent(of(id, "/mixture"), { weights });
 export const ranks = (id, metric, { points = null, from = null } = {}) => asked(of(id, "/ranks" + query({ metric, points, from })));

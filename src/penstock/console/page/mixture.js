@@ -199,13 +199,13 @@ export class MixtureView {
 
   /** Ask once, send, and follow the request until the job has answered; where it was pressed, say how it goes. */
   async #send(question, lines, request, place) {
-    if (!(await confirmed(question, lines))) return;
+    if (!(await this.#isConfirmed(question, lines))) return;
     try {
       const { number, said, running } = await api.request(this.page.id, request);
       place.replaceChildren(said || sentAs(number, request.kind, running));
       if (!said) this.#wait(number, place);
     } catch (error) {
-      place.replaceChildren(error.message);
+      place.replaceChildren(error.message, error.status ? "" : " The request may have been sent: look at the requests of this run before you send it again.");
     }
   }
 
@@ -276,8 +276,25 @@ export class MixtureView {
     this.list.replaceChildren(el("h2", {}, "Requests of this run"), rows.length ? table("Requests of this run", ["number", "what", "asked by", "answer", "reason"], rows, { className: "wordy" }) : el("p", { class: "quiet" }, "None yet."));
   }
 
+  /** Ask in a dialog, which ends with the view; true if the reader agrees. */
+  #isConfirmed(question, lines) {
+    return new Promise((resolve) => {
+      this.dialog = el("dialog", { "aria-labelledby": "asked" },
+        el("form", { method: "dialog" }, el("h2", { id: "asked" }, `${this.page.run.name}: ${question}`), el("ul", {}, lines.map((line) => el("li", {}, line))),
+          el("p", { class: "quiet" }, "It stands in the run\u2019s record."),
+          el("div", { class: "toolbar end" }, el("button", { class: "button", value: "" }, "Cancel"), el("button", { class: "button primary", value: "yes" }, "Yes, send it"))));
+      this.dialog.addEventListener("close", (event) => {
+        event.target.remove();
+        resolve(event.target.returnValue === "yes");
+      });
+      document.body.append(this.dialog);
+      this.dialog.showModal();
+    });
+  }
+
   close() {
     this.isClosed = true;
+    this.dialog?.close();
   }
 }
 
@@ -285,20 +302,4 @@ function sentAs(number, kind, isRunning) {
   const then = isRunning ? "The ranks agree on a step\u2026"
     : ONLY_OF_A_JOB.has(kind) ? "The job has ended: the next one refuses it." : "No job runs: it is taken up when the run is started again.";
   return `Request ${number} is sent. ${then}`;
-}
-
-/** Ask in a dialog; true if the reader agrees. */
-function confirmed(question, lines) {
-  return new Promise((resolve) => {
-    const dialog = el("dialog", { "aria-labelledby": "asked" },
-      el("form", { method: "dialog" }, el("h2", { id: "asked" }, question), el("ul", {}, lines.map((line) => el("li", {}, line))),
-        el("p", { class: "quiet" }, "It stands in the run\u2019s record."),
-        el("div", { class: "toolbar end" }, el("button", { class: "button", value: "" }, "Cancel"), el("button", { class: "button primary", value: "yes" }, "Yes, send it"))));
-    dialog.addEventListener("close", () => {
-      dialog.remove();
-      resolve(dialog.returnValue === "yes");
-    });
-    document.body.append(dialog);
-    dialog.showModal();
-  });
 }
