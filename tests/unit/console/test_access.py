@@ -206,6 +206,7 @@ def test_a_request_of_the_console_is_the_file_of_the_command(run, monkeypatch):
 
     monkeypatch.setattr(control, "opened_run", lambda _: Opened)
     monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    monkeypatch.setattr(control, "recipe_of", lambda _: None)
     with client(run, control=True, keys=single_key(KEY)) as asked:
         headers = {**OWN, "authorization": f"Bearer {KEY}"}
         address = "/api/runs/{}/requests".format(
@@ -245,10 +246,7 @@ def test_a_list_of_requests_tells_whether_a_job_is_there_to_reply(run):
 def test_every_kind_of_request_reaches_a_job_that_runs(run, monkeypatch, asked_for, sent):
     from penstock.console.routes import control
 
-    monkeypatch.setattr(
-        control, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
-    )
-    monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    monkeypatch.setattr(control, "recipe_of", lambda _: None)
     with client(run, control=True) as asked, exclusive(run, purpose="test"):
         found = asked.post(f"/api/runs/{id_of(asked)}/requests", json=asked_for, headers=OWN)
     assert (found.status_code, found.json()) == (200, {"number": 1, "running": True})
@@ -271,10 +269,7 @@ def test_the_last_step_that_the_console_skips_is_the_one_asked_for(run, monkeypa
 def test_a_run_between_two_starts_is_marked_and_the_page_told_so(run, monkeypatch):
     from penstock.console.routes import control
 
-    monkeypatch.setattr(
-        control, "opened_run", lambda _: type("R", (), {"loader": type("L", (), {"corpora": {}})})
-    )
-    monkeypatch.setattr(control, "check_possible", lambda *_: None)
+    monkeypatch.setattr(control, "recipe_of", lambda _: None)
     folder = JobFolder(run)
     with client(run, control=True) as asked:
         address = f"/api/runs/{id_of(asked)}/requests"

@@ -33,7 +33,7 @@ from penstock.train.control.requests import (
     request_file,
     submit,
 )
-from penstock.train.inspect.open_run import OpenRun
+from penstock.train.inspect.open_run import OpenRun, recipe_of
 
 router = APIRouter(prefix="/api")
 
@@ -73,15 +73,16 @@ def ask(request: Request, run_id: str, asked: Asked) -> Reply | Response:
         return refusal(403, "This console only reads. Start it with --control to send requests.")
     folder, client = run_of(request, run_id).folder, request.scope["client_name"]
     wanted = replace(_request_of(asked), asked_by=f"console: {client}" if client else "console")
-    opened = opened_run(folder)
-    for name in wanted.weights or {}:
-        if name not in opened.loader.corpora:
-            fix = nearest(name, list(opened.loader.corpora))
-            raise UsageError("The run has no such corpus", got=name, fix=fix)
-    check_possible(opened.loader, wanted)
+    if wanted.stop and not job_is_running(folder):
+        said = stop_between_starts(JobFolder(folder))
+        if said and not job_is_running(folder):  # else it trains by now, and may have missed the mark
+            return {"said": said}
+    if wanted.weights is not None or wanted.skip_steps is not None:
+        _check(opened_run(folder), wanted)
+    else:
+        recipe_of(folder)  # raises for an invalid folder; the corpora may be out of sight
     if (wanted.needs_job or wanted.islands is not None) and not job_is_running(folder):
-        said = stop_between_starts(JobFolder(folder)) if wanted.stop else ""
-        return {"said": said} if said else refusal(409, "No job runs on it.")
+        return refusal(409, "No job runs on it.")
     return {"number": submit(folder, wanted), "running": job_is_running(folder)}
 
 
@@ -107,6 +108,14 @@ def mixture(request: Request, run_id: str) -> Reply:
 def preview(request: Request, run_id: str, wanted: Weights) -> Reply:
     """Return what another mixture would mean, from the present step on; nothing is sent to the job."""
     return _mixture(request, run_id, ControlRequest(weights=wanted.weights).weights)
+
+
+def _check(opened: OpenRun, wanted: ControlRequest) -> None:
+    for name in wanted.weights or {}:
+        if name not in opened.loader.corpora:
+            fix = nearest(name, list(opened.loader.corpora))
+            raise UsageError("The run has no such corpus", got=name, fix=fix)
+    check_possible(opened.loader, wanted)
 
 
 def _request_of(asked: Asked) -> ControlRequest:
