@@ -111,6 +111,7 @@ def build_app(console: ConsoleState) -> ASGIApp:
     app.state.console = console
     app.add_exception_handler(PenstockError, _refused)
     app.add_exception_handler(RequestValidationError, _unreadable)
+    app.add_exception_handler(OSError, _failed)
     for router in (*ROUTERS, pages):
         app.include_router(router)
     return AccessMiddleware(app, console.rules)
@@ -126,6 +127,11 @@ def _unreadable(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     return refusal(422, f"{'.'.join(map(str, first['loc']))}: {first['msg']}.")
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    """Name the file that cannot be read or written: another user's, or one in the place of a folder."""
+    return refusal(500, f"A file cannot be read or written: {error}.")
 
 
 def serve(

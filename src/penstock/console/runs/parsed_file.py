@@ -13,12 +13,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Protocol, TypeVar
 
-from penstock.console.runs.cache_folder import CacheFolder
+from penstock.console.runs.cache_folder import CacheFolder, unwritable
 from penstock.console.runs.run_files import FileStamp, RunFiles
 from penstock.console.runs.tail import PIECE_BYTES, FilePosition, Piece, is_continued, pieces
 from penstock.console.runs.turns import RunBusy, Turns
 from penstock.core import clock
-from penstock.core.errors import PenstockError
 
 _SAVE_AFTER_S = 5.0
 _STATE_FILE = "state.json"
@@ -143,11 +142,7 @@ class ParsedFile(ABC, Generic[State]):
         try:
             self._parse(piece)
         except OSError as error:
-            raise PenstockError(
-                "The console cannot write what it has parsed of a run",
-                got=str(error),
-                fix="Make room on that disk, or set PENSTOCK_CACHE to a folder on another one.",
-            ) from None
+            raise unwritable(error) from None
 
     def _restart(self) -> None:
         """Forget everything."""

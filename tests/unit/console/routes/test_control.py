@@ -1,4 +1,4 @@
-"""Requests to jobs: sent or refused as on the command line."""
+"""Requests to jobs: sent or refused as on the command line, also where files cannot be written."""
 
 import fcntl
 import json
@@ -76,3 +76,18 @@ def test_a_stop_is_sent_to_a_job_that_starts_while_its_run_is_marked(client, run
         held = iter((False, True, True, True))
         monkeypatch.setattr(control, "job_is_running", lambda _: next(held))
         assert ask(client, kind="stop").json()["running"]
+
+
+def test_a_folder_that_cannot_be_written_is_a_sentence(client, run):
+    (run / "control").write_text("a file")
+    refused = ask(client, kind="batch", batch=8)
+    assert refused.status_code == 500
+    assert refused.json()["error"].startswith("A file cannot be read or written: ")
+    assert str(run / "control") in refused.json()["error"]
+
+
+def test_a_cache_folder_that_cannot_be_made_is_a_sentence(client, run, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(run / "metrics.jsonl"))
+    for path in (str(client.base_url).rstrip("/"), "curves?metrics=loss", "ranks"):
+        refused = client.get(path)
+        assert (refused.status_code, "set PENSTOCK_CACHE" in refused.json()["error"]) == (400, True), path
