@@ -151,7 +151,10 @@ class Summaries:
         if age <= max(_FRESH_S, _FRESH_STEPS * (known.pace_s or 0.0)) and self._is_held(folder, known):
             return "training", None
         if self._is_held(folder, known):
-            return "stalled", _hang(files, known) or f"no record for {age:,.0f} s, and a job holds the run"
+            hang = _hang(files, known)
+            if row["updated"] is None and hang is None:  # it starts
+                return "training", None
+            return "stalled", hang or f"no record for {age:,.0f} s, and a job holds the run"
         if not step:
             return "stopped", None
         if _is_saved(folder, known.recipe, step):

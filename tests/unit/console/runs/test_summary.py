@@ -65,6 +65,20 @@ def test_the_end_of_a_run_is_told_from_its_folder(tmp_path):
         assert row_of(hung)["state"] == "stalled"
 
 
+def test_a_run_whose_job_has_recorded_nothing_yet_starts_unless_it_hung(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "starts").mkdir(parents=True)
+    with (folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        started = row_of(folder)
+        (folder / "hangs").mkdir()
+        write_json(folder / "hangs" / "rank-00000.json", {})
+        hung = row_of(folder)
+    assert (started["state"], started["error"]) == ("training", None)
+    assert (hung["state"], hung["error"]) == ("stalled", "it hung: see hangs/")
+    assert row_of(folder)["state"] == "stopped"
+
+
 @pytest.mark.parametrize(("hung_s_after", "is_hung"), [(60, True), (-60, False)])
 def test_a_run_is_told_to_have_hung_only_if_it_recorded_nothing_since(tmp_path, hung_s_after, is_hung):
     folder = make(tmp_path / "run")
