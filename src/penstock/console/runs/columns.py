@@ -44,8 +44,9 @@ ELAPSED = "elapsed_s"
 """Column of all steps' time, waits for checkpoints included, in seconds since the run's start. Clocks that
 jump do not change it."""
 
-_VERSION = 3
+_VERSION = 4
 _MOST_EVENTS = 10_000
+"""Newest events."""
 _MOST_SAMPLES = 256
 _MOST_SLOW = 1000
 """Newest comparisons with a slow rank."""
@@ -92,6 +93,8 @@ class _State:
     tables: dict[str, _Table] = field(default_factory=lambda: {name: _Table() for name in TABLES})
     num_files: int = 0
     events: list[RunEvent] = field(default_factory=list)
+    num_events: int = 0
+    """Those included that are no longer kept."""
     starts: list[Record] = field(default_factory=list)
     samples: list[tuple[int, int, int]] = field(default_factory=list)
     """Step, offset and length of the records of sample answers."""
@@ -162,7 +165,7 @@ class RunColumns(ParsedFile[_State]):
         """
         with self._turns.turn():
             state, (steps, validations, tasks) = self._state, map(self.num_rows, TABLES)
-            return Cursor(state.generation, steps, validations, tasks, len(state.events), len(state.samples))
+            return Cursor(state.generation, steps, validations, tasks, state.num_events, len(state.samples))
 
     @property
     def num_damaged(self) -> int:
@@ -171,7 +174,7 @@ class RunColumns(ParsedFile[_State]):
 
     @property
     def events(self) -> list[RunEvent]:
-        """Events in order, without spikes."""
+        """Newest events in order, without spikes."""
         return [*self._state.events]
 
     @property
@@ -293,8 +296,10 @@ class RunColumns(ParsedFile[_State]):
             if step < state.last_step:
                 self._go_back(step)
             state.starts.append(record)
-        if found is not None and len(state.events) < _MOST_EVENTS:
+        if found is not None:
             state.events.append(found)
+            del state.events[:-_MOST_EVENTS]
+            state.num_events += 1
 
     def _add_slow_rank(self, record: Record, step: int) -> None:
         rank = record.get("slowest_rank")

@@ -14,6 +14,7 @@ from threading import Event
 import numpy as np
 import pytest
 
+from penstock.console.runs import columns as run_columns
 from penstock.console.runs.columns import RunColumns
 from penstock.console.runs.events import first_compared, spikes
 from penstock.console.runs.run_files import LocalFiles
@@ -278,6 +279,19 @@ def test_a_step_that_took_longer_than_any_number_is_one_of_no_time(run):
     write(run, {"step": 1, "loss": 3.0, "step_s": 10**400}, {"step": 2, "loss": 2.0, "step_s": 1})
     columns = opened(run)
     assert columns.column("elapsed_s").tolist() == [0, 1]
+    columns.close()
+
+
+def test_of_very_many_events_the_newest_are_kept_and_a_reader_is_told_of_each(run, monkeypatch):
+    monkeypatch.setattr(run_columns, "_MOST_EVENTS", 3)
+    write(run, *({"event": "skipped", "step": n, "why": "loss is NaN"} for n in range(1, 6)))
+    columns = opened(run)
+    before = columns.cursor
+    assert [event["step"] for event in columns.events] == [3, 4, 5]
+    write(run, {"event": "skipped", "step": 6, "why": "loss is NaN"})
+    columns.update()
+    assert [event["step"] for event in columns.events] == [4, 5, 6]
+    assert columns.cursor.events == before.events + 1
     columns.close()
 
 
