@@ -15,7 +15,7 @@ const COLUMNS = [
   ["state", "state", null, "training, stalled (no record for long), stopped, finished, failed"],
   ["step", "step", null, "optimizer steps taken, of those the recipe asks for"],
   ["loss", "loss", (row) => written(row.loss), "training loss of the last step"],
-  ["tokens_per_s", "tokens/s", (row) => written(row.tokens_per_s), "median of the last steps, all ranks"],
+  ["tokens_per_s", "tokens/s", (row) => written(row.tokens_per_s), "of the last step, all ranks"],
   ["mfu", "MFU", (row) => written(row.mfu, "share"), "model FLOPs utilisation"],
   ["data_wait", "data wait", (row) => written(row.data_wait, "share"), "share of a step spent waiting for its batch"],
   ["exposed", "exposed", (row) => written(row.exposed, "share"), "share of a step blocked on communication"],
