@@ -32,10 +32,10 @@ def address(tmp_path_factory):
     for name in ("yod-a-10", "yod-a-9", "yod-B-2", "yod-a_1", "yod-\u00e9", "z/yod-a-09b", "z/yod-0"):
         (runs / name).mkdir(parents=True)
         (runs / name / "metrics.jsonl").write_text(json.dumps({"step": len(name), "loss": 3.0}) + "\n")
-    values = b64encode(np.array([1, 2, 3], dtype="<f4").tobytes()).decode()
+    usual, slow = (b64encode(np.array([first, 2, 3], dtype="<f4").tobytes()).decode() for first in (1, 4))
     with (runs / "run-000" / "ranks.jsonl").open("w") as file:
         for step in range(1, NUM_RECORDS + 1):
-            file.write(json.dumps({"step": step, "steps": 1, "own_s": values}) + "\n")
+            file.write(json.dumps({"step": step, "steps": 1, "own_s": usual if step % 4 else slow}) + "\n")
     with console(runs) as found:
         yield found
     shutil.rmtree(runs)
@@ -187,13 +187,17 @@ def test_the_table_is_exported_in_the_order_in_which_it_is_shown(page, query):
     assert [row["name"] for row in csv.DictReader(content.splitlines())] == shown
 
 
-def test_a_heat_map_says_how_many_records_share_a_column(page):
+def test_a_heat_map_says_how_many_records_share_a_column_and_its_means_are_of_records(page):
     run = page.locator(".runs .name a").first.get_attribute("href")
     page.evaluate(f"location.hash = '{run}/ranks'")
     said = page.locator(".ranks .toolbar")
     expect(said).to_contain_text(re.compile(r"3 ranks \u00d7 5,000 records; a column is the largest of \d+"))
     expect(page.locator(".ranks canvas[aria-label]")).to_have_attribute(
         "aria-label", re.compile("3 ranks down")
+    )
+    highest = page.get_by_role("region", name="Highest ranks").locator("tbody tr")
+    expect(highest).to_have_text(
+        [re.compile(f"^{rank}.*{mean}") for rank, mean in ((2, "3 s"), (1, "2 s"), (0, "1.75 s"))]
     )
     page.locator(".ranks canvas[aria-label]").press("ArrowDown")
     expect(page.locator(".readout")).to_contain_text("rank 1, step")

@@ -267,15 +267,7 @@ export class RanksView {
 
   // Ranks by their mean against the median rank's: what a reader looks for in the picture, as a table.
   #slowest() {
-    const { num_ranks: ranks, steps } = this.found;
-    const means = Array.from({ length: ranks }, (_, r) => {
-      let sum = 0, number = 0;
-      for (let s = 0; s < steps.length; s++) {
-        const value = this.values[r * steps.length + s];
-        if (value === value) { sum += value; number++; }
-      }
-      return { rank: r, mean: number ? sum / number : NaN };
-    }).filter(({ mean }) => mean === mean).sort((a, b) => b.mean - a.mean);
+    const means = this.found.means.map((mean, rank) => ({ rank, mean })).filter(({ mean }) => mean !== null).sort((a, b) => b.mean - a.mean);
     if (!means.length) return "";
     const median = means[means.length >> 1].mean;
     return part(`Highest ${titled(this.metric)}`, table("Highest ranks", ["rank", "host", "device", "mean", "times the median"], means.slice(0, 8).map(({ rank, mean }) => [

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pybase64
 from fastapi import APIRouter, Query, Request
 
-from penstock.console.state import console_of, run_of
+from penstock.console.state import console_of, finite, run_of
 from penstock.core.errors import UsageError, nearest
 from penstock.obs.metric_names import RANK_METRICS
 
@@ -30,7 +30,7 @@ def ranks(
     """Return a metric of RANK_METRICS as base64 of float32 [ranks, steps], and where the ranks ran.
 
     Of more records than `points`, neighbours share a column, which has the largest value of each rank. Tables
-    of very many ranks have fewer columns than `points`.
+    of very many ranks have fewer columns than `points`. The means are over all records.
     """
     if metric not in RANK_METRICS:
         raise UsageError("Ranks have no such metric", got=metric, fix=nearest(metric, list(RANK_METRICS)))
@@ -40,6 +40,7 @@ def ranks(
         "steps": table.steps,
         "records": table.num_records,
         "num_ranks": len(table.values),
+        "means": [finite(mean) for mean in table.means.tolist()],
         "starts": [
             {"column": column, "hosts": places.hosts, "devices": places.devices, "nics": places.nics}
             for column, places in sorted(table.places.items())

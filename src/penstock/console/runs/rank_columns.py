@@ -38,6 +38,7 @@ _MOST_CELLS = 4 << 20
 _STEP = re.compile(rb'\{"step": (\d{1,15}), "steps": ')
 
 Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
 
 
@@ -61,6 +62,8 @@ class RankTable:
     """Last step of each column."""
     values: Float32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
     """[ranks, columns]; the largest of the column's records, NaN where a rank did not exist."""
+    means: Float64 = field(default_factory=lambda: np.empty(0))
+    """[ranks]; means over all records, not over columns."""
     num_records: int = 0
     """Records in all columns together."""
     places: dict[int, RankPlaces] = field(default_factory=dict)
@@ -224,6 +227,7 @@ def _thinned(
     edges = np.linspace(0, len(shown), min(len(shown), max(1, most - len(within))) + 1).astype(np.int64)
     edges = np.union1d(edges, within)
     found = np.full((len(edges) - 1, widest), np.nan, np.float32)
+    sums, numbers = np.zeros(widest), np.zeros(widest, np.int64)
     is_other = (np.diff(shown) != 1) | (np.diff(widths) != 0)
     cuts = [0, *(np.flatnonzero(is_other) + 1).tolist(), len(shown)]
     for begin, end in pairwise(cuts):  # records that lie together, of as many ranks
@@ -233,10 +237,14 @@ def _thinned(
         while edges[column] < end:  # column by column: a seventeenth of the time of np.fmax.reduceat
             part = block[max(edges[column] - begin, 0) : edges[column + 1] - begin]
             np.fmax(found[column, :width], np.fmax.reduce(part, axis=0), out=found[column, :width])
+            is_known = ~np.isnan(part)
+            sums[:width] += np.where(is_known, part, 0).sum(axis=0, dtype=np.float64)
+            numbers[:width] += is_known.sum(axis=0)
             column += 1
     column_of = dict(zip(np.searchsorted(edges, starts).tolist(), places, strict=True))  # the last start wins
     column_of.pop(len(edges) - 1, None)  # none of its records is shown
-    return RankTable(steps[edges[1:] - 1].tolist(), found.T, len(shown), column_of)
+    means = np.divide(sums, numbers, out=np.full(widest, np.nan), where=numbers > 0)
+    return RankTable(steps[edges[1:] - 1].tolist(), found.T, means, len(shown), column_of)
 
 
 def _append(path: Path, content: bytes, *, at: int) -> None:

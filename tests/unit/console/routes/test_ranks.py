@@ -34,7 +34,7 @@ def write(path, *records):
 def test_a_heat_map_has_the_places_of_each_start_and_the_slow_ranks(asked):
     found = asked("ranks").json()
     assert np.frombuffer(b64decode(found["values"]), "<f4").reshape(2, 2).tolist() == [[1, 1], [3, 3]]
-    assert (found["steps"], found["num_ranks"]) == ([1, 2], 2)
+    assert (found["steps"], found["num_ranks"], found["means"]) == ([1, 2], 2, [1, 3])
     assert found["starts"] == [
         {"column": 0, "hosts": ["0a", "0b"], "devices": ["cpu", "cpu"], "nics": ["", ""]},
         {"column": 1, "hosts": ["1a", "1b"], "devices": ["cpu", "cpu"], "nics": ["eth0", ""]},

@@ -92,6 +92,7 @@ def test_the_largest_of_neighbours_is_kept_where_the_number_of_ranks_changes(tmp
     found = table(opened(), points=2)
     assert (found.steps, found.num_records) == ([2, 5], 5)
     np.testing.assert_equal(found.values, [[3, 5], [9, np.nan], [7, np.nan]])
+    np.testing.assert_allclose(found.means, [3, 5.5, 7])
     np.testing.assert_equal(table(opened(), first=3, last=4).values, [[5, 2]])
     assert table(opened(), first=9).steps == []
 
