@@ -175,6 +175,17 @@ def test_a_zoom_reads_out_every_step_that_a_long_curve_leaves_out(context, addre
     wait_until(lambda: read_out() == raw, "every step is read out")
 
 
+def test_the_charts_of_very_many_corpora_have_all_of_them(context, address, runs):
+    each = dict.fromkeys((f"corpus-{number:03d}" for number in range(120)), 1 / 120)
+    write(runs / "many", *steps(1, 3, corpus_shares=each, corpus_epochs=each))
+    write(runs / "many", {"step": 3, "validation_loss": 2.0, "corpus_validation_loss": each})
+    page = opened(context, address, "many")
+    for chart in ("corpus-loss", "mixture", "epochs"):
+        expect(page.locator(f"#{chart} .legend li")).to_have_count(120)
+    write(runs / "many", *steps(4, 5, corpus_shares=each, corpus_epochs=each))
+    expect_last_step(page, 5)
+
+
 def turn(page, *, is_hidden):
     """Let a page be what a tab is that is not in sight; without a window, a browser hides none."""
     page.evaluate(

@@ -7,7 +7,7 @@ import { place, rangeOf, remember } from "./take.js";
 import { Chart, count, duration, nearest, written } from "../charts/charts.js";
 
 const SMOOTHING = 3;
-const POINTS = 1000, MOST_NEW = 2000, DRAW_MS = 250, MOST_EVENTS = 200;
+const POINTS = 1000, MOST_ASKED = 200, MOST_NEW = 2000, DRAW_MS = 250, MOST_EVENTS = 200;
 
 /** Charts in their order. of: metrics [name, label, style, colour]; tables: metrics by corpus or task; isExact: never smoothed. */
 const CHARTS = [
@@ -42,6 +42,21 @@ function known(x, y) {
     values.push(y[i]);
   }
   return { x: places, y: values };
+}
+
+/** Return the metrics of charts in lists of at most MOST_ASKED; those of a chart are together, as a stack needs one x. */
+function batched(charts) {
+  const found = [["step"]], seen = new Set(found[0]);
+  for (const { names } of charts) {
+    const own = names.map(([name]) => name).filter((name) => !seen.has(name));
+    for (let i = 0; i < own.length; i += MOST_ASKED) {
+      const part = own.slice(i, i + MOST_ASKED);
+      if (found.at(-1).length + part.length > MOST_ASKED) found.push([]);
+      found.at(-1).push(...part);
+    }
+    for (const name of own) seen.add(name);
+  }
+  return found;
 }
 
 export class CurvesView {
@@ -124,12 +139,12 @@ export class CurvesView {
     this.arrived = [];  // points that the answer may not have yet
     this.wanted = CHARTS.filter(({ id }) => !this.chosen || this.chosen.has(id)).map((chart) => this.#layersOf(chart)).filter(({ names }) => names.length);
     this.#writeChooser();
-    const asked = [...new Set(["step", ...this.wanted.flatMap(({ names }) => names.map(([name]) => name))])];
+    const batches = batched(this.wanted);
     try {
-      const found = await api.curves(this.page.id, asked, this.along, { points: POINTS });
+      const data = await this.#read(batches);
       if (mine !== this.turn) return;
-      this.data = new Map(asked.map((name) => [name, known(found.x, found.series[name] || (name === "step" && this.along === "step" ? found.x : []))]));
-      this.asked = asked;
+      this.data = data;
+      this.batches = batches;
       this.mostPoints = this.#numPoints() + MOST_NEW;
       this.isLoading = false;
       for (const points of this.arrived) this.points(points);
@@ -204,9 +219,9 @@ export class CurvesView {
   async #zoomed() {
     if (!this.range) return;
     const range = this.range, room = (range[1] - range[0]) * 0.05;
-    const found = await api.curves(this.page.id, this.asked, this.along, { from: range[0] - room, to: range[1] + room, points: POINTS }).catch(() => null);
+    const found = await this.#read(this.batches, { from: range[0] - room, to: range[1] + room }).catch(() => null);
     if (!found || range !== this.range) return;
-    this.detail = new Map(this.asked.map((name) => [name, known(found.x, found.series[name] || [])]));
+    this.detail = found;
     this.#draw();
   }
 
@@ -217,6 +232,12 @@ export class CurvesView {
     this.#append({ x, values });
     if (!this.isLoading && this.#numPoints() > this.mostPoints) this.load();
     this.draw();
+  }
+
+  /** Return metric -> its points, of the whole run or of a range. */
+  async #read(batches, range = {}) {
+    const found = await Promise.all(batches.map((names) => api.curves(this.page.id, names, this.along, { points: POINTS, ...range })));
+    return new Map(found.flatMap(({ x, series }, i) => batches[i].map((name) => [name, known(x, series[name] || [])])));
   }
 
   #numPoints() {

@@ -29,6 +29,24 @@ def curves(
     points: Annotated[int, Query(ge=3, le=100_000)] = 1000,
 ) -> dict[str, Any]:  # Any: JSON
     """Return curves of metrics, named with commas between; of few records between `from` and `to`, all."""
+    columns, price = _opened(request, run_id, x)
+    at, series, is_thinned = sampled(
+        columns, _names(metrics), x, price=price, first=first, last=last, points=points
+    )
+    return {
+        "x": as_json(at),
+        "series": {name: as_json(column) for name, column in series.items()},
+        "thinned": is_thinned,
+        "generation": columns.generation,
+    }
+
+
+def _opened(request: Request, run_id: str, x: Axis) -> tuple[RunColumns, float]:
+    """Return the columns of a run and its price of a device-hour.
+
+    Raises:
+        UsageError: the axis is money, and the price is not known.
+    """
     console, run = console_of(request), run_of(request, run_id)
     columns, price = console.columns(run), console.summaries.price(run)
     if x == "money" and not price:
@@ -37,14 +55,18 @@ def curves(
             got=run.name,
             fix="Start `penstock console` with --price, or set run.device_hour_price in the recipe.",
         )
-    names = [*dict.fromkeys(name for name in metrics.split(",") if name)][:_MOST_METRICS]
-    at, series, is_thinned = sampled(columns, names, x, price=price, first=first, last=last, points=points)
-    return {
-        "x": as_json(at),
-        "series": {name: as_json(values) for name, values in series.items()},
-        "thinned": is_thinned,
-        "generation": columns.generation,
-    }
+    return columns, price
+
+
+def _names(metrics: str) -> list[str]:
+    names = [*dict.fromkeys(name for name in metrics.split(",") if name)]
+    if len(names) > _MOST_METRICS:
+        raise UsageError(
+            "So many metrics are not read at once",
+            got=len(names),
+            fix=f"Ask for {_MOST_METRICS} at most, several times.",
+        )
+    return names
 
 
 def sampled(

@@ -68,6 +68,15 @@ def test_a_zoom_shows_every_record_of_its_range(long):
         assert zoomed["series"][name] == [record[name] for record in inside]
 
 
+def test_more_metrics_than_are_read_at_once_are_refused_and_none_is_left_out(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "runs" / "one", [{"step": 1, **dict.fromkeys(map(str, range(200)), 2.0)}])
+    names = [*map(str, range(200))]
+    assert len(asked(tmp_path / "runs", metrics=",".join(names)).json()["series"]) == 200
+    refused = asked(tmp_path / "runs", metrics=",".join([*names, "loss"]))
+    assert (refused.status_code, "200 at most" in refused.text) == (400, True)
+
+
 def test_curves_by_money_need_a_price(tmp_path, monkeypatch):
     monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "runs"
