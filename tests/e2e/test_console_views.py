@@ -172,6 +172,26 @@ def test_runs_are_compared_at_the_same_money(browser, tmp_path):
         page.close()
 
 
+def test_a_comparison_has_the_records_of_the_step_that_curves_leave_out(browser, tmp_path):
+    losses = [9 - step / 1000 + (step * 7919 % 13) / 100 for step in range(1, 6001)]
+    for name, number in (("long", 6000), ("short", 4999)):
+        (tmp_path / name).mkdir()
+        records = [{"step": step, "loss": loss} for step, loss in enumerate(losses[:number], start=1)]
+        (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in records))
+    with console(tmp_path) as address:
+        page = browser.new_page(**DEVICES["desktop"])
+        page.goto(address)
+        for name in ("long", "short"):
+            page.get_by_role("checkbox", name=f"Compare {name}").check()
+        page.get_by_role("link", name="Compare 2 runs").click()
+        same = page.get_by_role("region", name="All of them at step 4,999")
+        said = f"{losses[4998]:.4g}"
+        expect(same.get_by_role("row", name=re.compile("^Loss"))).to_have_text(
+            re.compile(f"{said}\\s*{said}$")
+        )
+        page.close()
+
+
 @pytest.mark.parametrize(
     "query",
     ["sort=name&down=0", "sort=name", "sort=step&down=0", "sort=step&group=folder", "group=ranks&sort=name"],

@@ -59,6 +59,7 @@ export const runs = (search = "") => asked("runs" + query({ search })).then((fou
 export const run = (id) => asked(of(id));
 export const curves = (id, metrics, x, { from = null, to = null, points = 1000 } = {}) =>
   asked(of(id, "/curves" + query({ metrics: metrics.join(","), x, from, to, points })));
+export const values = (id, metrics, x, at) => asked(of(id, "/values" + query({ metrics: metrics.join(","), x, at }))).then((found) => found.values);
 export const compare = (id, other) => asked(of(id, "/compare" + query({ with: other })));
 export const requests = (id) => asked(of(id, "/requests"));
 export const request = (id, value) => sent(of(id, "/requests"), value, { signal: AbortSignal.timeout(REQUEST_PATIENCE_MS) });

@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { el, failure, link, pill, segments, table } from "./dom.js";
 import { setting } from "./recipe.js";
 import { address, place, rangeOf, remember, takeAlong } from "./take.js";
-import { Chart, duration, nearest, written } from "../charts/charts.js";
+import { Chart, duration, written } from "../charts/charts.js";
 
 const MOST = 8, POINTS = 800;
 const METRICS = [
@@ -108,19 +108,19 @@ class Comparison {
         if (this.range) made.zoom(...this.range, { isTold: true });
       }
     }
-    this.#same(found);
+    const same = await this.#same(found);
+    if (mine === this.turn) this.same.replaceChildren(...same);
   }
 
-  // Where every run was when the shortest one ended.
-  #same(found) {
+  /** Return where every run was when the shortest one ended: a heading and a table, of records, not of drawn points. */
+  async #same(found) {
     const ends = found.map(({ x }) => x[x.length - 1]).filter((x) => x !== undefined);
-    if (ends.length < 2) return this.same.replaceChildren();
+    if (ends.length < 2) return [];
     const at = Math.min(...ends), title = this.along === "time" ? `after ${duration(at)}` : this.along === "money" ? `at a cost of ${at.toFixed(2)}` : `at ${this.along} ${written(at)}`;
-    const rows = METRICS.filter(([name]) => found.some(({ series }) => series[name]?.some((value) => value !== null))).map(([name, label, unit]) => [label, ...found.map(({ x, series }) => {
-      const known = (series[name] || []).map((value, i) => [x[i], value]).filter(([place, value]) => value !== null && place <= at * (1 + 1e-9));
-      return known.length ? written(known[nearest(known.map(([place]) => place), at)][1], unit) : "\u2013";
-    })]);
-    this.same.replaceChildren(el("h2", {}, "All of them " + title), table("All of them " + title, ["", ...this.runs.map((run) => run.name)], rows));
+    const metrics = METRICS.filter(([name]) => found.some(({ series }) => series[name]?.some((value) => value !== null)));
+    const values = await Promise.all(this.runs.map((run) => api.values(run.id, metrics.map(([name]) => name), this.along, at * (1 + 1e-9)).catch(() => ({}))));
+    const rows = metrics.map(([name, label, unit]) => [label, ...values.map((of) => written(of[name], unit))]);
+    return [el("h2", {}, "All of them " + title), table("All of them " + title, ["", ...this.runs.map((run) => run.name)], rows)];
   }
 
   #recipes() {

@@ -41,6 +41,22 @@ def curves(
     }
 
 
+@router.get("/runs/{run_id}/values")
+def values(request: Request, run_id: str, metrics: str, at: float, x: Axis = "step") -> dict[str, Any]:
+    """Return {metric: value} at a place of the axis: of the last record up to it that has one; null: none."""
+    columns, price = _opened(request, run_id, x)
+    return {"values": {name: last_value(columns, name, x, price=price, at=at) for name in _names(metrics)}}
+
+
+def last_value(columns: RunColumns, name: str, x: Axis, *, price: float, at: float) -> float | None:
+    """Return the last finite value of a metric up to a place of the axis; None: there is none."""
+    table = columns.table_of(name)
+    past = int(np.searchsorted(axis_of(columns, x, table=table, price=price), at, side="right"))
+    column = columns.column(name, table=table)[:past]
+    known = np.flatnonzero(np.isfinite(column))
+    return float(column[known[-1]]) if len(known) else None
+
+
 def _opened(request: Request, run_id: str, x: Axis) -> tuple[RunColumns, float]:
     """Return the columns of a run and its price of a device-hour.
 

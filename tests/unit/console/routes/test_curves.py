@@ -11,11 +11,11 @@ from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
 
 
-def asked(folder, *, price=0.0, **query):
+def asked(folder, *, price=0.0, of="curves", **query):
     state = ConsoleState([folder], ConsoleAccess(), price=price)
     with TestClient(build_app(state), base_url="http://127.0.0.1:8400") as client:
         (run,) = client.get("/api/runs").json()["runs"]
-        found = client.get(f"/api/runs/{run['id']}/curves", params=query)
+        found = client.get(f"/api/runs/{run['id']}/{of}", params=query)
     state.close()
     return found
 
@@ -66,6 +66,24 @@ def test_a_zoom_shows_every_record_of_its_range(long):
     assert zoomed["x"] == [record["step"] for record in inside]
     for name in ("loss", SHARES[0]):
         assert zoomed["series"][name] == [record[name] for record in inside]
+
+
+def test_values_at_a_place_are_of_the_last_record_up_to_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    records = [{"step": n, "loss": 10.0 - n, "tokens": 8 * n} for n in range(1, 7)]
+    records.insert(2, {"step": 2, "validation_loss": 0.5})
+    records[-1]["loss"] = None
+    write(tmp_path / "runs" / "one", records)
+
+    def values(**query):
+        found = asked(tmp_path / "runs", of="values", metrics="loss,validation_loss,mfu", **query)
+        return [found.json()["values"][name] for name in ("loss", "validation_loss", "mfu")]
+
+    assert values(at=4) == [6, 0.5, None]
+    assert values(at=33, x="tokens") == [6, 0.5, None]
+    assert values(at=1.5) == [9, None, None]
+    assert values(at=9) == [5, 0.5, None], "the last step has no loss"
+    assert asked(tmp_path / "runs", of="values", metrics="loss", at=1, x="money").status_code == 400
 
 
 def test_more_metrics_than_are_read_at_once_are_refused_and_none_is_left_out(tmp_path, monkeypatch):
