@@ -7,7 +7,8 @@ their scripts would be refused.
 import io
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, BinaryIO, Literal
 from urllib.parse import quote
@@ -18,7 +19,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.console.runs.discover import FoundRun
-from penstock.console.runs.export import exported, written
+from penstock.console.runs.export import Pieces, exported, written
 from penstock.console.runs.run_files import tokenizer_of
 from penstock.console.runs.summary import RunRow
 from penstock.console.state import console_of, run_of
@@ -57,7 +58,7 @@ def export_run(request: Request, run_id: str, form: FileFormat, metrics: str = "
     if form == "html":
         with _records(run) as file:
             text = render(records_in(file), console.summaries.recipe(run), name=run.name)
-        return _attached(iter([text.encode()]), run.name, form)
+        return _attached(text.encode(), run.name, form)
     return _attached(
         exported({run.name: console.columns(run, most_s=math.inf)}, _listed(metrics), form=form),
         run.name,
@@ -74,7 +75,7 @@ def export_runs(request: Request, form: FileFormat, runs: str, metrics: str = ""
         raise UsageError(f"A comparison has 2 to {MOST_RUNS} runs", got=len(found), fix="Choose others.")
     if form == "html":
         compared = [_compared(run, console.summaries.recipe(run)) for run in found]
-        return _attached(iter([render_comparison(compared).encode()]), "compared", form)
+        return _attached(render_comparison(compared).encode(), "compared", form)
     columns = {run.name: console.columns(run, most_s=math.inf) for run in found}
     return _attached(exported(columns, _listed(metrics), form=form), "compared", form)
 
@@ -98,9 +99,7 @@ def export_table(
     if form == "html":
         cells = [[_cell(name, row[name]) for name in _COLUMNS] for row in rows]  # type: ignore[literal-required]
         titles = [name.replace("_", " ") for name in _COLUMNS]
-        return _attached(
-            iter([page("Penstock runs", [section("Runs", titles, cells)]).encode()]), "runs", form
-        )
+        return _attached(page("Penstock runs", [section("Runs", titles, cells)]).encode(), "runs", form)
     kinds = [(name, pa.string() if name in _TEXTS else pa.float64()) for name in _COLUMNS]
     batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=pa.schema(kinds))
     return _attached(written([batch], batch.schema, form=form), "runs", form)
@@ -182,20 +181,13 @@ def _cell(name: str, value: Any) -> str:  # Any: of a row
     )
 
 
-def _attached(pieces: Iterator[bytes], name: str, form: FileFormat) -> Response:
-    """Return a file for the reader's disk."""
-    file = quote(f"{name.replace('/', '-')}.{form}", safe="")
-    headers = {"content-disposition": f"attachment; filename*=UTF-8''{file}"}
-    return _Pieces(pieces, media_type=_MEDIA[form], headers=headers)
+class _Written(StreamingResponse):
+    """File that is written while it is sent; its writer ends with the response, also if that breaks off.
 
-
-class _Pieces(StreamingResponse):
-    """Stream that closes its generator however it ends.
-
-    The response of a broken-off download stays referenced for a while, and its generator holds columns.
+    Otherwise only the garbage collector would end it, after many broken downloads.
     """
 
-    def __init__(self, pieces: Iterator[bytes], *, media_type: str, headers: Mapping[str, str]) -> None:
+    def __init__(self, pieces: Pieces, *, media_type: str, headers: dict[str, str]) -> None:
         super().__init__(pieces, media_type=media_type, headers=headers)
         self._pieces = pieces
 
@@ -203,5 +195,14 @@ class _Pieces(StreamingResponse):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            if isinstance(self._pieces, Generator):
+            with suppress(ValueError):  # the server ends, and a thread still writes a piece
                 self._pieces.close()
+
+
+def _attached(content: bytes | Pieces, name: str, form: FileFormat) -> Response:
+    """Return a file for the reader's disk."""
+    file = quote(f"{name.replace('/', '-')}.{form}", safe="")
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{file}"}
+    if isinstance(content, bytes):
+        return Response(content, media_type=_MEDIA[form], headers=headers)
+    return _Written(content, media_type=_MEDIA[form], headers=headers)

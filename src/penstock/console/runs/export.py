@@ -6,7 +6,7 @@ step. A spreadsheet computes what begins like a formula: in CSV such a text gets
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
@@ -19,15 +19,17 @@ from penstock.core.errors import PenstockError, UsageError, nearest
 from penstock.obs.thin import Float64
 
 TableFormat = Literal["csv", "parquet"]
+Pieces = Generator[bytes, None, None]
+"""Bytes of a file, in order; whoever does not read them to their end closes it."""
 
-_ROWS = 1 << 16
-"""Rows of a piece: half a megabyte for each metric."""
+_ROWS = 1 << 13
+"""Rows of a piece: 64 KB for each metric. Each of some 40 downloads at once holds one, and as text."""
 _RUN = "run"
 """Column of the runs' names, if there are several."""
 _FORMULA = re.compile(r"^[=+\-@\t\r]")
 
 
-def exported(runs: Mapping[str, RunColumns], metrics: Sequence[str], *, form: TableFormat) -> Iterator[bytes]:
+def exported(runs: Mapping[str, RunColumns], metrics: Sequence[str], *, form: TableFormat) -> Pieces:
     """Return the pieces of a file with all steps of some runs.
 
     Args:
@@ -52,7 +54,7 @@ def exported(runs: Mapping[str, RunColumns], metrics: Sequence[str], *, form: Ta
     return written(_batches(runs, names, schema), schema, form=form)
 
 
-def written(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, form: TableFormat) -> Iterator[bytes]:
+def written(batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, form: TableFormat) -> Pieces:
     """Yield the bytes of a file with some record batches."""
     sink = _Sink()
     # Without compression in Parquet the pieces of a long run would be ten times as large.

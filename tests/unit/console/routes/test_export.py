@@ -2,6 +2,7 @@
 
 import asyncio
 import csv
+import gc
 import io
 import json
 import re
@@ -13,7 +14,7 @@ from starlette.testclient import TestClient
 from penstock.console import state as console_state
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
-from penstock.console.routes.export import _attached
+from penstock.console.routes import export
 from penstock.console.runs.turns import RunBusy
 from penstock.console.state import ConsoleState
 from tests.unit.obs.html_elements import Elements, layers_of
@@ -38,35 +39,6 @@ def asked(tmp_path, monkeypatch):
         client.state = state
         yield client
     state.close()
-
-
-def test_a_download_that_is_broken_off_closes_what_makes_its_pieces():
-    ended = []
-
-    def pieces():
-        try:
-            while True:
-                yield b"1,2\n"
-        finally:
-            ended.append(True)
-
-    async def broken_off(response):
-        begun = asyncio.Event()
-
-        async def receive():
-            await begun.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message):
-            if message.get("body"):
-                begun.set()
-                await asyncio.Event().wait()  # the reader takes no more
-
-        await response({"type": "http"}, receive, send)
-
-    made = pieces()  # referenced here, so nothing but the response closes it
-    asyncio.run(broken_off(_attached(made, "first", "csv")))
-    assert ended == [True]
 
 
 def test_a_run_that_another_request_holds_for_too_long_is_answered_with_503(asked):
@@ -108,6 +80,40 @@ def test_a_run_is_its_report_and_its_metrics_as_attachments(asked):
     assert rows_of(table) == [{"step": str(n), "loss": str(3 + n)} for n in (1, 2, 3)]
     whole = parquet.read_table(io.BytesIO(asked.get(f"/api/runs/{run}/export.parquet").content))
     assert whole.column_names == ["step", "loss", "tokens"]
+
+
+def test_what_writes_a_file_ends_with_the_reader_who_breaks_it_off(asked, monkeypatch):
+    closed = []
+
+    def pieces(*_, **__):
+        try:
+            while True:
+                yield b"1,2\n"
+        finally:
+            closed.append(True)
+
+    async def break_off():
+        has_some = asyncio.Event()
+
+        async def receive():
+            await has_some.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message):
+            if message.get("body"):
+                has_some.set()
+
+        path, headers = f"/api/runs/{ids(asked)['first']}/export.csv", [(b"host", b"127.0.0.1:8400")]
+        scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": headers}
+        await asked.app(scope, receive, send)
+
+    monkeypatch.setattr(export, "exported", pieces)
+    gc.disable()  # it would come later, after many downloads
+    try:
+        asyncio.run(break_off())
+        assert closed
+    finally:
+        gc.enable()
 
 
 def test_several_runs_are_one_comparison(asked):
