@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from penstock.cli import launch_plan
 from penstock.cli.streams import complain
-from penstock.core.errors import UsageError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.units import duration
 from penstock.launch.engines.slurm_queue import (
     check_partitions,
@@ -128,7 +128,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(
         f"submitted job {ident}: penstock launch status {run_folder} | penstock launch logs {run_folder} -f"
     )
-    with suppress(slurm.SlurmUnreachable):  # it is submitted
+    with suppress(PenstockError):  # it is submitted
         state = slurm.ENGINE.state(plan.folder.job(), plan.folder)
         if state.is_stuck:
             complain(f"Job {ident} will not start by itself. {state.reason}.")

@@ -9,6 +9,7 @@ A node without a report is lost.
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,8 @@ _UNREACHABLE = (
     "Connection refused",
 )
 """Parts of what Slurm's commands say where the controller is not known, or does not answer."""
+_FORGOTTEN = "Invalid job id"
+"""Part of what they say of a job that ended some minutes ago (MinJobAge)."""
 _LOOK_S = 1.0
 _JOIN_S = 60
 """Seconds that nodes of an elastic job wait for enough of them."""
@@ -362,8 +365,12 @@ def run_node(
 
 class _Slurm:
     def state(self, job: Job, folder: JobFolder) -> JobState:
-        """Return what squeue says, or the job's end."""
-        found = _slurm("squeue", "--noheader", f"--jobs={job.ident}", "--format=%T|%r|%S|%N", is_tried=True)
+        """Return what squeue says, or the job's end.
+
+        Raises:
+            PenstockError: Slurm does not answer, so nobody knows.
+        """
+        found = _of_job("squeue", "--noheader", f"--jobs={job.ident}", "--format=%T|%r|%S|%N")
         if found.strip():
             status, reason, begin, nodes = (found.strip().splitlines()[0].split("|") + [""] * 3)[:4]
             if status != "PENDING":
@@ -376,7 +383,7 @@ class _Slurm:
                 return JobState(is_live=True, status=status, reason=said, is_stuck=True)
             said += "" if begin in ("N/A", "") else f"; expected to start at {begin}"
             return JobState(is_live=True, status=status, reason=said)
-        shown = _slurm("scontrol", "--oneliner", "show", "job", job.ident, is_tried=True)
+        shown = _of_job("scontrol", "--oneliner", "show", "job", job.ident)
         fields = dict(word.split("=", 1) for word in shown.split() if "=" in word)
         status = fields.get("JobState", "ENDED")
         said = f"exit code {fields['ExitCode'].partition(':')[0]}" if "ExitCode" in fields else ""
@@ -396,7 +403,11 @@ class _Slurm:
             return f"cancelled job {job.ident}, which was {state.status}"
         _slurm("scancel", "--batch", "--signal=USR1", job.ident)
         end = clock.monotonic() + folder.spec().grace_s + _ANSWER_S
-        while (state := self.state(job, folder)).is_live:
+        while True:
+            with suppress(SlurmUnreachable):  # it was told, and a controller may be busy for a while
+                state = self.state(job, folder)
+                if not state.is_live:
+                    break
             if clock.monotonic() > end:
                 raise PenstockError(
                     f"Job {job.ident} is still {state.status}",
@@ -444,6 +455,20 @@ def _slurm(*words: str, is_tried: bool = False, as_new: bool = False) -> str:
     return "" if done.returncode else done.stdout
 
 
+def _of_job(*words: str) -> str:
+    """Run a query about a job; return what it prints, "" if Slurm no longer knows the job.
+
+    Raises:
+        PenstockError: anything else went wrong, so the job may run.
+    """
+    _find(words[0])
+    done = _answered(words)
+    said = _last_line(done.stderr or done.stdout)
+    if done.returncode and _FORGOTTEN not in said:
+        raise _refused(words[0], said)
+    return "" if done.returncode else done.stdout
+
+
 def _answered(
     words: Sequence[str], *, script: str | None = None, variables: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -464,9 +489,10 @@ def _refused(command: str, said: str) -> PenstockError:
             fix="Type it on a login node, or name the cluster by SLURM_CONF; `scontrol ping` asks it.",
         )
     said = said.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("allocation failure: ")
+    fix = "Correct the option that it names; nothing was submitted."
     return PenstockError(
         f"{command} refused: {said}",
-        fix="Correct the option that it names; nothing was submitted.",
+        fix=fix if command.startswith("sbatch") else "Ask `scontrol ping`, and try again.",
     )
 
 

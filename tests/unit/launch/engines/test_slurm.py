@@ -5,7 +5,15 @@ import shutil
 import pytest
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.engines.slurm import ENGINE, check_secrets, checked_by_slurm, ended_of, submit
+from penstock.launch.engines import slurm
+from penstock.launch.engines.slurm import (
+    ENGINE,
+    SlurmUnreachable,
+    check_secrets,
+    checked_by_slurm,
+    ended_of,
+    submit,
+)
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.render.slurm import render
 from penstock.launch.spec import Secret, node_range
@@ -16,6 +24,7 @@ def report(node, code, cause=""):
     return {"node": node, "code": code, "cause": cause}
 
 
+JOB = Job(engine="slurm", ident="7", host="here", submitted_at="now")
 LOST = "This process lost contact with the others of its run."
 
 
@@ -56,6 +65,8 @@ def test_a_slurm_that_cannot_be_reached_is_told_and_a_dry_run_says_that_it_asked
     assert "the script was not tested: sbatch --test-only cannot reach Slurm" in checked_by_slurm(
         render(spec)
     )
+    with pytest.raises(SlurmUnreachable, match="squeue cannot reach Slurm"):
+        ENGINE.state(JOB, JobFolder(tmp_path / "run"))
 
 
 def test_a_secret_that_this_shell_does_not_have_is_missed_before_a_dry_run_ends(monkeypatch):
@@ -80,7 +91,61 @@ def test_a_resize_without_the_secrets_stops_nothing(tmp_path, monkeypatch):
     folder.write_spec(
         make_spec(run_dir=str(folder.run), secrets=(Secret(name="TOKEN", source="env:NOSUCH"),))
     )
-    job = Job(engine="slurm", ident="1", host="here", submitted_at="now")
     with pytest.raises(UsageError, match="The variable NOSUCH"):
-        ENGINE.resize(job, folder, node_range("2"))
+        ENGINE.resize(JOB, folder, node_range("2"))
     assert not folder.is_to_stop()
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Puts programs of Slurm's names into the PATH."""
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    (tmp_path / "bin").mkdir()
+
+    def make(name, script):
+        path = tmp_path / "bin" / name
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+def failing(said):
+    return f"echo 'slurm_load_jobs error: {said}' >&2; exit 1"
+
+
+def test_a_job_that_slurm_has_forgotten_has_ended(command, tmp_path):
+    for name in ("squeue", "scontrol"):
+        command(name, failing("Invalid job id specified"))
+    state = ENGINE.state(JOB, JobFolder(tmp_path))
+    assert (state.is_live, state.status, state.reason) == (False, "ENDED", "Slurm no longer knows the job")
+
+
+@pytest.mark.parametrize("fails", ["squeue", "scontrol"])
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("Unable to contact slurm controller (connect failure)", "cannot reach Slurm"),
+        ("Socket timed out on send/recv operation", "cannot reach Slurm"),
+        ("Zero Bytes were transmitted or received", "refused: slurm_load_jobs error: Zero Bytes"),
+    ],
+)
+def test_a_query_that_fails_does_not_say_that_the_job_has_ended(command, tmp_path, fails, said, told):
+    for name in ("squeue", "scontrol"):
+        command(name, failing(said) if name == fails else "")
+    with pytest.raises(PenstockError, match=f"{fails} {told}"):
+        ENGINE.state(JOB, JobFolder(tmp_path))
+
+
+def test_a_cancel_waits_while_the_controller_is_busy(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm, "_LOOK_S", 0.0)
+    folder = JobFolder(tmp_path)
+    folder.make()
+    folder.write_spec(make_spec())
+    looks = tmp_path / "looks"
+    busy = f'[ "$(wc -l < {looks})" != 2 ] || {{ {failing("Socket timed out on send/recv operation")}; }}'
+    command("squeue", f'echo >> {looks}; {busy}; [ "$(wc -l < {looks})" != 1 ] || echo RUNNING')
+    command("scontrol", f"{busy}; echo JobState=COMPLETED ExitCode=0:0")
+    command("scancel", "")
+    assert ENGINE.cancel(JOB, folder, now=False) == "job 7 stopped after saving"
+    assert looks.read_text().count("\n") == 3
