@@ -76,7 +76,7 @@ class SupervisorState:
     starts: int = 0
     """Attempts so far."""
     idle: int = 0
-    """Ended attempts in a row that wrote no new checkpoint, of those that count."""
+    """Attempts in a row that ended without a new checkpoint, of those that count."""
     joins: int = 0
     """Restarts in a row for nodes that joined, without a new checkpoint."""
     newest: int = _NO_CHECKPOINT
@@ -91,7 +91,7 @@ class SupervisorState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The processes of an attempt were started."""
+    """The processes of an attempt are started now."""
 
     ranks: int
     newest: int
@@ -182,10 +182,7 @@ def advance(state: SupervisorState, event: Event, policy: RestartPolicy) -> tupl
         return state, _NOTHING
     match event:
         case Started():
-            if state.phase is not Phase.STARTING:
-                return state, _NOTHING
-            running = replace(state, phase=Phase.RUNNING, starts=state.starts + 1)
-            return replace(running, newest=max(state.newest, event.newest)), _NOTHING
+            return _started(state, event, policy)
         case StopAsked():
             return _stop_asked(state, event)
         case NodesCame():
@@ -197,6 +194,18 @@ def advance(state: SupervisorState, event: Event, policy: RestartPolicy) -> tupl
             return _stopped_for(replace(state, resize=event.num_nodes), asked)
         case Ended():
             return _ended(state, event, policy)
+
+
+def _started(
+    state: SupervisorState, event: Started, policy: RestartPolicy
+) -> tuple[SupervisorState, Decision]:
+    """Begin an attempt, unless too many before it ended with nobody there to see their ends."""
+    if state.phase is not Phase.STARTING:
+        return state, _NOTHING
+    now = replace(state, newest=event.newest, idle=0, joins=0) if event.newest > state.newest else state
+    if now.idle >= policy.idle_starts:
+        return _no_progress(now, "the last start ended without a word, as when its first node is lost")
+    return replace(now, phase=Phase.RUNNING, starts=now.starts + 1), _NOTHING
 
 
 def _stopped_for(state: SupervisorState, cause: str) -> tuple[SupervisorState, Decision]:

@@ -66,7 +66,10 @@ def supervise_gang(
     while True:
         if (sender := watch.asked_to_stop()) and watch.feed(StopAsked(cause=sender)).act is Act.FINISH:
             return watch.state.code
-        watch.begin()
+        if watch.begin().act is Act.FINISH:
+            return watch.state.code
+        # Counted before it ends: a supervisor that is lost with its node cannot count it then.
+        folder.write_supervisor(replace(watch.state, idle=watch.state.idle + 1))
         gang.start(watch.spec, watch.state.starts - 1)
         decision = watch.until_end(gang)
         folder.write_supervisor(watch.state)
@@ -107,15 +110,18 @@ class _Watch:
             self._on_event(decision.cause)
         return decision
 
-    def begin(self) -> None:
+    def begin(self) -> Decision:
         if nodes := self._folder.take_request() or self.state.resize:
             self.spec = self.spec.resized(NodeRange(least=nodes, most=nodes))
             self.state = replace(self.state, resize=0)
         newest = self._folder.newest_step()
-        self.feed(Started(ranks=self.spec.most_ranks, newest=newest))
+        decision = self.feed(Started(ranks=self.spec.most_ranks, newest=newest))
+        if decision.act is Act.FINISH:
+            return decision
         origin = f"from checkpoint {newest}" if newest >= 0 else "from the beginning"
         nodes, ranks = self.spec.nodes.most, self.spec.most_ranks
         self._folder.log_event("start", cause=f"start {self.state.starts} {origin}", nodes=nodes, ranks=ranks)
+        return decision
 
     def until_end(self, gang: Gang) -> Decision:
         kill_at = float("inf")

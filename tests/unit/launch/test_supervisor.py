@@ -9,7 +9,7 @@ from penstock.core.signals import StopFlag
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED
-from penstock.launch.supervise import Ended
+from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
 from penstock.launch.supervisor import supervise_gang
 from tests.unit.launch.test_spec import make_spec
 
@@ -85,6 +85,42 @@ def test_processes_that_a_stop_kills_while_they_start_lose_nothing_and_the_job_c
     gang = KilledInTheirImports(on_start=preempt)
     assert supervise_gang(folder.spec(), folder, gang, flag, can_requeue=True) == EXIT_STOPPED
     assert folder.events()[-1]["cause"].endswith("while stopping for SIGTERM; no checkpoint yet")
+
+
+class PowerCut(BaseException):
+    """All that a supervisor notices of the loss of its own node: it writes nothing any more."""
+
+
+@pytest.fixture
+def lose_first_node(folder, monkeypatch):
+    """Supervises a start that saves a checkpoint, or none, and is lost with the node of the supervisor."""
+    newest = [-1]
+    monkeypatch.setattr(JobFolder, "newest_known", lambda _: newest[0])
+
+    def lose(*, saves=-1):
+        def cut():
+            newest[0] = max(newest[0], saves)
+            raise PowerCut
+
+        with pytest.raises(PowerCut):
+            supervised(folder, Attempts(on_start=cut))
+
+    return lose
+
+
+def test_starts_that_are_lost_with_the_first_node_are_bounded_by_progress(folder, lose_first_node):
+    for saves in (-1, -1, 4, -1, -1, -1):
+        lose_first_node(saves=saves)
+    gang = Attempts(0)
+    assert (supervised(folder, gang), gang.starts) == (EXIT_NO_PROGRESS, 0)
+    assert folder.events()[-1]["cause"].endswith("3 starts in a row without a new checkpoint: given up")
+
+
+def test_a_checkpoint_of_a_lost_start_begins_the_count_again(folder, lose_first_node):
+    for saves in (-1, -1, 4, -1, 5):
+        lose_first_node(saves=saves)
+    gang = Attempts(0)
+    assert (supervised(folder, gang), gang.starts) == (0, 1)
 
 
 def test_processes_that_train_are_left_to_stop_by_themselves(folder):

@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=100,
         metavar="N",
-        help="times that the job may requeue itself; default: 100",
+        help="times that the job may be requeued, by itself or by Slurm; default: 100",
     )
     add(
         "--doctor",

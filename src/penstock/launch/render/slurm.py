@@ -174,6 +174,10 @@ def _body(spec: RunSpec) -> list[str]:
         f"cd {shlex.quote(spec.work_dir)} || exit 1",
         *(f"export {name}={shlex.quote(value)}" for name, value in spec.environment),
         "starts=${SLURM_RESTART_COUNT:-0}",
+        "# Slurm itself requeues a job whose first node is lost.",
+        f'if [ "$starts" -gt {spec.max_requeues} ]; then',
+        *_out_of_requeues(spec),
+        "fi",
     ]
     if spec.doctor != "skip":
         lines += ["", *_doctor(spec)]
@@ -196,8 +200,7 @@ def _body(spec: RunSpec) -> list[str]:
         "  75) # stopped after saving: back into the queue, unless it was asked to stop for good",
         f"    if [ -e {run}/launch/stop ]; then exit 0; fi",
         f'    if [ "$starts" -ge {spec.max_requeues} ]; then',
-        f'      echo "requeued $starts times, which is the bound (--max-requeues {spec.max_requeues})" >&2',
-        "      exit 75",
+        *(f"    {line}" for line in _out_of_requeues(spec)),
         "    fi",
         "    # After scancel the job is no longer RUNNING, and must stay away. Slurm may not answer at once.",
         f"    for try in $(seq {_TRIES}); do",
@@ -213,6 +216,13 @@ def _body(spec: RunSpec) -> list[str]:
         f"  {EXIT_NO_PROGRESS}) exit {EXIT_NO_PROGRESS} ;; # no progress: requeuing would repeat it",
         "  *) exit $code ;;",
         "esac",
+    ]
+
+
+def _out_of_requeues(spec: RunSpec) -> list[str]:
+    return [
+        f'  echo "requeued $starts times; the bound is {spec.max_requeues} (--max-requeues)" >&2',
+        "  exit 75",
     ]
 
 

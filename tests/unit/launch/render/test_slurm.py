@@ -118,6 +118,12 @@ def test_a_job_that_was_cancelled_does_not_come_back(tmp_path):
 
 def test_requeues_are_bounded(tmp_path):
     assert ran(tmp_path, 75, restarts="3") == (75, "")
+    assert (tmp_path / "supervised").exists()
+
+
+def test_a_job_that_slurm_requeued_too_often_does_not_start(tmp_path):
+    assert ran(tmp_path, 0, restarts="4") == (75, "")
+    assert not (tmp_path / "supervised").exists()
 
 
 def test_time_limits_are_rounded_up():
