@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.supervise import (
+    BY_REQUEST,
     EXIT_NO_PROGRESS,
     Act,
     Ended,
@@ -90,6 +91,25 @@ def test_failures_are_bounded_by_progress_and_not_by_number(progress, policy):
             return
         assert decision.act is Act.START
         assert decision.pause_s == policy.pause_after(idle)
+
+
+@given(
+    st.lists(st.booleans(), max_size=30), policies, st.booleans(), st.sampled_from(["SIGTERM", BY_REQUEST])
+)
+def test_stops_that_put_a_job_back_into_the_queue_are_bounded_by_progress(progress, policy, is_lost, sender):
+    policy, newest, idle = replace(policy, can_requeue=True), -1, 0
+    for is_new in progress:
+        state = SupervisorState(idle=idle, newest=newest)  # what is kept across requeues
+        state, _ = advance(state, Started(ranks=2, newest=newest), policy)
+        state, _ = advance(state, StopAsked(cause=sender), policy)
+        newest += is_new
+        idle = 0 if is_new else idle + 1
+        ended = Ended(code=1 if is_lost else EXIT_STOPPED, newest=newest, lost_node=is_lost)
+        state, decision = advance(state, ended, policy)
+        is_bounded = idle >= policy.idle_starts and sender != BY_REQUEST
+        assert (decision.act, decision.code) == (Act.FINISH, EXIT_NO_PROGRESS if is_bounded else EXIT_STOPPED)
+        if is_bounded or sender == BY_REQUEST:
+            return
 
 
 @given(

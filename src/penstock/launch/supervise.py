@@ -261,8 +261,7 @@ def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple
         return _stopped_by_engine(counted, policy, at)
     cause = (event.cause or f"exit code {event.code}").rstrip(".")
     if state.told:
-        comes_back = event.lost_node and policy.can_requeue
-        return _ended_as_told(counted, event.code, cause, at, comes_back=comes_back)
+        return _ended_as_told(counted, event, policy, cause, at)
     if changes_nodes:
         return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: go on from {at}")
     if counted.idle >= policy.idle_starts:
@@ -286,13 +285,21 @@ def _stopped_by_engine(
 
 
 def _ended_as_told(
-    state: SupervisorState, code: int, cause: str, at: str, *, comes_back: bool
+    state: SupervisorState, event: Ended, policy: RestartPolicy, cause: str, at: str
 ) -> tuple[SupervisorState, Decision]:
-    """Finish after a request to stop; it kills processes that cannot handle it yet, which is no failure."""
-    if code == EXIT_STOPPED:
-        return _finish(state, code, f"stopped by {state.told}, {at}")
-    cause += f", while stopping for {state.told}; {at}"
-    return _finish(state, EXIT_STOPPED if comes_back else code, cause)
+    """Finish after a request to stop; it kills processes that cannot handle it yet, which is no failure.
+
+    A stop that puts the job back into the queue is bounded as failures are: its time limit may be shorter
+    than a start.
+    """
+    said, code = f"stopped by {state.told}, {at}", EXIT_STOPPED
+    if event.code != EXIT_STOPPED:
+        said = f"{cause}, while stopping for {state.told}; {at}"
+        code = EXIT_STOPPED if event.lost_node and policy.can_requeue else event.code
+    comes_back = code == EXIT_STOPPED and policy.can_requeue and state.told != BY_REQUEST
+    if comes_back and state.idle >= policy.idle_starts:
+        return _no_progress(state, said)
+    return _finish(state, code, said)
 
 
 def _no_progress(state: SupervisorState, cause: str) -> tuple[SupervisorState, Decision]:

@@ -97,9 +97,12 @@ class _Watch:
         self.state: SupervisorState = folder.supervisor()
 
     def asked_to_stop(self) -> str:
-        """Return who asked to stop; empty: nobody. Ranks that train see a request by themselves."""
+        """Return who asked to stop; empty: nobody. Ranks that train see a request by themselves.
+
+        `penstock launch cancel` does both: it writes the request, and sends the signal.
+        """
         if self._flag.requested_by:
-            return self._flag.requested_by
+            return BY_REQUEST if self._folder.is_to_stop() else self._flag.requested_by
         return BY_REQUEST if self._folder.is_to_stop() and not self._folder.is_trained() else ""
 
     def feed(self, event: Event) -> Decision:

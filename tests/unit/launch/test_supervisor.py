@@ -9,7 +9,7 @@ from penstock.core.signals import StopFlag
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.local import EXIT_STOPPED
-from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
+from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended, SupervisorState
 from penstock.launch.supervisor import supervise_gang
 from tests.unit.launch.test_spec import make_spec
 
@@ -121,6 +121,29 @@ def test_a_checkpoint_of_a_lost_start_begins_the_count_again(folder, lose_first_
         lose_first_node(saves=saves)
     gang = Attempts(0)
     assert (supervised(folder, gang), gang.starts) == (0, 1)
+
+
+def test_time_limits_that_end_each_start_before_a_checkpoint_end_the_run(folder):
+    def told(_times):
+        flag = StopFlag()
+        gang = Attempts(on_start=lambda: setattr(flag, "requested_by", "SIGTERM"))
+        return supervise_gang(folder.spec(), folder, gang, flag, can_requeue=True)
+
+    assert [*map(told, range(3))] == [EXIT_STOPPED, EXIT_STOPPED, EXIT_NO_PROGRESS]
+    assert "stopped by SIGTERM, no checkpoint yet. 3 starts in a row" in folder.events()[-1]["cause"]
+
+
+def test_a_cancel_that_signals_the_script_is_a_request_and_no_start_without_progress(folder):
+    folder.write_supervisor(SupervisorState(idle=2))
+    flag = StopFlag()
+
+    def cancel():
+        folder.ask_to_stop()
+        flag.requested_by = "SIGTERM"
+
+    gang = Attempts(on_start=cancel)
+    assert supervise_gang(folder.spec(), folder, gang, flag, can_requeue=True) == EXIT_STOPPED
+    assert folder.events()[-1]["cause"] == "stopped by request, no checkpoint yet"
 
 
 def test_processes_that_train_are_left_to_stop_by_themselves(folder):
