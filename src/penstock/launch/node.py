@@ -6,9 +6,11 @@ from pathlib import Path
 from penstock.core import env
 from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.network_settings import Setting, gloo_settings, nccl_settings
-from penstock.launch.nics import Nic
+from penstock.launch.nics import Nic, usable
 from penstock.launch.probe import probe_nics
 from penstock.launch.spec import RunSpec, Secret
+
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def prepare(spec: RunSpec, settings: Sequence[Setting] = ()) -> None:
@@ -22,7 +24,7 @@ def prepare(spec: RunSpec, settings: Sequence[Setting] = ()) -> None:
     """
     check_storage(spec.storage)
     nics = probe_nics() if spec.networks else []
-    networks = network_variables(spec.networks, nics) if spec.networks else {}
+    networks = network_variables(spec.networks, nics, _variables(spec)) if spec.networks else {}
     values = {setting.name: setting.value for setting in settings}
     given = {name: value for name, value in networks.items() if not env.variable(name)}
     env.set_variables({**values, **given, **dict(spec.environment), **secret_values(spec.secrets)})
@@ -36,8 +38,12 @@ def check_node(spec: RunSpec) -> None:
     """
     check_storage(spec.storage)
     if spec.networks:
-        network_variables(spec.networks, probe_nics())
+        network_variables(spec.networks, probe_nics(), _variables(spec))
     secret_values(spec.secrets)
+
+
+def _variables(spec: RunSpec) -> Mapping[str, str]:
+    return {**env.variables(*_INTERFACE_VARIABLES), **dict(spec.environment)}
 
 
 def check_storage(folders: Sequence[str]) -> None:
@@ -55,13 +61,30 @@ def check_storage(folders: Sequence[str]) -> None:
             )
 
 
-def network_variables(wanted: Sequence[str], nics: Sequence[Nic]) -> dict[str, str]:
+def network_variables(
+    wanted: Sequence[str], nics: Sequence[Nic], variables: Mapping[str, str] | None = None
+) -> dict[str, str]:
     """Return gloo's and NCCL's variables for the named interfaces of this node.
 
+    Args:
+        variables: those already set, by the shell that submits or by --env.
+
     Raises:
-        PenstockError: one is not here or not up; the message has both lists. Nothing else is chosen instead.
+        PenstockError: one cannot carry the run, or a variable names others. The message has both lists.
+            Nothing else is chosen instead.
     """
     chosen = named(wanted, nics)
+    left = {nic.name for nic in chosen} - {nic.name for nic in usable(chosen)}
+    if faults := [_why_not_used(nic) for nic in chosen if nic.name in left]:
+        raise _lacking(faults, wanted, nics)
+    for name in _INTERFACE_VARIABLES:
+        given = (variables or {}).get(name, "")
+        if given and set(given.removeprefix("=").split(",")) != set(wanted):
+            raise PenstockError(
+                f"{name} is set to interfaces other than those of --network ({', '.join(wanted)})",
+                got=given,
+                fix="Take it out of --env, or unset it in the shell that submits. It follows from --network.",
+            )
     return {setting.name: setting.value for setting in [*gloo_settings(chosen), *nccl_settings(chosen)]}
 
 
@@ -69,17 +92,37 @@ def named(wanted: Sequence[str], nics: Sequence[Nic]) -> list[Nic]:
     """Return the named interfaces.
 
     Raises:
-        PenstockError: one is not here or not up; the message has both lists. Nothing else is chosen instead.
+        PenstockError: one is not here, not up or has no address; the message has both lists. Nothing else is
+            chosen instead.
     """
     by_name = {nic.name: nic for nic in nics}
-    missing = [name for name in wanted if name not in by_name or not by_name[name].is_up]
-    if missing:
-        up = ", ".join(nic.name for nic in nics if nic.is_up) or "none"
-        raise PenstockError(
-            f"This node lacks networks of the run: {', '.join(missing)} of {', '.join(wanted)}; up are {up}",
-            fix="Correct --network, or exclude this node. No other interface is used instead.",
-        )
+    if faults := [fault for name in wanted if (fault := _fault(name, by_name.get(name)))]:
+        raise _lacking(faults, wanted, nics)
     return [by_name[name] for name in wanted]
+
+
+def _fault(name: str, nic: Nic | None) -> str:
+    """Return what an interface lacks; empty: nothing."""
+    if nic is None:
+        return f"{name} is missing"
+    if not nic.is_up:
+        return f"{name} is down"
+    return "" if nic.networks else f"{name} has no address"
+
+
+def _why_not_used(nic: Nic) -> str:
+    """Return why `usable` leaves out an interface that is up and has an address."""
+    if usable([nic]):
+        return f"{nic.name} is less than half as fast as another"
+    return f"{nic.name} is of the kind {nic.driver}, and has not the default route"
+
+
+def _lacking(faults: Sequence[str], wanted: Sequence[str], nics: Sequence[Nic]) -> PenstockError:
+    up = ", ".join(nic.name for nic in nics if nic.is_up) or "none"
+    return PenstockError(
+        f"This node lacks networks of the run: {'; '.join(faults)}. Named: {', '.join(wanted)}; up are {up}",
+        fix="Correct --network, or exclude this node. No other interface is used instead.",
+    )
 
 
 def address_on(wanted: Sequence[str], nics: Sequence[Nic]) -> str:
