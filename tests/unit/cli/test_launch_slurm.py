@@ -31,6 +31,24 @@ def test_what_the_script_sets_itself_is_refused_however_it_is_written(text, ours
 
 
 @pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("--array=0-3", "array"),
+        ("-a0-3", "array"),
+        ("-Ha 0-3", "array"),
+        ("--arr 0-3", "array"),
+        ("--ntasks-per-node=2", "ntasks-per-node"),
+        ("--ntasks-per-n=2", "ntasks-per-node"),
+        ("--tasks-per-node=2", "tasks-per-node"),
+        ("--qos=long --ntasks-per-gpu=1", "ntasks-per-gpu"),
+    ],
+)
+def test_what_would_start_the_run_several_times_is_refused(text, option):
+    with pytest.raises(UsageError, match=f"--{option} would start the run several times"):
+        _extra(text)
+
+
+@pytest.mark.parametrize(
     "text",
     ["--qos=long", "--qos long", "-q long", "-c8", "-H", "--gpus-per-node=8", "--nodelist=n1", "--nice=-5"],
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 
 from penstock.cli import launch_plan
@@ -47,6 +48,16 @@ _RENDERED = {
     "account": "A",
 }
 """Options that the script sets itself, with their letters: given twice, Slurm would take the last."""
+_MULTIPLYING = {
+    "array": "a",
+    "ntasks-per-core": "",
+    "ntasks-per-gpu": "",
+    "ntasks-per-node": "",
+    "ntasks-per-socket": "",
+    "ntasks-per-tres": "",
+    "tasks-per-node": "",
+}
+"""Options by which several supervisors would run in one folder, or several processes start a node's ranks."""
 _FLAGS = "HOQsvW"
 """Letters of sbatch that take no value, so that others may follow."""
 
@@ -151,23 +162,33 @@ def _extra(text: str) -> str:
     if not text.startswith("-") or not text.isprintable():
         raise UsageError("--sbatch takes an option of sbatch", got=text, fix="Example: --sbatch=--qos=long.")
     for word in text.split():
-        if ours := _rendered(word):
+        if ours := _option_of(word, _RENDERED):
             raise UsageError(
                 f"The script sets --{ours} itself",
                 got=text,
                 fix="What can be changed has an option of its own: penstock launch slurm --help.",
             )
+        if theirs := _option_of(word, _MULTIPLYING):
+            raise UsageError(
+                f"--{theirs} would start the run several times: it is one job, with one process on each node "
+                "that starts the others",
+                got=text,
+                fix="Leave it out; --nodes and --processes say how many processes there are.",
+            )
     return text
 
 
-def _rendered(word: str) -> str:
-    """Return the option of the script that a word sets, too; empty: none. sbatch takes abbreviations.
+def _option_of(word: str, known: Mapping[str, str]) -> str:
+    """Return the known option that a word sets; empty: none. sbatch takes abbreviations.
 
-    >>> _rendered("--part=x"), _rendered("-HN8"), _rendered("--qos=long"), _rendered("8")
-    ('partition', 'nodes', '', '')
+    Args:
+        known: options with their letters.
+
+    >>> [_option_of(word, _RENDERED) for word in ("--part=x", "-HN8", "--qos=long", "8")]
+    ['partition', 'nodes', '', '']
     """
     if word.startswith("--"):
         name = word[2:].partition("=")[0]
-        return next((ours for ours in _RENDERED if ours.startswith(name)), "")
+        return next((option for option in known if option.startswith(name)), "")
     letter = word[1:].lstrip(_FLAGS)[:1] if word.startswith("-") else ""
-    return next((ours for ours, short in _RENDERED.items() if letter and letter == short), "")
+    return next((option for option, short in known.items() if letter and letter == short), "")

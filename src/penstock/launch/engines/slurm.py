@@ -210,6 +210,7 @@ class _Steps:
         port = self.store_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
         options = [
             "--ntasks-per-node=1",
+            f"--ntasks={_num_nodes(spec)}",  # else SLURM_NTASKS counts, of the shell that submitted
             "--kill-on-bad-exit=0",
             f"--wait={_AFTER_FIRST_S}",
             "--input=none",
@@ -243,7 +244,7 @@ class _Steps:
         ]
         return ended_of(
             reports,
-            num_nodes=int(env.variable("SLURM_NNODES") or self._spec.nodes.most),
+            num_nodes=_num_nodes(self._spec),
             srun_code=self._step.returncode,
             is_elastic=self._spec.nodes.is_elastic,
         )
@@ -266,6 +267,11 @@ class _Steps:
         idents = [self._ident, *(self.growth.idents if self.growth else ())]
         words = ["scancel", "--quiet", f"--signal={name}", *idents]
         self._signals.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
+
+
+def _num_nodes(spec: RunSpec) -> int:
+    """Return the number of nodes of this job's allocation."""
+    return int(env.variable("SLURM_NNODES") or spec.nodes.most)
 
 
 def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: int, is_elastic: bool) -> Ended:

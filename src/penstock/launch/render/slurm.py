@@ -20,7 +20,7 @@ from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS
 
 SCRIPT, JOIN_SCRIPT, OUTPUT = "job.sbatch", "join.sbatch", "slurm.out"
-_SHARES = r"(-c|--cpus-|--exclusive|--oversubscribe|-s|--ntasks-per-core|--cores-per)"
+_SHARES = r"(-c|--cpus-|--exclusive|--oversubscribe|-s|--cores-per)"
 """Extras that say what of a node the job takes; without one it takes whole nodes."""
 _TRIES, _TRY_AGAIN_S = 30, 10
 """How often, and after how many seconds, a controller that does not answer is asked again."""
@@ -117,7 +117,8 @@ def render_join(spec: RunSpec, joining: Joining) -> tuple[str, str]:
         *(f"export {name}={shlex.quote(value)}" for name, value in spec.environment),
         "# The run may have ended, or wait in the queue itself.",
         f'[ -n "$(squeue --noheader --jobs={joining.job} --states=RUNNING --format=%i)" ] || exit 0',
-        "srun --ntasks-per-node=1 --kill-on-bad-exit=0 --input=none --cpu-bind=none --no-kill \\",
+        'srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" --kill-on-bad-exit=0 --input=none \\',
+        "  --cpu-bind=none --no-kill \\",
         f"  {shlex.quote(spec.python)} -m penstock launch node {run} --attempt {name} \\",
         f"  --host {joining.host} --port {joining.port} --first-node {joining.first_node}",
         "code=$?",
@@ -241,7 +242,7 @@ def _doctor(spec: RunSpec) -> list[str]:
         'if [ "$starts" -eq 0 ]; then',
         f"  rm -f {exclude} {metrics} # of an earlier job",
         f"  export DOCTOR_PORT=$(({_BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {_NUM_PORTS}))",
-        "  srun --ntasks-per-node=1 --kill-on-bad-exit=0 --cpu-bind=none "
+        '  srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" --kill-on-bad-exit=0 --cpu-bind=none '
         "bash -c 'export RANK=$SLURM_PROCID "
         "WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
         "MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR MASTER_PORT=$DOCTOR_PORT PENSTOCK_NODE=$SLURMD_NODENAME; "
@@ -275,8 +276,8 @@ def _settings(spec: RunSpec) -> list[Setting]:
         Setting(
             name="srun --ntasks-per-node",
             value="1",
-            reason="one process on each node starts the others; asked of the job, it would get the "
-            "fewest nodes of a range",
+            reason="one process on each node starts the others, whatever SLURM_NTASKS says; asked of the "
+            "job, it would get the fewest nodes of a range",
         ),
     ]
     if spec.nodes.is_elastic:

@@ -25,6 +25,7 @@ def report(node, code, cause=""):
 
 
 JOB = Job(engine="slurm", ident="7", host="here", submitted_at="now")
+PATIENCE_S = 30.0
 LOST = "This process lost contact with the others of its run."
 
 
@@ -108,6 +109,21 @@ def command(tmp_path, monkeypatch):
         path.chmod(0o755)
 
     return make
+
+
+def test_a_step_has_one_task_on_each_node_whatever_the_shell_that_submitted_says(
+    command, tmp_path, monkeypatch
+):
+    command("srun", f'echo "$@" > {tmp_path}/asked')
+    monkeypatch.setenv("SLURM_NNODES", "3")
+    monkeypatch.setenv("SLURM_NTASKS", "6")
+    spec, folder = make_spec(nodes=node_range("2:4")), JobFolder(tmp_path)
+    folder.make()
+    folder.write_spec(spec)
+    steps = slurm._Steps(folder, "7", "0")
+    steps.start(spec, 0)
+    assert steps._step.wait(PATIENCE_S) == 0
+    assert (tmp_path / "asked").read_text().startswith("--ntasks-per-node=1 --ntasks=3 ")
 
 
 def failing(said):

@@ -44,6 +44,14 @@ def test_the_script_is_the_golden_one(golden, name):
     )
 
 
+def test_each_step_has_one_task_on_each_node_whatever_the_shell_that_submitted_says():
+    (script,) = render(SPECS["elastic"]).files.values()
+    for text in (script, render_join(SPECS["elastic"], JOINING)[1]):
+        steps = [line for line in text.splitlines() if line.lstrip().startswith("srun ")]
+        assert len(steps) == 1
+        assert '--ntasks-per-node=1 --ntasks="$SLURM_NNODES"' in steps[0]
+
+
 JOINING = Joining(job="7", host="10.1.0.2", port=29500, first_node=4, num_nodes=2)
 
 
