@@ -39,11 +39,12 @@ from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
 from penstock.launch.supervisor import supervise_gang
 
 _ANSWER_S = 60.0
+_TIMED_OUT = "Socket timed out"
 _UNREACHABLE = (
     "configuration source",
     "configuration file",
     "contact slurm controller",
-    "Socket timed out",
+    _TIMED_OUT,
     "Connection refused",
 )
 """Parts of what Slurm's commands say where the controller is not known, or does not answer."""
@@ -59,10 +60,15 @@ class SlurmUnreachable(PenstockError):
     """Slurm's controller does not answer, or is not known here."""
 
 
+class SlurmSilent(SlurmUnreachable):
+    """Slurm's controller was asked for something and did not answer in time: it may do it nevertheless."""
+
+
 def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
     """Write the files and submit the job; return its id. If Slurm refuses, everything is as before.
 
     Raises:
+        SlurmSilent: Slurm may have taken the job, whose files stay: `supervise` makes it known if it starts.
         PenstockError: there is no sbatch, or Slurm refused the job.
     """
     _find("sbatch")
@@ -77,6 +83,14 @@ def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
             write_atomic(Path(path), content)
         folder.write_spec(spec)
         ident = _slurm(*rendered.commands[0]).strip().partition(";")[0]
+    except SlurmSilent:
+        ident = _queued_as(rendered.commands[0][-1])
+        if not ident:
+            raise SlurmSilent(
+                f"Slurm did not answer sbatch, and may have taken the job: the files in {folder.path} stay",
+                fix=f"Look for it: squeue --me --name={spec.name}. If it is there it runs as submitted, and "
+                "`penstock launch status` knows it from its start on; if not, launch it again.",
+            ) from None
     except BaseException:
         for kept, old in before.items():
             kept.unlink(missing_ok=True) if old is None else write_atomic(kept, old)
@@ -84,6 +98,17 @@ def submit(spec: RunSpec, folder: JobFolder, rendered: Rendered) -> str:
     folder.write_job(Job(engine="slurm", ident=ident, host=spec.queue, submitted_at=clock.utc_now()))
     folder.log_event("submitted", cause=f"to Slurm, job {ident}", nodes=str(spec.nodes))
     return ident
+
+
+def _queued_as(script: str) -> str:
+    """Return the id of this user's newest job of a script in the queue; "" there is none, or no answer."""
+    found = []
+    with suppress(PenstockError):
+        for line in _slurm("squeue", "--me", "--noheader", "--format=%i|%o").splitlines():
+            ident, _, command = line.strip().partition("|")
+            if command == script:
+                found.append(ident)
+    return max(found, key=int, default="")
 
 
 def check_secrets(spec: RunSpec) -> None:
@@ -156,6 +181,8 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
         )
     restart = env.variable("SLURM_RESTART_COUNT") or "0"
     nodes = env.variable("SLURM_NODELIST")
+    if not folder.has_job() or folder.job().ident != ident:  # Slurm did not answer the submit
+        folder.write_job(Job(engine="slurm", ident=ident, host=spec.queue, submitted_at=clock.utc_now()))
     folder.log_event("allocated", cause=f"job {ident} has {nodes}", requeues=int(restart))
     store = None
     try:
@@ -483,14 +510,15 @@ def _answered(
             words, input=script, capture_output=True, text=True, check=False, timeout=_ANSWER_S, env=variables
         )
     except subprocess.TimeoutExpired:
-        raise SlurmUnreachable(
+        raise SlurmSilent(
             f"Slurm did not answer {words[0]} within {_ANSWER_S:g} s", fix="Ask `scontrol ping`."
         ) from None
 
 
 def _refused(command: str, said: str) -> PenstockError:
     if any(words in said for words in _UNREACHABLE):
-        return SlurmUnreachable(
+        error = SlurmSilent if _TIMED_OUT in said else SlurmUnreachable
+        return error(
             f"{command} cannot reach Slurm: {said.partition('fatal: ')[2] or said}",
             fix="Type it on a login node, or name the cluster by SLURM_CONF; `scontrol ping` asks it.",
         )

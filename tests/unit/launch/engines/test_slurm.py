@@ -5,6 +5,7 @@ import shutil
 import pytest
 
 from penstock.core.errors import PenstockError, UsageError
+from penstock.core.signals import StopFlag
 from penstock.launch.engines import slurm
 from penstock.launch.engines.slurm import (
     ENGINE,
@@ -165,3 +166,55 @@ def test_a_cancel_waits_while_the_controller_is_busy(command, tmp_path, monkeypa
     command("scancel", "")
     assert ENGINE.cancel(JOB, folder, now=False) == "job 7 stopped after saving"
     assert looks.read_text().count("\n") == 3
+
+
+SILENT = ["exec sleep 60", "echo 'sbatch: error: Socket timed out on send/recv operation' >&2; exit 1"]
+
+
+@pytest.fixture
+def submitted(command, tmp_path, monkeypatch):
+    """Submits a run to programs that play Slurm: what sbatch and squeue do."""
+    monkeypatch.setattr(slurm, "_ANSWER_S", 5.0)
+
+    def submit_to(sbatch, squeue):
+        command("scontrol", "")
+        command("sbatch", sbatch)
+        command("squeue", squeue)
+        spec, folder = make_spec(run_dir=str(tmp_path / "run")), JobFolder(tmp_path / "run")
+        return submit(spec, folder, render(spec)), folder
+
+    return submit_to
+
+
+@pytest.mark.parametrize("sbatch", SILENT)
+def test_a_job_that_slurm_took_without_an_answer_is_found_by_its_script(submitted, tmp_path, sbatch):
+    queue = f"echo '9|/other'; echo '11|{tmp_path}/run/launch/job.sbatch'; echo '12|(null)'"
+    ident, folder = submitted(sbatch, queue)
+    assert (ident, folder.job().ident) == ("11", "11")
+
+
+@pytest.mark.parametrize("squeue", ["", failing("Socket timed out on send/recv operation")])
+def test_files_of_a_job_that_slurm_may_have_taken_stay(submitted, tmp_path, squeue):
+    with pytest.raises(SlurmUnreachable, match=r"may have taken the job.* squeue --me --name=first"):
+        submitted(SILENT[1], squeue)
+    files = {path.name for path in (tmp_path / "run" / "launch").iterdir()}
+    assert {"job.sbatch", "spec.json"} <= files
+
+
+def test_a_job_that_slurm_refused_leaves_no_files(submitted, tmp_path):
+    with pytest.raises(PenstockError, match="Invalid qos"):
+        submitted("echo 'sbatch: error: Invalid qos specification' >&2; exit 1", "")
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("known", [(), ("5",), ("7",)])
+def test_a_job_whose_submit_got_no_answer_makes_itself_known(tmp_path, monkeypatch, known):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setattr(slurm, "supervise_gang", lambda *_, **__: 0)
+    folder = JobFolder(tmp_path)
+    folder.make()
+    folder.write_spec(make_spec())
+    for ident in known:
+        folder.write_job(Job(engine="slurm", ident=ident, host="", submitted_at="before"))
+    assert slurm.supervise(folder.spec(), folder, StopFlag()) == 0
+    assert (folder.job().ident, folder.job().submitted_at == "before") == ("7", known == ("7",))
