@@ -131,6 +131,13 @@ class RunSpec:
                 fix="Raise --time-limit, or lower --grace.",
             )
 
+        if self.pod is None and (keys := [each for each in self.secrets if each.source.startswith("key:")]):
+            raise UsageError(
+                "Only Kubernetes knows a Secret and its key",
+                got=f"--secret {keys[0].name}={keys[0].source}",
+                fix="Write NAME=file:PATH, or NAME=env:NAME for a variable of this shell.",
+            )
+
     @property
     def save_within_s(self) -> float:
         """Seconds from a request to stop within which a checkpoint must be complete."""

@@ -51,6 +51,7 @@ def test_numbers_of_nodes_that_are_none_are_refused(text):
         ({"max_requeues": -1}, "--max-requeues must be at least 0"),
         ({"grace_s": 0.0}, "--grace must be a number of seconds above 0"),
         ({"time_limit_s": 30.0, "grace_s": 60.0}, "stopped before it starts"),
+        ({"secrets": (Secret(name="T", source="key:a/b"),)}, r"Only Kubernetes .*got '--secret T=key:a/b'"),
     ],
 )
 def test_values_that_cannot_be_are_refused(changes, said):
