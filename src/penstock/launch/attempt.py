@@ -201,7 +201,7 @@ def _attempt(sender: Connection, work: Work, explain: Explain, seats: list[Seat]
 
 
 def follow(path: Path, *, parent: int) -> None:
-    """Print what is appended to a file, from its present end, until the parent ends."""
+    """Print what is appended to a file, from its present end, until the parent ends or nobody reads on."""
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -211,6 +211,9 @@ def follow(path: Path, *, parent: int) -> None:
             with path.open("rb") as file:
                 file.seek(begin)
                 while piece := file.read(65536):
-                    os.write(1, piece)
+                    try:
+                        os.write(1, piece)
+                    except BrokenPipeError:  # as of `| head`; the job goes on, and its log
+                        return
                     begin += len(piece)
         clock.sleep(0.2)

@@ -1,7 +1,9 @@
 """Attempts that a warm process forks: codes, logs, stops, and ends of all kinds."""
 
+import multiprocessing
 import os
 import signal
+import threading
 import time
 from functools import partial
 
@@ -9,7 +11,7 @@ import pytest
 
 from penstock.core.signals import StopFlag
 from penstock.launch import local
-from penstock.launch.attempt import WarmProcess, rank_environments
+from penstock.launch.attempt import WarmProcess, follow, rank_environments
 from penstock.launch.local import EXIT_STOPPED
 
 ENVIRONMENTS = rank_environments(node=0, num_nodes=1, processes=2, address="127.0.0.1", port=1)
@@ -61,6 +63,26 @@ def test_each_rank_prints_into_its_own_log_start_after_start(opened, log):
         "--- two: rank 1 of 2 ---",
         "rank 1 of 2",
     ]
+
+
+def follow_into_a_closed_pipe(path, parent):
+    reader, writer = os.pipe()
+    os.close(reader)
+    os.dup2(writer, 1)
+    threading.Timer(0.2, path.write_text, ("a line\n",)).start()
+    follow(path, parent=parent)
+
+
+def test_a_log_that_nobody_reads_on_ends_its_follower_quietly(tmp_path, capfd):
+    arguments = (tmp_path / "0.log", os.getpid())
+    follower = multiprocessing.get_context("fork").Process(target=follow_into_a_closed_pipe, args=arguments)
+    follower.start()
+    follower.join(60)
+    code = follower.exitcode
+    follower.kill()
+    follower.join()
+    follower.close()
+    assert (code, capfd.readouterr().err) == (0, "")
 
 
 def fail():
