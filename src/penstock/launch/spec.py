@@ -216,6 +216,20 @@ def check_no_secret(values: Mapping[str, Any], *, where: str) -> None:  # Any: T
                 )
 
 
+def check_no_secret_in(options: Sequence[str], *, where: str) -> None:
+    """Refuse options of other programs with a secret among them, as a value or as one of their variables.
+
+    Raises:
+        UsageError: the message names the variable, and not the value.
+    """
+    for option in options:
+        check_no_secret({where: option, **dict(_PAIR.findall(option))}, where=where)
+
+
+_PAIR = re.compile(r"([\w.-]+)=(?=([^\s,]*))")
+"""NAME=VALUE, also inside another's value: --export=ALL,NAME=VALUE."""
+
+
 def environment_of(settings: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Read `NAME=VALUE` settings.
 

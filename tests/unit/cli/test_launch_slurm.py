@@ -60,3 +60,8 @@ def test_other_options_are_handed_through_as_they_are(text):
 def test_what_is_no_option_is_refused(text):
     with pytest.raises(UsageError, match="--sbatch takes an option of sbatch"):
         _extra(text)
+
+
+def test_a_secret_in_an_option_is_refused():
+    with pytest.raises(UsageError, match="--sbatch holds what looks like a secret"):
+        _extra("--export=ALL,HF_TOKEN=abc")

@@ -9,6 +9,7 @@ from penstock.launch.spec import (
     Secret,
     check_grace,
     check_no_secret,
+    check_no_secret_in,
     environment_of,
     node_range,
     secrets_of,
@@ -86,6 +87,28 @@ def test_what_only_sounds_like_a_secret_is_taken():
     check_no_secret(
         {"max_tokens": 5, "tokenizer": "x", "data": {"path": "s3://bucket/tokens", "token_budget": "1T"}},
         where="The recipe",
+    )
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--export=ALL,HF_TOKEN=s3cr3t",
+        "--export=HF_TOKEN=s3cr3t",
+        "--export HF_TOKEN=s3cr3t,A=1",
+        "--comment=hf_s3cr3tabcdefghijklmnop",
+        "--comment hf_s3cr3tabcdefghijklmnop",
+    ],
+)
+def test_a_secret_in_an_option_of_another_program_is_refused_and_not_repeated(option):
+    with pytest.raises(UsageError, match="--sbatch holds what looks like a secret") as caught:
+        check_no_secret_in(["--qos=long", option], where="--sbatch")
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_options_that_name_a_secret_without_its_value_are_taken():
+    check_no_secret_in(
+        ["--export=ALL,HF_TOKEN", "--max-tokens=5", "--comment=token of thanks"], where="--sbatch"
     )
 
 

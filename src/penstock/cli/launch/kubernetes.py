@@ -21,7 +21,7 @@ from penstock.launch.render.kubernetes import RECIPE_FILE, render_kubernetes
 from penstock.launch.render.pod_template import CONFIG
 from penstock.launch.render.serving import render_serving
 from penstock.launch.serving import ServingSpec
-from penstock.launch.spec import environment_of, node_range, secrets_of
+from penstock.launch.spec import check_no_secret_in, environment_of, node_range, secrets_of
 from penstock.storage.address import is_remote
 from penstock.train.recipe.config import MeasureConfig
 from penstock.train.recipe.load import build_for_others
@@ -219,6 +219,7 @@ def _server_options(arguments: argparse.Namespace) -> tuple[str, ...]:
     from penstock.cli import serve
 
     options = tuple(arguments.server)
+    check_no_secret_in(options, where="--server")
     known = _OptionParser(add_help=False)
     serve.add_arguments(known)
     known.parse_args(["model", *options])

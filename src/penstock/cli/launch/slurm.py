@@ -17,6 +17,7 @@ from penstock.launch.engines.slurm_queue import (
 )
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.render.slurm import render
+from penstock.launch.spec import check_no_secret_in
 
 EPILOG = """\
 One batch script is written into RUN/launch and submitted. It examines the nodes, starts the ranks on all of
@@ -161,6 +162,7 @@ def seconds(text: str) -> float:
 def _extra(text: str) -> str:
     if not text.startswith("-") or not text.isprintable():
         raise UsageError("--sbatch takes an option of sbatch", got=text, fix="Example: --sbatch=--qos=long.")
+    check_no_secret_in([text], where="--sbatch")
     for word in text.split():
         if ours := _option_of(word, _RENDERED):
             raise UsageError(
