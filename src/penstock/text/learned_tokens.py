@@ -9,8 +9,9 @@ So each assistant turn is replaced by a mark, the conversation is rendered again
 
 The texts agree up to the answer, and what follows the mark follows the answer. An answer begins where the
 generation prompt ends (so an empty thinking block that the template inserts is learned: the model must write
-it), and ends with the end-of-turn token. White space after that token is not the answer's. If later turns are
-written differently without this one, or cannot be written at all, the conversation up to this turn is
+it), and ends with the end-of-turn token: a control token that follows the last answer of a conversation too, so
+not the header of the next turn. White space after that token is not the answer's. If later turns are written
+differently without this one, or cannot be written at all, the conversation up to this turn is
 compared instead, and its text is looked up in the whole.
 
 Tags are compared with what was found: whether they hold a header, white space or control tokens does not
@@ -87,6 +88,7 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     text = render(messages)
     _check_kept(messages, tools, text)
     prompt = _generation_prompt(renderer)
+    ends = _end_tokens(renderer, tools, prompt)
     marked = None
     if renderer.has_tags:
         marked = _tagged(_with(partial(renderer.render, marked=True), tools), messages, text)
@@ -96,7 +98,7 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        start, content, stop, end = _located(messages, index, text, before, render, renderer)
+        start, content, stop, end = _located(messages, index, text, before, render, renderer.control, ends)
         at = text.rfind(prompt, before, content) if prompt else -1
         if at >= 0:
             start = at + len(prompt)
@@ -124,15 +126,22 @@ def _with(render: Callable[..., str], tools: Sequence[object]) -> Render:
 
 
 def _located(
-    messages: Messages, index: int, text: str, before: int, render: Render, renderer: Renderer
+    messages: Messages,
+    index: int,
+    text: str,
+    before: int,
+    render: Render,
+    control: re.Pattern[str],
+    ends: Collection[str],
 ) -> tuple[int, int, int, int]:
     """Return where a turn starts, its content starts, its content stops, and its end-of-turn token ends.
 
     Args:
         before: end of the previous answer.
+        ends: end-of-turn tokens.
 
     Raises:
-        UsageError: the turn cannot be found.
+        UsageError: the turn or its end cannot be found.
     """
     mark = {"role": "assistant", "content": MARK}
     try:
@@ -142,20 +151,22 @@ def _located(
     head, is_there, tail = other.partition(MARK)
     stop = len(text) - len(tail)
     if is_there and text.endswith(tail) and (first := _common(text, head)) >= before and first <= stop:
-        first = _before_token(text, first, renderer.control)
-        if ending := _ending(tail, renderer.control):
-            return first, first, stop, stop + ending
+        first = _before_token(text, first, control)
+        token = _first_token(tail, control)
+        if token and token[0] in ends:
+            return first, first, stop, stop + token.end()
         raise UsageError(
-            "The template writes no end-of-turn token of the vocabulary after an answer, so the model would "
-            "not learn to stop",
+            "The template writes no end-of-turn token of the vocabulary after the answer, message "
+            f"{index + 1}, so the model would not learn to stop",
             got=tail[:40],
-            fix="Use the tokenizer and the template of one model.",
+            fix="Use the tokenizer and the template of one model, and a template that ends every answer "
+            "alike, be it the last one or not.",
         )
     alone = render(messages[: index + 1]).rstrip()
     head, is_there, _ = render([*messages[:index], mark]).partition(MARK)
-    first = _before_token(alone, _common(alone, head), renderer.control)
+    first = _before_token(alone, _common(alone, head), control)
     turn = alone[first:]
-    tokens = list(renderer.control.finditer(turn))
+    tokens = list(control.finditer(turn))
     found = text.find(turn, before) if turn else -1
     if not is_there or found < 0 or not tokens or tokens[-1].end() != len(turn):
         raise UsageError(
@@ -189,11 +200,30 @@ def _before_token(text: str, at: int, control: re.Pattern[str]) -> int:
     return at
 
 
-def _ending(tail: str, control: re.Pattern[str]) -> int:
-    """Return the length of an end-of-turn token, with white space before it; 0 if there is none."""
-    space = len(tail) - len(tail.lstrip())
-    found = control.match(tail, space)
-    return found.end() if found else 0
+def _first_token(text: str, control: re.Pattern[str]) -> re.Match[str] | None:
+    """Return the control token that a text begins with, white space left out."""
+    return control.match(text, len(text) - len(text.lstrip()))
+
+
+def _end_tokens(renderer: Renderer, tools: Sequence[object], prompt: str) -> set[str]:
+    """Return the control tokens that follow an answer which nobody has replied to.
+
+    Some templates (gpt-oss) end such an answer in one way for training, and in another before the prompt of a
+    further one, as in the middle of a conversation. What only ever begins the next turn is not among them.
+    """
+    probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": MARK}]
+    found = set()
+    for is_asked in (False, True):
+        try:
+            text = renderer.render(probe, tools=tools, add_generation_prompt=is_asked)
+        except PenstockError:
+            continue
+        tail = text.partition(MARK)[2]
+        if is_asked and not (prompt and tail.endswith(prompt)):
+            continue
+        if token := _first_token(tail.removesuffix(prompt) if is_asked else tail, renderer.control):
+            found.add(token[0])
+    return found
 
 
 def _closing(text: str, end: int, control: re.Pattern[str]) -> list[Span]:

@@ -419,6 +419,38 @@ def test_a_template_that_cannot_be_used_is_refused_at_once(tmp_path, template, n
         made(tmp_path, [talk("Hi", "Hello.")], folder)
 
 
+ENDS_ONCE = """\
+{%- for message in messages %}
+    {{- HEADER + '\\n' + message['content'] + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- HEADER + '\\n' }}{%- else %}{{- '</s>' }}{%- endif %}
+"""
+
+
+@pytest.mark.parametrize(
+    ("header", "names"),
+    [
+        ("'<|' + (message.role or 'assistant') + '|>'", ("<|user|>", "<|assistant|>", "</s>")),
+        ("'<|im_start|>' + (message.role or 'assistant')", ("<|im_start|>", "</s>")),
+    ],
+    ids=["a token for each role", "a token for all roles"],
+)
+def test_the_header_of_the_next_turn_is_not_learned_as_the_end_of_an_answer(tmp_path, header, names):
+    folder = model_folder(tmp_path / "model", ENDS_ONCE.replace("HEADER", header), names)
+    once = talk("Hi", "Hello.")
+    with pytest.raises(InputError, match="line 2: The template writes no end-of-turn token"):
+        made(tmp_path, [once, talk("Hi", "Hello.", "And?")], folder)
+    assert learned_texts(made(tmp_path, [once], folder, name="kept")) == [["Hello.\n</s>"]]
+
+
+def test_an_answer_may_end_in_another_token_where_the_conversation_goes_on(tmp_path):
+    end = "('<|return|>' if loop.last and not add_generation_prompt else '<|im_end|>')"
+    template = without_tags(CHATML).replace("'<|im_end|>'", end, 1)
+    folder = model_folder(tmp_path / "model", template, (*NAMES, "<|return|>"))
+    [found] = learned_texts(made(tmp_path, [talk("a", "one", "b", "two")], folder))
+    assert found == ["one<|im_end|>", "two<|return|>"]
+
+
 def test_a_template_that_drops_the_system_turn_is_refused(tmp_path):
     folder = model_folder(tmp_path / "model", NO_SYSTEM)
     record = {"messages": [{"role": "system", "content": "Be brief."}, *talk("a", "b")["messages"]]}
