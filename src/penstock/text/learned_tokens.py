@@ -9,10 +9,10 @@ So each assistant turn is replaced by a mark, the conversation is rendered again
 
 The texts agree up to the answer, and what follows the mark follows the answer. An answer begins where the
 generation prompt ends (so an empty thinking block that the template inserts is learned: the model must write
-it), and ends with the end-of-turn token: a control token that follows the last answer of a conversation too, so
-not the header of the next turn. White space after that token is not the answer's. If later turns are written
-differently without this one, or cannot be written at all, the conversation up to this turn is
-compared instead, and its text is looked up in the whole.
+it), and ends with the end-of-turn token: a control token that follows the last answer of a conversation too,
+so not the header of the next turn. White space after that token is not the answer's. If later turns are
+written differently without this one, or cannot be written at all, the conversation up to this turn is
+compared instead, and its text is looked up in the whole, behind the generation prompt.
 
 Tags are compared with what was found: whether they hold a header, white space or control tokens does not
 matter; any other difference is refused. Nothing is learned because a guess failed.
@@ -70,6 +70,18 @@ class Renderer:
     """True if the template has `{% generation %}` tags."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a template writes around an answer."""
+
+    prompt: str
+    """Generation prompt; "" if unknown."""
+    ends: Collection[str]
+    """End-of-turn tokens."""
+    control: re.Pattern[str]
+    """Names of the tokenizer's control tokens."""
+
+
 def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer) -> RenderedChat:
     """Render a conversation and find its assistant turns.
 
@@ -88,7 +100,7 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     text = render(messages)
     _check_kept(messages, tools, text)
     prompt = _generation_prompt(renderer)
-    ends = _end_tokens(renderer, tools, prompt)
+    frame = _Frame(prompt, _end_tokens(renderer, tools, prompt), renderer.control)
     marked = None
     if renderer.has_tags:
         marked = _tagged(_with(partial(renderer.render, marked=True), tools), messages, text)
@@ -98,12 +110,9 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        start, content, stop, end = _located(messages, index, text, before, render, renderer.control, ends)
-        at = text.rfind(prompt, before, content) if prompt else -1
-        if at >= 0:
-            start = at + len(prompt)
-        else:
-            at = start - _begun(text[before:start], prompt)
+        content, stop, end = _located(messages, index, text, before, render, frame)
+        at = _header_start(text, before, content, prompt)
+        start = min(at + len(prompt), content)
         dropped += _dropped(message, text[start:stop], index)
         learned: tuple[Span, ...] = ((start, end),)
         if marked is not None:
@@ -126,24 +135,17 @@ def _with(render: Callable[..., str], tools: Sequence[object]) -> Render:
 
 
 def _located(
-    messages: Messages,
-    index: int,
-    text: str,
-    before: int,
-    render: Render,
-    control: re.Pattern[str],
-    ends: Collection[str],
-) -> tuple[int, int, int, int]:
-    """Return where a turn starts, its content starts, its content stops, and its end-of-turn token ends.
+    messages: Messages, index: int, text: str, before: int, render: Render, frame: _Frame
+) -> tuple[int, int, int]:
+    """Return where a turn's content starts and stops, and where its end-of-turn token ends.
 
     Args:
         before: end of the previous answer.
-        ends: end-of-turn tokens.
 
     Raises:
         UsageError: the turn or its end cannot be found.
     """
-    mark = {"role": "assistant", "content": MARK}
+    mark, control = {"role": "assistant", "content": MARK}, frame.control
     try:
         other = render([*messages[:index], mark, *messages[index + 1 :]])
     except UsageError:  # the template wants the tool results to follow a call, for example
@@ -153,8 +155,8 @@ def _located(
     if is_there and text.endswith(tail) and (first := _common(text, head)) >= before and first <= stop:
         first = _before_token(text, first, control)
         token = _first_token(tail, control)
-        if token and token[0] in ends:
-            return first, first, stop, stop + token.end()
+        if token and token[0] in frame.ends:
+            return first, stop, stop + token.end()
         raise UsageError(
             "The template writes no end-of-turn token of the vocabulary after the answer, message "
             f"{index + 1}, so the model would not learn to stop",
@@ -167,13 +169,19 @@ def _located(
     first = _before_token(alone, _common(alone, head), control)
     turn = alone[first:]
     tokens = list(control.finditer(turn))
-    found = text.find(turn, before) if turn else -1
-    if not is_there or found < 0 or not tokens or tokens[-1].end() != len(turn):
+    # With its header: the text of a user may be the same. What the template put in between, such as an empty
+    # thinking block, may be missing from an earlier turn.
+    header = alone[_header_start(alone, 0, first, frame.prompt) : first]
+    headers = {header or frame.prompt, frame.prompt}
+    written = f"(?:{'|'.join(map(re.escape, headers))}){re.escape(turn)}"
+    found = re.compile(written).search(text, before)
+    if not is_there or not found or not tokens or tokens[-1].end() != len(turn):
         raise UsageError(
             f"The assistant's turn, message {index + 1}, cannot be found in the text of the template",
             fix="Correct the template, or leave the conversation out.",
         )
-    return found, found, found + tokens[-1].start(), found + len(turn)
+    start = found.end() - len(turn)
+    return start, start + tokens[-1].start(), found.end()
 
 
 def _common(one: str, other: str) -> int:
@@ -246,15 +254,18 @@ def _generation_prompt(renderer: Renderer) -> str:
     return asked[len(alone) :] if asked.startswith(alone) else ""
 
 
-def _begun(text: str, prompt: str) -> int:
-    """Return the length of the beginning of a generation prompt that a text ends with.
+def _header_start(text: str, before: int, content: int, prompt: str) -> int:
+    """Return where the generation prompt of an answer starts, or the beginning of one that it has.
 
     Earlier turns may lack the end of a prompt, such as a `<think>` that the model continues.
 
-    >>> _begun("Hi<end><assistant>", "<assistant><think>")
-    11
+    >>> _header_start("Hi<end><assistant>Hello.", 0, 18, "<assistant><think>")
+    7
     """
-    return next((length for length in range(len(prompt), 0, -1) if text.endswith(prompt[:length])), 0)
+    if prompt and (at := text.rfind(prompt, before, content)) >= 0:
+        return at
+    lengths = range(len(prompt), 0, -1)
+    return content - next((n for n in lengths if text.endswith(prompt[:n], before, content)), 0)
 
 
 def _tagged(render: Render, messages: Messages, text: str) -> list[Span]:

@@ -525,6 +525,36 @@ def test_a_template_that_writes_calls_in_ascii_is_used(tmp_path):
     assert r'{"city": "Orl\u00e9ans", "sign": "\u2192"}' in call
 
 
+CALLS = (
+    without_tags(CHATML)
+    .replace(
+        "message['content'] + '<|im_end|>' }}",
+        "(message.tool_calls or '') ~ message['content'] + '<|im_end|>' }}",
+        1,
+    )
+    .replace(
+        "{%- for message in messages %}",
+        "{%- for message in messages %}"
+        "{%- if message.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}"
+        "{{- raise_exception('A result without a call.') }}"
+        "{%- endif %}",
+    )
+)
+
+
+def test_a_call_that_the_user_wrote_too_is_learned_in_the_assistants_turn(tmp_path):
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    record = talk(str([call]), "", tool_calls=[call])
+    record["messages"] += [{"role": "tool", "content": "17"}, {"role": "assistant", "content": "Warm."}]
+    folder = model_folder(tmp_path / "model", CALLS)
+    out = made(tmp_path, [record], folder)
+    assert learned_texts(out) == [[f"{[call]}<|im_end|>", "Warm.<|im_end|>"]]
+    learned = open_corpus(out).columns["learned"].values(0, 0, open_corpus(out).num_tokens)
+    tokens = open_corpus(out).shard(0).tokens[0 : int(learned.argmax())].tolist()
+    before = Tokenizer.load(out / "tokenizer.json").decode(tokens, special=True)
+    assert before.endswith(f"{[call]}<|im_end|>\n<|im_start|>assistant\n")
+
+
 def test_tags_round_a_header_are_used_though_the_prompt_goes_on_with_a_thought(tmp_path):
     header = "{{- '<|im_start|>' + message['role'] + '\\n' }}"
     template = (
