@@ -98,7 +98,8 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
         raise UsageError("A message has a code point that marks answers here", got=f"U+{ord(found):04X}")
     render = _with(renderer.render, tools)
     text = render(messages)
-    _check_kept(messages, tools, text)
+    _check_tools(tools, text)
+    _check_kept(messages, render)
     prompt = _generation_prompt(renderer)
     frame = _Frame(prompt, _end_tokens(renderer, tools, prompt), renderer.control)
     marked = None
@@ -345,11 +346,11 @@ def _check_rest_of_tags(
             at = max(at, end)
 
 
-def _check_kept(messages: Messages, tools: Sequence[object], text: str) -> None:
-    """Refuse a text that lacks a message of the system, the user or a tool, or the tools.
+def _check_tools(tools: Sequence[object], text: str) -> None:
+    """Refuse a text that names a tool nowhere.
 
     Raises:
-        UsageError: with the message.
+        UsageError: with the tool.
     """
     for tool in tools:
         function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
@@ -360,12 +361,30 @@ def _check_kept(messages: Messages, tools: Sequence[object], text: str) -> None:
                 got=name,
                 fix="Use the template of a model that calls tools.",
             )
-    for index, message in enumerate(messages):
-        content = str(message.get("content") or "").strip()
-        if message["role"] != "assistant" and not _holds(text, content):
+
+
+def _check_kept(messages: Messages, render: Render) -> None:
+    """Refuse a template that drops a message of the system, the user or a tool.
+
+    A short text may stand somewhere else as well: each is looked for with a mark of its own behind it.
+
+    Raises:
+        UsageError: with the message.
+    """
+    marked = {
+        index: f"{content}{MARK}{index}{MARK}"
+        for index, message in enumerate(messages)
+        if message["role"] != "assistant" and (content := str(message.get("content") or "").strip())
+    }
+    text = render(
+        [{**message, "content": marked.get(n, message["content"])} for n, message in enumerate(messages)]
+    )
+    for index, content in marked.items():
+        if not _holds(text, content):
+            role = messages[index]["role"]
             raise UsageError(
-                f"The template drops the {message['role']}'s turn, message {index + 1}, or changes its text",
-                got=content[:60],
+                f"The template drops the {role}'s turn, message {index + 1}, or changes its text",
+                got=content.partition(MARK)[0][:60],
                 fix="Use a template that has such turns, or leave it out of the conversation.",
             )
 

@@ -292,7 +292,7 @@ def _call(value: object, number: int) -> Message:
     return {"id": call["id"], **made} if call.get("id") is not None else made
 
 
-def _tools(value: object) -> Sequence[object]:
+def _tools(value: object) -> Sequence[Message]:
     if isinstance(value, str):
         value = _json(value, "The tools") if value.strip() else []
     if value is None:
@@ -301,11 +301,21 @@ def _tools(value: object) -> Sequence[object]:
         raise UsageError(
             "The tools are no list", got=str(value)[:80], fix="Write them as OpenAI's API has them."
         )
-    tools = [_json(tool, "A tool") if isinstance(tool, str) else tool for tool in value]
-    return [
-        {"type": "function", "function": tool} if isinstance(tool, Mapping) and "name" in tool else tool
-        for tool in tools
-    ]
+    return [_tool(_json(tool, "A tool") if isinstance(tool, str) else tool) for tool in value]
+
+
+def _tool(value: object) -> Message:
+    tool = dict(value) if isinstance(value, Mapping) else {}
+    if "name" in tool:
+        tool = {"type": "function", "function": tool}
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UsageError(
+            "A tool names no function",
+            got=str(value)[:80],
+            fix='Write it as {"type": "function", "function": {"name": "...", "parameters": {...}}}.',
+        )
+    return tool
 
 
 def without_nulls(value: Any) -> Any:  # Any: JSON values

@@ -310,6 +310,11 @@ BAD = {
         "not text",
     ),
     "tools that the template drops": ({**talk("a", "b"), "tools": [TOOL]}, "drops the tools"),
+    "tools that are no objects": ({**talk("a", "b"), "tools": [5]}, "A tool names no function"),
+    "a tool without a name": (
+        {**talk("a", "b"), "tools": [{"type": "function", "function": {}}]},
+        "A tool names no function",
+    ),
     "another kind": (PAIR, "kind pairs"),
     "no messages": ({"messages": []}, "no list of messages"),
 }
@@ -460,6 +465,26 @@ def test_a_template_that_drops_the_system_turn_is_refused(tmp_path):
 
 
 GRANITE_NAMES = ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>", "<|end_of_text|>")
+
+
+@pytest.mark.parametrize("role", ["system", "user", "tool"])
+def test_a_turn_is_dropped_though_its_text_stands_elsewhere_too(tmp_path, role):
+    call = {"function": {"name": "look", "arguments": {}}}
+    messages = [
+        {"role": "system", "content": "ok"},
+        {"role": "user", "content": "look at 3"},
+        {"role": "assistant", "content": "3", "tool_calls": [call]},
+        {"role": "tool", "content": "3"},
+        {"role": "assistant", "content": "ok, look at 3"},
+    ]
+    template = without_tags(GRANITE)
+    whole = model_folder(tmp_path / "whole", template, GRANITE_NAMES)
+    assert len(learned_texts(made(tmp_path, [{"messages": messages}], whole))) == 1
+    drops = template.replace(f"message['role'] == '{role}'", "message['role'] == 'nobody'")
+    assert drops != template
+    folder = model_folder(tmp_path / "model", drops, GRANITE_NAMES)
+    with pytest.raises(PenstockError, match=f"The template drops the {role}'s turn"):
+        made(tmp_path, [{"messages": messages}], folder, name="refused")
 
 
 @pytest.mark.parametrize(
