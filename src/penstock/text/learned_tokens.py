@@ -32,6 +32,9 @@ MARK = "\ufdd6\ufdd7"
 
 _NUMBER_OR_WORD = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\w+)")
 
+_NO_OTHER_TEXT = ("role", "content", "tool_calls", "name", "id", "type")
+"""Keys of an assistant turn that hold no text, or one that is looked for by itself."""
+
 Messages = Sequence[Mapping[str, object]]
 Span = tuple[int, int]
 """First and past-the-last character."""
@@ -390,17 +393,24 @@ def _check_kept(messages: Messages, render: Render) -> None:
 
 
 def _dropped(message: Mapping[str, object], answer: str, index: int) -> bool:
-    """Return True if the template left out reasoning, or a text beside tool calls.
+    """Return True if the template left out reasoning, a text of a key of its own, or one beside tool calls.
 
     Raises:
-        UsageError: it left out something else.
+        UsageError: it left out something else, or everything.
     """
     content = str(message.get("content") or "").strip()
     calls = message.get("tool_calls")
     functions = [call.get("function", call) for call in calls] if isinstance(calls, list) else []
     _check_calls(functions, answer, index)
-    reasoning = str(message.get("reasoning_content") or "").strip()
-    dropped = not _holds(answer, reasoning)
+    others = {name: value for name, value in message.items() if name not in _NO_OTHER_TEXT}
+    written = [_holds(answer, text.strip()) for text in _values(others) if isinstance(text, str)]
+    if written and not (any(written) or content or functions or message.get("reasoning_content")):
+        raise UsageError(
+            f"The template writes nothing of the assistant's turn, message {index + 1}",
+            got=", ".join(others),
+            fix='Put what the assistant says into "content", or leave the conversation out.',
+        )
+    dropped = not all(written)
     if not _holds(answer, content):
         rest = content.rpartition("</think>")[2].strip()
         if not functions and (rest == content or not _holds(answer, rest)):

@@ -1,6 +1,7 @@
 """Conversations as people store them: OpenAI messages, ShareGPT, prompt and completion, pairs, thumbs.
 
-    messages [, tools]                        OpenAI; tool calls, tool turns, reasoning_content, weight
+    messages [, tools]                        OpenAI; tool calls, tool turns, reasoning_content, weight;
+                                              the older function_call; refusal; reasoning
     conversations [, system, tools]           ShareGPT: from, value
     prompt, completion                        texts, or lists of messages
     [prompt,] chosen, rejected                pairs of TRL: texts or messages, the prompt apart or in both
@@ -229,12 +230,14 @@ def _message(value: object, number: int) -> Message:
         raise UsageError(
             f"Message {number} has an unknown role", got=said, fix=f"Known: {', '.join(_ROLES)}."
         )
+    if role == "assistant":
+        _rename_keys(given)
     content = given.pop("content", given.pop("value", None))
     calls = given.pop("tool_calls", None)
     if isinstance(calls, str):  # JSON in a column of text
         calls = _json(calls, f"The calls of message {number}") if calls.strip() else None
     if str(said).lower() == "function_call":
-        calls, content = [_json(content, f"The call of message {number}")], None
+        calls, content = [content], None
     message: Message = {**given, "role": role, "content": _text(content, number)}
     if calls:
         if role != "assistant" or not isinstance(calls, Sequence):
@@ -253,6 +256,16 @@ def _message(value: object, number: int) -> Message:
     return message
 
 
+def _rename_keys(message: Message) -> None:
+    """Give the keys of an assistant turn the names that templates know."""
+    if not message.get("tool_calls") and (call := message.pop("function_call", None)):
+        message["tool_calls"] = [call]
+    if not (message.get("content") or message.get("value")) and "refusal" in message:
+        message["content"] = message.pop("refusal")
+    if isinstance(message.get("reasoning"), str):  # kept as well: a template may read either
+        message.setdefault("reasoning_content", message["reasoning"])
+
+
 def _text(content: object, number: int) -> str:
     """Return the content of a message as one text; parts of text are joined."""
     if content is None or isinstance(content, str):
@@ -269,6 +282,8 @@ def _text(content: object, number: int) -> str:
 
 
 def _call(value: object, number: int) -> Message:
+    if isinstance(value, str):  # JSON in a column of text, or of ShareGPT
+        value = _json(value, f"The call of message {number}")
     call = dict(value) if isinstance(value, Mapping) else {}
     function = call.get("function", call)
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):

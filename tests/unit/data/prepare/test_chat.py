@@ -214,6 +214,45 @@ def test_tool_calls_may_be_json_in_a_text():
     assert made[0] == made[1]
 
 
+@pytest.mark.parametrize(
+    ("answer", "instead"),
+    [
+        (
+            {"content": "", "function_call": {"name": "weather", "arguments": '{"city": "Rome"}'}},
+            {"tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Rome"}}}]},
+        ),
+        (
+            {"function_call": '{"name": "weather", "arguments": {}}'},
+            {"tool_calls": [{"function": {"name": "weather", "arguments": {}}}]},
+        ),
+        ({"content": None, "refusal": "I cannot."}, {"content": "I cannot."}),
+        ({"content": "", "refusal": "I cannot."}, {"content": "I cannot."}),
+        (
+            {"content": "3", "reasoning": "It is 3."},
+            {"content": "3", "reasoning_content": "It is 3."},
+        ),
+    ],
+    ids=["call", "call as text", "refusal", "refusal beside an empty text", "reasoning"],
+)
+def test_other_names_of_calls_refusals_and_reasoning_give_the_same_corpus(tmp_path, qwen, answer, instead):
+    asked = {"role": "user", "content": "Hi"}
+    one, two = (
+        made(tmp_path, [{"messages": [asked, {"role": "assistant", **said}]}], qwen, name=name)
+        for name, said in (("one", answer), ("two", instead))
+    )
+    assert learned_texts(one) == learned_texts(two)
+    assert open_corpus(one).fingerprint == open_corpus(two).fingerprint
+
+
+def test_a_text_under_another_key_is_counted_and_refused_where_nothing_else_is_written(tmp_path, model):
+    other = {"thinking": "It is 3.", "id": "msg_1", "name": "Bo", "score": 0.5}
+    out = made(tmp_path, [talk("a", "3", **other), talk("a", "b", name="Bo", score=1)], model)
+    assert open_corpus(out).manifest.chat.counts["turns_with_dropped_text"] == 1
+    said = r"writes nothing of the assistant's turn, message 2 \(got 'audio'\)\. Put what the assistant says"
+    with pytest.raises(InputError, match=said):
+        made(tmp_path, [talk("a", "", audio={"id": "1", "transcript": "Three."})], model, name="refused")
+
+
 def test_weights_and_the_last_turn_choose_what_is_learned(tmp_path, model):
     record = talk("a", "one", "b", "two", "c", "three")
     record["messages"][1]["weight"] = 0
