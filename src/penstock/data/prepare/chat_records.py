@@ -143,7 +143,7 @@ def conversation_of(value: object, *, kind: ChatKind, last_only: bool) -> Conver
         turns = _first_of(value, *_CONVERSATIONS)
         sides = (_side(_with_system(value, _messages(turns)), 0),)
     if last_only:
-        sides = tuple(Side(side.messages, frozenset(sorted(side.learned)[-1:])) for side in sides)
+        sides = tuple(map(_last_turn, sides))
     for side in sides:
         _check_order(side)
     return Conversation(sides, tools, kind == "thumbs" and not _label(value["label"]))
@@ -374,6 +374,23 @@ def _side(messages: list[Message], first: int) -> Side:
             fix="Add an answer, take its weight of 0 away, or leave the conversation out.",
         )
     return Side(tuple(plain), frozenset(learned))
+
+
+def _last_turn(side: Side) -> Side:
+    """Return a conversation of which the assistant's last turn alone is learned.
+
+    Raises:
+        UsageError: the weight of that turn is 0.
+    """
+    last = max(index for index, message in enumerate(side.messages) if message["role"] == "assistant")
+    if last in side.learned:
+        return Side(side.messages, frozenset({last}))
+    raise UsageError(
+        f"Only the last turn of the assistant is to be learned, and message {last + 1} has a weight of 0",
+        got=_shown(side.messages[last]),
+        fix="Take the weight away, leave the conversation out, or learn all turns with --train-on "
+        "all_assistant.",
+    )
 
 
 def _role_and_weight(message: Message) -> str:

@@ -260,6 +260,10 @@ def test_weights_and_the_last_turn_choose_what_is_learned(tmp_path, model):
     assert learned_texts(all_turns) == [["two<|im_end|>", "three<|im_end|>"]]
     last = made(tmp_path, [record], model, name="last", train_on="last")
     assert learned_texts(last) == [["three<|im_end|>"]]
+    record["messages"][-1]["weight"] = 0
+    said = r"line 1: Only the last turn .* message 6 has a weight of 0 \(got 'three'\)\. Take the weight away"
+    with pytest.raises(InputError, match=said):
+        made(tmp_path, [record], model, name="refused", train_on="last")
 
 
 def test_tool_calls_are_learned_as_text_or_object_and_dropped_reasoning_is_counted(tmp_path, qwen):
