@@ -189,6 +189,12 @@ def _pair(value: Mapping[str, object]) -> tuple[Side, ...]:
         # A turn of the assistant that both begin with is an answer, unless something follows it in both.
         same = min(same, len(chosen) - 1, len(rejected) - 1)
         prompt, chosen, rejected = chosen[:same], chosen[same:], rejected[same:]
+        if not prompt or not chosen[0]["role"] == rejected[0]["role"] == "assistant":
+            raise UsageError(
+                "The chosen and the rejected side answer different prompts",
+                got=f"{_shown(chosen[0])} | {_shown(rejected[0])}",
+                fix="Give both the same messages before their answers, or leave the pair out.",
+            )
     prompt = _with_system(value, prompt)
     return _answered(prompt, chosen), _answered(prompt, rejected)
 

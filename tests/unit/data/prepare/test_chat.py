@@ -391,6 +391,30 @@ def test_a_pair_of_equal_answers_is_refused(chosen, rejected, reason):
         assert len(conversation_of(record, kind="pairs", last_only=False).sides) == 2
 
 
+SYSTEM, ASKED, OTHER, YES, NO = (
+    {"role": role, "content": text}
+    for role, text in zip(("system", "user", "user", "assistant", "assistant"), "sabyn", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected"),
+    [
+        ([ASKED, YES], [OTHER, YES]),
+        ([ASKED, YES], [OTHER, NO]),
+        ([SYSTEM, ASKED, YES], [SYSTEM, OTHER, NO]),
+        ([YES], [NO]),
+    ],
+    ids=["equal answers", "no common message", "a common system turn", "answers alone"],
+)
+def test_a_pair_of_different_prompts_is_refused(chosen, rejected):
+    said = r"side answer different prompts \(got '. \| .'\)\. Give both the same messages"
+    with pytest.raises(UsageError, match=said):
+        conversation_of({"chosen": chosen, "rejected": rejected}, kind="pairs", last_only=False)
+    with_prompt = {"prompt": "Hi", "chosen": [YES], "rejected": [NO]}
+    assert len(conversation_of(with_prompt, kind="pairs", last_only=False).sides) == 2
+
+
 TRIMS = without_tags(CHATML).replace("message['content']", "message['content'] | trim")
 
 
