@@ -14,7 +14,7 @@ from penstock.core.files import write_atomic
 from penstock.data.corpus.manifest import ChatOrigin
 from penstock.data.prepare.chat_records import ChatKind, kind_of_chat
 from penstock.data.prepare.chat_tokens import ChatEncoder, ChatRules
-from penstock.data.prepare.documents import RawChat, ReadOptions, read_records
+from penstock.data.prepare.documents import RawChat, ReadOptions, Rejection, read_records
 from penstock.data.prepare.inputs import is_json, shown
 from penstock.data.prepare.plan import ChatConfig, InputFile
 from penstock.text.chat_template import TEMPLATE_FILES, ChatTemplate, load_template, read_template
@@ -119,14 +119,21 @@ def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Pat
 def _kind(files: Sequence[InputFile]) -> ChatKind:
     options = ReadOptions(text_column="", max_document_bytes=256 * 2**20, chat=True)
     seen: object = None
+    refused = ""
     for file in files:
         for record in read_records(file, options):
             if isinstance(record.content, RawChat):
                 if kind := kind_of_chat(record.content.value):
                     return kind
                 seen = seen or record.content.value
+            elif isinstance(record.content, Rejection):
+                refused = refused or f"{shown(file.path)}: {record.content.reason}"
             if record.index >= _PEEKED:
                 break
+    if refused and not seen:
+        raise InputError(
+            "No record of the inputs can be read", got=refused[:200], fix="Restore the file, or leave it out."
+        )
     names = ", ".join(map(str, seen)) if isinstance(seen, dict) else "no JSON object"
     raise InputError(
         "No record of the inputs is a conversation",
