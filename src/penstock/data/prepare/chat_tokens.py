@@ -5,6 +5,8 @@ the template ends each turn. A pair is one document, the chosen conversation fol
 that no packing separates them.
 """
 
+import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -27,9 +29,12 @@ from penstock.text.learned_tokens import RenderedChat
 from penstock.text.template_process import TemplateProcess
 from penstock.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 _BATCH_BYTES = 2**20
 _BATCH_RECORDS = 512
 _MOST_PROCESSES = 8
+_NAME = re.compile(r"<([|\uff5c])[^\s<>|\uff5c]+\1>")  # of a special token
 
 TooLong = Literal["drop", "cut", "refuse"]
 
@@ -88,19 +93,25 @@ class ChatEncoder:
         self._threads = ThreadPoolExecutor(self._num, "chat-template")
 
     def check(self) -> None:
-        """Try the template and the vocabulary on a short conversation.
+        """Try the template and the vocabulary on a short conversation; warn of names that are no tokens.
+
+        They are no error: Zephyr, Tulu and OLMo write `<|user|>` as text, and only the end as a token.
 
         Raises:
             UsageError: they do not belong together, or the template fails.
         """
         probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
         try:
-            self._processes[0].answers(probe, date=self._rules.date)
+            text = self._processes[0].answers(probe, date=self._rules.date).text
         except (ModelError, UsageError) as error:
             raise UsageError(
                 f"A conversation of two turns cannot be written: {str(error).rstrip('.')}",
                 fix="Correct the template, or give another with --chat-template FILE.",
             ) from None
+        names = dict.fromkeys(found[0] for found in _NAME.finditer(text))
+        lengths = {name: len(self._tokenizer.encode(name, special=True)) for name in names}
+        if missing := {name: length for name, length in lengths.items() if length > 1}:
+            _warn_of_names(missing)
 
     def batches(
         self, places: Iterable[RecordPosition], *, dtype: type[np.uint16 | np.uint32]
@@ -208,6 +219,16 @@ class ChatEncoder:
         text = "".join(rendered.text for rendered in written.rendered)
         counts = {name: count for name, count in counts.items() if count}
         return Document(text, written.num_bytes, counts=counts), tokens, columns
+
+
+def _warn_of_names(missing: Mapping[str, int]) -> None:
+    """Log names of special tokens that the vocabulary lacks, by their length in tokens."""
+    names = ", ".join(f"{name} ({length} tokens)" for name, length in missing.items())
+    message = (
+        f"The template writes names that are no tokens of the vocabulary, and are stored as text: {names}. "
+        "If the model was not trained so, use the tokenizer and the template of one model."
+    )
+    log.warning("template_names_as_text names=%s", ",".join(missing), extra={"told": message})
 
 
 @dataclass(frozen=True, slots=True)

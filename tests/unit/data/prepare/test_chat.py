@@ -703,6 +703,16 @@ def test_a_corpus_in_which_no_turn_is_learned_is_refused_with_the_weights(tmp_pa
         made(tmp_path, [talk("a", "b", weight=0)] * 3, model)
 
 
+def test_names_of_special_tokens_that_the_vocabulary_lacks_are_warned_about(tmp_path, model, caplog):
+    made(tmp_path, [talk("Hi <|other|>", "Hello.")], model)
+    assert not caplog.records
+    folder = model_folder(tmp_path / "model", without_tags(CHATML), ("<|im_end|>",))
+    made(tmp_path, [talk("Hi", "Hello.")], folder, name="lacking")
+    [record] = caplog.records
+    assert record.getMessage() == "template_names_as_text names=<|im_start|>"
+    assert re.search(r"<\|im_start\|> \(\d+ tokens\)\. If the model was not trained so, use", record.told)
+
+
 def test_a_folder_without_template_and_a_text_are_refused(tmp_path, model):
     bare = model_folder(tmp_path / "bare", "")
     (bare / "chat_template.jinja").unlink()
