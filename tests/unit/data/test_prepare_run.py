@@ -175,6 +175,38 @@ def test_html_that_is_extracted_is_told_once(
     ]
 
 
+PARTS = (
+    '<div class="nav"><a href="/">Home</a><p>Penstocks</p></div><script>track()</script>',
+    "<p>How do I <b>x</b>?</p>\n<pre><code>x()</code></pre>",
+    "\n<!-- a --> <H1 align=center>Penstocks</H1>",
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_of_a_page_is_stored_with_its_tags_and_warned_about_once(
+    run: Run, tmp_path: Path, tokenizer: Path, caplog: pytest.LogCaptureFixture, part: str
+) -> None:
+    page = "<html><body><p>The penstock feeds the turbine.</p></body></html>"
+    texts = ["a < b", "<paper> is no tag", page, part, *PARTS]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    summary = run(tmp_path / "a.jsonl", tmp_path / "out", tokenizer)
+    assert summary.manifest.num_documents == len(texts)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"html_extracted source={tmp_path}/a.jsonl record=3",
+        f"html_part_as_text source={tmp_path}/a.jsonl record=4",
+    ]
+    assert "put <html> in front of each" in caplog.records[-1].told  # type: ignore[attr-defined]
+    caplog.clear()
+    run(tmp_path / "a.jsonl", tmp_path / "kept", tokenizer, html="keep")
+    assert [record.getMessage() for record in caplog.records] == [
+        f"html_as_text source={tmp_path}/a.jsonl record=3"
+    ]
+    (tmp_path / "a.vue").write_text(part)
+    caplog.clear()
+    run(tmp_path / "a.vue", tmp_path / "code", tokenizer, suffixes=(".vue",))
+    assert not caplog.records
+
+
 def half_done(run: Run, inputs: Path, out: Path, tokenizer: Path) -> None:
     with pytest.raises(InputError):
         run(inputs, out, tokenizer, max_errors=0)

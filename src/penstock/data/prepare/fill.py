@@ -15,8 +15,8 @@ from penstock.data.corpus.manifest import ColumnEntry
 from penstock.data.prepare.chat_tokens import ChatEncoder, Encoded
 from penstock.data.prepare.columnar import TABULAR
 from penstock.data.prepare.documents import Document, ReadOptions, Record, Rejection, read_records
-from penstock.data.prepare.html import HtmlRule, is_html
-from penstock.data.prepare.inputs import shown
+from penstock.data.prepare.html import HtmlRule, is_html, tag_of_part
+from penstock.data.prepare.inputs import is_code, shown
 from penstock.data.prepare.journal import Journal, JournalEntry, open_journal, read_journal, remove_strays
 from penstock.data.prepare.plan import InputFile, OnProgress, PreparationPlan, Progress
 from penstock.data.prepare.shards import ShardBuilder
@@ -128,7 +128,7 @@ class _Filler:
         shards = [entry.shard for entry in entries if entry.shard]
         self._bytes_before = [0, *accumulate(file.bytes for file in plan.files)]
         self._num_shards = len(shards)
-        self._found_html = False
+        self._said: set[Callable[[InputFile, int], None]] = set()
         self._tokens = sum(shard.tokens for shard in shards)
         self._documents = sum(shard.documents for shard in shards)
 
@@ -145,16 +145,20 @@ class _Filler:
             self._journal.reject(_row(self._files[number], record.index, record.content), record.content.kind)
 
     def _tell_of_html(self, number: int, record: Record) -> None:
-        """Log the first HTML page, and what becomes of it and all others."""
+        """Log the first HTML page and the first part of one, and what becomes of them and all others."""
         content, file = record.content, self._files[number]
-        if self._found_html or not isinstance(content, Document):
+        if not isinstance(content, Document):
             return
+        say = None
         if content.is_extracted:
-            self._found_html = True
-            _say_extracted(file, record.index)
-        elif self._html == "keep" and is_html(content.text, file.path):
-            self._found_html = True
-            _warn_of_html(file, record.index)
+            say = _say_extracted
+        elif self._html == "keep":
+            say = _warn_of_html if is_html(content.text, file.path) else None
+        elif tag_of_part(content.text) and not is_code(file.path):
+            say = _warn_of_part
+        if say and say not in self._said:
+            self._said.add(say)
+            say(file, record.index)
 
     def finish(self) -> None:
         """Finish the last shard and mark every input as read."""
@@ -188,6 +192,14 @@ def _warn_of_html(file: InputFile, index: int) -> None:
         "text alone, leave --html keep out."
     )
     log.warning("html_as_text source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
+
+
+def _warn_of_part(file: InputFile, index: int) -> None:
+    message = (
+        f"{_where(file, index)} begins with a tag of HTML, but not as a page does: it is stored with its "
+        "tags, as is any other such text. To train on the text alone, put <html> in front of each."
+    )
+    log.warning("html_part_as_text source=%s record=%d", shown(file.path), index + 1, extra={"told": message})
 
 
 def _say_extracted(file: InputFile, index: int) -> None:

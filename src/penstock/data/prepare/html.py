@@ -1,8 +1,9 @@
-"""The text of HTML pages: recognised, and extracted by trafilatura.
+"""The text of HTML pages: recognised, and extracted by trafilatura; parts of pages are recognised alone.
 
 A page as it is stored is mostly menus, scripts and tags. trafilatura finds the article in it (Barbaresi,
 "Trafilatura: a web scraping library and command-line tool for text discovery and extraction", ACL 2021).
-It fetches nothing and runs no script of the page.
+It fetches nothing and runs no script of the page. A text that begins with `<p>` or `<div>` may be part of a
+page, or Markdown, whose lines extraction would join: it is left as it is, with a warning.
 """
 
 import re
@@ -24,9 +25,14 @@ MAX_PAGE_BYTES = 20_000_000
 MAX_PAGE_TAGS = 100_000
 """Most tags of a page that is parsed: extraction takes seconds there, and grows with their square."""
 
-_START = re.compile(
-    r"\s*(?>(?:<\?xml[^>]*>|<!--(?:(?!-->).)*-->)\s*)*<(?:!doctype\s+html|html|head|body)\b", re.I | re.S
+_BEFORE = r"\s*(?>(?:<\?xml[^>]*>|<!--(?:(?!-->).)*-->)\s*)*<"
+_START = re.compile(rf"{_BEFORE}(?:!doctype\s+html|html|head|body|title|meta)\b", re.I | re.S)
+_TAGS = (
+    "a address article aside b blockquote br center dd details dl div dt em fieldset figure font footer form "
+    "h1 h2 h3 h4 h5 h6 header hr i img li link main nav ol p pre script section small span strong style "
+    "table tbody td th thead tr u ul"
 )
+_PART = re.compile(rf"{_BEFORE}({'|'.join(_TAGS.split())})(?=[\s/>])", re.I | re.S)
 _SUFFIXES = (".html", ".htm", ".xhtml")
 
 
@@ -37,6 +43,16 @@ def is_html(text: str, path: str) -> bool:
     (True, True, False)
     """
     return is_named_html(path) or _START.match(text, 0, 1024) is not None
+
+
+def tag_of_part(text: str) -> str | None:
+    """Return the tag with which a part of an HTML page begins; None for another text.
+
+    >>> tag_of_part("<div class='nav'><a href='/'>Home</a>"), tag_of_part("<p.x> is a mail address")
+    ('div', None)
+    """
+    found = _PART.match(text, 0, 1024)
+    return found[1].lower() if found else None
 
 
 def is_named_html(path: str) -> bool:

@@ -43,6 +43,11 @@ def test_the_main_text_of_a_page_is_read_wherever_it_stands(tmp_path: Path, name
     assert read(path, html="keep") == [PAGE]
 
 
+def test_a_page_without_its_optional_tags_is_a_page(tmp_path: Path) -> None:
+    page = '<title>T</title><meta charset="utf-8"><p>The penstock feeds the turbine.'
+    assert read(write(tmp_path / "a.jsonl", page)) == ["The penstock feeds the turbine."]
+
+
 @pytest.mark.parametrize("name", ["a.php", "a.py", "a.vue.gz"])
 def test_programs_are_read_as_they_are(tmp_path: Path, name: str) -> None:
     if name.endswith(".gz"):
