@@ -13,7 +13,8 @@ example:
   penstock launch cancel runs/first
   penstock launch cancel runs/first --now
 
-exit codes: 0 stopped, 1 it had ended, or does not end, 2 the run was not launched
+exit codes: 0 stopped, 1 it had ended, does not end, or (on this machine) was killed before it saved, 2 the
+run was not launched
 """
 
 

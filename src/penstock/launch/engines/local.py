@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from penstock.core import clock
 from penstock.core.env import num_cores
@@ -37,6 +38,8 @@ _HERE = "127.0.0.1"
 _LOOK_S = 0.2
 _JOIN_S = 600
 _CANCEL_S = 30.0  # more than the grace, for a launcher that tidies up
+_FINAL = (0, EXIT_NO_PROGRESS, 2)
+"""Exit codes of one node that are the run's, whatever the other nodes end with; the first counts most."""
 
 
 def run_local(
@@ -160,12 +163,15 @@ class _Nodes:
                     self._tell("stop", f"asked to stop by {self._flag.requested_by}: all nodes save and end")
                     self._leave(list(self._running))
                     kill_at = clock.monotonic() + self._spec.grace_s
+                    self._codes = [code for code in self._codes if code in _FINAL]  # others went on
                 if clock.monotonic() > kill_at:
                     for process in self._running.values():
                         process.kill()
             code = self._code()
+            newest = self._folder.newest_step()
+            at = f"checkpoint {newest}" if newest >= 0 else "no checkpoint yet"
             why = ": stopped by request" if self._folder.is_to_stop() else ""
-            self._tell("finish", f"all nodes have ended, exit code {code}{why}")
+            self._tell("finish", f"all nodes have ended, exit code {code}{why}, {at}", code=code)
             return code
         finally:
             for process in [*self._running.values(), store]:
@@ -215,11 +221,10 @@ class _Nodes:
             self._add()
 
     def _code(self) -> int:
-        for code in (0, EXIT_NO_PROGRESS, 2):
+        for code in _FINAL:
             if code in self._codes:
                 return code
-        failed = [code for code in self._codes if code != EXIT_STOPPED]
-        return EXIT_STOPPED if not failed or self._flag.requested_by else failed[0]
+        return next((code for code in self._codes if code != EXIT_STOPPED), EXIT_STOPPED)
 
     def _tell(self, event: str, cause: str, **values: int) -> None:
         self._folder.log_event(event, cause=cause, **values)
@@ -298,13 +303,16 @@ class _Local:
         """Return whether the launcher runs."""
         if folder.is_held():
             return JobState(is_live=True, status="RUNNING", reason=f"process {job.ident} on {job.host}")
-        ends = [event for event in folder.events() if event["event"] == "finish"]
-        if not ends:
-            return JobState(is_live=False, status="ENDED", reason="the launcher was killed")
-        return JobState(is_live=False, status="ENDED", reason=str(ends[-1].get("cause", "")))
+        end = _end_of(folder)
+        reason = "the launcher was killed" if end is None else str(end.get("cause", ""))
+        return JobState(is_live=False, status="ENDED", reason=reason)
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
-        """Signal the launcher, and wait for its end."""
+        """Signal the launcher, and wait for its end.
+
+        Raises:
+            PenstockError: it had ended, does not end, or its processes failed or were killed meanwhile.
+        """
         _check_running(job, folder)
         os.kill(int(job.ident), signal.SIGKILL if now else signal.SIGTERM)
         end = clock.monotonic() + folder.spec().grace_s + _CANCEL_S
@@ -315,13 +323,33 @@ class _Local:
                     fix="See `penstock launch status`; --now kills it without saving.",
                 )
             clock.sleep(_LOOK_S)
-        return f"killed process {job.ident}" if now else "stopped after saving"
+        if now:
+            return f"killed process {job.ident}"
+        ended = _end_of(folder)
+        if ended is None or ended.get("code") not in (0, EXIT_STOPPED):
+            cause = "its launcher was killed" if ended is None else ended.get("cause", "")
+            raise PenstockError(
+                f"The run ended without a stop after saving: {cause}",
+                fix="Launch it again: it goes on from its newest checkpoint. A longer --grace may help.",
+            )
+        return str(ended.get("cause", ""))
 
     def resize(self, job: Job, folder: JobFolder, nodes: NodeRange) -> str:
         """Ask the launcher for another number of nodes."""
         _check_running(job, folder)
         folder.ask_for_nodes(nodes.most)
         return f"asked for {plural(nodes.most, 'node')}; the run saves, and goes on with them"
+
+
+def _end_of(folder: JobFolder) -> dict[str, Any] | None:  # Any: JSON values
+    """Return the transition by which the newest job ended; None: its launcher wrote none."""
+    end = None
+    for event in folder.events():
+        if event["event"] == "submitted":
+            end = None
+        elif event["event"] == "finish" and "node" not in event:
+            end = event
+    return end
 
 
 def _check_running(job: Job, folder: JobFolder) -> None:
