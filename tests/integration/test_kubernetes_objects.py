@@ -62,7 +62,6 @@ def test_the_server_would_take_every_object_that_is_rendered(connection, objects
 
 def submit(connection, folder, spec, *, more=()):
     kubernetes.submit(spec, folder, render_kubernetes(spec), connection, more=more)
-    (folder.path / "recipe.toml").write_text(spec.pod.recipe)
 
 
 def owners_of(found, name):

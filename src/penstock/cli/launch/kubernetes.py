@@ -158,7 +158,6 @@ def run(arguments: argparse.Namespace) -> int:
     if code and code.address:
         upload(archive, code)
     name = kubernetes.submit(plan.spec, plan.folder, rendered, cluster, more=more)
-    (plan.folder.path / RECIPE_FILE).write_text(plan.recipe, encoding="utf-8")
     shown_folder = plan.folder.run
     print(f"submitted {name}: penstock launch status {shown_folder} | penstock launch logs {shown_folder} -f")
     return 0

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.files import write_atomic
 from penstock.core.units import plural
 from penstock.launch.engines.engine import JobState
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.pod import PodSpec
 from penstock.launch.pod_node import EVENT, PROGRESS, rank_mark
-from penstock.launch.render.kubernetes import check_volumes, pod_of, render_kubernetes
+from penstock.launch.render.kubernetes import RECIPE_FILE, check_volumes, pod_of, render_kubernetes
 from penstock.launch.render.pod_template import code_name, labels_of
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import NodeRange, RunSpec
@@ -276,9 +277,10 @@ def submit(
     *,
     more: Sequence[Object] = (),
 ) -> str:
-    """Apply the objects of a run; return its name. If the cluster refuses one, no new one is left.
+    """Apply the objects of a run, and record it in its folder; return its name.
 
-    A job of this name that has ended is deleted before.
+    A job of this name that has ended is deleted before. If the cluster refuses an object, or the record
+    cannot be written, no new object is left.
 
     Args:
         more: objects that the run refers to and shares with others, such as its code.
@@ -286,6 +288,7 @@ def submit(
     Raises:
         PenstockError: the cluster cannot be reached, or refuses.
         UsageError: it could never start.
+        OSError: the folder cannot be written.
     """
     check_cluster(spec, cluster)
     _check_ended(cluster, spec.name)
@@ -296,8 +299,14 @@ def submit(
     tried = [found for found in objects if old is None or found["kind"] not in (kind, "TrainingRuntime")]
     for found in tried:
         cluster.apply(found, is_tried=True)
+    folder.make()
+    folder.forget()
+    folder.write_spec(spec)
+    write_atomic(folder.path / RECIPE_FILE, pod_of(spec).recipe)
     if old is not None:
         _remove(cluster, spec, grace_s=0)
+    where = f"{cluster.context}/{cluster.namespace}"
+    job = Job(engine="kubernetes", ident=spec.name, host=where, submitted_at=clock.utc_now())
     made: list[Object] = []
     try:
         for found in objects:
@@ -309,15 +318,11 @@ def submit(
             if found["kind"] not in _GLOBAL and not cluster.own(found, applied):
                 cluster.apply(found)  # collected just now, as its earlier owner is gone
                 cluster.own(found, applied)
+        folder.write_job(job)
     except BaseException:
         for found in reversed(made):
             cluster.delete(found["apiVersion"], found["kind"], found["metadata"]["name"])
         raise
-    folder.make()
-    folder.forget()
-    folder.write_spec(spec)
-    where = f"{cluster.context}/{cluster.namespace}"
-    folder.write_job(Job(engine="kubernetes", ident=spec.name, host=where, submitted_at=clock.utc_now()))
     folder.log_event(
         "submitted", cause=f"to Kubernetes, {kind} {spec.name} of {where}", nodes=str(spec.nodes)
     )
@@ -686,7 +691,7 @@ class _Kubernetes:
 
     def resize(self, job: Job, folder: JobFolder, nodes: NodeRange) -> str:
         """Stop the job after saving, and submit it for another number of nodes."""
-        recipe = (folder.path / "recipe.toml").read_text(encoding="utf-8")
+        recipe = (folder.path / RECIPE_FILE).read_text(encoding="utf-8")
         spec = folder.spec().resized(nodes)
         spec = replace(spec, pod=replace(pod_of(spec), recipe=recipe))
         cluster, rendered = _cluster_of(job), render_kubernetes(spec)

@@ -1,4 +1,4 @@
-"""Logs of the pods of a job, also of those that start later."""
+"""What a submit leaves in a cluster and in the run's folder; logs of pods, also of those that start later."""
 
 from threading import Event
 
@@ -7,9 +7,69 @@ import pytest
 from penstock.core.errors import PenstockError
 from penstock.launch.engines import kubernetes
 from penstock.launch.engines.kubernetes import PodsStarted, followed
+from penstock.launch.job_folder import JobFolder
 from penstock.launch.pod_node import PROGRESS
+from penstock.launch.render.kubernetes import render_kubernetes
+from tests.unit.launch.render.test_kubernetes import make_pod_spec
 
 PATIENCE_S = 60.0
+RECORD = ("spec.json", "recipe.toml", "job.json")
+
+
+class FakeCluster:
+    """A namespace that keeps the objects that it is given; there is a claim `runs`, and no other."""
+
+    server, context, namespace = "https://fake", "fake", "default"
+
+    def __init__(self):
+        claim = {"metadata": {"name": "runs"}, "spec": {"accessModes": ["ReadWriteMany"]}}
+        self.objects = {("PersistentVolumeClaim", "runs"): claim}
+
+    def get(self, _api, kind, name):
+        return self.objects.get((kind, name))
+
+    def all(self, _api, kind, _labels=None):
+        return [found for (of, _), found in self.objects.items() if of == kind]
+
+    def apply(self, found, *, is_tried=False):
+        name = found["metadata"]["name"]
+        found = {**found, "metadata": {**found["metadata"], "uid": f"{found['kind']}-{name}"}}
+        if not is_tried:
+            self.objects[found["kind"], name] = found
+        return found
+
+    def own(self, _found, _owner):
+        return True
+
+    def delete(self, _api, kind, name, **_grace):
+        self.objects.pop((kind, name), None)
+
+    def kinds(self):
+        return [kind for kind, _ in self.objects if kind != "PersistentVolumeClaim"]
+
+
+def submit(cluster, folder, spec):
+    return kubernetes.submit(spec, folder, render_kubernetes(spec), cluster)
+
+
+def test_a_submitted_run_is_recorded_with_all_that_its_next_size_needs(tmp_path):
+    cluster, folder, spec = FakeCluster(), JobFolder(tmp_path / "run"), make_pod_spec()
+    assert submit(cluster, folder, spec) == "first"
+    assert cluster.kinds() == ["ConfigMap", "NetworkPolicy", "JobSet"]
+    assert (folder.job().ident, folder.spec()) == ("first", spec)
+    assert (folder.path / "recipe.toml").read_text() == spec.pod.recipe
+
+
+@pytest.mark.parametrize("file", ["run", *(f"run/launch/{name}" for name in RECORD)])
+def test_a_run_that_cannot_be_recorded_is_not_submitted(tmp_path, file):
+    cluster, folder = FakeCluster(), JobFolder(tmp_path / "run")
+    if file == "run":
+        (tmp_path / file).write_text("a file")
+    else:
+        (tmp_path / file / "a folder").mkdir(parents=True)
+    with pytest.raises((NotADirectoryError, IsADirectoryError)):
+        submit(cluster, folder, make_pod_spec())
+    assert cluster.kinds() == []
 
 
 @pytest.mark.parametrize("text", ["not: [yaml", "[1]", "{}", "", "clusters: 3"])
