@@ -4,9 +4,11 @@ import argparse
 import hashlib
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from penstock.cli import launch_plan
 from penstock.cli.launch.slurm import seconds
@@ -26,10 +28,13 @@ from penstock.storage.address import is_remote
 from penstock.train.recipe.config import MeasureConfig
 from penstock.train.recipe.load import build_for_others
 
+if TYPE_CHECKING:
+    from penstock.launch.engines.kubernetes import ClusterConnection
+
 EPILOG = """\
 A JobSet (or a TrainJob of Kubeflow Trainer) is submitted, whose pods are the nodes. Relative paths of the
-recipe begin in the first volume. The cluster is that of KUBECONFIG; --dry-run needs none, and lets one that
-answers try every object.
+recipe begin in the first volume. The cluster is that of KUBECONFIG; --dry-run needs none, and asks one that
+answers whether it would take the run.
 
 example:
   penstock launch kubernetes recipe.toml --image registry/penstock:0.1 --volume runs:/runs --dry-run
@@ -145,13 +150,15 @@ def run(arguments: argparse.Namespace) -> int:
         )
     rendered = render_kubernetes(plan.spec)
     more = [code_config_map(archive, code, arguments.namespace)] if code and not code.address else []
-    if arguments.dry_run or arguments.explain:
-        shown = replace(rendered, objects=(*more, *rendered.objects))
-        notes = [_tried(arguments.namespace, shown.objects)] if arguments.dry_run else []
-        launch_plan.show(plan, shown, arguments, notes)
-        return 0
     from penstock.launch.engines import kubernetes
 
+    if arguments.dry_run or arguments.explain:
+        shown = replace(rendered, objects=(*more, *rendered.objects))
+        notes = []
+        if arguments.dry_run:
+            notes = [_tried(arguments.namespace, partial(kubernetes.try_run, plan.spec, shown.objects))]
+        launch_plan.show(plan, shown, arguments, notes)
+        return 0
     launch_plan.check_free(plan)
     cluster = kubernetes.connect(arguments.namespace)
     kubernetes.check_cluster(plan.spec, cluster)
@@ -186,6 +193,8 @@ def _serve(arguments: argparse.Namespace) -> int:
         is_kserve=arguments.kserve,
     )
     rendered = render_serving(spec)
+    from penstock.launch.engines import kubernetes
+
     if arguments.dry_run or arguments.explain:
         if arguments.json:
             settings = [asdict(setting) for setting in rendered.settings]
@@ -195,12 +204,11 @@ def _serve(arguments: argparse.Namespace) -> int:
             print(rendered.as_text())
             print(f"\ndevices: {spec.replicas} x {spec.devices} {pod.device or 'CPU'}")
             print(f"grace: {spec.grace_s:g} s: open answers end within {spec.drain_s:g} s")
-            print(f"note: {_tried(arguments.namespace, rendered.objects)}")
+            tried = _tried(arguments.namespace, partial(kubernetes.try_objects, rendered.objects))
+            print(f"note: {tried}")
         for setting in rendered.settings if arguments.explain else ():
             print(setting)
         return 0
-    from penstock.launch.engines import kubernetes
-
     cluster = kubernetes.connect(arguments.namespace)
     kubernetes.deploy(rendered.objects, cluster)
     label = f"app.kubernetes.io/instance={spec.name}"
@@ -257,8 +265,12 @@ def plan_of(arguments: argparse.Namespace, code: PodCode | None = None) -> Launc
     return in_pods(plan, is_named=bool(arguments.name))
 
 
-def _tried(namespace: str, objects: object) -> str:
-    """Return what a cluster says of the objects, if one is configured and answers."""
+def _tried(namespace: str, ask: Callable[["ClusterConnection"], str]) -> str:
+    """Return what a cluster says of a launch, if one is configured and answers.
+
+    Raises:
+        PenstockError: it would refuse the launch.
+    """
     from penstock.core.errors import PenstockError
     from penstock.launch.engines import kubernetes
 
@@ -267,7 +279,7 @@ def _tried(namespace: str, objects: object) -> str:
         cluster.all("v1", "ConfigMap")
     except PenstockError as error:
         return f"no cluster tried these objects: {error}"
-    return kubernetes.try_objects(cluster, objects)  # type: ignore[arg-type]
+    return ask(cluster)
 
 
 def pod_spec(arguments: argparse.Namespace, code: PodCode | None) -> PodSpec:

@@ -1,12 +1,14 @@
 """Kubernetes as an engine, through its API server: submit, state, logs, cancel, resize.
 
-Submitting is: look (claims, secrets, the queue's quota), let the server try every object (dry run), apply
-them, and hand all to the job as its owner, so that nothing outlives it. If one is refused, those applied
-before it are deleted. Needs the package lightkube; nothing else in `penstock launch` does.
+Submitting is: look (claims, secrets, the queue's quota), let the server try every object (dry run), record
+the run in its folder, apply the objects, and hand all to the job as its owner, so that nothing outlives it.
+If one is refused, those applied before it are deleted. Needs the package lightkube; nothing else in
+`penstock launch` does.
 """
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -290,15 +292,10 @@ def submit(
         UsageError: it could never start.
         OSError: the folder cannot be written.
     """
-    check_cluster(spec, cluster)
-    _check_ended(cluster, spec.name)
+    objects = [*more, *rendered.objects]
+    try_run(spec, objects, cluster)
     api, kind = _APIS[pod_of(spec).api]
     old = cluster.get(api, kind, spec.name)
-    objects = [*more, *rendered.objects]
-    _check_free(cluster, objects, spec.name)
-    tried = [found for found in objects if old is None or found["kind"] not in (kind, "TrainingRuntime")]
-    for found in tried:
-        cluster.apply(found, is_tried=True)
     folder.make()
     folder.forget()
     folder.write_spec(spec)
@@ -327,6 +324,32 @@ def submit(
         "submitted", cause=f"to Kubernetes, {kind} {spec.name} of {where}", nodes=str(spec.nodes)
     )
     return spec.name
+
+
+def try_run(spec: RunSpec, objects: Sequence[Object], cluster: ClusterConnection) -> str:
+    """Check all that could keep a run from being submitted, and start nothing; return what the server says.
+
+    Raises:
+        PenstockError: the cluster cannot be reached, or refuses.
+        UsageError: it could never start.
+    """
+    check_cluster(spec, cluster)
+    _check_ended(cluster, spec.name)
+    _check_free(cluster, objects, spec.name)
+    return try_objects([_for_trial(cluster, found) for found in objects], cluster)
+
+
+def _for_trial(cluster: ClusterConnection, found: Object) -> Object:
+    """Return an object as the server can try it.
+
+    A job that exists is deleted before the next one is applied, as most of its fields cannot be changed:
+    until then the next one can be tried under another name only.
+    """
+    meta = found["metadata"]
+    is_replaced = found["kind"] in (*(kind for _, kind in _APIS.values()), "TrainingRuntime")
+    if not is_replaced or cluster.get(found["apiVersion"], found["kind"], meta["name"]) is None:
+        return found
+    return {**found, "metadata": {**meta, "name": f"try-{secrets.token_hex(4)}"}}
 
 
 def _check_ended(cluster: ClusterConnection, name: str) -> None:
@@ -374,12 +397,12 @@ def deploy(objects: Sequence[Object], cluster: ClusterConnection) -> None:
     Raises:
         PenstockError: the cluster cannot be reached, or refuses one.
     """
-    try_objects(cluster, objects)
+    try_objects(objects, cluster)
     for found in objects:
         cluster.apply(found)
 
 
-def try_objects(cluster: ClusterConnection, objects: Sequence[Object]) -> str:
+def try_objects(objects: Sequence[Object], cluster: ClusterConnection) -> str:
     """Let the API server try objects; return what it says.
 
     Raises:
@@ -696,6 +719,7 @@ class _Kubernetes:
         spec = replace(spec, pod=replace(pod_of(spec), recipe=recipe))
         cluster, rendered = _cluster_of(job), render_kubernetes(spec)
         check_cluster(spec, cluster)  # before anything is stopped
+        try_objects([_for_trial(cluster, found) for found in rendered.objects], cluster)
         code = _code_of(cluster, pod_of(spec))  # which is deleted with the last job that has it
         done = self.cancel(job, folder, now=False)
         submit(spec, folder, rendered, cluster, more=code)

@@ -10,6 +10,7 @@ from penstock.launch.engines.kubernetes import PodsStarted, followed
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.pod_node import PROGRESS
 from penstock.launch.render.kubernetes import render_kubernetes
+from penstock.launch.spec import node_range
 from tests.unit.launch.render.test_kubernetes import make_pod_spec
 
 PATIENCE_S = 60.0
@@ -17,13 +18,17 @@ RECORD = ("spec.json", "recipe.toml", "job.json")
 
 
 class FakeCluster:
-    """A namespace that keeps the objects that it is given; there is a claim `runs`, and no other."""
+    """A namespace that keeps the objects that it is given, and refuses what a server refuses of a JobSet.
+
+    There is a claim `runs`, and no other.
+    """
 
     server, context, namespace = "https://fake", "fake", "default"
 
     def __init__(self):
         claim = {"metadata": {"name": "runs"}, "spec": {"accessModes": ["ReadWriteMany"]}}
         self.objects = {("PersistentVolumeClaim", "runs"): claim}
+        self.most_nodes = 9
 
     def get(self, _api, kind, name):
         return self.objects.get((kind, name))
@@ -33,10 +38,24 @@ class FakeCluster:
 
     def apply(self, found, *, is_tried=False):
         name = found["metadata"]["name"]
+        if found["kind"] == "JobSet":
+            self._check_job(found)
         found = {**found, "metadata": {**found["metadata"], "uid": f"{found['kind']}-{name}"}}
         if not is_tried:
             self.objects[found["kind"], name] = found
         return found
+
+    def _check_job(self, found):
+        before = self.objects.get(("JobSet", found["metadata"]["name"]), found)
+        if before["spec"] != found["spec"]:
+            raise PenstockError("spec: field is immutable")
+        if found["spec"]["replicatedJobs"][0]["template"]["spec"]["completions"] > self.most_nodes:
+            raise PenstockError("spec: too many nodes")
+
+    def end(self, name):
+        """End a job."""
+        completed = [{"type": "Completed", "status": "True"}]
+        self.objects["JobSet", name]["status"] = {"conditions": completed}
 
     def own(self, _found, _owner):
         return True
@@ -80,6 +99,33 @@ def test_a_kubeconfig_that_is_none_is_one_paragraph_with_a_remedy(tmp_path, monk
     with pytest.raises(PenstockError, match=r"No cluster is configured: .*KUBECONFIG") as error:
         kubernetes.connect("default")
     assert "\n" not in str(error.value)
+
+
+def test_an_ended_run_makes_room_only_for_a_job_that_the_server_would_take(tmp_path):
+    cluster, folder = FakeCluster(), JobFolder(tmp_path / "run")
+    submit(cluster, folder, make_pod_spec())
+    cluster.end("first")
+    cluster.most_nodes = 4
+    before = dict(cluster.objects)
+    with pytest.raises(PenstockError, match="too many nodes"):
+        submit(cluster, folder, make_pod_spec(nodes=node_range("5")))
+    assert cluster.objects == before
+    submit(cluster, folder, make_pod_spec(nodes=node_range("4")))
+    assert cluster.kinds() == ["ConfigMap", "NetworkPolicy", "JobSet"], "and nothing of the trial"
+    assert "status" not in cluster.objects["JobSet", "first"]
+
+
+def test_a_size_that_the_server_refuses_stops_no_run(tmp_path, monkeypatch):
+    cluster, folder = FakeCluster(), JobFolder(tmp_path / "run")
+    submit(cluster, folder, make_pod_spec())
+    monkeypatch.setattr(kubernetes, "_cluster_of", lambda _job: cluster)
+    cluster.most_nodes = 4
+    before = dict(cluster.objects)
+    with pytest.raises(PenstockError, match="too many nodes"):
+        kubernetes.ENGINE.resize(folder.job(), folder, node_range("5"))
+    assert cluster.objects == before
+    kubernetes.ENGINE.resize(folder.job(), folder, node_range("4"))
+    assert cluster.objects["JobSet", "first"] != before["JobSet", "first"]
 
 
 class Pods:
