@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from penstock.core import env
 from penstock.core.errors import CorpusError
 from penstock.core.files import checksum
 from penstock.data.corpus.manifest import load_manifest, save_manifest
@@ -113,6 +114,22 @@ def test_requests_are_taken_up_after_the_step_in_which_they_came_by_every_rank(r
     assert again["grown"] == [[8, "web", 2], [12, "code", 2]], "what was appended meanwhile"
     last = on_ranks(lambda world: going_on(recipe, world, stop_at=14), ranks=1)[0]
     assert last["grown"] == again["grown"], "once"
+
+
+def test_a_launched_run_takes_no_batch_size_that_another_number_of_its_nodes_could_not(
+    recipe, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(env.NODES, "1:2")  # of two processes
+    asked = {1: ControlRequest(batch_size=6), 2: ControlRequest(batch_size=8)}
+
+    def at(step):
+        if step in asked:
+            submit(tmp_path / "run", asked[step])
+
+    on_ranks(lambda world: going_on(recipe, world, stop_at=4, at=at), ranks=2)
+    refused, done = answers(tmp_path / "run")
+    assert (refused.taken_up, done.taken_up, done.batch_size) == (False, True, 8)
+    assert "does not divide over 4 ranks" in refused.said
 
 
 def has_one_part(_):

@@ -29,12 +29,11 @@ from penstock.launch.spec import (
 )
 from penstock.obs.metric_names import METRICS_FILE
 from penstock.obs.sinks.jsonl import read_records
-from penstock.parallel.layout import layout_of
 from penstock.plan.hardware import Cluster, cluster_of
 from penstock.train.control.requests import job_is_running
-from penstock.train.recipe.config import TrainConfig, on_machines
+from penstock.train.recipe.config import TrainConfig
 from penstock.train.recipe.load import build_recipe, check_command, read_recipe
-from penstock.train.recipe.planned_changes import check_rows
+from penstock.train.recipe.planned_changes import check_batch, check_rows, num_data_ranks
 
 _RECENT_STEPS = 200
 _SHOWN_SIZES = 8
@@ -179,8 +178,12 @@ def check_free(plan: LaunchPlan) -> None:
         raise RunLocked(f"{folder.run} is being trained by another process", fix=fix)
 
 
-def check_sizes(spec: RunSpec, config: TrainConfig) -> None:
+def check_sizes(spec: RunSpec, config: TrainConfig, *, step: int = 0, batch_size: int | None = None) -> None:
     """Refuse a recipe that cannot run on every number of nodes of the range.
+
+    Args:
+        step: steps taken.
+        batch_size: rows of a step that a request has set; None: the recipe's.
 
     Raises:
         ConfigError: the message has the first number that fails, and those that do not.
@@ -190,8 +193,10 @@ def check_sizes(spec: RunSpec, config: TrainConfig) -> None:
     for nodes in range(spec.nodes.least, spec.nodes.most + 1):
         ranks = nodes * spec.processes
         try:
-            resolved = on_machines(config, world_size=ranks, ranks_per_machine=spec.processes)
-            check_rows(config, world_size=layout_of(resolved.parallel, world_size=ranks).num_data)
+            num_data = num_data_ranks(config, world_size=ranks, ranks_per_machine=spec.processes)
+            check_rows(config, world_size=num_data)
+            if batch_size is not None:
+                check_batch(config, batch_size, step=step, world_size=num_data)
         except ConfigError as error:
             first = first or error
             failing.append(nodes)

@@ -12,11 +12,15 @@ from penstock.launch.spec import RunSpec
 
 
 def work_of(spec: RunSpec) -> Callable[[], int]:
-    """Return the work of a rank; imports all that it needs, so that forked processes import nothing."""
+    """Return the work of a rank; imports all that it needs, so that forked processes import nothing.
+
+    Sets `env.NODES` for the ranks.
+    """
     env.silence_torch()
     import penstock.train.planning.auto
     import penstock.train.run  # noqa: F401 - torch
 
+    env.set_variables({env.NODES: str(spec.nodes) if spec.nodes.is_elastic else ""})
     verb, *words = spec.command
     parser = argparse.ArgumentParser(prog=f"penstock {verb}")
     training_job.add_arguments(parser)

@@ -44,6 +44,10 @@ JOB = "PENSTOCK_JOB"
 """Variable with the id of the Kubernetes Job that made a pod."""
 
 
+NODES = "PENSTOCK_NODES"
+"""Variable with the numbers of nodes with which a launched run may go on, MIN:MAX; empty: one number only."""
+
+
 def has_launcher() -> bool:
     """Return True if Penstock's own launcher started this process and can restart others."""
     return RENDEZVOUS in os.environ

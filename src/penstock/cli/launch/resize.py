@@ -8,6 +8,7 @@ from penstock.cli.launch_work import folder_of
 from penstock.core.errors import UsageError
 from penstock.launch.engines.engine import ENGINES
 from penstock.launch.spec import node_range
+from penstock.train.control.requests import batch_size_of
 from penstock.train.recipe.load import build_for_others, build_recipe, read_recipe
 
 EPILOG = """\
@@ -48,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
                 fix="Give a number in that range, or cancel the run and launch it with other --nodes.",
             )
     build = build_recipe if spec.pod is None else build_for_others
-    check_sizes(spec.resized(nodes), build(read_recipe(folder.path / RECIPE_FILE, [])))
+    config, step = build(read_recipe(folder.path / RECIPE_FILE, [])), folder.progress()["step"] or 0
+    check_sizes(spec.resized(nodes), config, step=step, batch_size=batch_size_of(folder.run, step=step))
     print(ENGINES[job.engine].resize(job, folder, nodes))
     return 0

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from penstock.core.errors import PenstockError, UsageError, nearest
+from penstock.core.errors import ConfigError, PenstockError, UsageError, nearest
 from penstock.core.units import plural
 from penstock.data import Loader
 from penstock.train.control.requests import ControlReply, ControlRequest
@@ -63,8 +63,14 @@ def check_possible(loader: Loader, request: ControlRequest) -> None:
         )
 
 
-def take_up(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> ControlReply:
-    """Apply a request to the loader; return the reply, or why it was refused."""
+def take_up(
+    loader: Loader, recipe: TrainConfig, request: ControlRequest, *, sizes: Sequence[int] = ()
+) -> ControlReply:
+    """Apply a request to the loader; return the reply, or why it was refused.
+
+    Args:
+        sizes: numbers of data-parallel ranks with which the run may go on, besides those of now.
+    """
     before = loader.snapshot()
     try:
         check_possible(loader, request)
@@ -75,7 +81,7 @@ def take_up(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> Con
         elif request.islands is not None:
             found = _islands(loader, recipe, request.islands, number=request.number)
         elif request.batch_size is not None:
-            found = _batch_size(loader, recipe, request, request.batch_size)
+            found = _batch_size(loader, recipe, request, request.batch_size, sizes=sizes)
         elif request.extend is not None:
             found = _extend(loader, request)
         else:
@@ -206,10 +212,19 @@ def _islands(loader: Loader, recipe: TrainConfig, islands: int, *, number: int) 
     )
 
 
-def _batch_size(loader: Loader, recipe: TrainConfig, request: ControlRequest, size: int) -> ControlReply:
+def _batch_size(
+    loader: Loader, recipe: TrainConfig, request: ControlRequest, size: int, *, sizes: Sequence[int]
+) -> ControlReply:
     if loader.step >= recipe.run.steps:
         raise UsageError(f"The run ends after {recipe.run.steps:,} steps", got=loader.step)
     check_batch(recipe, size, step=loader.step, world_size=loader.world_size)
+    for num_data in sizes:
+        try:
+            check_batch(recipe, size, step=loader.step, world_size=num_data)
+        except ConfigError as error:
+            raise UsageError(
+                f"The run may go on with more or fewer nodes, and on some it could not: {error}"
+            ) from None
     before = loader.global_batch_size
     later = [change.step for change in plan(recipe.data) if change.entry.global_batch_size]
     until = min((step for step in later if step > loader.step), default=None)

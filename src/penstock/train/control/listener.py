@@ -14,20 +14,34 @@ from pathlib import Path
 from typing import Any
 
 from penstock.core import clock, config, env
-from penstock.core.errors import PenstockError
+from penstock.core.errors import ConfigError, PenstockError
 from penstock.data import Loader, open_corpus
 from penstock.launch.job_folder import JobFolder
+from penstock.launch.spec import node_range
 from penstock.parallel.mesh import World, broadcast
 from penstock.train.control import requests
 from penstock.train.control.apply_request import follow, known_parts, refused, take_up
 from penstock.train.control.requests import ControlReply, ControlRequest
 from penstock.train.recipe.config import TrainConfig
+from penstock.train.recipe.planned_changes import num_data_ranks
 
 log = logging.getLogger(__name__)
 
 _MOST_AT_ONCE = 64
 _SETTLED_S = 2.0
 """Age in seconds below which a changed folder is listed again: its time stamp may hide a further change."""
+
+
+def _sizes(recipe: TrainConfig) -> list[int]:
+    """Return the numbers of data-parallel ranks on each number of nodes that a launched run may have."""
+    found = []
+    if text := env.variable(env.NODES):
+        nodes, processes = node_range(text), env.local_world_size()
+        for number in range(nodes.least, nodes.most + 1):
+            with suppress(ConfigError):  # of a layout that is planned anew there
+                ranks = number * processes
+                found.append(num_data_ranks(recipe, world_size=ranks, ranks_per_machine=processes))
+    return found
 
 
 class Control:
@@ -106,7 +120,7 @@ class Control:
     def _take_up(self, request: ControlRequest) -> ControlReply:
         """Apply a request on all ranks; on none, if one of them cannot."""
         before = self._loader.snapshot()
-        found = take_up(self._loader, self._recipe, request)
+        found = take_up(self._loader, self._recipe, request, sizes=_sizes(self._recipe))
         (number,) = self._world.sum(int(found.taken_up))
         if not found.taken_up or number == self._world.ranks.world_size:
             return found

@@ -200,6 +200,14 @@ def read_answer(run: Path, number: int) -> ControlReply | None:
     return None if found is None else config.build(ControlReply, found)
 
 
+def batch_size_of(run: Path, *, step: int) -> int | None:
+    """Return the rows of a step that a request has set and that hold after a step; None: the recipe's do."""
+    changes = [found for found in answers(run) if found.batch_size is not None]
+    if not changes or (changes[-1].until is not None and changes[-1].until <= step):
+        return None
+    return changes[-1].batch_size
+
+
 def answered(run: Path) -> set[int]:
     """Return the numbers of answered requests."""
     folder = run / CONTROL_FOLDER

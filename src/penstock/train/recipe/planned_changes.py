@@ -14,8 +14,8 @@ from penstock.core.checks import check_divisible
 from penstock.core.errors import ConfigError, nearest
 from penstock.data.schedule.adaptive import thousandths
 from penstock.data.schedule.change_log import Change
-from penstock.parallel.layout import ParallelConfig
-from penstock.train.recipe.config import TrainConfig
+from penstock.parallel.layout import ParallelConfig, layout_of
+from penstock.train.recipe.config import TrainConfig, on_machines
 from penstock.train.recipe.data_config import ChangeConfig, DataConfig, token_count
 
 RAMP_SEGMENTS = 32
@@ -174,6 +174,16 @@ def _check_names(entry: ChangeConfig, number: int, corpora: list[str]) -> None:
             f"Weights in entry {number} of data.schedule must be zero or more, and one above zero",
             got=weights,
         )
+
+
+def num_data_ranks(config: TrainConfig, *, world_size: int, ranks_per_machine: int) -> int:
+    """Return over how many ranks the batch is divided, of a job on some machines.
+
+    Raises:
+        ConfigError: the layout does not fit.
+    """
+    numbers = on_machines(config, world_size=world_size, ranks_per_machine=ranks_per_machine).parallel
+    return layout_of(numbers, world_size=world_size).num_data
 
 
 def check_rows(config: TrainConfig, *, world_size: int) -> int:

@@ -13,6 +13,7 @@ from penstock.train.control.requests import (
     ControlRequest,
     answer,
     answers,
+    batch_size_of,
     job_is_running,
     open_requests,
     read_answer,
@@ -43,6 +44,19 @@ def test_a_request_is_read_back_under_its_number_and_open_until_it_is_answered(t
     assert [asdict(found) for found in answers(tmp_path)] == [asdict(read_answer(tmp_path, 1))]
     assert read_answer(tmp_path, 1).samples == (3, 9)
     assert read_answer(tmp_path, 2) is None
+
+
+def test_the_batch_size_in_force_is_the_newest_that_was_set_until_the_recipe_sets_another(tmp_path):
+    assert batch_size_of(tmp_path, step=0) is None
+    replies = (
+        {"taken_up": True, "batch_size": 8, "holds_from": 3},
+        {"taken_up": True, "batch_size": 24, "holds_from": 6, "until": 20},
+        {"taken_up": False},
+    )
+    for number, values in enumerate(replies, start=1):
+        submit(tmp_path, GOOD)
+        answer(tmp_path, ControlReply(number=number, said="", **values))
+    assert [batch_size_of(tmp_path, step=step) for step in (6, 19, 20)] == [24, 24, None]
 
 
 def test_a_number_is_never_used_twice_even_after_a_request_was_set_aside(tmp_path):

@@ -141,6 +141,17 @@ def test_a_refused_request_keeps_what_a_resume_changed_and_what_is_planned(raw):
     assert (loader.resume_changes, loader.mixtures) == (changes, mixtures)
 
 
+def test_a_batch_size_must_do_for_every_number_of_ranks_with_which_the_run_may_go_on(raw):
+    recipe, loader = opened(raw, steps=5)
+    before = loader.state_dict()
+    found = take_up(loader, recipe, ControlRequest(number=1, batch_size=8), sizes=[1, 2, 3])
+    assert not found.taken_up
+    assert "The run may go on with more or fewer nodes" in found.said
+    assert "A global batch of 8 sequences does not divide over 3 ranks" in found.said
+    assert loader.state_dict() == before
+    assert take_up(loader, recipe, ControlRequest(number=2, batch_size=12), sizes=[1, 2, 3]).taken_up
+
+
 def test_where_the_mixture_follows_the_losses_weights_are_refused(raw):
     recipe, loader = opened(raw, "data.adaptive.policy=online_data_mixing")
     found = take_up(loader, recipe, ControlRequest(weights={"web": 0.6}))
