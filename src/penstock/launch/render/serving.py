@@ -23,7 +23,7 @@ def render_serving(spec: ServingSpec) -> Rendered:
     """Return the objects of a server.
 
     Raises:
-        UsageError: its name does not fit.
+        UsageError: its name does not fit, or a secret is none of Kubernetes.
     """
     if not re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", spec.name) or len(spec.name) > _LONGEST_NAME:
         raise UsageError(
@@ -32,6 +32,14 @@ def render_serving(spec: ServingSpec) -> Rendered:
             got=spec.name,
             fix="Give another one by --name.",
         )
+    for secret in spec.secrets:
+        if secret.source.startswith("file:"):
+            raise UsageError(
+                "A server reads no secret from a file: nothing would set the variable",
+                got=f"--secret {secret.name}={secret.source}",
+                fix=f"kubectl create secret generic NAME --from-file=KEY=PATH; then --secret {secret.name}="
+                "key:NAME/KEY.",
+            )
     command = (spec.python, "-m", "penstock", "serve", spec.model)
     arguments = (
         "--host",

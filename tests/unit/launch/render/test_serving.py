@@ -119,6 +119,12 @@ def test_numbers_that_a_server_cannot_have_are_refused_by_name(wrong, said):
         make_serving(**wrong)
 
 
+def test_a_secret_in_a_file_is_refused_as_no_server_reads_it():
+    secrets = (Secret(name="PENSTOCK_API_KEY", source="file:/models/key"),)
+    with pytest.raises(UsageError, match=r"reads no secret from a file.*PENSTOCK_API_KEY=key:NAME/KEY"):
+        render_serving(make_serving(secrets=secrets))
+
+
 def test_a_server_serves_no_pod_of_a_run_of_its_name():
     service = next(one for one in render_serving(SPECS["fixed"]).objects if one["kind"] == "Service")
     run = render_kubernetes(make_pod_spec(name=service["metadata"]["name"]))
