@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -49,6 +49,12 @@ recipe or usage
 
 _WORK = "/tmp/work"
 _SERVER_NAME = 50
+_OF_RUNS = (
+    *("set", "network", "idle_starts", "cluster", "api", "queue", "required_topology", "preferred_topology"),
+    *("time_limit", "max_requeues", "doctor", "code", "code_store", "network_policy"),
+)
+_OF_SERVERS = ("port", "waiting", "startup", "server")
+"""Options that the other kind of launch would not look at."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -66,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="CLAIM:PATH",
         help="PersistentVolumeClaim, and where pods have it; may be repeated",
     )
-    add("--queue", default="", metavar="NAME", help="LocalQueue of Kueue")
+    add("--queue", default="", metavar="NAME", help="LocalQueue of Kueue; not for servers")
     add("--time-limit", type=seconds, default=0.0, metavar="TIME", help="of one start, such as 90m or 24h")
     add(
         "--max-requeues",
@@ -135,7 +141,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Submit the run, or show it."""
     if arguments.serve or arguments.kserve:
+        _refuse(
+            arguments,
+            _OF_RUNS,
+            what="a run that trains, and a server is to be deployed",
+            fix="Leave it out: pods of a server wait in no queue, and run the code of their image.",
+        )
         return _serve(arguments)
+    _refuse(
+        arguments,
+        _OF_SERVERS,
+        what="a server, and a run is to be submitted",
+        fix="Give --serve, or leave it out.",
+    )
     if arguments.code_store and not arguments.code:
         raise UsageError(
             "--code-store holds the sources of --code, which is missing", got=arguments.code_store
@@ -168,6 +186,19 @@ def run(arguments: argparse.Namespace) -> int:
     shown_folder = plan.folder.run
     print(f"submitted {name}: penstock launch status {shown_folder} | penstock launch logs {shown_folder} -f")
     return 0
+
+
+def _refuse(arguments: argparse.Namespace, names: Sequence[str], *, what: str, fix: str) -> None:
+    """Refuse options that are not at their default.
+
+    Raises:
+        UsageError: the message names one.
+    """
+    defaults = argparse.ArgumentParser()
+    add_arguments(defaults)
+    for name in names:
+        if getattr(arguments, name) != defaults.get_default(name):
+            raise UsageError(f"--{name.replace('_', '-')} is for {what}", fix=fix)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
