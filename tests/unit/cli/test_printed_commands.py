@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.main import main
+from penstock.launch.spec import environment_of, node_range, secrets_of
 
 ROOT = Path(__file__).parents[3]
 FENCED = re.compile(r"^```\w*\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -44,8 +45,12 @@ COMMANDS = [
 ]
 
 
+READ_LATER = {"nodes": node_range, "secret": secrets_of, "env": environment_of}
+"""Options of `penstock launch` whose values are text for the parser."""
+
+
 class Understood(Exception):
-    """Raised instead of doing what a command says."""
+    """Raised instead of doing what a command says; its argument is what the parser returned."""
 
 
 @pytest.mark.parametrize("words", COMMANDS)
@@ -53,12 +58,15 @@ def test_a_printed_command_is_understood(words, monkeypatch):
     parse = argparse.ArgumentParser.parse_args
 
     def and_no_further(self, *given):
-        parse(self, *given)
-        raise Understood
+        raise Understood(parse(self, *given))
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", and_no_further)
-    with pytest.raises(Understood):
+    with pytest.raises(Understood) as understood:
         main(words)
+    (options,) = understood.value.args
+    for name, read in READ_LATER.items() if words[:1] == ["launch"] else ():
+        if hasattr(options, name):
+            read(getattr(options, name))
 
 
 def test_commands_are_found():

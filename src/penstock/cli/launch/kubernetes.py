@@ -41,7 +41,7 @@ example:
   penstock launch kubernetes recipe.toml --image registry/penstock:0.1 --volume runs:/runs --nodes 2:4
   penstock launch kubernetes r.toml --image penstock:0.1 --volume runs:/runs --nodes 4 --networks cards.toml
   penstock launch kubernetes recipe.toml --image registry/penstock:0.1 --volume runs:/runs --code .
-  penstock launch kubernetes models/a --serve --image penstock --volume m:/m --secret PENSTOCK_API_KEY=key:a
+  penstock launch kubernetes models/a --serve --image penstock --volume m:/m --secret PENSTOCK_API_KEY=key:a/b
 
 exit codes: 0 submitted, 1 the cluster refused, cannot be reached, or the run's folder is in use, 2 wrong
 recipe or usage
