@@ -49,6 +49,12 @@ def test_an_option_that_a_run_would_not_look_at_is_refused(launch, option):
     assert (code, f"{option.partition('=')[0]} is for a server" in said) == (2, True), said
 
 
+@pytest.mark.parametrize("setting", ["run.dir=../out", "data.corpora.python.path=/runs/../corpus"])
+def test_a_path_that_leaves_its_volume_is_refused(launch, setting):
+    code, said = launch("--volume=runs:/runs", f"--set={setting}", "--dry-run")
+    assert (code, "is in no volume of the pods (/runs), and is lost with a pod" in said) == (2, True), said
+
+
 def test_a_dry_run_lets_the_cluster_try_the_objects_and_leaves_none(cluster, launch):
     code, said = launch("--volume", "runs:/runs", "--dry-run")
     assert (code, "https://fake would take 3 objects" in said) == (0, True), said

@@ -19,7 +19,7 @@ from penstock.launch.pod import NETWORK_POLICIES, PodCode, PodSpec, PodVolume
 from penstock.launch.pod_code import code_config_map, code_of, packed, upload
 from penstock.launch.pod_networks import PodNetworks
 from penstock.launch.render.jobset import longest_name
-from penstock.launch.render.kubernetes import RECIPE_FILE, render_kubernetes
+from penstock.launch.render.kubernetes import RECIPE_FILE, is_inside, render_kubernetes
 from penstock.launch.render.pod_template import CONFIG
 from penstock.launch.render.serving import render_serving
 from penstock.launch.serving import ServingSpec
@@ -407,7 +407,7 @@ def _open_ports(measure: MeasureConfig) -> tuple[int, ...]:
 
 
 def _check_mounted(what: str, path: PurePosixPath, mounts: list[PurePosixPath], *, fix: str) -> None:
-    if not any(path.is_relative_to(mount) for mount in mounts):
+    if not any(is_inside(path, mount) for mount in mounts):
         known = ", ".join(map(str, mounts)) or "none"
         raise UsageError(
             f"The {what} is in no volume of the pods ({known}), and is lost with a pod",

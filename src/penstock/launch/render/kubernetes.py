@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import PurePosixPath
+from posixpath import normpath
 
 from penstock.core.errors import UsageError
 from penstock.launch.network_settings import Setting
@@ -106,6 +107,15 @@ def _setting_of_policy(pod: PodSpec) -> Setting:
     return Setting(name="NetworkPolicy", value=f"pods of this run{opened}", reason=reason)
 
 
+def is_inside(path: str | PurePosixPath, mount: str | PurePosixPath) -> bool:
+    """True if a path is in a mounted folder, once its `..` are resolved.
+
+    >>> is_inside("/runs/a/../first", "/runs"), is_inside("/runs/../out", "/runs")
+    (True, False)
+    """
+    return PurePosixPath(normpath(path)).is_relative_to(normpath(mount))
+
+
 def check_volumes(spec: RunSpec) -> None:
     """Refuse volumes that only one node can mount, for a run on several, whose pods share the run's folder.
 
@@ -123,7 +133,7 @@ def check_volumes(spec: RunSpec) -> None:
                 got=f"--volume {volume.claim}:{volume.path}",
                 fix="Use a claim that is ReadWriteMany (NFS, CephFS, ...), or --nodes 1.",
             )
-    if not any(PurePosixPath(spec.run_dir).is_relative_to(volume.path) for volume in volumes):
+    if not any(is_inside(spec.run_dir, volume.path) for volume in volumes):
         raise UsageError(
             f"The run's folder is in no volume, and its pods, up to {spec.nodes.most}, share it: by it they "
             "see progress, stops and the end of the run",

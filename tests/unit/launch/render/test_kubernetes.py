@@ -228,6 +228,12 @@ def test_pods_on_several_nodes_need_the_runs_folder_in_a_volume(volumes):
             render_kubernetes(make_pod_spec(nodes=node_range(nodes), pod={"volumes": volumes}))
 
 
+def test_a_run_folder_that_leaves_its_volume_is_in_none():
+    render_kubernetes(make_pod_spec(run_dir="/runs/second/../first"))
+    with pytest.raises(UsageError, match="The run's folder is in no volume"):
+        render_kubernetes(make_pod_spec(run_dir="/runs/../out"))
+
+
 def test_a_variable_of_the_shell_is_no_secret_of_a_pod():
     with pytest.raises(UsageError, match="an object would hold its value"):
         render_kubernetes(make_pod_spec(secrets=(Secret(name="KEY", source="env:KEY"),)))
