@@ -124,9 +124,11 @@ def nearest(name: str, known: list[str]) -> str:
     "Did you mean 'learning_rate'?"
     >>> nearest("x", ["a", "b"])
     'Known: a, b.'
+    >>> nearest("x", [])
+    'Known: none.'
     """
     match = near_match(str(name), known)  # the user's value may have any type
-    return f"Did you mean {match!r}?" if match else f"Known: {', '.join(sorted(known))}."
+    return f"Did you mean {match!r}?" if match else f"Known: {', '.join(sorted(known)) or 'none'}."
 
 
 def near_match(name: str, known: list[str]) -> str | None:

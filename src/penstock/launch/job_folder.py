@@ -15,11 +15,12 @@ pods/               count of failed pods of each node, on Kubernetes (failed_pod
 import json
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock.checkpoint.find import saved_of
 from penstock.checkpoint.layout import step_of
@@ -33,6 +34,7 @@ from penstock.obs.metric_names import METRICS_FILE
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 LAUNCH_FOLDER = "launch"
 _TAIL_BYTES = 256 << 10
 _RECIPE = "config.json"
@@ -83,9 +85,9 @@ class JobFolder:
         """Read the specification.
 
         Raises:
-            UsageError: the run was not launched.
+            UsageError: the run was not launched, or the file is damaged.
         """
-        return RunSpec.read(self._read("spec.json"))
+        return self._read("spec.json", RunSpec.read)
 
     def write_job(self, job: Job) -> None:
         """Write the engine's name for the job."""
@@ -95,21 +97,28 @@ class JobFolder:
         """Read the engine's name for the job.
 
         Raises:
-            UsageError: the run was not launched.
+            UsageError: the run was not launched, or the file is damaged.
         """
-        return configs.build(Job, self._read("job.json"))
+        return self._read("job.json", partial(configs.build, Job))
 
     def has_job(self) -> bool:
         """True if the run was launched before."""
         return (self.path / "job.json").is_file()
 
-    def _read(self, name: str) -> configs.Raw:
+    def _read(self, name: str, build: Callable[[configs.Raw], T]) -> T:
         if not (self.path / name).is_file():
             raise UsageError(
                 f"{self.run} was not started by `penstock launch`",
                 fix="Give the folder of the run: run.dir of its recipe.",
             )
-        return configs.load_json(self.path / name)
+        try:
+            return build(configs.load_json(self.path / name))
+        except UsageError as error:  # whose remedy is for a recipe
+            raise UsageError(
+                f"{self.path / name} is damaged, or of another version of Penstock",
+                fix=f"Once no job of the run is left, remove {self.path}, and launch the run again: it goes "
+                "on from its newest checkpoint.",
+            ) from error
 
     def supervisor(self) -> SupervisorState:
         """Return the counts of an earlier start of this job; a new state if there was none."""

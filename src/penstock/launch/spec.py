@@ -163,9 +163,14 @@ class RunSpec:
 
 
 def needed_grace(*, step_s: float, save_s: float) -> tuple[float, str]:
-    """Return the seconds in which a run stops after saving, and of what they are made, as text."""
-    measured = f"a step of {step_s:.1f} s, a save of {save_s:.1f} s (both measured in this run's folder)"
-    return step_s + save_s + MARGIN_S, f"{measured} and a margin of {MARGIN_S:g} s"
+    """Return the seconds in which a run stops after saving, and of what they are made, as text.
+
+    >>> needed_grace(step_s=2.0, save_s=0.0)
+    (7.0, "a step of 2.0 s (measured in this run's folder) and a margin of 5 s")
+    """
+    parts = [f"a {name} of {s:.1f} s" for name, s in (("step", step_s), ("save", save_s)) if s]
+    measured = f"{', '.join(parts)} (measured in this run's folder) and " if parts else ""
+    return step_s + save_s + MARGIN_S, f"{measured}a margin of {MARGIN_S:g} s"
 
 
 def check_grace(grace_s: float, *, step_s: float, save_s: float) -> None:

@@ -66,7 +66,7 @@ def test_a_dry_run_lets_the_cluster_try_the_objects_and_leaves_none(cluster, lau
     [
         (["--volume=rums:/runs"], "no PersistentVolumeClaim rums"),
         (["--volume=disk:/runs", "--nodes=2"], "Claim disk is ReadWriteOnce"),
-        (["--volume=runs:/runs", "--queue=research"], "no LocalQueue"),
+        (["--volume=runs:/runs", "--queue=research"], "(got '--queue research'). Known: none."),
         (["--volume=runs:/runs", "--secret=KEY=key:wandb/key"], "no Secret wandb"),
     ],
 )

@@ -29,6 +29,15 @@ def test_a_folder_without_a_job_is_told_so(tmp_path):
         JobFolder(tmp_path).job()
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"nodes": 3}'])
+def test_a_damaged_file_is_said_to_be_one_with_a_remedy(folder, content):
+    for name, read in (("spec.json", folder.spec), ("job.json", folder.job)):
+        (folder.path / name).write_text(content)
+        with pytest.raises(UsageError, match=rf"{name} is damaged.*launch the run again") as refused:
+            read()
+        assert "recipe" not in str(refused.value)
+
+
 def test_counts_of_a_supervisor_outlive_it_and_not_another_launch(folder):
     folder.write_supervisor(SupervisorState(idle=2, newest=40, starts=5))
     assert folder.supervisor() == SupervisorState(idle=2, newest=40)

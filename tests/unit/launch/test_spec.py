@@ -66,6 +66,11 @@ def test_a_grace_too_short_for_the_measured_save_is_refused_with_one_that_would_
         check_grace(60, step_s=2.0, save_s=58.0)
 
 
+def test_a_grace_of_a_run_that_has_measured_nothing_is_compared_with_the_margin_alone():
+    with pytest.raises(UsageError, match=r"too short for a margin of 5 s \(got '0\.4 s'\)"):
+        check_grace(0.4, step_s=0.0, save_s=0.0)
+
+
 @pytest.mark.parametrize(
     "values",
     [

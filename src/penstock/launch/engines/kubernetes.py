@@ -519,8 +519,8 @@ def _quota(cluster: ClusterConnection, queue: str) -> QueueQuota | None:
             continue
         if local is None:
             raise UsageError(
-                f"Namespace {cluster.namespace} has no LocalQueue of Kueue",
-                got=queue,
+                f"Namespace {cluster.namespace} has no LocalQueue of that name",
+                got=f"--queue {queue}",
                 fix=nearest(queue, names),
             )
         try:
