@@ -14,10 +14,9 @@ Runs are written as `penstock train` writes them, and opened in Chromium:
 
 With --peers, a Python with tensorboard (its data server, `--load_fast true`), trackio and tbparse, the same
 scalars are written by TensorBoard's own writer and given to trackio.import_tf_events. Each shows its first
-curve: TensorBoard in its time series, from the server's start with a filter for one run, ticked if it is not,
-and again in a new page, drawn as SVG, for there is no GPU; Trackio in its dashboard of the project. A curve
-is drawn once coloured pixels are in a picture of its chart. Times are the least of --rounds; the result has
-all of them, and the machine's load.
+curve: console_peers_page.py says how.
+
+Times are the least of --rounds; the result has all of them, and the machine's load.
 """
 
 import argparse
@@ -29,18 +28,18 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
 from contextlib import closing, contextmanager
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
+from browsing import curve_ms, heap_mib, memory_mib, new_page, wait
+from console_peers_page import of_peers, peer_versions
 from results_file import file_result
 
 from penstock.core import clock
@@ -49,7 +48,6 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 NO_SANDBOX = "--no-sandbox"
 GROWS = "0000"
 """Run that grows while a page looks."""
-PATIENCE_S = 300
 PARTS = ("table", "long", "ranks", "stream", "peers")
 TARGETS = {
     "table_ms": 2000,
@@ -137,101 +135,9 @@ def console(folder, cache):
             process.stdout.read()
 
 
-@contextmanager
-def peer_server(command, address, **environment):
-    """Yield the process id of another tool's server, once it answers."""
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True, **quiet)
-    try:
-        wait(lambda: answers(address), f"{command[0]} answers")
-        yield process.pid
-    finally:
-        os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
-
-
-def free_port():
-    """Return a port that nobody listens at: a server left over would answer in another's place."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
-def answers(address):
-    """Return whether a server answers."""
-    try:
-        urlopen(address, timeout=5).close()
-    except OSError:
-        return False
-    return True
-
-
-def wait(is_so, what):
-    """Wait for something; a second's hundredth between looks."""
-    end = clock.monotonic() + PATIENCE_S
-    while not is_so():
-        if clock.monotonic() > end:
-            raise TimeoutError(f"not within {PATIENCE_S} s: {what}")
-        clock.sleep(0.01)
-
-
-def memory_mib(pid):
-    """Return the resident memory of a process and its children in MiB."""
-    pids, total = [pid], 0
-    while pids:
-        at = pids.pop()
-        try:
-            lines = Path(f"/proc/{at}/status").read_text().splitlines()
-            pids += map(int, Path(f"/proc/{at}/task/{at}/children").read_text().split())
-        except OSError:
-            continue
-        total += next((int(line.split()[1]) for line in lines if line.startswith("VmRSS")), 0)
-    return round(total / 1024)
-
-
-def heap_mib(page):
-    """Return the memory of a page's JavaScript in MiB."""
-    return round(page.evaluate("performance.memory.usedJSHeapSize") / 2**20, 1)
-
-
-def has_curve(picture):
-    """Return whether a PNG has coloured pixels, as a curve has; axes and text are grey."""
-    from PIL import Image
-
-    pixels = np.asarray(Image.open(BytesIO(picture)).convert("RGB")).astype(int)
-    return int((np.ptp(pixels, axis=2) > 25).sum()) > 30
-
-
-def curve_ms(browser, address, chart, *, choose=None):
-    """Open an address in a new page; return the ms to a curve in its chart, and the page's memory.
-
-    Args:
-        choose: does what a reader must to see it, given the page; None: nothing.
-    """
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    try:
-        begin = clock.monotonic()
-        page.goto(address, wait_until="commit")
-        if choose is not None:
-            choose(page)
-        found = page.locator(chart).first
-        found.wait_for(timeout=PATIENCE_S * 1000)
-        while True:
-            box = found.bounding_box()
-            clip = box and {**box, "height": max(min(box["height"], 900 - box["y"]), 1)}
-            if box and box["width"] and has_curve(page.screenshot(clip=clip)):
-                return 1000 * (clock.monotonic() - begin), heap_mib(page)
-            if clock.monotonic() - begin > PATIENCE_S:
-                raise TimeoutError(f"no curve in {address}")
-    finally:
-        page.close()
-
-
 def watched(browser):
     """Return a page that counts long tasks, points and pictures."""
-    page = browser.new_page(viewport={"width": 1280, "height": 900})
-    page.set_default_timeout(PATIENCE_S * 1000)
-    page.add_init_script(path=Path(__file__).with_name("console_page.js"))
-    return page
+    return new_page(browser, Path(__file__).with_name("console_page.js"))
 
 
 def table(browser, folder, cache, rounds):
@@ -304,14 +210,6 @@ def shown_ms(page, view, is_shown):
     return page.evaluate(f"window.show({json.dumps(view)}, () => {is_shown})")
 
 
-REDRAW = """() => {
-  const canvas = document.querySelector(".ranks canvas[aria-label]"), begin = performance.now();
-  canvas.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight" }));
-  canvas.getContext("2d").getImageData(0, 0, 1, 1);
-  return performance.now() - begin;
-}"""
-
-
 def delays(browser, folder, cache, points):
     """Append lines to a run among many, and return the ms from each write to its point on the canvas."""
     path = folder / GROWS / "metrics.jsonl"
@@ -344,70 +242,6 @@ def delays(browser, folder, cache, points):
         min((time for time in drawn if time >= at[step]), default=math.inf) - written[step]
         for step in written
     ]
-
-
-def tensorboard(browser, python, data, folder, rounds):
-    """Time TensorBoard's first curve of the run 0000: from its server's start, and in a new page."""
-    subprocess.run(
-        [python, Path(__file__).with_name("console_peers.py"), "tensorboard", data, folder], check=True
-    )
-    port, found = free_port(), {"first_curve_ms": [], "curve_again_ms": [], "server_mib": []}
-    address = f"http://127.0.0.1:{port}/"
-    command = [str(Path(python).with_name("tensorboard")), "--logdir", str(folder), "--port", str(port),
-               "--load_fast", "true"]  # fmt: skip
-    view = f"{address}?pinnedCards=%5B%5D&runFilter=%5E0000%24&forceSVG=true#timeseries"
-    curve = partial(curve_ms, browser, view, "line-chart", choose=tick_first_run)
-    for _ in range(rounds):
-        begin = clock.monotonic()
-        with peer_server(command, address) as pid:
-            wait(lambda: "0000" in runs_with_loss(address), "TensorBoard has read a run")
-            curve()
-            found["first_curve_ms"].append(1000 * (clock.monotonic() - begin))
-            found["curve_again_ms"].append(curve()[0])
-            found["server_mib"].append(memory_mib(pid))
-    return found
-
-
-def tick_first_run(page):
-    """Tick the first run of TensorBoard's list, if it is not; of many it shows none by itself."""
-    box = page.locator("tb-data-table-content-row mat-checkbox input").first
-    box.wait_for(state="attached", timeout=PATIENCE_S * 1000)
-    box.check(force=True)
-
-
-def runs_with_loss(address):
-    """Return the runs whose loss TensorBoard has, as its own page asks for them."""
-    tags = json.load(urlopen(f"{address}data/plugin/timeseries/tags", timeout=60))["scalars"]["runTagInfo"]
-    return {run for run, found in tags.items() if "loss" in found}
-
-
-def trackio(browser, python, data, folder, rounds):
-    """Time Trackio's first curve of a project, from its server's start and in a new page.
-
-    Args:
-        data: event files.
-    """
-    home = {"TRACKIO_DIR": str(folder), "GRADIO_ANALYTICS_ENABLED": "False"}
-    subprocess.run(
-        [python, Path(__file__).with_name("console_peers.py"), "trackio", data, "bench"],
-        check=True, env={**os.environ, **home}, stdout=subprocess.DEVNULL, timeout=PATIENCE_S,
-    )  # fmt: skip
-    port, found = free_port(), {"first_curve_ms": [], "curve_again_ms": [], "server_mib": []}
-    address = f"http://127.0.0.1:{port}/"
-    shown = (
-        f"import trackio; trackio.show('bench', open_browser=False, server_port={port}, block_thread=True)"
-    )
-    for _ in range(rounds):
-        begin = clock.monotonic()
-        with peer_server([python, "-c", shown], address, **home) as pid:
-            curve_ms(browser, f"{address}?project=bench", TRACKIO_CHART)
-            found["first_curve_ms"].append(1000 * (clock.monotonic() - begin))
-            found["curve_again_ms"].append(curve_ms(browser, f"{address}?project=bench", TRACKIO_CHART)[0])
-            found["server_mib"].append(memory_mib(pid))
-    return found
-
-
-TRACKIO_CHART = ".vega-embed canvas"
 
 
 def write_data(folder, arguments, chosen):
@@ -448,28 +282,6 @@ def of_console(browser, folder, arguments, chosen):
         yield "console, ranks", heat_map(browser, folder / "ranks", cache, rounds)
     if "stream" in chosen:
         yield "console, stream", {"delay_ms": delays(browser, folder / "many", cache, arguments.points)}
-
-
-def of_peers(browser, folder, arguments):
-    """Yield name and figures of the other tools."""
-    for data in ("many", "long"):
-        events = folder / f"{data}-events"
-        yield f"tensorboard, {data}", tried(tensorboard, browser, arguments, folder / f"{data}-csv", events)
-        kept = [events / f"{number:04d}" for number in range(arguments.trackio_runs)]
-        for run in events.iterdir():
-            if run not in kept:
-                shutil.rmtree(run)
-        yield f"trackio, {data}", tried(trackio, browser, arguments, events, folder / f"{data}-trackio")
-
-
-def tried(peer, browser, arguments, data, place):
-    """Return the figures of another tool, or why there are none."""
-    from playwright.sync_api import Error as BrowserError
-
-    try:
-        return peer(browser, arguments.peers, data, place, arguments.rounds)
-    except (BrowserError, TimeoutError, OSError, subprocess.SubprocessError) as error:
-        return {"failed": str(error)}
 
 
 def show(name, found):
@@ -523,13 +335,6 @@ def main():
     if arguments.out:
         file_result(arguments.out, "console", result, packages=("playwright", "uvicorn", "fastapi"))
     return 0
-
-
-def peer_versions(python):
-    """Return the versions of the other tools."""
-    code = "import importlib.metadata as m; print(*(m.version(n) for n in ('tensorboard', 'trackio')))"
-    said = subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    return dict(zip(("tensorboard", "trackio"), said, strict=True))
 
 
 if __name__ == "__main__":
