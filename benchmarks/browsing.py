@@ -8,6 +8,8 @@ import numpy as np
 from penstock.core import clock
 
 PATIENCE_S = 300
+BETWEEN_S = 0.41
+"""Between two points of a run that grows: no part of a second, so that a poll meets them at all phases."""
 
 
 def wait(is_so, what):

@@ -1,4 +1,4 @@
-"""How soon does the console show 1,000 runs, a long one and 1,024 ranks, beside TensorBoard and Trackio?
+"""How soon does the console show 1,000 runs, a long one, 1,024 ranks, a new point, beside two other tools?
 
     python benchmarks/console.py --peers ENV/bin/python --out benchmarks/results
 
@@ -14,9 +14,9 @@ Runs are written as `penstock train` writes them, and opened in Chromium:
 
 With --peers, a Python with tensorboard (its data server, `--load_fast true`), trackio and tbparse, the same
 scalars are written by TensorBoard's own writer and given to trackio.import_tf_events. Each shows its first
-curve: console_peers_page.py says how.
+curve and a run that grows, at its best: console_peers_page.py says how.
 
-Times are the least of --rounds; the result has all of them, and the machine's load.
+Times printed are the least of --rounds, delays the largest; the result has all, and the machine's load.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
-from browsing import curve_ms, heap_mib, memory_mib, new_page, wait
+from browsing import BETWEEN_S, curve_ms, heap_mib, memory_mib, new_page, wait
 from console_peers_page import of_peers, peer_versions
 from results_file import file_result
 
@@ -221,7 +221,7 @@ def delays(browser, folder, cache, points):
             with path.open("a") as file:
                 file.write(json.dumps({**first, "step": step, "tokens": step * 65536}) + "\n")
             written[step] = 1000 * clock.unix_seconds()
-            clock.sleep(0.41)
+            clock.sleep(BETWEEN_S)
 
     with console(folder, cache) as (address, _):
         runs = json.load(urlopen(f"{address}api/runs"))["runs"]

@@ -86,6 +86,19 @@ def test_a_benchmark_runs_and_files_its_result(name, tmp_path):
         assert drawing.read_text().startswith("<svg")
 
 
+def test_the_console_benchmark_times_points_of_a_peer_and_files_a_peer_that_fails(tmp_path):
+    pytest.importorskip("tensorboard_data_server")
+    command = [sys.executable, BENCHMARKS / "console.py", "--only", "peers", "--peers", sys.executable]
+    command += ["--runs", "3", "--each", "20", "--steps", "40", "--points", "2", "--rounds", "1"]
+    subprocess.run([*command, "--out", tmp_path], check=True, stdout=subprocess.DEVNULL, timeout=280)
+    (path,) = tmp_path.glob("console-*.json")
+    rows = json.loads(path.read_text())["rows"]
+    for asked in ("stream", "pressed"):
+        assert len(rows[f"tensorboard, {asked}"]["delay_ms"]) == 2
+        assert "failed" not in rows[f"tensorboard, {asked}"]
+    assert "failed" in rows["trackio, stream"]  # not in this environment
+
+
 def test_a_stress_run_that_is_cut_off_leaves_what_it_did(tmp_path):
     command = [sys.executable, BENCHMARKS / "loader_stress.py", "--out", tmp_path]
     command += ["--tokens", "10G", "--corpus-tokens", "1M"]
