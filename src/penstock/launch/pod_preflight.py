@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.launch.job_folder import JobFolder
-from penstock.launch.preflight import EXCLUDE, EXIT_OUTLIERS, METRICS, REPORT, command_of
+from penstock.launch.preflight import EXCLUDE, EXIT_OUTLIERS, METRICS, REPORT, command_of, reasons_of
 from penstock.launch.spec import RunSpec
 
-SLOW_NODES = "[slow nodes] "
-"""Beginning of the line of a pod's log that names the nodes to leave out; the operator reads it."""
+SLOW_NODE = "[slow node] "
+"""Beginning of a line of a pod's log that names a node to leave out, and why; the operator reads it."""
+_REASON_CHARACTERS = 120
+"""Kubernetes keeps the last 2,048 of what a pod printed."""
 _MEETING_S = 1800.0
 """Seconds that pods wait for each other; then the report has those that did not come."""
 _LOOK_S = 0.1
@@ -95,7 +97,10 @@ def examine_pods(spec: RunSpec, folder: JobFolder, *, node: int, host: str, port
         fix = "Mend what the report has in red."
         if code == EXIT_OUTLIERS:  # all of it is of these nodes
             slow = (folder.path / EXCLUDE).read_text().split()
-            os.write(1, f"{SLOW_NODES}{' '.join(slow)}\n".encode())
+            reasons = reasons_of((folder.path / METRICS).read_text())
+            for name in slow:
+                why = reasons.get(name, "")[:_REASON_CHARACTERS]
+                os.write(1, f"{SLOW_NODE}{name}: {why}\n".encode())
             fix = f"Leave out {', '.join(slow)} (--exclude-node), or mend what the report has in red."
         raise UsageError(
             f"The doctor ended with {code}, and the run asks for sound nodes (--doctor require)",

@@ -1,5 +1,7 @@
 """Preflight of a run: the doctor's command on each of its nodes, and the files that it leaves. Pure."""
 
+import re
+
 from penstock.launch.pod_networks import declared
 from penstock.launch.spec import RunSpec
 
@@ -23,3 +25,24 @@ def command_of(spec: RunSpec) -> tuple[str, ...]:
         f"--exclude={folder}/{EXCLUDE}",
         f"--metrics={folder}/{METRICS}",
     )
+
+
+_LABEL = r'"((?:[^"\\]|\\.)*)"'
+_OUTLIER = re.compile(rf"^penstock_links_outlier\{{node={_LABEL},card={_LABEL},why={_LABEL}\}}", re.MULTILINE)
+
+
+def reasons_of(metrics: str) -> dict[str, str]:
+    """Return why each node is to be left out, as one line, from the text of METRICS.
+
+    >>> reasons_of('penstock_links_outlier{node="n2",card="eth0",why="is slow"} 1')
+    {'n2': 'eth0 is slow'}
+    """
+    found: dict[str, list[str]] = {}
+    for labels in _OUTLIER.findall(metrics):
+        node, card, why = (re.sub(r"\\(.)", _unescaped, text) for text in labels)
+        found.setdefault(node, []).append(f"{card} {why}".strip())
+    return {node: ", ".join(why) for node, why in found.items()}
+
+
+def _unescaped(escaped: re.Match[str]) -> str:
+    return " " if escaped[1] == "n" else escaped[1]

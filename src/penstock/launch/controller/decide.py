@@ -12,8 +12,8 @@ that sees the same and does the rest. Growing and shrinking within MIN:MAX needs
 for a node is how the scheduler is asked for capacity, and the pods that are there train (launch/pod_node.py).
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from penstock.core.units import plural
@@ -68,8 +68,8 @@ class PodSeen:
     """Seconds since its processes started; 0: they have not."""
     unfit: str = ""
     """What its checks found wrong with the node; empty: nothing."""
-    slow_nodes: tuple[str, ...] = ()
-    """Nodes to leave out, of all that this pod's preflight measured; the run asked for sound ones."""
+    slow_nodes: Mapping[str, str] = field(default_factory=dict)
+    """Nodes to leave out, of all that this pod's preflight measured, each with its reason."""
 
     @property
     def is_live(self) -> bool:
@@ -202,10 +202,12 @@ def _unfit_node(seen: RunSeen) -> RunDecision | None:
 
 def _slow_nodes(seen: RunSeen) -> RunDecision | None:
     """Exclude the nodes that a failed preflight names, which ended the job."""
-    slow = sorted({node for pod in seen.pods for node in pod.slow_nodes}.difference(seen.excluded))
+    named_by_all = {node: why for pod in seen.pods for node, why in pod.slow_nodes.items()}
+    slow = sorted(set(named_by_all).difference(seen.excluded))
     if not slow:
         return None
-    named = f"the preflight found {plural(len(slow), 'node')} to leave out: {', '.join(slow)}"
+    each = ", ".join(f"{node} ({named_by_all[node] or 'see the report'})" for node in slow)
+    named = f"the preflight found {plural(len(slow), 'node')} to leave out: {each}"
     if len(seen.excluded) + len(slow) > EXCLUDE_AT_MOST:
         least = f"at most {EXCLUDE_AT_MOST} are excluded by the operator, {len(seen.excluded)} are"
         return RunDecision(phase=RunPhase.FAILED, cause=f"{named}; {least}: see the report")

@@ -28,7 +28,7 @@ from penstock.launch.controller.decide import (
 from penstock.launch.controller.ownership import JobFound, clash_of, is_owned, job_of
 from penstock.launch.controller.progress import ask_pods
 from penstock.launch.engines.kubernetes import ClusterConnection, UnknownKind, check_cluster, state_of
-from penstock.launch.pod_preflight import SLOW_NODES
+from penstock.launch.pod_preflight import SLOW_NODE
 from penstock.launch.render.kubernetes import POLICY, POLICY_API, render_kubernetes
 from penstock.launch.render.pod_template import labels_of
 from penstock.launch.spec import RunSpec
@@ -331,16 +331,16 @@ def _ends(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [state["terminated"] for state in states if state.get("terminated")]
 
 
-def _slow_nodes(status: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the nodes that the preflight in a pod, which failed by it, named to be left out."""
+def _slow_nodes(status: Mapping[str, Any]) -> dict[str, str]:
+    """Return the nodes that the preflight in a pod, which failed by it, named to be left out, and why."""
     lines = [
         line
         for end in _ends(status)
         if end.get("exitCode")
         for line in str(end.get("message") or "").splitlines()
     ]
-    named = [line.removeprefix(SLOW_NODES).split() for line in lines if line.startswith(SLOW_NODES)]
-    return tuple(named[-1]) if named else ()
+    named = [line.removeprefix(SLOW_NODE).partition(": ") for line in lines if line.startswith(SLOW_NODE)]
+    return {node: why for node, _, why in named}
 
 
 def _unfit(status: Mapping[str, Any]) -> str:

@@ -99,14 +99,15 @@ def test_exclusions_are_bounded():
 
 def preflight(*slow, end="FAILED", **values):
     """A run that pod 0's preflight has ended, which names nodes."""
-    pods = [PodSeen(name="p0", index=0, node="n0", phase="Failed", slow_nodes=slow)]
+    named = dict.fromkeys(slow, "eth0 is slow")
+    pods = [PodSeen(name="p0", index=0, node="n0", phase="Failed", slow_nodes=named)]
     return seen(job=JobSeen(digest="a", nodes="3", end=end, reason="PodFailurePolicy"), pods=pods, **values)
 
 
 def test_a_failed_preflight_excludes_all_nodes_that_it_names_and_the_run_starts_without_them():
     found = decide(preflight("n2", "n1"))
     assert (found.act, found.targets) == (RunAction.EXCLUDE, ("n1", "n2"))
-    assert found.cause == "the preflight found 2 nodes to leave out: n1, n2"
+    assert found.cause == "the preflight found 2 nodes to leave out: n1 (eth0 is slow), n2 (eth0 is slow)"
     after = preflight("n2", "n1", excluded=("n1", "n2"))
     assert decide(dataclasses.replace(after, digest="b")).act is RunAction.STOP
     assert decide(after).phase is RunPhase.FAILED, "they were left out, and it failed again"
@@ -116,7 +117,8 @@ def test_a_preflight_that_names_no_node_or_too_many_fails_the_run():
     assert decide(preflight()).phase is RunPhase.FAILED
     found = decide(preflight(*(f"n{i}" for i in range(EXCLUDE_AT_MOST + 1))))
     assert (found.act, found.phase) == (RunAction.NOTHING, RunPhase.FAILED)
-    assert "4 nodes to leave out: n0, n1, n2, n3; at most 3 are excluded" in found.cause
+    assert "4 nodes to leave out: n0 (eth0 is slow), n1 " in found.cause
+    assert "n3 (eth0 is slow); at most 3 are excluded" in found.cause
     assert decide(preflight("n1", end="COMPLETED")).phase is RunPhase.SUCCEEDED
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.launch.controller.reconcile import _slow_nodes, _unfit
-from penstock.launch.pod_preflight import SLOW_NODES
+from penstock.launch.pod_preflight import SLOW_NODE
 
 COMPLAINT = """\
 a library's warning
@@ -33,7 +33,7 @@ def test_its_paragraph_is_one_line_without_what_was_printed_before(status, said)
     assert _unfit(status) == said
 
 
-def test_nodes_to_leave_out_are_those_of_a_preflight_that_failed():
-    said = f"a report\n{SLOW_NODES}n1 n2\n{COMPLAINT}"
-    assert _slow_nodes(ended(2, said)) == ("n1", "n2")
-    assert _slow_nodes(ended(0, said)) == _slow_nodes(ended(2, COMPLAINT)) == _slow_nodes({}) == ()
+def test_nodes_to_leave_out_are_those_of_a_preflight_that_failed_each_with_its_reason():
+    said = f"a report\n{SLOW_NODE}n1: eth0: is slow\n{SLOW_NODE}n2: \n{COMPLAINT}"
+    assert _slow_nodes(ended(2, said)) == {"n1": "eth0: is slow", "n2": ""}
+    assert _slow_nodes(ended(0, said)) == _slow_nodes(ended(2, COMPLAINT)) == _slow_nodes({}) == {}
