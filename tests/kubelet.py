@@ -2,7 +2,8 @@
 
 A pod has mount, PID and host-name namespaces of its own; its root is an overlay over this machine's, so the
 "image" is this machine, and what is written outside of volumes is lost with the pod. All pods share the
-loopback: each has an address of its own there, and names of a headless service stand in /etc/hosts. Left out:
+loopback: each has an address of its own there, and names of a headless service stand in /etc/hosts. A node
+may be an emulated host instead, whose cards and address its pods have, as with `hostNetwork`. Left out:
 images, limits of CPU and memory, liveness probes, life-cycle hooks, network policies.
 """
 
@@ -18,7 +19,9 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
@@ -69,6 +72,15 @@ def nodes(cluster, folder, *names, capacity=()):
         found.close()
 
 
+@dataclass(frozen=True)
+class NodeNetwork:
+    """Network of an emulated host, which the pods of a node share."""
+
+    inside: Callable[[], AbstractContextManager]
+    """Moves the calling thread, and processes that it starts, into the network."""
+    address: str
+
+
 class Nodes:
     """Nodes of a cluster, whose pods are processes of this machine."""
 
@@ -76,6 +88,7 @@ class Nodes:
         self._cluster, self._folder, self._capacity = cluster, folder, capacity
         self._beat_at = {}
         self.blind = set()
+        self.networks = {}
         self.pods = {}
         self._ended = threading.Event()
         self._lock = threading.RLock()
@@ -91,12 +104,19 @@ class Nodes:
         for thread in self._threads:
             thread.start()
 
-    def add(self, name, *, sees_claims=True):
-        """Start a node, new or lost before; on one that sees no claims, their folders are empty."""
+    def add(self, name, *, sees_claims=True, network=None, labels=()):
+        """Start a node, new or lost before.
+
+        Args:
+            sees_claims: False: the folders of claims are empty there.
+            network: see `NodeNetwork`; None: the loopback of this machine.
+            labels: of a new node, besides its name.
+        """
         self.blind.discard(name)
         if not sees_claims:
             self.blind.add(name)
-        labels = {"kubernetes.io/hostname": name}
+        self.networks[name] = network
+        labels = {"kubernetes.io/hostname": name, **dict(labels)}
         status, answer = self._cluster.create(
             {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}
         )
@@ -206,7 +226,8 @@ class _Pod:
         self.uid, self.name = found["metadata"]["uid"], found["metadata"]["name"]
         self.namespace, self.node = found["metadata"]["namespace"], found["spec"]["nodeName"]
         self.spec, self._found = found["spec"], found
-        self.address = room.address()
+        self._network = room.networks[self.node]
+        self.address = self._network.address if self._network else room.address()
         self._policies = {c["name"]: c.get("terminationMessagePolicy") for c in self.spec["containers"]}
         self._todo = list(found["spec"].get("initContainers", []))
         self._running = {}
@@ -283,8 +304,11 @@ class _Pod:
             for line in self._room.hosts.read_text().splitlines(keepends=True)
             if names[-1] not in line.split()[1:]
         ]
-        # In place: it is mounted into pods.
-        self._room.hosts.write_text("".join([*lines, f"{self.address} {' '.join(names)}\n"]))
+        places = [self.address]
+        if self._network:  # torch's store looks that up, too, and no name server answers there
+            places.append(f"::ffff:{self.address}")
+        named = [f"{place} {' '.join(names)}\n" for place in places]
+        self._room.hosts.write_text("".join([*lines, *named]))  # in place: it is mounted into pods
 
     def _volume(self, volume):
         folder = self._folder / "volumes" / volume["name"]
@@ -393,7 +417,8 @@ class _Pod:
         script = self._folder / f"{name}.sh"
         script.write_text(self._script(container))
         words = [_expanded(word, environment) for word in words]
-        with self.log_of(name).open("ab") as log:
+        inside = self._network.inside() if self._network else nullcontext()
+        with self.log_of(name).open("ab") as log, inside:
             log.truncate(0)
             self._running[name] = subprocess.Popen(
                 [
@@ -432,6 +457,7 @@ class _Pod:
             f"for folder in {_SOURCES}; do chmod a+x $root$folder; done",
             "mkdir -p $root/dev/shm $root/etc; touch $root/etc/hosts; chmod 1777 $root/tmp",
             f"mount --bind {shlex.quote(str(self._room.hosts))} $root/etc/hosts",
+            *(["rm -f $root/etc/resolv.conf; touch $root/etc/resolv.conf"] if self._network else []),
         ]
         mounts = sorted(container.get("volumeMounts", []), key=lambda mount: mount["mountPath"])
         for mount in mounts:
