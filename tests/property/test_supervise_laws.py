@@ -10,6 +10,7 @@ from penstock.launch.supervise import (
     BY_REQUEST,
     EXIT_NO_PROGRESS,
     Act,
+    Decision,
     Ended,
     NodesCame,
     NodesLost,
@@ -142,9 +143,10 @@ def test_nodes_that_come_and_go_cost_an_elastic_run_no_failure(policy):
 @given(policies, st.sampled_from([EXIT_STOPPED, 1]), st.booleans())
 def test_a_node_that_joins_and_fails_again_and_again_waits_for_a_checkpoint(policy, code, is_lost):
     policy, state, stops = replace(policy, is_elastic=True), SupervisorState(), 0
+    came = NodesCame(num_nodes=1, newest=7, running_s=policy.longest_join_pause_s)
     for _ in range(policy.idle_starts):
         state, _ = advance(state, Started(ranks=2, newest=7), policy)
-        state, decision = advance(state, NodesCame(num_nodes=1, newest=7), policy)
+        state, decision = advance(state, came, policy)
         stops += decision.act is Act.STOP
         state, decision = advance(state, Ended(code=code, newest=7), policy)
         assert decision.act is Act.START
@@ -154,7 +156,50 @@ def test_a_node_that_joins_and_fails_again_and_again_waits_for_a_checkpoint(poli
             state, _ = advance(state, Ended(code=1, newest=7), policy)
     assert stops == policy.idle_starts
     state, _ = advance(state, Started(ranks=2, newest=7), policy)
-    state, decision = advance(state, NodesCame(num_nodes=1, newest=7), policy)
+    state, decision = advance(state, came, policy)
     assert decision.act is Act.NOTHING, "the others train on"
-    state, decision = advance(state, NodesCame(num_nodes=1, newest=8), policy)
+    state, decision = advance(state, replace(came, newest=8), policy)
     assert decision.act is Act.STOP, "there is a new checkpoint"
+
+
+@given(policies, st.integers(1, 12))
+def test_nodes_that_join_and_are_lost_soon_wait_ever_longer_though_they_bring_checkpoints(policy, times):
+    policy, state, newest = replace(policy, is_elastic=True), SupervisorState(), 0
+    for joins in range(times):
+        pause_s = policy.join_pause_after(joins)
+        newest += 1
+        state, decision = advance(state, Started(ranks=2, newest=newest), policy)
+        assert decision.act is (Act.DELAY_JOINS if pause_s else Act.NOTHING)
+        if pause_s:
+            early = NodesCame(num_nodes=1, newest=newest, running_s=pause_s - 1)
+            assert advance(state, early, policy) == (state, Decision(act=Act.NOTHING))
+        state = joined(state, newest, policy, running_s=pause_s)
+        state, _ = advance(state, Ended(code=1, newest=newest + 1, ran_s=policy.settled_s - 1), policy)
+    state, _ = advance(state, Started(ranks=2, newest=newest), policy)
+    assert state.short_joins == times
+
+
+@given(policies)
+def test_a_join_that_lasts_ends_the_pauses(policy):
+    policy, state = replace(policy, is_elastic=True), SupervisorState(short_joins=5)
+    state, _ = advance(state, Started(ranks=2, newest=7), policy)
+    state = joined(state, 7, policy, running_s=policy.longest_join_pause_s)
+    state, _ = advance(state, Ended(code=1, newest=8, ran_s=policy.settled_s), policy)
+    state, decision = advance(state, Started(ranks=2, newest=8), policy)
+    assert (state.short_joins, decision.act) == (0, Act.NOTHING)
+
+
+def joined(state, newest, policy, *, running_s):
+    """Return the state after a node has joined two ranks."""
+    state, decision = advance(state, NodesCame(num_nodes=1, newest=newest, running_s=running_s), policy)
+    assert decision.act is Act.STOP
+    state, _ = advance(state, Ended(code=EXIT_STOPPED, newest=newest), policy)
+    return advance(state, Started(ranks=3, newest=newest), policy)[0]
+
+
+def test_losses_without_a_join_before_them_delay_no_joins():
+    policy, state = RestartPolicy(is_elastic=True), SupervisorState()
+    for newest, ranks in enumerate((5, 4, 3, 2)):
+        state, decision = advance(state, Started(ranks=ranks, newest=newest), policy)
+        assert (state.phase, state.short_joins, decision.act) == (Phase.RUNNING, 0, Act.NOTHING)
+        state, _ = advance(state, Ended(code=1, newest=newest + 1), policy)

@@ -49,6 +49,7 @@ from penstock.launch.local import EXIT_STOPPED, JobOutcome, die_with
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import (
     BY_REQUEST,
+    JOIN_PAUSE_S,
     Act,
     Decision,
     Ended,
@@ -147,6 +148,7 @@ class ElasticNode:
         warm: forks this node's ranks; made before the rendezvous starts its threads.
         join_s: seconds to wait for enough nodes.
         gone_code: exit code of this node once the store is gone, or where too few others came.
+        join_pause_s: see `RestartPolicy`.
         address: of this node, by which with its process id the rendezvous tells nodes apart; pods all have
             process id 1. Empty: the address towards the store.
 
@@ -166,6 +168,7 @@ class ElasticNode:
         join_s: int,
         gone_code: int = 1,
         address: str = "",
+        join_pause_s: float = JOIN_PAUSE_S,
     ) -> None:
         env.set_variables({"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
         self._spec, self._folder, self._node, self._warm = spec, folder, node, warm
@@ -173,9 +176,10 @@ class ElasticNode:
         self._store = _store_at(host, port)
         address = address or _address_towards(host, port)
         self._handler = _handler(spec, self._store, address=address, join_s=join_s)
-        self._policy = RestartPolicy(idle_starts=spec.idle_starts, is_elastic=True)
+        self._policy = RestartPolicy(idle_starts=spec.idle_starts, is_elastic=True, join_pause_s=join_pause_s)
         self._state = SupervisorState(newest=folder.newest_step())
         self._num_nodes, self._join_s = 0, join_s
+        self._started_at = 0.0
         self._newest, self._listed_at = -1, -_LIST_S
         self._host, self._port, self._gone_code = host, port, gone_code
 
@@ -270,12 +274,14 @@ class ElasticNode:
             node=place, num_nodes=info.world_size, processes=spec.processes, address=address, port=port
         )
         self._warm.start(environments, title=f"{clock.utc_now()} node {self._node}")
+        self._started_at = clock.monotonic()
         outcome = self._watch()
         newest = self._folder.newest_step()
         cause = outcome.messages[0] if outcome.messages else ""
         if not self._state.told and self._folder.is_to_stop(env.variable(env.JOB)):
             self._feed(StopAsked(cause=BY_REQUEST))
-        return self._feed(Ended(code=outcome.code, newest=newest, cause=cause))
+        ran_s = clock.monotonic() - self._started_at
+        return self._feed(Ended(code=outcome.code, newest=newest, cause=cause, ran_s=ran_s))
 
     def _place_of(self, info: RendezvousInfo) -> tuple[int, str, int]:
         """Return this node's place among the nodes, and where the first rank listens.
@@ -321,7 +327,8 @@ class ElasticNode:
         except (RendezvousConnectionError, RendezvousStateError):
             return []  # the ranks may finish without it
         if waiting:
-            return [NodesCame(num_nodes=waiting, newest=self._newest_step())]
+            running_s = clock.monotonic() - self._started_at
+            return [NodesCame(num_nodes=waiting, newest=self._newest_step(), running_s=running_s)]
         return [NodesLost(num_nodes=self._num_nodes - present)] if present < self._num_nodes else []
 
     def _newest_step(self) -> int:

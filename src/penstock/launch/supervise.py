@@ -9,19 +9,22 @@ one for a run of a fixed number of nodes, and one on each node of an elastic run
 Restarts are bounded by progress, not by their number: a run that writes a new checkpoint between failures may
 fail for ever, and one that fails N times in a row without one ends with EXIT_NO_PROGRESS. The pause before
 a restart doubles with each failure in a row. Restarts for nodes that join are bounded likewise: after N in a
-row without a new checkpoint, nodes wait until there is one; the run is not ended for what they do. No clock,
-files or processes here: times are durations that the caller waits, and checkpoints are step numbers that it
-reads.
+row without a new checkpoint, nodes wait until there is one; the run is not ended for what they do. Where
+nodes join, reach a checkpoint and are lost again, the pause before the next may join doubles each time. No
+clock, files or processes here: times are durations that the caller measures or waits, and checkpoints are
+step numbers that it reads.
 """
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from penstock.core.units import plural
+from penstock.core.units import duration, plural
 from penstock.launch.local import EXIT_STOPPED
 
 EXIT_NO_PROGRESS = 76
 """Exit code: the run was started several times in a row without a new checkpoint."""
+JOIN_PAUSE_S = 60.0
+"""Pause before nodes may join after the second loss in a row of nodes that had joined."""
 BY_REQUEST = "request"
 """Sender of a stop that a request to the run asked for: its processes stopped by themselves, and for good."""
 EXIT_UNFIT = 77
@@ -54,6 +57,12 @@ class RestartPolicy:
     pause_s: float = 2.0
     """Pause before the first restart without progress; doubled for each further one."""
     longest_pause_s: float = 60.0
+    settled_s: float = 600.0
+    """Seconds after which nodes that joined have settled. If any is lost before, the join did not last."""
+    join_pause_s: float = JOIN_PAUSE_S
+    """Pause before nodes may join after the second join in a row that did not last; doubled for each further
+    one. 0: none."""
+    longest_join_pause_s: float = 1800.0
     is_elastic: bool = False
     """True: processes that stopped after saving, unasked by this supervisor, did so for a change of nodes."""
     can_requeue: bool = False
@@ -67,6 +76,16 @@ class RestartPolicy:
         """
         return min(self.pause_s * 2 ** min(idle - 1, 30), self.longest_pause_s) if idle else 0.0
 
+    def join_pause_after(self, short_joins: int) -> float:
+        """Return the pause in seconds before nodes may join, after so many joins in a row that did not last.
+
+        >>> [RestartPolicy().join_pause_after(joins) for joins in (0, 1, 2, 3, 40)]
+        [0.0, 0.0, 60.0, 120.0, 1800.0]
+        """
+        if short_joins < 2:
+            return 0.0
+        return min(self.join_pause_s * 2.0 ** min(short_joins - 2, 30), self.longest_join_pause_s)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorState:
@@ -79,6 +98,12 @@ class SupervisorState:
     """Attempts in a row that ended without a new checkpoint, of those that count."""
     joins: int = 0
     """Restarts in a row for nodes that joined, without a new checkpoint."""
+    ranks: int = 0
+    """Ranks of the newest attempt; 0: there was none."""
+    has_joined: bool = False
+    """True if the newest attempt has nodes that joined, and they have not settled."""
+    short_joins: int = 0
+    """Joins in a row that did not last."""
     newest: int = _NO_CHECKPOINT
     """Step of the newest checkpoint that was seen; -1: none."""
     resize: int = 0
@@ -110,6 +135,8 @@ class Ended:
     """Description of the failure."""
     lost_node: bool = False
     """True if a node is gone, with all its processes."""
+    ran_s: float = 0.0
+    """Seconds from the start of the processes to their end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,6 +153,8 @@ class NodesCame:
     num_nodes: int
     newest: int = _NO_CHECKPOINT
     """Step of the newest checkpoint now."""
+    running_s: float = 0.0
+    """Seconds since the processes of this attempt were started."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +182,8 @@ class Act(StrEnum):
     """Start an attempt after `pause_s`."""
     STOP = "stop"
     """Ask the processes to stop after saving."""
+    DELAY_JOINS = "delay_joins"
+    """Nothing yet: nodes that come have to wait."""
     FINISH = "finish"
     """Exit with `code`."""
 
@@ -199,13 +230,31 @@ def advance(state: SupervisorState, event: Event, policy: RestartPolicy) -> tupl
 def _started(
     state: SupervisorState, event: Started, policy: RestartPolicy
 ) -> tuple[SupervisorState, Decision]:
-    """Begin an attempt, unless too many before it ended with nobody there to see their ends."""
+    """Begin an attempt, unless too many before it ended with nobody there to see their ends.
+
+    Count nodes that joined and are lost again: more ranks than before, and then fewer.
+    """
     if state.phase is not Phase.STARTING:
         return state, _NOTHING
     now = replace(state, newest=event.newest, idle=0, joins=0) if event.newest > state.newest else state
     if now.idle >= policy.idle_starts:
         return _no_progress(now, "the last start ended without a word, as when its first node is lost")
-    return replace(now, phase=Phase.RUNNING, starts=now.starts + 1), _NOTHING
+    running = replace(now, phase=Phase.RUNNING, starts=now.starts + 1, ranks=event.ranks)
+    if not policy.is_elastic or now.ranks in (0, event.ranks):
+        return running, _NOTHING
+    if event.ranks > now.ranks:
+        return replace(running, has_joined=True), _NOTHING
+    if not now.has_joined:
+        return running, _NOTHING
+    short_joins = now.short_joins + 1
+    running = replace(running, has_joined=False, short_joins=short_joins)
+    if not (pause_s := policy.join_pause_after(short_joins)):
+        return running, _NOTHING
+    cause = (
+        f"{short_joins} joins in a row lasted less than {duration(policy.settled_s)}: the next nodes wait "
+        f"{duration(pause_s)}"
+    )
+    return running, Decision(act=Act.DELAY_JOINS, cause=cause)
 
 
 def _stopped_for(state: SupervisorState, cause: str) -> tuple[SupervisorState, Decision]:
@@ -218,9 +267,11 @@ def _stopped_for(state: SupervisorState, cause: str) -> tuple[SupervisorState, D
 def _nodes_came(
     state: SupervisorState, event: NodesCame, policy: RestartPolicy
 ) -> tuple[SupervisorState, Decision]:
-    """Let nodes join, unless that was done often without a new checkpoint: they may be what fails."""
+    """Let nodes join, unless that was done often in vain: they may be what fails."""
     joins = 0 if event.newest > state.newest else state.joins
     if state.phase is not Phase.RUNNING or joins >= policy.idle_starts:
+        return state, _NOTHING
+    if event.running_s < policy.join_pause_after(state.short_joins):
         return state, _NOTHING
     cause = f"{plural(event.num_nodes, 'node')} waiting to join: save, and go on with them"
     if joins + 1 == policy.idle_starts:
@@ -243,11 +294,14 @@ def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple
         return state, _NOTHING
     is_new = event.newest > state.newest
     changes_nodes = state.phase is Phase.STOPPING and (policy.is_elastic or state.resize > 0)
+    is_settled = state.has_joined and event.ran_s >= policy.settled_s
     now = replace(
         state,
         newest=max(state.newest, event.newest),
         idle=0 if is_new else state.idle,
         joins=0 if is_new else state.joins,
+        has_joined=state.has_joined and not is_settled,
+        short_joins=0 if is_settled else state.short_joins,
         phase=Phase.STARTING,
         resize=0,
     )

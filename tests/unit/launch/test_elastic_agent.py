@@ -1,21 +1,27 @@
 """A node of an elastic run and its rendezvous, on real stores: what ends the node, and what ends all."""
 
+import multiprocessing
+import os
 import signal
 import socket
 import threading
+import time
+from contextlib import closing, contextmanager
 
 import pytest
 
-from penstock.launch import elastic_agent
+from penstock.launch import elastic_agent, supervise
 from penstock.launch.attempt import WarmProcess
 from penstock.launch.elastic_agent import ElasticNode, RendezvousGone, start_store
 from penstock.launch.engines.local import run_elastic_node
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.spec import node_range
+from tests.launched import wait_until
 from tests.unit.launch.test_spec import make_spec
 
 HERE = "127.0.0.1"
+LITTLE_S = 0.3
 
 # Python 3.12 warns of a fork where other tests have left library threads; these children use none.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
@@ -124,3 +130,79 @@ def test_a_pod_that_waits_in_vain_ends_with_the_code_that_is_not_counted(spec, f
         spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=1, gone_code=75, address="node-0"
     )
     assert node.run() == 75
+
+
+def until_told():
+    """Work of a rank that trains until it is asked to stop."""
+    signal.sigwait({signal.SIGTERM})
+    return EXIT_STOPPED
+
+
+@contextmanager
+def running(spec, folder, port, *, number):
+    """Run a node in a process until the block ends, and ask it to leave then."""
+
+    def run():
+        code = run_elastic_node(
+            spec, folder, node=number, host=HERE, port=port, work=until_told, explain=explain,
+            address=f"node-{number}", join_pause_s=1.0,
+        )  # fmt: skip
+        os._exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    process.start()
+    try:
+        yield
+        process.terminate()
+        process.join(60)
+        assert process.exitcode == EXIT_STOPPED
+    finally:
+        process.kill()
+        process.join()
+        process.close()
+
+
+@pytest.mark.timeout(120)
+def test_nodes_that_join_and_go_again_wait_longer_and_longer(folder, store):
+    spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run))
+
+    def of_first(kind):
+        return [event for event in folder.events() if (event["event"], event["node"]) == (kind, 0)]
+
+    def starts():
+        return [event["nodes"] for event in of_first("start") if "nodes" in event]
+
+    with running(spec, folder, store, number=0):
+        wait_until(lambda: starts() == [1], "a start alone")
+        for joins in (1, 2, 3):
+            with running(spec, folder, store, number=joins):
+                wait_until(lambda joins=joins: starts() == [1, 2] * joins, "a start of two")
+            wait_until(lambda joins=joins: starts() == [1, 2] * joins + [1], "a start alone again")
+    assert [event["cause"] for event in of_first("delay_joins")] == [
+        "2 joins in a row lasted less than 10m00s: the next nodes wait 1.0 s",
+        "3 joins in a row lasted less than 10m00s: the next nodes wait 2.0 s",
+    ]
+
+
+def test_a_node_tells_its_supervisor_how_long_its_ranks_ran(folder, store, monkeypatch):
+    told = []
+
+    def advance(state, event, policy):
+        told.append(event)
+        return supervise.advance(state, event, policy)
+
+    monkeypatch.setattr(elastic_agent, "advance", advance)
+    spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run))
+    with closing(WarmProcess(a_little_while, explain, folder.log_of)) as warm:
+        node = ElasticNode(
+            spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=60, address="node-0"
+        )
+        assert node.run() == 0
+    (ended,) = [event for event in told if isinstance(event, supervise.Ended)]
+    assert ended.ran_s > LITTLE_S
+
+
+def a_little_while():
+    """Work of a rank that takes some time."""
+    time.sleep(LITTLE_S)
+    return 0

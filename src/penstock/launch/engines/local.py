@@ -31,7 +31,7 @@ from penstock.launch.node import prepare
 from penstock.launch.render.local import local_settings
 from penstock.launch.render.slurm import port_of
 from penstock.launch.spec import NodeRange, RunSpec
-from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
+from penstock.launch.supervise import EXIT_NO_PROGRESS, JOIN_PAUSE_S, Ended
 from penstock.launch.supervisor import supervise_gang
 
 _HERE = "127.0.0.1"
@@ -237,7 +237,16 @@ def _node(
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
     try:
-        code = run_elastic_node(spec, folder, node=node, host=_HERE, port=port, work=work, explain=explain)
+        code = run_elastic_node(
+            spec,
+            folder,
+            node=node,
+            host=_HERE,
+            port=port,
+            work=work,
+            explain=explain,
+            join_pause_s=0.0,  # they come only when somebody asks for them
+        )
     except PenstockError as error:
         os.write(2, f"penstock: node {node}: {error}\n".encode())
         code = error.exit_code
@@ -257,6 +266,7 @@ def run_elastic_node(
     logs: Callable[[int], Path] | None = None,
     gone_code: int = 1,
     address: str = "",
+    join_pause_s: float = JOIN_PAUSE_S,
 ) -> int:
     """Run one node of an elastic run; return its exit code.
 
@@ -265,6 +275,7 @@ def run_elastic_node(
         logs: rank -> its log file; default: the job folder's.
         gone_code: exit code once the store of the rendezvous is gone, or where too few other nodes came.
         address: of this node, unlike all others'; default: the one towards the store.
+        join_pause_s: see `RestartPolicy`.
 
     Raises:
         RendezvousGone: the store does not answer; `exit_code` is `gone_code`.
@@ -284,6 +295,7 @@ def run_elastic_node(
             join_s=join_s,
             gone_code=gone_code,
             address=address,
+            join_pause_s=join_pause_s,
         )
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         return agent.run()
