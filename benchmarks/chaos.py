@@ -211,6 +211,8 @@ def terminate_launcher(job):
 
 
 def damage_checkpoint(job):
+    # a run stops at a damaged first one, rather than start again in silence
+    await_(lambda: len([*(job.run / "checkpoints").glob("step-*")]) > 1)
     pid = await_(lambda: ranks_of(job.run).get(0))
     stop(pid)
     newest = max((job.run / "checkpoints").glob("step-*"))

@@ -37,7 +37,10 @@ def peft_model(recipe: TrainConfig) -> Any:  # Any: PeftModel
         LoraConfig(
             r=adapter.rank,
             lora_alpha=adapter.alpha,
-            target_modules=[PROJECTIONS[name] for name in adapter.layers],
+            target_modules=[
+                *(PROJECTIONS[name] for name in adapter.layers),
+                *(["lm_head"] if adapter.unembed else []),
+            ],
             use_rslora=adapter.method == "rslora",
             use_dora=adapter.method == "dora",
             trainable_token_indices=dict.fromkeys(token_layers(recipe), new) if new else None,
@@ -65,7 +68,8 @@ def peft_names(recipe: TrainConfig) -> dict[str, str]:
             )
             continue
         *_, layer, kind = ours.split(".")
-        if ours.startswith("layers.") and kind == "weight" and layer in adapter.layers:
+        in_block = ours.startswith("layers.") and kind == "weight" and layer in adapter.layers
+        if in_block or (ours == "unembed.weight" and adapter.unembed):
             for part, peft in _PARTS.items():
                 if part != "magnitude" or adapter.has_magnitudes:
                     where = f"base_model.model.{name.removesuffix('.weight')}.{peft}"

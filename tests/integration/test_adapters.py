@@ -35,6 +35,12 @@ KINDS = {
 }
 
 
+OF_OUTPUT = {
+    "output": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "lm_head"]},
+    "output-alone": {"r": 3, "lora_alpha": 9, "target_modules": ["lm_head"]},
+}
+
+
 @pytest.fixture(params=CONFIGS, scope="module")
 def base(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
@@ -50,7 +56,8 @@ def one_base(tmp_path_factory):
 def save_adapter(model, folder, kind, *, seed):
     """Write a random adapter; return the logits it gives for IDS."""
     torch.manual_seed(seed)
-    adapted = get_peft_model(copy.deepcopy(model), LoraConfig(**KINDS[kind], init_lora_weights=False)).eval()
+    config = LoraConfig(**(KINDS | OF_OUTPUT)[kind], init_lora_weights=False)
+    adapted = get_peft_model(copy.deepcopy(model), config).eval()
     adapted.save_pretrained(folder)
     with torch.no_grad():
         return adapted(IDS[None]).logits[0]
@@ -181,8 +188,10 @@ HEAD = "base_model.model.model.layers"
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("base_model.model.lm_head.lora_A.weight", (8, 32), "changes lm_head, and adapters change"),
-        ("base_model.model.model.embed_tokens.weight", (8, 32), "changes embed_tokens, and adapters change"),
+        ("base_model.model.lm_head.weight", (8, 32), "has a whole matrix, and adapters change"),
+        ("base_model.model.lm_head.base_layer.weight", (8, 32), "has a whole matrix, and adapters change"),
+        ("base_model.model.model.embed_tokens.weight", (8, 32), "has a whole matrix, and adapters change"),
+        ("base_model.model.lm_head.lora_A.weight", (8, 31), "the tensors of unembed have shapes"),
         ("base_model.model.model.layers.0.mlp.router.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.2.mlp.up_proj.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.0.input_layernorm.lora_A.weight", (8, 32), "adapts no linear layer"),
@@ -308,6 +317,38 @@ def test_requests_of_all_adapters_together_get_the_tokens_of_peft(world, ranks):
         assert engine.stats().prefix_found
     finally:
         engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("family", ["llama", "granite"])  # which divides its logits
+def test_adapters_of_the_output_matrix_get_the_tokens_of_peft(tmp_path, family, ranks):
+    theirs = save_tiny_model(family, tmp_path / "base")
+    where, expected = {}, {(None, prompt): continued(theirs, prompt) for prompt in PROMPTS}
+    for seed, kind in enumerate([*OF_OUTPUT, "two-layers"]):
+        where[kind] = tmp_path / kind
+        save_adapter(theirs, where[kind], kind, seed=seed)
+        model = adapted(theirs, where[kind])
+        expected |= {(kind, prompt): continued(model, prompt) for prompt in PROMPTS}
+    assert len({tuple(tokens) for tokens in expected.values()}) > 9
+    engine = build_engine(
+        tmp_path / "base", settings(adapters=where, tensor_parallel=ranks, tokens_per_step=32)
+    )
+    try:
+        assert tokens_of(engine, list(expected)) == list(expected.values())
+        engine.remove_adapter("output")
+        left = [each for each in expected if each[0] != "output"]
+        assert tokens_of(engine, left) == [expected[each] for each in left]
+    finally:
+        engine.close()
+
+
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
+def test_an_adapter_of_an_output_matrix_that_a_tied_model_lacks_is_refused(one_base, tmp_path):
+    save_adapter(one_base[1], tmp_path / "adapter", "output", seed=0)
+    save_tiny_model("llama-tied", tmp_path / "tied")
+    with pytest.raises(ModelError, match=r"adapts no linear layer of this model \(got .*lm_head"):
+        read_adapter(tmp_path / "adapter", read_config(tmp_path / "tied"), place=ALONE)
 
 
 @pytest.mark.skipif(not can_multiply(32, torch.zeros(1)), reason="no such instructions, or no compiler")

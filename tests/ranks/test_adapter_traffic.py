@@ -111,6 +111,17 @@ def test_the_planned_bytes_have_the_rows_of_new_tokens(places, tmp_path, placed)
     assert predict(job, TWO_HOSTS).network_bytes == pytest.approx(measured, rel=0.1)
 
 
+@pytest.mark.parametrize("axis", ["shard", "tensor", "pipeline"])
+@pytest.mark.parametrize("placed", ["whole", "sharded"])
+def test_the_planned_bytes_have_the_adapter_of_the_output_matrix(places, tmp_path, placed, axis):
+    """A sixth of what is learned."""
+    tune = {**LORA, "rank": 16, "layers": ["query", "unembed"], "base_sharding": placed}
+    recipe = recipe_of(places, tmp_path / "run", tune, parallel={axis: 2})
+    measured = max(each[0] for each in on_ranks(lambda world: sent(recipe, world), ranks=2))
+    job = replace(job_of(recipe, layout_of(recipe.parallel, world_size=2)), checkpoint_every=0)
+    assert predict(job, TWO_HOSTS).network_bytes == pytest.approx(measured, rel=0.1)
+
+
 def test_islands_tune_one_adapter(places, tmp_path):
     """Frozen weights whole on each rank, sharded within an island: the same losses."""
     outer = {"every": 2, "rule": "nesterov"}

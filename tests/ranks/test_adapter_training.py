@@ -45,8 +45,11 @@ METHODS: dict[str, dict[str, Any]] = {
     "int4": {"method": "lora", "rank": 2, "alpha": 4.0, "base": "int4"},
     "int8": {"method": "lora", "rank": 2, "alpha": 4.0, "base": "int8"},
     "int8 dora": {"method": "dora", "rank": 2, "alpha": 4.0, "base": "int8"},
+    "head": {"method": "lora", "rank": 3, "alpha": 6.0, "layers": ("attention", "unembed")},
+    "head dora": {"method": "dora", "rank": 3, "alpha": 6.0, "layers": ("all", "unembed")},
+    "head int4": {"method": "lora", "rank": 3, "alpha": 6.0, "layers": ("mlp", "unembed"), "base": "int4"},
 }
-OF_PEFT = ("full", "lora", "rslora", "dora")
+OF_PEFT = ("full", "lora", "rslora", "dora", "head", "head dora")
 LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("lora", 2, {}),
     ("lora", 2, {"base_sharding": "sharded"}),
@@ -60,6 +63,12 @@ LAYOUTS: list[tuple[str, int, dict[str, Any]]] = [
     ("dora", 2, {"pipeline": 2, "rows": 2}),
     ("lora", 4, {"pipeline": 2, "tensor": 2, "rows": 2}),
     ("rslora", 4, {"pipeline": 2, "rows": 1, "base_sharding": "sharded"}),
+    ("head", 2, {"base_sharding": "sharded"}),
+    ("head", 4, {"tensor": 2, "shard": 2}),
+    ("head", 2, {"pipeline": 2, "rows": 2}),
+    ("head dora", 2, {}),
+    ("head dora", 2, {"tensor": 2}),
+    ("head dora", 2, {"context": 2, "base_sharding": "sharded"}),
     ("full", 2, {}),
     ("full", 4, {"shard": 2, "replicate": 2}),
 ]
@@ -79,6 +88,11 @@ def folders(tmp_path_factory):
         "llama": folder_of(where / "llama", LlamaConfig(**SMALL, attention_bias=True, mlp_bias=True)),
         "qwen3": folder_of(where / "qwen3", Qwen3Config(**SMALL, head_dim=8, tie_word_embeddings=True)),
     }
+
+
+def families(method):
+    """The other one's output matrix is the embedding."""
+    return ("llama",) if method.startswith("head") else ("llama", "qwen3")
 
 
 def recipe_of(
@@ -135,7 +149,7 @@ def references(corpus, folders, tmp_path_factory):
     found = {}
     for method in OF_PEFT:
         tune = METHODS[method]
-        for family in folders:
+        for family in families(method):
             recipe = recipe_of(corpus, folders[family], tmp_path_factory.mktemp("run") / "r", tune)
             ((first, records, gradients),) = on_ranks(lambda world, r=recipe: tuned(r, world), ranks=1)
             found[method, family] = (
@@ -158,8 +172,9 @@ def check(records, gradients, reference, *, clip_norm=0.5) -> None:
         assert (gradient - wanted).norm() <= 1e-5 * wanted.norm() + 1e-9, name
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-@pytest.mark.parametrize("method", OF_PEFT)
+@pytest.mark.parametrize(
+    ("method", "family"), [(method, family) for method in OF_PEFT for family in families(method)]
+)
 def test_one_process_computes_what_peft_does(references, method, family):
     _, records, gradients, reference = references[method, family]
     check(records, gradients, reference)
@@ -167,7 +182,7 @@ def test_one_process_computes_what_peft_does(references, method, family):
 
 @pytest.mark.parametrize(("method", "ranks", "settings"), LAYOUTS, ids=str)
 def test_every_layout_computes_what_peft_does(corpus, folders, references, tmp_path, method, ranks, settings):
-    for family in folders:
+    for family in families(method):
         recipe = recipe_of(corpus, folders[family], tmp_path / family, METHODS[method], **settings)
         results = on_ranks(lambda world, r=recipe: tuned(r, world), ranks=ranks)
         first, _, _, reference = references[method, family]
@@ -207,6 +222,9 @@ def test_a_run_that_moves_to_other_ranks_goes_on_as_if_it_had_not(corpus, folder
         ("lora", 2, {"pipeline": 2, "rows": 2}),
         ("int4", 2, {}),
         ("int8 dora", 2, {"tensor": 2}),
+        ("head dora", 2, {"tensor": 2}),
+        ("head", 2, {"pipeline": 2, "rows": 2}),
+        ("head int4", 1, {}),
     ],
     ids=str,
 )

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 from penstock.checkpoint.find import find
 from penstock.checkpoint.open_model import open_model
-from penstock.core.errors import CheckpointError
+from penstock.core.errors import CheckpointError, ConfigError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.models import FAMILIES
 from penstock.testing.corpora import write_corpus
@@ -159,3 +159,9 @@ def test_a_run_is_not_resumed_with_more_tokens(corpus, folders, tmp_path):
     other = recipe_of(more, folders["llama"], tmp_path / "run", METHODS["lora"])
     with pytest.raises((AssertionError, CheckpointError), match="vocab_size was 64, is 128"):
         on_ranks(lambda world: tuned(other, world)[1], ranks=1)
+
+
+def test_an_output_matrix_with_new_rows_takes_no_adapter(corpus, folders, tmp_path):
+    tune = {"method": "lora", "rank": 4, "layers": ["all", "unembed"]}
+    with pytest.raises(ConfigError, match="trains the 24 rows of new tokens: it cannot have both"):
+        recipe_of(corpus, folders["llama"], tmp_path / "run", tune)

@@ -44,6 +44,11 @@ CASES = {
     "adapters, 8 bits, slices": (2, {"tune": {**LORA, "base": "int8"}, "parallel": {"tensor": 2}}),
     "adapters, stretches": (2, {"tune": LORA, "parallel": {"context": 2}}),
     "adapters, stages": (2, {"tune": LORA, "parallel": {"pipeline": 2}}),
+    "adapters, output matrix": (2, {"tune": {**LORA, "layers": ["mlp", "unembed"]}}),
+    "adapters, output matrix with magnitudes": (
+        1,
+        {"tune": {**LORA, "method": "dora", "layers": ["attention", "unembed"]}},
+    ),
 }
 
 

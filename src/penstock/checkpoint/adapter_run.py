@@ -27,7 +27,7 @@ from penstock.core.files import TOKENIZER_FILE
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
-from penstock.nn.linear.adapter_config import AdapterConfig
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX, AdapterConfig
 from penstock.nn.linear.lora import Adapter, RoundedProduct, is_of_adapter
 from penstock.nn.new_rows import is_new_rows, put_new_rows
 from penstock.nn.unfilled import on_cpu, unfilled
@@ -127,7 +127,8 @@ def open_merged(
     fill_start(start, {name: (whole(t.shape), t) for name, t in state.items()}, shapes)
     for layer, adapter in adapters.items():
         weight = state[f"{layer}.weight"]
-        weight.copy_(merged_matrix(weight, adapter, base))
+        rounding = "compute" if layer == OUTPUT_MATRIX else base  # only blocks are tuned rounded
+        weight.copy_(merged_matrix(weight, adapter, rounding))
     put_new_rows(state, new_rows)
     return network
 

@@ -160,7 +160,7 @@ def damaged(path: str, why: str) -> CheckpointDamaged:
     """Return the error for a damaged checkpoint."""
     return CheckpointDamaged(
         f"{path} is damaged: {why}",
-        fix="Restore it, or remove that checkpoint to use the one before.",
+        fix="Restore it, or remove that checkpoint to use the one before, or none if it is the first.",
     )
 
 

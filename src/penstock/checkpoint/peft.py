@@ -4,7 +4,8 @@ An adapter adds (alpha / r) B A x to the outputs W x of some linear layers (Hu e
 alpha / sqrt(r) (rsLoRA, arXiv:2312.03732). DoRA's factors on whole outputs (arXiv:2402.09353) are for merging
 only. Anything else that PEFT can store (other methods, biases, whole layers, changed base weights) is refused
 by its key, unknown keys included, because an adapter applied in part gives wrong answers silently. Nothing is
-unpickled, and a tensor that belongs to no layer of the model is an error.
+unpickled, and a tensor that belongs to no layer of the model is an error. Where the output matrix is adapted,
+PEFT stores a copy of the frozen one too, which is passed over.
 
 Rows of tokens that the base lacks (nn/new_rows.py) are PEFT's `trainable_token_indices`: whole rows, by token
 id. The model must have those rows before PEFT reads the folder: `model.resize_token_embeddings(n)`. Like
@@ -38,7 +39,7 @@ from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.hugging_face import hugging_face_names
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, Slice, TensorParallelRank, slice_of, sliced_config
-from penstock.nn.linear.adapter_config import MAX_RANK, AdapterConfig, BaseWeights
+from penstock.nn.linear.adapter_config import MAX_RANK, OUTPUT_MATRIX, AdapterConfig, BaseWeights
 from penstock.nn.linear.lora import Adapter
 from penstock.nn.new_rows import NEW_ROWS, is_new_rows
 from penstock.nn.unfilled import unfilled
@@ -67,8 +68,8 @@ _OF_NO_EFFECT = frozenset({
 _EFFECT_FREE_STARTS = (None, True, False, "gaussian", "orthogonal")
 """Values of init_lora_weights that leave the base weights unchanged."""
 
-_OUTER = ("embed_tokens", "lm_head")
-"""Layers outside the blocks that PEFT can adapt or save whole."""
+_FROZEN_OUTPUT = "base_model.model.lm_head.base_layer.weight"
+"""Name of PEFT's copy of an adapted output matrix."""
 
 _TENSOR = re.compile(
     r"base_model\.model\.(?P<layer>.+)\.lora_(?P<which>A\.weight|B\.weight|magnitude_vector(\.weight)?)"
@@ -263,14 +264,22 @@ def _read_tensors(
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 if not serves and _TOKENS.fullmatch(name):  # read_new_rows reads them
                     continue
+                if name == _FROZEN_OUTPUT and _is_of_this_size(file, name, config):
+                    continue
                 ours, which = _layer_of(name, layers, folder)
-                part = _part(slice_of(ours, config, place), which)
+                of_output = ours.startswith(OUTPUT_MATRIX)  # the rank with the logits has those of all ids
+                part = None if of_output else _part(slice_of(ours, config, place), which)
                 found.setdefault(ours.removesuffix(".weight"), {})[which] = read_slice(file, name, part)
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"{folder / _WEIGHTS} cannot be read: {error}", fix="Save it again.") from None
     if not found:
         raise ModelError(f"{folder} adapts no layer", fix="Check the target_modules of its training.")
     return found
+
+
+def _is_of_this_size(file: Any, name: str, config: LlamaConfig) -> bool:  # Any: no type in safetensors
+    shape = file.get_slice(name).get_shape()
+    return tuple(shape) == (config.vocab_size, config.hidden_size)
 
 
 def _check_base(folder: Path, trained_on: str | None, base_hash: str) -> None:
@@ -362,17 +371,17 @@ def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
 
 def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, str]:
     """Return the name of our weight that a stored tensor adapts, and "A", "B" or "magnitude"."""
-    if outer := [layer for layer in _OUTER if f".{layer}." in name]:
+    match = _TENSOR.fullmatch(name)
+    ours = layers.get(match["layer"], "") if match else ""
+    if match is None and any(f".{layer}." in name for layer in ("embed_tokens", "lm_head")):
         raise ModelError(
-            f"{folder / _WEIGHTS} changes {outer[0]}, and adapters change the linear layers of blocks only",
+            f"{folder / _WEIGHTS} has a whole matrix, and adapters change linear layers by thin ones only",
             got=name,
             fix=f"If it was not trained, save with save_embedding_layers=False. {_PLAIN}",
         )
-    match = _TENSOR.fullmatch(name)
-    ours = layers.get(match["layer"], "") if match else ""
-    if match is None or not ours.startswith("layers.") or "norm" in ours:
+    if match is None or not ours.startswith(("layers.", OUTPUT_MATRIX)) or "norm" in ours:
         raise ModelError(
-            f"{folder / _WEIGHTS} has a tensor that adapts no linear layer of this model's blocks",
+            f"{folder / _WEIGHTS} has a tensor that adapts no linear layer of this model",
             got=name,
             fix=_CHECK,
         )
@@ -385,14 +394,15 @@ def _part(part: Slice | None, which: str) -> Slice | None:
 
 
 def _shapes(config: LlamaConfig, place: TensorParallelRank) -> dict[str, tuple[int, int]]:
-    """Return (outputs, inputs) of every linear layer of a rank's blocks, by name."""
+    """Return (outputs, inputs) of every linear layer of a rank's blocks and of the whole output matrix."""
     with unfilled():
         model = Llama(sliced_config(config, place))
-    return {
+    shapes = {
         name: (layer.out_features, layer.in_features)
         for name, layer in model.named_modules()
         if isinstance(layer, torch.nn.Linear)
     }
+    return {**shapes, OUTPUT_MATRIX: (config.vocab_size, config.hidden_size)}
 
 
 def _lora(

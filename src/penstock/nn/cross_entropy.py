@@ -6,8 +6,9 @@ to both gradients is computed while its logits exist: the softmax minus one at t
 each logit is computed once and the work equals that of the plain loss, three products. Recomputation in the
 backward pass would be a fourth (the idea of Liger Kernel, Hsu et al., arXiv:2410.10989).
 
-Costs: the gradient of the output matrix is held in float32 from the loss to its backward pass. Only the sum
-of the losses can be differentiated, not a function of *single* losses; see token_log_probs.py for those.
+Costs: the gradient of an output matrix that is learned is held in float32 from the loss to its backward pass.
+Only the sum of the losses can be differentiated, not a function of *single* losses; see token_log_probs.py
+for those.
 """
 
 from collections.abc import Callable
@@ -18,8 +19,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penstock.nn.head import OutputHead
+from penstock.nn.head import OutputHead, Terms
 from penstock.nn.loss_chunks import chunk_tokens
+from penstock.nn.term_gradients import NUM_TERMS, TermGradients
 
 
 def cross_entropy(
@@ -63,37 +65,28 @@ def chunked_loss(
     `cross_entropy`."""
     size = tokens_at_once or chunk_tokens(head.weight.shape[0])
     wants = torch.is_grad_enabled()  # gradients are always off inside an autograd function
-    total, each = _ChunkedLoss.apply(hidden, head.weight, head, losses, size, wants)  # type: ignore[no-untyped-call]
+    total, each = _ChunkedLoss.apply(*head.terms(hidden), head, losses, size, wants)  # type: ignore[no-untyped-call]
     return total, each
 
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,  # Any: torch adds the attributes
-        hidden: Tensor,
-        weight: Tensor,
-        head: OutputHead,
-        losses: Losses,
-        size: int,
-        wants: bool,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:  # Any: torch adds the attributes
+        terms, (head, losses, size, wants) = Terms._make(given[:NUM_TERMS]), given[NUM_TERMS:]
+        hidden = terms.hidden
         exact = torch.promote_types(hidden.dtype, torch.float32)
         each = torch.empty(len(hidden), dtype=exact, device=hidden.device)
-        wants_hidden, wants_weight, *_ = (wants and needed for needed in ctx.needs_input_grad)
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=exact) if wants_weight else None
+        wanted = [wants and needed for needed in ctx.needs_input_grad[:NUM_TERMS]]
+        gradients = TermGradients(terms, wanted, exact=exact)
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
-            logits = head(hidden[part]).to(exact)
-            each[part] = losses(logits, part, keep=wants_hidden or wants_weight)
-            slope = logits.to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(slope, weight, out=grad_hidden[part])
-            if grad_weight is not None:
-                add_product(grad_weight, slope.T, hidden[part])
-        ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.dtype = weight.dtype
+            products = terms.products(part)
+            logits = head.logits(products, terms).to(exact)
+            each[part] = losses(logits, part, keep=any(wanted))
+            if any(wanted):
+                gradients.add(part, logits, products)
+        ctx.save_for_backward(*gradients.all())
+        ctx.dtypes = [term.dtype if term is not None else None for term in terms]
         ctx.mark_non_differentiable(each)
         return each.sum(), each
 
@@ -101,9 +94,11 @@ class _ChunkedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # in place: no other reader exists, and a second copy of the output matrix's gradient is large
-        grad_hidden, grad_weight = (None if g is None else g.mul_(upstream) for g in ctx.saved_tensors)
-        grad_weight = None if grad_weight is None else grad_weight.to(ctx.dtype)
-        return grad_hidden, grad_weight, None, None, None, None
+        found = (
+            None if gradient is None else gradient.mul_(upstream).to(dtype)
+            for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
+        )
+        return *found, None, None, None, None
 
 
 def _losses(logits: Tensor, labels: Tensor, head: OutputHead, *, ignored: int, keep: bool) -> Tensor:
@@ -119,11 +114,3 @@ def _losses(logits: Tensor, labels: Tensor, head: OutputHead, *, ignored: int, k
         logits *= (seen / (sums * head.logits_scaling))[:, None]
         logits.scatter_add_(1, own, (here / -head.logits_scaling).to(logits.dtype)[:, None])
     return torch.where(seen, sums.log() - picked, 0.0)
-
-
-def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add `a @ b` to a total that may have a wider dtype."""
-    if a.dtype == total.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b

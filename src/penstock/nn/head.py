@@ -1,11 +1,18 @@
-"""Output head: the output matrix, its scale, and its rows on this rank; read by the loss and the sampler."""
+"""Output head: the output matrix, its adapter, its scale, and its rows on this rank; read by the losses.
+
+    logits = factors * (W h + B thin) / logits_scaling        thin = scale * A h
+
+Without an adapter W h / logits_scaling. The factors are DoRA's (nn/linear/lora.py).
+"""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jaxtyping import Float
 from torch import Tensor
 from torch.nn.functional import linear
+
+from penstock.nn.linear.lora import Adapter, factors
 
 
 class Vocabulary(Protocol):
@@ -40,6 +47,21 @@ class Whole:
         return x
 
 
+class Terms(NamedTuple):
+    """What the logits of some tokens are computed from; each may have a graph."""
+
+    hidden: Float[Tensor, "*tokens hidden"]
+    weight: Float[Tensor, "vocab hidden"]
+    thin: Float[Tensor, "*tokens rank"] | None = None
+    b: Float[Tensor, "vocab rank"] | None = None
+    factors: Float[Tensor, "vocab"] | None = None
+
+    def products(self, part: slice = slice(None)) -> Float[Tensor, "*part vocab"]:
+        """Return the sum of the products with W and B for a part of the tokens, without the factors."""
+        out: Tensor = linear(self.hidden[part], self.weight)
+        return out if self.thin is None or self.b is None else out.add_(linear(self.thin[part], self.b))
+
+
 @dataclass(frozen=True, slots=True)
 class OutputHead:
     """Function from hidden states to logits for one forward pass; owns no parameter."""
@@ -51,8 +73,25 @@ class OutputHead:
     """Divisor of the logits."""
     vocabulary: Vocabulary = Whole()
     """Token ids of the rows of `weight`."""
+    adapter: Adapter | None = None
+    """Of the output matrix: rows of B, and magnitudes, as `weight` has them."""
 
     def __call__(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of the rows on this rank, in the dtype of the weights."""
-        logits: Tensor = linear(hidden, self.weight)
+        terms = self.terms(hidden)
+        return self.logits(terms.products(), terms)
+
+    def terms(self, hidden: Float[Tensor, "*tokens hidden"]) -> Terms:
+        """Return what the logits of tokens are computed from."""
+        adapter = self.adapter
+        if adapter is None:
+            return Terms(hidden, self.weight)
+        scales = None
+        if adapter.magnitude is not None:
+            scales = factors(adapter.magnitude, adapter.squared_lengths(self.weight))
+        return Terms(hidden, self.weight, adapter.thin(hidden), adapter.b, scales)
+
+    def logits(self, products: Float[Tensor, "... vocab"], terms: Terms) -> Float[Tensor, "... vocab"]:
+        """Return the logits, given the products of `terms`."""
+        logits = products if terms.factors is None else products * terms.factors
         return logits if self.logits_scaling == 1.0 else logits / self.logits_scaling

@@ -13,9 +13,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penstock.nn.cross_entropy import add_product
-from penstock.nn.head import OutputHead
+from penstock.nn.head import OutputHead, Terms
 from penstock.nn.loss_chunks import chunk_tokens
+from penstock.nn.term_gradients import NUM_TERMS, TermGradients
 
 
 def token_log_probs(
@@ -32,56 +32,51 @@ def token_log_probs(
     """
     size = tokens_at_once or chunk_tokens(head.weight.shape[0])
     learned = (labels != ignored).nonzero()[:, 0]
-    found: Tensor = _TokenLogProbs.apply(hidden[learned], head.weight, head, labels[learned].long(), size)  # type: ignore[no-untyped-call]
+    terms = head.terms(hidden[learned])
+    found: Tensor = _TokenLogProbs.apply(*terms, head, labels[learned].long(), size)  # type: ignore[no-untyped-call]
     return found.new_zeros(len(labels)).index_copy(0, learned, found)
 
 
 class _TokenLogProbs(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,  # Any: torch adds the attributes
-        hidden: Tensor,
-        weight: Tensor,
-        head: OutputHead,
-        labels: Tensor,
-        size: int,
-    ) -> Tensor:
+    def forward(ctx: Any, *given: Any) -> Tensor:  # Any: torch adds the attributes
+        terms, (head, labels, size) = Terms._make(given[:NUM_TERMS]), given[NUM_TERMS:]
+        hidden = terms.hidden
         exact = torch.promote_types(hidden.dtype, torch.float32)
         picked, normaliser = (torch.empty(len(labels), dtype=exact, device=hidden.device) for _ in range(2))
         for start in range(0, len(labels), size):
             part = slice(start, start + size)
-            logits = head(hidden[part]).to(exact)
-            own, here = _rows_here(labels[part], head, num_rows=len(weight))
+            logits = head.logits(terms.products(part), terms).to(exact)
+            own, here = _rows_here(labels[part], head, num_rows=len(terms.weight))
             picked[part] = head.vocabulary.total(torch.where(here, logits.gather(1, own)[:, 0], 0.0))
             largest = head.vocabulary.largest(logits.amax(1))
             logits -= largest[:, None]
             normaliser[part] = largest + head.vocabulary.total(logits.exp_().sum(1)).log()
-        ctx.save_for_backward(hidden, weight, labels, normaliser)
+        ctx.save_for_backward(*terms, labels, normaliser)
         ctx.head, ctx.size = head, size
         return picked - normaliser
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, labels, normaliser = ctx.saved_tensors
-        head, size = ctx.head, ctx.size
-        wants_hidden, wants_weight, *_ = ctx.needs_input_grad
-        grad_hidden = torch.empty_like(hidden) if wants_hidden else None
-        grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if wants_weight else None
+        *saved, labels, normaliser = ctx.saved_tensors
+        terms, head, size = Terms._make(saved), ctx.head, ctx.size
+        gradients = TermGradients(terms, ctx.needs_input_grad[:NUM_TERMS], exact=normaliser.dtype)
         for start in range(0, len(labels), size):
             part = slice(start, start + size)
-            slope = head(hidden[part]).to(normaliser.dtype)  # the same logits as before
+            products = terms.products(part)  # the same logits as before
+            slope = head.logits(products, terms).to(normaliser.dtype)
             slope -= normaliser[part, None]
             slope.exp_()
-            own, here = _rows_here(labels[part], head, num_rows=len(weight))
+            own, here = _rows_here(labels[part], head, num_rows=len(terms.weight))
             slope.scatter_add_(1, own, -here.to(slope.dtype)[:, None])  # the softmax, minus 1 at the label
             slope *= (upstream[part] / -head.logits_scaling)[:, None]
-            slope = slope.to(hidden.dtype)
-            if grad_hidden is not None:
-                torch.mm(slope, weight, out=grad_hidden[part])
-            if grad_weight is not None:
-                add_product(grad_weight, slope.T, hidden[part])
-        return grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None
+            gradients.add(part, slope, products)
+        found = (
+            None if gradient is None or term is None else gradient.to(term.dtype)
+            for gradient, term in zip(gradients.all(), terms, strict=True)
+        )
+        return *found, None, None, None
 
 
 def _rows_here(labels: Tensor, head: OutputHead, *, num_rows: int) -> tuple[Tensor, Tensor]:

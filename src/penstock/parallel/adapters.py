@@ -34,7 +34,7 @@ from penstock.nn.new_rows import add_new_rows
 from penstock.parallel.collectives import CollectiveGroup, all_reduce, gather, scatter_sum, sum_gradient
 from penstock.parallel.slices import detached_local, local
 from penstock.parallel.tensor import ColumnLinear, RowLinear, SharedHeadLinear
-from penstock.parallel.vocab_parallel import add_sliced_new_rows
+from penstock.parallel.vocab_parallel import SlicedOutputWithAdapter, add_sliced_new_rows
 
 
 class _Adapted(nn.Linear):
@@ -93,6 +93,7 @@ _WITH_ADAPTER: dict[type[nn.Linear], type[nn.Linear]] = {
     ColumnLinear: LoraColumnLinear,
     SharedHeadLinear: LoraSharedHeadLinear,
     RowLinear: LoraRowLinear,
+    nn.Linear: SlicedOutputWithAdapter,
 }
 
 
@@ -108,30 +109,31 @@ def add_adapters(
     """
     model.requires_grad_(False)
     for name, module in model.get_submodule("layers").named_modules():
-        if not isinstance(module, nn.Linear) or name.rpartition(".")[2] not in config.layers:
-            continue
-        if type(module) is nn.Linear:
-            add_adapter(module, config, dtype=dtype)
-            continue
-        assert mesh is not None, type(module)
-        placements = _placements(module)
-        add_sliced = {
-            part: distribute_tensor(
-                torch.empty(shape, dtype=dtype, device="meta"), mesh, [placements[part]], src_data_rank=None
-            )
-            for part, shape in adapter_shapes(config, module.out_features, module.in_features).items()
-        }
-        module.__class__ = _WITH_ADAPTER[type(module)]
-        for part, tensor in add_sliced.items():
-            module.register_parameter(part, nn.Parameter(tensor))
-        if not config.has_magnitudes:
-            module.register_parameter("magnitude", None)
-        module.scale = config.scale  # type: ignore[assignment]  # not a module or tensor
-    if config.new_rows:
-        _add_new_rows(model, config.new_rows, mesh, dtype=dtype)
+        if isinstance(module, nn.Linear) and name.rpartition(".")[2] in config.layers:
+            _adapt(module, config, mesh, dtype=dtype)
     if config.base != "compute":
         for _, layer in adapted_layers(model):
             round_frozen(layer, config.base)
+    if config.unembed and isinstance(model.unembed, nn.Linear):  # otherwise another stage has it
+        _adapt(model.unembed, config, mesh, dtype=dtype)
+    if config.new_rows:
+        _add_new_rows(model, config.new_rows, mesh, dtype=dtype)
+
+
+def _adapt(layer: nn.Linear, config: AdapterConfig, mesh: DeviceMesh | None, *, dtype: torch.dtype) -> None:
+    """Give a layer an adapter, in place; `mesh` is the axis over which its matrix is sliced."""
+    if mesh is None:
+        add_adapter(layer, config, dtype=dtype)
+        return
+    placements = _placements(layer)
+    for part, shape in adapter_shapes(config, layer.out_features, layer.in_features).items():
+        empty = torch.empty(shape, dtype=dtype, device="meta")
+        placed = distribute_tensor(empty, mesh, [placements[part]], src_data_rank=None)
+        layer.register_parameter(part, nn.Parameter(placed))
+    if not config.has_magnitudes:
+        layer.register_parameter("magnitude", None)
+    layer.__class__ = _WITH_ADAPTER[type(layer)]
+    layer.scale = config.scale  # type: ignore[assignment]  # not a module or tensor
 
 
 def _add_new_rows(model: nn.Module, num_rows: int, mesh: DeviceMesh | None, *, dtype: torch.dtype) -> None:

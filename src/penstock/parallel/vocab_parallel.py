@@ -16,6 +16,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn import functional
 
 from penstock.nn.head import OutputHead
+from penstock.nn.linear.lora import Adapter
 from penstock.nn.new_rows import NEW_ROWS, EmbeddingWithNewRows, OutputWithNewRows, joined, look_up
 from penstock.parallel.collectives import (
     CollectiveGroup,
@@ -75,6 +76,25 @@ class SlicedOutputWithNewRows(OutputWithNewRows):
     def rows(self) -> Tensor:
         """Return this rank's rows of the matrix."""
         return _rows(self, num_old=self.out_features - len(self.new_rows))
+
+
+class SlicedOutputWithAdapter(nn.Linear):
+    """Vocabulary-parallel output matrix with an adapter: B is sliced like the matrix, every rank holds A.
+
+    Each rank's logits depend on A, so its gradients are summed over the ranks.
+    """
+
+    lora_a: nn.Parameter
+    lora_b: nn.Parameter
+    magnitude: nn.Parameter | None
+    scale: float
+
+
+def _own_part(adapter: Adapter, group: CollectiveGroup) -> Adapter:
+    """Return what this rank computes with of an output matrix's adapter."""
+    a = sum_gradient(local(adapter.a), group=group)
+    magnitude = None if adapter.magnitude is None else local(adapter.magnitude)
+    return replace(adapter, a=a, b=local(adapter.b), magnitude=magnitude)
 
 
 def _rows(matrix: SlicedEmbeddingWithNewRows | SlicedOutputWithNewRows, *, num_old: int) -> Tensor:
@@ -140,7 +160,8 @@ def finish_with_slices(model: nn.Module, mesh: DeviceMesh) -> None:
         finish: Callable[[Tensor, OutputHead], Tensor] = kwargs["finish"]
 
         def finish_whole(hidden: Tensor, head: OutputHead) -> Tensor:
-            sliced = replace(head, weight=local(head.weight), vocabulary=vocabulary)
+            adapter = None if head.adapter is None else _own_part(head.adapter, vocabulary.group)
+            sliced = replace(head, weight=local(head.weight), vocabulary=vocabulary, adapter=adapter)
             return finish(gather(hidden, dim=1, group=vocabulary.group), sliced)
 
         return args, {**kwargs, "finish": finish_whole}

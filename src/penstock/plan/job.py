@@ -235,7 +235,14 @@ class TrainingStep:
             return matrix / self.layout.tensor
         matrices = 1 if is_pipeline or self.model.tie_word_embeddings else 2
         rows = min(self.adapter.new_rows, self.model.vocab_size // self.layout.tensor)  # of the last slice
-        return float(rows * self.model.hidden_size * matrices)
+        return float(rows * self.model.hidden_size * matrices + self.learned_of_output())
+
+    def learned_of_output(self) -> int:
+        """Return the numbers of the output matrix's adapter on the rank with the loss, before FSDP shards."""
+        if self.adapter is None or not self.adapter.unembed:
+            return 0
+        rows = self.model.vocab_size // self.layout.tensor
+        return self.adapter.num_parameters(rows, self.model.hidden_size)
 
     @property
     def learned_of_rank(self) -> float:

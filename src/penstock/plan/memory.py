@@ -141,9 +141,10 @@ class Rank:
         first = matrix if place == 0 else 0
         last = matrix if is_last and (place > 0 or not model.tie_word_embeddings) else 0
         block, learned, frozen = job.block_parameters // layout.tensor, job.learned_of_block(), 0
-        new_rows = 0
+        outside = first + last
         if job.adapter is not None:
-            new_rows = job.adapter.new_rows * model.hidden_size * (bool(first) + bool(last))
+            outside = job.adapter.new_rows * model.hidden_size * (bool(first) + bool(last))
+            outside += job.learned_of_output() * is_last
             frozen = round(len(mine) * job.frozen_block_bytes) + job.compute_bytes * (first + last)
             block = learned + (0 if job.whole_base else block)
             first, last = (0, 0) if job.whole_base else (first, last)  # what is gathered
@@ -157,7 +158,7 @@ class Rank:
             has_loss=is_last,
             place=place,
             learned_block=learned,
-            learned_outside=first + last if job.adapter is None else new_rows,
+            learned_outside=outside,
             frozen=frozen,
         )
 
@@ -273,10 +274,15 @@ class Rank:
         logits = at_once * rows * (FLOAT32 if exact else FLOAT32 + self.c)
         product = 0 if exact else self.c * rows * model.hidden_size
         gradient = FLOAT32 * rows * model.hidden_size
-        if job.adapter is not None and not job.adapter.new_rows:  # the output matrix is frozen
-            product = gradient = 0
-        elif job.adapter is not None:
+        if job.adapter is not None and job.adapter.new_rows:
             product += self.c * rows * model.hidden_size  # frozen and new rows, joined
+        elif job.adapter is not None:  # the output matrix is frozen
+            product, gradient = 0, FLOAT32 * job.learned_of_output()
+            if job.adapter.unembed:  # a second product
+                logits += self.c * at_once * rows
+            if job.adapter.unembed and job.adapter.has_magnitudes:  # times factors, from lengths of float32
+                logits += 2 * self.c * at_once * rows
+                product = 0 if exact else FLOAT32 * rows * model.hidden_size
         hidden = self.c * tokens * model.hidden_size * (1 if job.layout.tensor == 1 else 2)
         return logits + product + gradient + hidden
 

@@ -43,7 +43,7 @@ from penstock.engine.llm import LLM
 from penstock.models import FAMILIES
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
-from penstock.nn.linear.adapter_config import ATTENTION, MLP, AdapterConfig
+from penstock.nn.linear.adapter_config import ATTENTION, MLP, OUTPUT_MATRIX, AdapterConfig
 from penstock.nn.linear.lora import adapter_shapes, is_of_adapter, rounded_by_block
 from penstock.nn.new_rows import NEW_ROWS, put_new_rows
 from penstock.nn.unfilled import unfilled
@@ -267,6 +267,12 @@ def _merge_adapters(
         if name in adapter.layers
         for part, shape in adapter_shapes(adapter, *config.linear_shapes[name]).items()
     }
+    if adapter.unembed:
+        shapes = adapter_shapes(adapter, config.vocab_size, config.hidden_size)
+        rooms |= {
+            f"{OUTPUT_MATRIX}.{part}": torch.empty(shape, device=world.device)
+            for part, shape in shapes.items()
+        }
     for matrix in ("embed",) if config.tie_word_embeddings else ("embed", "unembed"):
         if adapter.new_rows:
             shape = adapter.new_rows, config.hidden_size

@@ -54,7 +54,9 @@ def _learned_parameters(config: TrainConfig) -> int:
     if adapter is None:
         return model.num_parameters
     of_block = sum(adapter.num_parameters(*model.linear_shapes[name]) for name in adapter.layers)
-    return model.num_hidden_layers * of_block
+    new_rows = adapter.new_rows * model.hidden_size * (1 if model.tie_word_embeddings else 2)
+    of_output = adapter.num_parameters(model.vocab_size, model.hidden_size) if adapter.unembed else 0
+    return model.num_hidden_layers * of_block + new_rows + of_output
 
 
 def derive(config: TrainConfig, *, world_size: int) -> Derived:

@@ -7,6 +7,7 @@ from torch.nn import functional
 from penstock.nn.cross_entropy import cross_entropy
 from penstock.nn.head import OutputHead
 from penstock.testing.step_memory import LiveBytes
+from tests.head_adapters import adapted, drawn_adapter
 
 TOKENS, HIDDEN, VOCAB = 23, 6, 50
 
@@ -36,6 +37,23 @@ def test_loss_and_gradients_are_those_of_the_plain_loss(tokens_at_once, scaling)
     found = torch.autograd.grad(total * 0.37, (hidden, weight))
     for ours, theirs in zip(found, torch.autograd.grad(expected.sum() * 0.37, (hidden, weight)), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("tokens_at_once", [7, 1000])
+@pytest.mark.parametrize("has_magnitudes", [False, True])
+def test_an_adapter_of_the_output_matrix_gets_the_gradients_of_the_plain_loss(tokens_at_once, has_magnitudes):
+    hidden, weight, labels = drawn()
+    weight.requires_grad_(requires_grad=False)
+    adapter = drawn_adapter(has_magnitudes=has_magnitudes)
+    given = [hidden, adapter.a, adapter.b, *([adapter.magnitude] if has_magnitudes else [])]
+    total, each = cross_entropy(
+        hidden, OutputHead(weight, 8.0, adapter=adapter), labels, tokens_at_once=tokens_at_once
+    )
+    expected = functional.cross_entropy(adapted(hidden, weight, adapter) / 8, labels, reduction="none")
+    torch.testing.assert_close(each, expected.detach(), rtol=1e-6, atol=1e-6)
+    found = torch.autograd.grad(total * 0.37, given)
+    for ours, theirs in zip(found, torch.autograd.grad(expected.sum() * 0.37, given), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
 def test_labels_in_32_bits_give_the_same_loss_and_gradients():

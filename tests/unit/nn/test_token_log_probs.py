@@ -6,6 +6,7 @@ import torch
 from penstock.nn.head import OutputHead
 from penstock.nn.token_log_probs import token_log_probs
 from penstock.testing.step_memory import LiveBytes
+from tests.head_adapters import adapted, drawn_adapter
 
 TOKENS, HIDDEN, VOCAB = 23, 6, 50
 
@@ -39,6 +40,21 @@ def test_values_and_gradients_of_any_function_are_those_of_torch(tokens_at_once,
     )
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("has_magnitudes", [False, True])
+def test_an_adapter_of_the_output_matrix_gets_the_gradients_of_torch(has_magnitudes):
+    hidden, weight, labels = drawn()
+    adapter = drawn_adapter(has_magnitudes=has_magnitudes)
+    given = [hidden, weight, adapter.a, adapter.b, *([adapter.magnitude] if has_magnitudes else [])]
+    found = token_log_probs(hidden, OutputHead(weight, 8.0, adapter=adapter), labels, tokens_at_once=7)
+    logits = adapted(hidden, weight, adapter) / 8
+    expected = torch.log_softmax(logits, 1).gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    expected = torch.where(labels == -100, 0.0, expected)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    ours, theirs = (torch.autograd.grad((each / 50).sum().tanh(), given) for each in (found, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("frozen", ["hidden", "weight"])

@@ -12,7 +12,8 @@ that a step uses. Engines with hundreds of adapters gather the matrices per toke
 arXiv:2310.18547; S-LoRA, arXiv:2311.03285), which is faster once the ranks add up to the width of the model.
 
 Layers are wrapped when modules first compute a step; steps that the native decoder computes
-(native_decoder.py) leave them as they are.
+(native_decoder.py) leave them as they are. Updates of the output matrix are added to the logits after either,
+on the rank that has them.
 """
 
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,7 @@ from penstock.engine.model_runner.tensor_parallel import SummedLinear
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE, TensorParallelRank
+from penstock.nn.linear.adapter_config import OUTPUT_MATRIX
 from penstock.nn.linear.packed import MergedLinear
 from penstock.nn.norm import RMSNorm
 
@@ -90,8 +92,9 @@ class Adapters:
     ) -> None:
         self.indexes: dict[str, int] = {}
         """Adapter name -> index in a batch; indices are never reused."""
-        self._model, self._native, self._place, self._base_hash = model, whole, place, base_hash
+        self._model, self._whole, self._place, self._base_hash = model, whole, place, base_hash
         self._loras: dict[int, Mapping[str, Lora]] = {}
+        self._of_output: dict[int, Lora] = {}  # on the device of the logits
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
         self._step = Step()
         self._counter = count()
@@ -108,9 +111,12 @@ class Adapters:
             raise UsageError("The name of an adapter is empty", got=name, fix="Give it a name.")
         if name in self.indexes:
             raise UsageError("An adapter of that name exists", got=name, fix="Remove it first.")
-        loras = read_adapter(folder, self._native, place=self._place, base_hash=self._base_hash)
+        loras = read_adapter(folder, self._whole, place=self._place, base_hash=self._base_hash)
         self.indexes[name] = next(self._counter)
         self._loras[self.indexes[name]] = loras
+        if (lora := loras.get(OUTPUT_MATRIX)) is not None:
+            like = self._model.norm.weight
+            self._of_output[self.indexes[name]] = Lora(lora.a.to(like), lora.b.to(like))
         self._change()
 
     def held(self, name: str) -> tuple[int, Mapping[str, Lora]]:
@@ -128,6 +134,7 @@ class Adapters:
             raise UsageError("Unknown adapter", got=name, fix=nearest(name, list(self.indexes)))
         index = self.indexes.pop(name)
         del self._loras[index]
+        self._of_output.pop(index, None)
         self._change()
         return index
 
@@ -147,6 +154,28 @@ class Adapters:
         mine = of_token[:, None] == self._owners[None, self._step.rows]
         like = self._model.norm.weight
         self._step.mine = torch.from_numpy(mine).to(like.device, like.dtype)
+
+    def add_to_logits(
+        self, logits: Float[Tensor, "r vocab"], hidden: Float[Tensor, "t hidden"], batch: StepBatch
+    ) -> None:
+        """Add the updates of the output matrix to a step's logits, in place.
+
+        Args:
+            logits: of `batch.logit_rows`; of no token ids on a rank that does not have them.
+            hidden: normalised hidden states, defined for those rows at least.
+        """
+        if not self._of_output or not logits.shape[1]:
+            return
+        of_logits = np.repeat(batch.adapters, np.diff(batch.query_starts))[batch.logit_rows]
+        for index, lora in self._of_output.items():
+            mine = np.flatnonzero(of_logits == index)
+            if len(mine):
+                tokens, rows = (
+                    torch.from_numpy(array).to(logits.device) for array in (batch.logit_rows[mine], mine)
+                )
+                low = nn.functional.linear(hidden[tokens], lora.a)
+                change = nn.functional.linear(low, lora.b) / self._whole.logits_scaling
+                logits[rows] += change.to(logits.dtype)
 
     def _change(self) -> None:
         self._is_current = False

@@ -59,14 +59,18 @@ class Runner:
         """Compute one step; the keys and values of its tokens are in the cache afterwards."""
         whole = self._native_now()
         if whole is not None and whole.takes(batch):
-            return StepOutput(*whole.run(batch))
+            hidden, logits = whole.run(batch)
+            self._adapters.add_to_logits(logits, hidden, batch)
+            return StepOutput(hidden, logits)
         ids, positions, rows = (
             torch.from_numpy(array).to(self.cache.device, non_blocking=True)
             for array in (batch.token_ids, batch.positions, batch.logit_rows)
         )
         self._adapters.begin(batch)
         hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
-        return StepOutput(hidden, self._project(hidden[rows]))
+        logits = self._project(hidden[rows])
+        self._adapters.add_to_logits(logits, hidden, batch)
+        return StepOutput(hidden, logits)
 
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter; raises as `Adapters.add` does."""

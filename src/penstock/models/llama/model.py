@@ -21,6 +21,7 @@ from penstock.nn.attention import Attend, GroupedQueryAttention, LayerCache, Rop
 from penstock.nn.head import OutputHead
 from penstock.nn.kernels.choose import choose_kernel
 from penstock.nn.kernels.layout import AttentionLayout, starts_of
+from penstock.nn.linear.lora import adapter_of
 from penstock.nn.mlp import SwiGLU
 from penstock.nn.new_rows import rows_of
 from penstock.nn.norm import RMSNorm
@@ -190,7 +191,8 @@ class Llama(nn.Module):
     def head(self) -> OutputHead:
         """Output projection from normalised hidden states to logits; for use inside a forward pass."""
         matrix = self.embed if self.unembed is None else self.unembed
-        return OutputHead(rows_of(matrix), self.config.logits_scaling)
+        scaling, adapter = self.config.logits_scaling, adapter_of(matrix)
+        return OutputHead(rows_of(matrix), scaling, adapter=adapter)
 
     def logits(self, hidden: Float[Tensor, "... hidden"]) -> Float[Tensor, "... vocab"]:
         """Return the logits of normalised hidden states, with the output layer of serving if it was

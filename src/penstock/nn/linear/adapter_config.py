@@ -19,6 +19,8 @@ ATTENTION = ("query", "key", "value", "output")
 MLP = ("gate", "up", "down")
 LINEAR_LAYERS = (*ATTENTION, *MLP)
 """Linear layers of a block, in the order of a forward pass."""
+OUTPUT_MATRIX = "unembed"
+"""The linear layer after the blocks, to the logits; `lm_head` of Hugging Face."""
 
 MAX_RANK = 512
 """Largest rank that is trained and read: of folders of unknown origin, memory grows with it."""
@@ -37,9 +39,11 @@ class AdapterConfig:
     rank: int
     alpha: float
     layers: tuple[str, ...]
-    """Names of the adapted layers, a part of LINEAR_LAYERS."""
+    """Names of the adapted layers of the blocks, a part of LINEAR_LAYERS."""
+    unembed: bool = False
+    """The output matrix is adapted too."""
     base: BaseWeights = "compute"
-    """Storage of the layers' frozen weights: the dtype of compute, or rounded to 8 or 4 bits."""
+    """Storage of the blocks' adapted frozen weights: the dtype of compute, or rounded to 8 or 4 bits."""
     new_rows: int = 0
     """Token ids that the base lacks: their rows of the embedding and the output matrix are trained too."""
 
@@ -68,7 +72,10 @@ class AdapterConfig:
 
 
 def layers_named(wanted: str | tuple[str, ...], *, key: str) -> tuple[str, ...]:
-    """Return the layers that a group or a list of names stands for, in the order of LINEAR_LAYERS.
+    """Return the layers that a group or a list of names stands for, in the order of a forward pass.
+
+    Groups are "all", "attention" and "mlp", of the blocks. The output matrix is named by itself, or in a list
+    with others.
 
     Args:
         key: name of the setting, for messages.
@@ -78,14 +85,19 @@ def layers_named(wanted: str | tuple[str, ...], *, key: str) -> tuple[str, ...]:
 
     >>> layers_named("attention", key="layers"), layers_named(("up", "query"), key="layers")
     (('query', 'key', 'value', 'output'), ('query', 'up'))
+    >>> layers_named(("unembed", "mlp"), key="layers")
+    ('gate', 'up', 'down', 'unembed')
     """
-    names = _GROUPS.get(wanted, (wanted,)) if isinstance(wanted, str) else wanted
+    names = (wanted,) if isinstance(wanted, str) else wanted
+    known = (*LINEAR_LAYERS, OUTPUT_MATRIX)
     for name in names:
-        if name not in LINEAR_LAYERS:
-            known = [*LINEAR_LAYERS, *(_GROUPS if isinstance(wanted, str) else ())]
+        if name not in known and name not in _GROUPS:
             raise ConfigError(
-                f"{key} names a layer that blocks do not have", got=name, fix=nearest(name, known)
+                f"{key} names a layer that the model does not have",
+                got=name,
+                fix=nearest(name, [*known, *_GROUPS]),
             )
     if not names:
         raise ConfigError(f"{key} names no layer", got=list(names), fix='Name some, or write "all".')
-    return tuple(name for name in LINEAR_LAYERS if name in names)
+    found = {layer for name in names for layer in _GROUPS.get(name, (name,))}
+    return tuple(name for name in known if name in found)

@@ -45,9 +45,14 @@ class Adapter:
     magnitude: Float[Tensor, "outputs"] | None = None
     """Lengths of the rows (DoRA)."""
 
+    def thin(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... rank"]:
+        """Return scale * A x."""
+        out: Tensor = functional.linear(x, self.a) * self.scale
+        return out
+
     def low_rank(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return scale * B A x."""
-        out: Tensor = functional.linear(functional.linear(x, self.a) * self.scale, self.b)
+        out: Tensor = functional.linear(self.thin(x), self.b)
         return out
 
     def squared_lengths(self, weight: Float[Tensor, "outputs inputs"]) -> Float[Tensor, "outputs"]:
@@ -100,6 +105,14 @@ def matrix_of(layer: nn.Linear) -> Tensor:
     """Return a layer's frozen matrix, from its codes if it is rounded."""
     multiply = getattr(layer, "multiply", None)
     return multiply.matrix() if isinstance(multiply, RoundedProduct) else layer.weight
+
+
+def adapter_of(layer: nn.Module) -> Adapter | None:
+    """Return a layer's adapter; None: it has none."""
+    if not hasattr(layer, "lora_a"):
+        return None
+    of_adapter: Any = layer  # not a class of its own where the matrix is a tensor-parallel one
+    return Adapter(of_adapter.lora_a, of_adapter.lora_b, of_adapter.scale, of_adapter.magnitude)
 
 
 def adapted_layers(model: nn.Module) -> Iterator[tuple[str, nn.Linear]]:

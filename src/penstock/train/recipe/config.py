@@ -382,6 +382,13 @@ class TrainConfig:
         """Refuse an adapter that does not fit the model, or what does not work with frozen weights."""
         assert self.tune is not None
         self.tune.check_fit(self.model)
+        if self.adapter is not None and self.adapter.unembed and self.adapter.new_rows:
+            raise ConfigError(
+                "tune.layers names the output matrix, of which this run trains the "
+                f"{self.adapter.new_rows} rows of new tokens: it cannot have both",
+                got=self.tune.layers,
+                fix="Leave 'unembed' out of tune.layers, or tokenise without new tokens.",
+            )
         if not self.run.start_from:
             raise ConfigError(
                 f"tune.method {self.tune.method!r} needs weights to adapt, and random ones are not worth it",

@@ -7,7 +7,14 @@ from typing import Literal
 from penstock.core.checks import whole_number
 from penstock.core.errors import ConfigError
 from penstock.models.llama.config import LlamaConfig
-from penstock.nn.linear.adapter_config import GROUP, MAX_RANK, AdapterConfig, BaseWeights, layers_named
+from penstock.nn.linear.adapter_config import (
+    GROUP,
+    MAX_RANK,
+    OUTPUT_MATRIX,
+    AdapterConfig,
+    BaseWeights,
+    layers_named,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,12 +30,13 @@ class TuneConfig:
     alpha: float = 32.0
     """Scale of an adapter, divided by rank, or by its root with rslora. Twice the rank is usual."""
     layers: tuple[str, ...] | str = "all"
-    """Layers of the blocks with an adapter: "all", "attention", "mlp", or a list of query, key, value,
-    output, gate, up and down. All of them learn more than attention alone, also at the same number of
-    parameters."""
+    """Layers with an adapter: "all" linear ones of the blocks, "attention", "mlp", or a list of these or of
+    query, key, value, output, gate, up, down and unembed, the output matrix (lm_head). All of the blocks
+    learn more than attention alone, also at the same number of parameters."""
     base: BaseWeights = "compute"
-    """Storage of the adapted layers' frozen weights. compute: the dtype of the recipe's `compute`. int8,
-    int4: rounded as `penstock serve --weights` does, so that the adapter fits the model that is served."""
+    """Storage of the frozen weights of the blocks' adapted layers. compute: the dtype of the recipe's
+    `compute`. int8, int4: rounded as `penstock serve --weights` does, so that the adapter fits the model that
+    is served."""
     base_sharding: Literal["auto", "sharded", "whole"] = "auto"
     """Place of the frozen weights. whole: every rank reads all of them once, and a step sends the adapter's
     gradients only. sharded: over the ranks, and gathered for each pass. auto: whole where they fit."""
@@ -101,7 +109,12 @@ class TuneConfig:
             return None
         layers = layers_named(self.layers, key="tune.layers")
         return AdapterConfig(
-            method=self.method, rank=self.rank, alpha=self.alpha, layers=layers, base=self.base
+            method=self.method,
+            rank=self.rank,
+            alpha=self.alpha,
+            layers=tuple(name for name in layers if name != OUTPUT_MATRIX),
+            unembed=OUTPUT_MATRIX in layers,
+            base=self.base,
         )
 
     def check_slices(self, model: LlamaConfig, *, ranks: int) -> None:
@@ -125,10 +138,10 @@ class TuneConfig:
                 )
 
     def check_fit(self, model: LlamaConfig) -> None:
-        """Refuse a rank that saves nothing over the matrices that it adapts.
+        """Refuse a rank that saves nothing over the matrices that it adapts, and a matrix that is not there.
 
         Raises:
-            ConfigError: with the largest rank that is possible.
+            ConfigError: with the largest rank that is possible, or the layers that are there.
         """
         adapter = self.adapter
         if adapter is None:
@@ -139,8 +152,24 @@ class TuneConfig:
                 got=self.rank,
                 fix=f"Use at most {MAX_RANK}; 8 to 64 are usual.",
             )
+        if adapter.unembed and model.tie_word_embeddings:
+            raise ConfigError(
+                f"tune.layers names {OUTPUT_MATRIX!r}, and this model has no output matrix of its own: it is "
+                "the embedding",
+                got=self.layers,
+                fix='Leave it out: "all" are the linear layers of the blocks.',
+            )
+        if not adapter.layers:
+            raise ConfigError(
+                f"tune.layers names {OUTPUT_MATRIX!r} alone, and blocks that learn nothing are not supported",
+                got=self.layers,
+                fix=f'Name layers of the blocks too, or all of them: ["all", "{OUTPUT_MATRIX}"].',
+            )
         shapes = model.linear_shapes
-        most, name = min((min(shapes[name]), name) for name in adapter.layers)
+        if adapter.unembed:
+            shapes[OUTPUT_MATRIX] = model.vocab_size, model.hidden_size
+        names = [*adapter.layers, *([OUTPUT_MATRIX] if adapter.unembed else [])]
+        most, name = min((min(shapes[name]), name) for name in names)
         if self.rank > most:
             raise ConfigError(
                 f"tune.rank is larger than the layer {name!r}, which is {' x '.join(map(str, shapes[name]))}",

@@ -110,14 +110,31 @@ def test_keys_out_of_range_are_refused_by_name_with_what_to_do(raw, key, value, 
     [
         ({"rank": 513}, r"any that is read again, .* \(got 513\)\. Use at most 512"),
         ({"rank": 500}, r"larger than the layer '\w+', which is \d+ x \d+ \(got 500\)\. Use at most \d+"),
-        ({"layers": ("query", "lm_head")}, r"layer that blocks do not have \(got 'lm_head'\)\. Known: "),
-        ({"layers": ("embed",)}, r"layer that blocks do not have \(got 'embed'\)"),
+        (
+            {"layers": ("query", "lm_head")},
+            r"layer that the model does not have \(got 'lm_head'\)\. Known: .*'?unembed",
+        ),
+        ({"layers": ("embed",)}, r"layer that the model does not have \(got 'embed'\)"),
     ],
 )
 def test_an_adapter_that_the_layers_do_not_have_room_for_is_refused(recipe, tune, said):
     wanted = recipe("next_token")
     with pytest.raises(ConfigError, match=said):
         dataclasses.replace(wanted.tune, method="lora", **tune).check_fit(wanted.model)
+
+
+def test_the_output_matrix_is_adapted_where_it_is_one(recipe):
+    wanted = recipe("next_token")
+    tune = dataclasses.replace(wanted.tune, method="lora", rank=8, layers=("mlp", "unembed"))
+    untied = dataclasses.replace(wanted.model, tie_word_embeddings=False)
+    tune.check_fit(untied)
+    assert tune.adapter.unembed and tune.adapter.layers == ("gate", "up", "down")  # noqa: PT018
+    with pytest.raises(ConfigError, match="no output matrix of its own: it is the embedding"):
+        tune.check_fit(dataclasses.replace(untied, tie_word_embeddings=True))
+    with pytest.raises(ConfigError, match=r"names 'unembed' alone.* \[\"all\", \"unembed\"\]"):
+        dataclasses.replace(tune, layers="unembed").check_fit(untied)
+    with pytest.raises(ConfigError, match=r"larger than the layer .unembed., which is 5 x "):
+        dataclasses.replace(tune, rank=6).check_fit(dataclasses.replace(untied, vocab_size=5))
 
 
 def test_four_bits_are_refused_where_tensor_parallelism_cuts_a_group(recipe):
