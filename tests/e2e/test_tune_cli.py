@@ -8,12 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 import tokenizers
+from transformers import GenerationConfig
 
 from penstock.checkpoint.find import find
 from penstock.cli.main import main
 from penstock.engine.config import EngineConfig
 from penstock.engine.llm import LLM
 from penstock.engine.sampling_params import Params, Sampling
+from penstock.engine.text_processor import TextProcessor
 from tests.e2e.conftest import penstock
 from tests.serving import serving
 from tests.tiny_models import save_talker
@@ -202,3 +204,63 @@ def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_p
         expected = llm.chat([asked], Params(sampling=Sampling(temperature=0), max_tokens=8))
     answers = {name: reply.choices[0].message.content for name, reply in served.items()}
     assert answers["live"] == expected.text != answers["base"]
+
+
+def test_a_tuned_model_stops_at_the_token_that_ends_the_turns_it_learned(tmp_path, caplog, capsys):
+    """Of a base with another end token; so does what is exported of it, and the base with its adapter."""
+    base, _ = talker(tmp_path / "base", vocab_size=448)
+    (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 7, "top_k": 20}))
+    run, recipe = recipe_of(tmp_path, base, chats_for(base))
+    assert main(["tune", str(recipe), "--set", "run.steps=1"]) == 0
+    end = tokenizers.Tokenizer.from_file(str(base / "tokenizer.json")).token_to_id("<|im_end|>")
+    assert json.loads((run / "generation_config.json").read_text()) == {"eos_token_id": [7, end], "top_k": 20}
+    for words in ((), ("--merge",)):
+        assert main(["export", str(run), "--out", str(tmp_path / f"out{len(words)}"), *words]) == 0
+    assert GenerationConfig.from_pretrained(tmp_path / "out1").eos_token_id == [7, end]
+    known = TextProcessor.load(base / "tokenizer.json")
+    assert end not in known.stop_ids
+    with_adapter = EngineConfig(device="cpu", cache_gib=0.05, adapters={"a": tmp_path / "out0"})
+    with LLM(base, with_adapter) as llm:
+        assert llm.text_processor.stop_ids == known.stop_ids | {end}
+    assert "another chat template" not in caplog.text + capsys.readouterr().err
+
+
+def test_an_adapter_tuned_with_another_template_than_its_bases_says_so(tmp_path, capsys, caplog):
+    base, _ = talker(tmp_path / "base", vocab_size=448)
+    run, recipe = recipe_of(tmp_path, base, chats_for(base))
+    assert main(["tune", str(recipe), "--set", "run.steps=1"]) == 0
+    (base / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert main(["export", str(run), "--out", str(tmp_path / "adapter")]) == 0
+    said = "tuned with another chat template than its base has, so for serving merge it"
+    assert said in capsys.readouterr().out
+    with LLM(base, EngineConfig(device="cpu", cache_gib=0.05, adapters={"a": tmp_path / "adapter"})):
+        logged = caplog.text + capsys.readouterr().err
+    assert "adapter a was tuned with another chat template" in logged
+
+
+def test_a_packing_that_parts_conversations_says_so(tmp_path, capsys):
+    base, _ = talker(tmp_path / "base", vocab_size=448)
+    _, recipe = recipe_of(tmp_path, base, chats_for(base))
+    recipe.write_text(
+        recipe.read_text().replace('packing = "whole"\noverlong = "drop"', 'packing = "best_fit"')
+    )
+    assert main(["tune", str(recipe), "--set", "run.steps=1"]) == 0
+    assert "'best_fit' may part a conversation" in capsys.readouterr().err
+
+
+def test_an_adapter_of_a_runs_step_names_that_step_as_its_base(tmp_path, capsys):
+    base, _ = talker(tmp_path / "base", vocab_size=448)
+    chats = chats_for(base)
+    first = tmp_path / "first"
+    first.mkdir()
+    full, recipe = recipe_of(first, base, chats)
+    settings = ["--set", "tune.method='full'", "--set", "run.steps=6"]
+    assert main(["tune", str(recipe), *settings]) == 0
+    run, recipe = recipe_of(tmp_path, full, chats)
+    assert main(["tune", str(recipe), "--set", "run.start_step=3", "--set", "run.steps=1"]) == 0
+    assert main(["export", str(run), "--out", str(tmp_path / "adapter")]) == 0
+    named = full / "checkpoints" / "step-00000003"
+    assert f"penstock serve {named} --adapter" in capsys.readouterr().out
+    assert main(["export", str(tmp_path / "adapter"), "--merge", "--out", str(tmp_path / "merged")]) == 0
+    with LLM(named, EngineConfig(device="cpu", cache_gib=0.05, adapters={"a": tmp_path / "adapter"})) as llm:
+        assert llm.generate("4 + 3?", Params(max_tokens=2, adapter="a"))[0].token_ids

@@ -103,6 +103,16 @@ def test_a_teacher_at_another_temperature_is_refused(taught, tmp_path):
     assert ConfigError.__name__ in str(raised.value)
 
 
+def test_a_teacher_that_read_shorter_rows_is_refused_where_a_document_is_longer(taught, tmp_path):
+    corpus, teacher, student, _ = taught
+    columns = tmp_path / "columns"
+    words = ("--model", teacher, "--out", columns, "--top-k", K, "--temperature", TEMPERATURE)
+    assert main([str(w) for w in ("data", "teach", corpus, *words, "--sequence-length", LENGTH - 4)]) == 0
+    wanted = recipe((corpus, teacher, student, columns), tmp_path / "run")
+    with pytest.raises(AssertionError, match=r"read rows of 20 tokens, .* of 24: .*--sequence-length 24"):
+        on_ranks(lambda world: trained(wanted, world), ranks=1)
+
+
 def test_a_teacher_whose_matrix_is_padded_further_than_the_students_is_taken(taught, tmp_path):
     """Its padding is never among the most likely tokens, though it is likely."""
     corpus, _, student, _ = taught

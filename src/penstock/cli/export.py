@@ -21,10 +21,12 @@ from pathlib import Path
 
 from penstock.checkpoint.find import SavedCheckpoint, find
 from penstock.checkpoint.hf_folder import ADAPTER_CONFIG, is_adapter, is_hugging_face
-from penstock.checkpoint.start import text_folder
-from penstock.core.errors import UsageError
+from penstock.checkpoint.layout import Meta
+from penstock.checkpoint.start import find_start, text_folder
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
+from penstock.text.chat_template import is_other, load_template
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """Value of --dtype -> name in torch."""
@@ -97,12 +99,13 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     files = {}
     if tokenizer_path.is_file():
         files = tokenizer_files(tokenizer_path, context=meta.model.max_position_embeddings)
+    base = _base_of(meta)
     save_adapter(
         tensors,
         meta.adapter,
         meta.model,
         arguments.out,
-        base=meta.start_from,
+        base=base,
         base_hash=meta.start_hash,
         extra_files=files,
     )
@@ -113,10 +116,23 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
         print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
     if meta.adapter.has_magnitudes or meta.adapter.new_rows:
         print(f"for serving, merge it: penstock export {arguments.checkpoint} --merge --out DIR")
+    elif is_other(load_template(arguments.out), load_template(text_folder(Path(base)))):
+        print(
+            "it was tuned with another chat template than its base has, so for serving merge it: "
+            f"penstock export {arguments.checkpoint} --merge --out DIR"
+        )
     else:
-        served = f"{meta.start_from}{weights} --adapter NAME={arguments.out}"
+        served = f"{base}{weights} --adapter NAME={arguments.out}"
         print(f"serve it with its base: penstock serve {served}")
     return 0
+
+
+def _base_of(meta: Meta) -> str:
+    """Return the folder of an adapter's base: of a run the checkpoint, as the run may go on."""
+    try:
+        return str(find_start(Path(meta.start_from), step=meta.start_step))
+    except PenstockError:  # it is gone; an adapter can be written all the same
+        return meta.start_from
 
 
 def _size(folder: Path) -> int:

@@ -79,6 +79,9 @@ def _engine(
         if tokenizer_path is None
         else TextProcessor.load(tokenizer_path, trust_contents=config.trust_contents)
     )
+    if text_processor is not None:
+        for name, folder in config.adapters.items():
+            text_processor = text_processor.with_adapter(name, Path(folder))
     source = open_source(config, part.model.config, tokenizer_path, dtype=part.dtype, device=part.device)
     if others is not None:
         others.answered()  # before free memory is measured: the ranks share it

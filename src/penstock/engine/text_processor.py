@@ -1,7 +1,8 @@
 """Text processor of a model folder: tokenizer, special tokens, chat template."""
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -9,7 +10,7 @@ from penstock.core.config import load_json
 from penstock.core.errors import InputError
 from penstock.core.packages import Package
 from penstock.engine.detokenizer import TextStream
-from penstock.text.chat_template import ChatTemplate, Message, load_template, render
+from penstock.text.chat_template import ChatTemplate, Message, is_other, load_template, render
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ else:
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LARGE = 1e9
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -83,6 +86,20 @@ class TextProcessor:
         """
         return self.encode_rendered(render(self.guarded(messages), self.template, tools=self.guarded(tools)))
 
+    def with_adapter(self, name: str, folder: Path) -> Self:
+        """Return what also ends answers where an adapter does; log if its chat template is another.
+
+        All conversations are written with the model's template, and all answers end at any end token.
+        """
+        if is_other(load_template(folder), self.template):
+            log.warning(
+                "adapter %s was tuned with another chat template than the model's, which writes its "
+                "conversations too: merge it (penstock export %s --merge --out DIR) and serve the result",
+                name,
+                folder,
+            )
+        return replace(self, stop_ids=self.stop_ids | _named_ends(folder))
+
     def guarded(self, given: T) -> T:
         """Return input of a client for the chat template, with special tokens escaped unless trusted.
 
@@ -121,7 +138,13 @@ class TextProcessor:
 def _stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
     """Collect the end tokens named by the tokenizer, its config, generation_config.json and config.json."""
     named = template.variables.get("eos_token", "")
-    found: list[Any] = [tokenizer.eos_id, tokenizer.vocabulary().get(named)]
+    found = (tokenizer.eos_id, tokenizer.vocabulary().get(named))
+    return _named_ends(folder) | {token for token in found if token is not None}
+
+
+def _named_ends(folder: Path) -> frozenset[int]:
+    """Collect the end tokens named by the generation_config.json and config.json of a folder."""
+    found: list[Any] = []
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids

@@ -36,6 +36,22 @@ def companions_of(folders: Sequence[Path]) -> dict[str, str]:
     return found
 
 
+def with_end_ids(files: dict[str, str], ids: Sequence[int], *, own: int | None) -> dict[str, str]:
+    """Return companion files that name these end tokens of answers besides those that they name already.
+
+    Args:
+        own: the tokenizer's end token, which is that of answers if the files name none; None: it has none.
+    """
+    named = end_ids(files)
+    if named is None:
+        named = [] if own is None else own
+    ends = [*dict.fromkeys([*(named if isinstance(named, list) else [named]), *ids])]
+    if not ids or ends == named:
+        return files
+    known = json.loads(files.get(GENERATION, "{}"))
+    return {**files, GENERATION: json.dumps({**known, "eos_token_id": ends}, indent=1) + "\n"}
+
+
 def end_ids(files: dict[str, str]) -> int | list[int] | None:
     """Return the end tokens that companion files name; None if they name none."""
     ends: int | list[int] | None = json.loads(files.get(GENERATION, "{}")).get("eos_token_id")

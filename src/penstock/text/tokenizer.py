@@ -144,6 +144,12 @@ class Tokenizer:
         """Names of the tokens that structure a conversation."""
         return self._guard.names
 
+    @property
+    def control_ids(self) -> frozenset[int]:
+        """Ids of those tokens."""
+        vocabulary = self.vocabulary()
+        return frozenset(vocabulary[name] for name in self.control_names)
+
     def encode_rendered_batch(
         self, texts: Sequence[str]
     ) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:

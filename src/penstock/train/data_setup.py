@@ -16,6 +16,7 @@ from penstock.core.arrays import Int64
 from penstock.core.errors import CheckpointDamaged, CheckpointError, ConfigError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.data import Loader
+from penstock.data.corpus.columns import LEARNED
 from penstock.data.schedule.change_log import Change
 from penstock.text.token_bytes import token_bytes
 from penstock.text.tokenizer import Tokenizer
@@ -137,6 +138,18 @@ def warn_of_templates(loader: Loader) -> None:
     found = {name: c.manifest.chat.template for name, c in loader.corpora.items() if c.manifest.chat}
     if len(set(found.values())) > 1:
         log.warning("corpora were written by different chat templates; the run keeps the first's: %s", found)
+
+
+def warn_of_packing(config: TrainConfig, loader: Loader) -> None:
+    """Log that packing may part an answer from its question, if it may."""
+    chats = [name for name, corpus in loader.corpora.items() if LEARNED in corpus.columns]
+    if chats and config.data.packing != "whole":
+        log.warning(
+            "data.packing %r may part a conversation, and the rest of an answer is then learned without its "
+            "question; data.packing = 'whole' parts none: corpora=%s",
+            config.data.packing,
+            chats,
+        )
 
 
 def _tokenizers(loader: Loader) -> dict[str, list[Path]]:

@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -35,7 +35,8 @@ from penstock.parallel.ethernet.quantized_gather import encode_gathers
 from penstock.parallel.ethernet.scheduler import Ethernet
 from penstock.parallel.layout import layout_of
 from penstock.parallel.mesh import Mesh, World, broadcast, make_mesh
-from penstock.text.companions import companions_of
+from penstock.text.companions import companions_of, with_end_ids
+from penstock.text.tokenizer import Tokenizer
 from penstock.train.adaptive import Adaptive
 from penstock.train.data_setup import (
     check_supply,
@@ -46,6 +47,7 @@ from penstock.train.data_setup import (
     heldout_rows,
     tokenizers_of,
     train_loader,
+    warn_of_packing,
     warn_of_templates,
 )
 from penstock.train.early_stop import EarlyStop
@@ -67,6 +69,7 @@ from penstock.train.tune.choose import (
     reference_rows,
 )
 from penstock.train.tune.corpus_pass import Pass
+from penstock.train.turn_ends import turn_ends
 
 log = logging.getLogger(__name__)
 
@@ -291,16 +294,17 @@ def write_identity(config: TrainConfig, loader: Loader) -> KeptRecipe:
             corpus["columns"] = absolute(corpus["columns"])
     kept = keep_recipe(folder, json.loads(json.dumps(recipe)), step=loader.step)
     warn_of_templates(loader)
-    _keep_tokenizer(folder, tokenizers_of(loader), start_from=config.run.start_from)
+    warn_of_packing(config, loader)
+    _keep_tokenizer(folder, loader, start_from=config.run.start_from)
     return kept
 
 
-def _keep_tokenizer(folder: Path, known: Sequence[Path], *, start_from: str) -> None:
+def _keep_tokenizer(folder: Path, loader: Loader, *, start_from: str) -> None:
     """Copy the tokenizer of the corpora, or of the start, and its companions to the run's folder.
 
-    Args:
-        known: the corpora's, as `tokenizers_of` returns them; corpora of other tools have none.
+    The tokens that end the turns of their conversations become end tokens of answers.
     """
+    known = tokenizers_of(loader)  # corpora of other tools have none
     sources, tokenizer = [path.parent for path in known], next(iter(known), None)
     if start_from and (start := text_folder(Path(start_from))).is_dir():
         sources.append(start)
@@ -309,6 +313,9 @@ def _keep_tokenizer(folder: Path, known: Sequence[Path], *, start_from: str) -> 
     if tokenizer is None:
         return
     write_atomic(folder / TOKENIZER_FILE, tokenizer.read_bytes())
-    for name, text in companions_of(sources).items():
+    loaded = Tokenizer.load(tokenizer)
+    control = loaded.control_ids
+    ends = sorted({token for corpus in loader.corpora.values() for token in turn_ends(corpus, control)})
+    for name, text in with_end_ids(companions_of(sources), ends, own=loaded.eos_id).items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_atomic(folder / name, text)

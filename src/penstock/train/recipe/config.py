@@ -309,7 +309,9 @@ class TrainConfig:
             where = "" if length == self.data.sequence_length else " in data.schedule"
             raise ConfigError(
                 f"data.sequence_length {length}{where} is above model.max_position_embeddings {context}",
-                fix="Lower the first or raise the second.",
+                fix="Lower the first or raise the second."
+                if not self.run.start_from
+                else "Lower the first: the second is of the weights in run.start_from.",
             )
         if self.schedule.warmup_steps + self.schedule.decay_steps > self.run.steps:
             raise ConfigError(

@@ -43,7 +43,7 @@ def choose_objective(config: TrainConfig, corpora: Mapping[str, Corpus], scorer:
     """
     tune = config.tune or TuneConfig()
     if tune.loss == "distillation":
-        _check_teacher(config, tune)
+        _check_teacher(config, tune, corpora)
         distillation = Distillation(tune.temperature)
         fields = (*FIELDS, *distillation.fields)
         return Chosen(
@@ -164,7 +164,11 @@ def _holds_pairs(corpus: Corpus) -> bool:
     return bool(bits.any() and not bits.all())
 
 
-def _check_teacher(config: TrainConfig, tune: TuneConfig) -> None:
+def _longest_document(corpus: Corpus) -> int:
+    return int(corpus.fragments([(0, corpus.num_tokens)]).lengths.max())
+
+
+def _check_teacher(config: TrainConfig, tune: TuneConfig, corpora: Mapping[str, Corpus]) -> None:
     """Refuse corpora without a teacher, or with one that does not fit.
 
     Raises:
@@ -191,6 +195,15 @@ def _check_teacher(config: TrainConfig, tune: TuneConfig) -> None:
                 f"{config.model.vocab_size:,}",
                 got=where,
                 fix="Take a teacher with the model's tokenizer.",
+            )
+        seen, wanted = made.get("row_length", config.data.longest), config.data.longest
+        if seen < wanted and (longest := _longest_document(corpora[name])) > seen:
+            raise ConfigError(
+                f"The teacher of corpus {name!r} read rows of {seen:,} tokens, and the model reads documents "
+                f"of {min(longest, wanted):,}: of later tokens the teacher did not know the beginning",
+                got=where,
+                fix=f"Write its tokens again with `penstock data teach --sequence-length {wanted}`, or lower "
+                "data.sequence_length.",
             )
         if made.get("temperature") != tune.temperature:
             raise ConfigError(
