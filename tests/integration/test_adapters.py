@@ -188,9 +188,9 @@ HEAD = "base_model.model.model.layers"
 @pytest.mark.parametrize(
     ("name", "shape", "said"),
     [
-        ("base_model.model.lm_head.weight", (8, 32), "has a whole matrix, and adapters change"),
-        ("base_model.model.lm_head.base_layer.weight", (8, 32), "has a whole matrix, and adapters change"),
-        ("base_model.model.model.embed_tokens.weight", (8, 32), "has a whole matrix, and adapters change"),
+        ("base_model.model.lm_head.weight", (8, 32), "changes lm_head itself, and adapters change"),
+        ("base_model.model.lm_head.base_layer.weight", (8, 32), "changes lm_head itself"),
+        ("base_model.model.model.embed_tokens.weight", (8, 32), "changes embed_tokens itself"),
         ("base_model.model.lm_head.lora_A.weight", (8, 31), "the tensors of unembed have shapes"),
         ("base_model.model.model.layers.0.mlp.router.lora_A.weight", (8, 32), "adapts no linear layer"),
         (f"{HEAD}.2.mlp.up_proj.lora_A.weight", (8, 32), "adapts no linear layer"),

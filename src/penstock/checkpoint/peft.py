@@ -373,9 +373,10 @@ def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, 
     """Return the name of our weight that a stored tensor adapts, and "A", "B" or "magnitude"."""
     match = _TENSOR.fullmatch(name)
     ours = layers.get(match["layer"], "") if match else ""
-    if match is None and any(f".{layer}." in name for layer in ("embed_tokens", "lm_head")):
+    outer = next((layer for layer in ("embed_tokens", "lm_head") if f".{layer}." in name), None)
+    if match is None and outer:
         raise ModelError(
-            f"{folder / _WEIGHTS} has a whole matrix, and adapters change linear layers by thin ones only",
+            f"{folder / _WEIGHTS} changes {outer} itself, and adapters change layers by thin matrices only",
             got=name,
             fix=f"If it was not trained, save with save_embedding_layers=False. {_PLAIN}",
         )

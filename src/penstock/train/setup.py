@@ -21,6 +21,7 @@ from penstock.core.env import local_world_size, memory_bytes, num_gloo_interface
 from penstock.core.errors import ConfigError
 from penstock.core.files import TOKENIZER_FILE, write_atomic
 from penstock.data import Loader
+from penstock.data.corpus.columns import LEARNED
 from penstock.data.corpus.spec import absolute
 from penstock.devices import accelerator
 from penstock.models import FAMILIES
@@ -313,9 +314,11 @@ def _keep_tokenizer(folder: Path, loader: Loader, *, start_from: str) -> None:
     if tokenizer is None:
         return
     write_atomic(folder / TOKENIZER_FILE, tokenizer.read_bytes())
-    loaded = Tokenizer.load(tokenizer)
-    control = loaded.control_ids
-    ends = sorted({token for corpus in loader.corpora.values() for token in turn_ends(corpus, control)})
-    for name, text in with_end_ids(companions_of(sources), ends, own=loaded.eos_id).items():
+    files = companions_of(sources)
+    if chats := [corpus for corpus in loader.corpora.values() if LEARNED in corpus.columns]:
+        loaded = Tokenizer.load(tokenizer)
+        ends = {token for corpus in chats for token in turn_ends(corpus, loaded.control_ids)}
+        files = with_end_ids(files, sorted(ends), own=loaded.eos_id)
+    for name, text in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
         write_atomic(folder / name, text)

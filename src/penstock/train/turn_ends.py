@@ -16,13 +16,11 @@ _LEAST_SHARE = 0.01  # of the turns: conversations that were cut end anywhere
 
 
 def turn_ends(corpus: Corpus, control: Collection[int]) -> set[int]:
-    """Return the tokens that end learned turns at the beginning of a corpus; none if it has no conversations.
+    """Return the tokens that end learned turns at the beginning of a corpus of conversations.
 
     Args:
         control: token ids that structure a conversation; no other ends a turn.
     """
-    if LEARNED not in corpus.columns or not corpus.manifest.shards:
-        return set()
     stop = min(int(corpus.starts[1]), _TOKENS)
     learned = corpus.columns[LEARNED].values(0, 0, stop)
     lasts = np.flatnonzero(learned[:-1] & ~learned[1:])
