@@ -48,7 +48,7 @@ class Whole:
 
 
 class Terms(NamedTuple):
-    """What the logits of some tokens are computed from; each may have a graph."""
+    """Tensors from which the logits of some tokens are computed; each may have a graph."""
 
     hidden: Float[Tensor, "*tokens hidden"]
     weight: Float[Tensor, "vocab hidden"]

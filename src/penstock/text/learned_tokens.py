@@ -75,7 +75,7 @@ class Renderer:
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """What a template writes around an answer."""
+    """Text and tokens that a template writes around an answer."""
 
     prompt: str
     """Generation prompt; "" if unknown."""
