@@ -9,7 +9,7 @@ import yaml
 
 from penstock.cli.operator import plan_of
 from penstock.launch.controller.reconcile import API, Reconciler
-from penstock.launch.engines.kubernetes import connect
+from penstock.launch.engines.kubernetes_api import connect
 from tests.kubernetes import JOBSET, cluster
 from tests.launched import write_recipe
 

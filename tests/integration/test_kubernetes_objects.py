@@ -13,6 +13,7 @@ from tests.unit.launch.render.test_serving import SPECS as SERVING
 
 from penstock.core.errors import PenstockError, UsageError
 from penstock.launch.engines import kubernetes
+from penstock.launch.engines.kubernetes_api import connect
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.pod_code import code_config_map, code_of
 from penstock.launch.render.kubernetes import render_kubernetes
@@ -33,7 +34,7 @@ def found(tmp_path_factory):
 @pytest.fixture
 def connection(found, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(found.kubeconfig(tmp_path / "kubeconfig")))
-    yield kubernetes.connect("default")
+    yield connect("default")
     gc.collect()
 
 

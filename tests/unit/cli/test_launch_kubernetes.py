@@ -5,7 +5,7 @@ from tests.launched import write_recipe
 from tests.unit.launch.engines.test_kubernetes import FakeCluster
 
 from penstock.cli.main import main
-from penstock.launch.engines import kubernetes
+from penstock.launch.engines import kubernetes_api
 
 
 @pytest.fixture
@@ -13,7 +13,7 @@ def cluster(monkeypatch):
     found = FakeCluster()
     disk = {"metadata": {"name": "disk"}, "spec": {"accessModes": ["ReadWriteOnce"]}}
     found.objects["PersistentVolumeClaim", "disk"] = disk
-    monkeypatch.setattr(kubernetes, "connect", lambda *_, **__: found)
+    monkeypatch.setattr(kubernetes_api, "connect", lambda *_, **__: found)
     return found
 
 

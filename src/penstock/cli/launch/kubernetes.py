@@ -29,7 +29,7 @@ from penstock.train.recipe.config import MeasureConfig
 from penstock.train.recipe.load import build_for_others
 
 if TYPE_CHECKING:
-    from penstock.launch.engines.kubernetes import ClusterConnection
+    from penstock.launch.engines.kubernetes_api import ClusterConnection
 
 EPILOG = """\
 A JobSet (or a TrainJob of Kubeflow Trainer) is submitted, whose pods are the nodes. Relative paths of the
@@ -169,6 +169,7 @@ def run(arguments: argparse.Namespace) -> int:
     rendered = render_kubernetes(plan.spec)
     more = [code_config_map(archive, code, arguments.namespace)] if code and not code.address else []
     from penstock.launch.engines import kubernetes
+    from penstock.launch.engines.kubernetes_api import connect
 
     if arguments.dry_run or arguments.explain:
         shown = replace(rendered, objects=(*more, *rendered.objects))
@@ -178,7 +179,7 @@ def run(arguments: argparse.Namespace) -> int:
         launch_plan.show(plan, shown, arguments, notes)
         return 0
     launch_plan.check_free(plan)
-    cluster = kubernetes.connect(arguments.namespace)
+    cluster = connect(arguments.namespace)
     kubernetes.check_cluster(plan.spec, cluster)
     if code and code.address:
         upload(archive, code)
@@ -225,6 +226,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     )
     rendered = render_serving(spec)
     from penstock.launch.engines import kubernetes
+    from penstock.launch.engines.kubernetes_api import connect
 
     if arguments.dry_run or arguments.explain:
         if arguments.json:
@@ -240,7 +242,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         for setting in rendered.settings if arguments.explain else ():
             print(setting)
         return 0
-    cluster = kubernetes.connect(arguments.namespace)
+    cluster = connect(arguments.namespace)
     kubernetes.deploy(rendered.objects, cluster)
     label = f"app.kubernetes.io/instance={spec.name}"
     print(f"deployed {spec.name}: kubectl -n {arguments.namespace} get pods -l {label}")
@@ -303,10 +305,10 @@ def _tried(namespace: str, ask: Callable[["ClusterConnection"], str]) -> str:
         PenstockError: it would refuse the launch.
     """
     from penstock.core.errors import PenstockError
-    from penstock.launch.engines import kubernetes
+    from penstock.launch.engines.kubernetes_api import connect
 
     try:
-        cluster = kubernetes.connect(namespace)
+        cluster = connect(namespace)
         cluster.all("v1", "ConfigMap")
     except PenstockError as error:
         return f"no cluster tried these objects: {error}"

@@ -39,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.rank < 0:
         raise UsageError("--rank must be at least 0", got=arguments.rank)
     if job.engine == "kubernetes":
-        from penstock.launch.engines import kubernetes
+        from penstock.launch.engines.kubernetes_logs import logs
 
-        for line in kubernetes.logs(job, folder, arguments.rank, follow=arguments.follow):
+        for line in logs(job, folder, arguments.rank, follow=arguments.follow):
             print(line, end="", flush=True)
         return 0
     path = folder.log_of(arguments.rank)

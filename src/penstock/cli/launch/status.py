@@ -38,13 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
     state = ENGINES[job.engine].state(job, folder)
     events, progress = folder.events(), folder.progress()
     if job.engine == "kubernetes":  # the run's folder is in a volume: the first pod prints what is in it
-        from penstock.launch.engines import kubernetes
+        from penstock.launch.engines.kubernetes_logs import read_printed_run
 
-        told = kubernetes.told(job)
-        events += [event for event in told.events if event not in events]
+        printed = read_printed_run(job)
+        events += [event for event in printed.events if event not in events]
         events.sort(key=lambda event: str(event.get("time")))
-        progress = {name: told.progress.get(name) for name in progress}
-        said = _said(progress) if told.progress else "no pod has printed yet how far the run is"
+        progress = {name: printed.progress.get(name) for name in progress}
+        said = _said(progress) if printed.progress else "no pod has printed yet how far the run is"
     else:
         said = _said(progress)
     if arguments.json:

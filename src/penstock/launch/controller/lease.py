@@ -19,7 +19,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.launch.engines.kubernetes import ClusterConnection
+from penstock.launch.engines.kubernetes_api import ClusterConnection
 
 NAME = "penstock-operator"
 _API, _KIND = "coordination.k8s.io/v1", "Lease"

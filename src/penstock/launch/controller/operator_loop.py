@@ -21,7 +21,7 @@ from penstock.core import clock
 from penstock.core.errors import PenstockError
 from penstock.launch.controller.lease import LeaderLease, answer_s
 from penstock.launch.controller.reconcile import GROUP, PLURAL, VERSION, Planner, Reconciler
-from penstock.launch.engines.kubernetes import ANSWER_S, ClusterConnection, connect
+from penstock.launch.engines.kubernetes_api import ANSWER_S, ClusterConnection, connect
 
 _RECONNECT_S = 600.0  # tokens of service accounts are renewed by the kubelet
 _log = logging.getLogger("penstock.operator")

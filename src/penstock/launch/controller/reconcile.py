@@ -27,7 +27,9 @@ from penstock.launch.controller.decide import (
 )
 from penstock.launch.controller.ownership import JobFound, clash_of, is_owned, job_of
 from penstock.launch.controller.progress import ask_pods
-from penstock.launch.engines.kubernetes import ClusterConnection, UnknownKind, check_cluster, state_of
+from penstock.launch.engines.kubernetes import check_cluster
+from penstock.launch.engines.kubernetes_api import ClusterConnection, UnknownKind
+from penstock.launch.engines.kubernetes_state import JOB_KINDS, index_of, state_of
 from penstock.launch.pod_preflight import SLOW_NODE
 from penstock.launch.render.kubernetes import POLICY, POLICY_API, render_kubernetes
 from penstock.launch.render.pod_template import labels_of
@@ -38,8 +40,6 @@ Object = dict[str, Any]  # Any: JSON
 GROUP, VERSION, KIND, PLURAL = "penstock.dev", "v1alpha1", "TrainingRun", "trainingruns"
 API = f"{GROUP}/{VERSION}"
 _DIGEST, _NODES, _START = f"{GROUP}/digest", f"{GROUP}/nodes", f"{GROUP}/start"
-_INDEX = "batch.kubernetes.io/job-completion-index"
-_KINDS = (("jobset.x-k8s.io/v1alpha2", "JobSet"), ("trainer.kubeflow.org/v1alpha1", "TrainJob"))
 _MOST_CHARACTERS = 500
 _COMPLAINT = "penstock: "
 """Beginning of the paragraph, of several lines, with which a pod ends."""
@@ -136,7 +136,7 @@ class Reconciler:
     def _job(self, run: Mapping[str, Any]) -> JobFound:
         """Return the job of the run, of whichever kind it is now."""
         found: list[Mapping[str, Any] | None] = []
-        for api, kind in _KINDS:
+        for api, kind in JOB_KINDS.values():
             try:
                 found.append(self.cluster.get(api, kind, run["metadata"]["name"]))
             except UnknownKind:  # its controller is not installed, so there is none
@@ -150,7 +150,7 @@ class Reconciler:
         running = [
             pod for pod in pods if pod["status"].get("phase") == "Running" and pod["status"].get("podIP")
         ]
-        addresses = [pod["status"]["podIP"] for pod in sorted(running, key=_index)]
+        addresses = [pod["status"]["podIP"] for pod in sorted(running, key=index_of)]
         found = ask_pods(addresses, port) if port else {}
         if not found.get("lastCheckpoint"):
             found.pop("lastCheckpoint", None)
@@ -293,16 +293,12 @@ def _job_seen(job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], *, is_l
     )
 
 
-def _index(pod: Mapping[str, Any]) -> int:
-    return int((pod["metadata"].get("annotations") or {}).get(_INDEX, 0))
-
-
 def _pod_seen(pod: Mapping[str, Any]) -> PodSeen:
     meta, status = pod["metadata"], pod.get("status") or {}
     created = datetime.fromisoformat(str(meta["creationTimestamp"])).timestamp()
     return PodSeen(
         name=meta["name"],
-        index=_index(pod),
+        index=index_of(pod),
         node=pod["spec"].get("nodeName") or "",
         phase=status.get("phase", "Pending"),
         is_leaving="deletionTimestamp" in meta,

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("lightkube")
 
 from penstock.launch.controller.lease import NAME, LeaderLease, answer_s  # needs the package
-from penstock.launch.engines.kubernetes import connect
+from penstock.launch.engines.kubernetes_api import connect
 
 LEASE_S = 10.0
 PATIENCE_S = 60.0
