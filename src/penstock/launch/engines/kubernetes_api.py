@@ -7,8 +7,9 @@ lightkube; nothing else in `penstock launch` does.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.core.errors import PenstockError
 
@@ -48,6 +49,15 @@ _NOT_STARTED, _NOT_FOUND, _FORBIDDEN, _CONFLICT = 400, 404, 403, 409
 
 class UnknownKind(PenstockError):
     """The cluster does not serve this kind of object: its controller is not installed."""
+
+
+class LogLine(NamedTuple):
+    """Line of a pod's log."""
+
+    printed_at: datetime
+    """By the clock of its node, to a microsecond."""
+    text: str
+    """With its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +156,22 @@ class ClusterConnection:
                 return False
             return True
 
-    def log(self, pod: str, *, follow: bool) -> Iterator[str]:
-        """Yield the lines of a pod's log; none if it has not started, or is gone."""
+    def log(self, pod: str, *, follow: bool) -> Iterator[LogLine]:
+        """Yield the lines of a pod's log; none if it has not started, or is gone.
+
+        Args:
+            follow: go on with lines as they come, until the pod ends or the server closes the connection.
+        """
+        printed_at = datetime.min.replace(tzinfo=UTC)
         with _refusals(self, f"the log of pod {pod}"):
             try:
-                yield from self.client.log(pod, follow=follow)
+                for line in self.client.log(pod, follow=follow, timestamps=True):
+                    stamp, _, text = line.partition(" ")
+                    try:
+                        printed_at = datetime.fromisoformat(stamp)
+                    except ValueError:  # the kubelet's own words have no time
+                        text = line
+                    yield LogLine(printed_at, text)
             except _api_error() as error:
                 if error.status.code not in (_NOT_STARTED, _NOT_FOUND):
                     raise

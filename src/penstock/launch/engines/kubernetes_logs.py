@@ -1,16 +1,17 @@
 """What the pods of a run print: lines of a rank, also of pods that start later, and the run's progress."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from datetime import datetime
+from queue import Empty, Queue
 from threading import Thread
 from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.launch.engines.kubernetes_api import Object
+from penstock.launch.engines.kubernetes_api import LogLine, Object
 from penstock.launch.engines.kubernetes_state import (
     JOB_KINDS,
     cluster_of,
@@ -26,6 +27,8 @@ from penstock.launch.render.pod_template import labels_of
 _LOOK_AT_PODS_S = 2.0
 _LAST_LINES_S = 30.0
 """Longest silence of a log after the end of its job; a node that is gone leaves one open for ever."""
+_MOST_WAITING = 10_000
+"""Lines that were read and not printed yet; readers wait when there are more."""
 
 
 def logs(job: Job, folder: JobFolder, rank: int, *, follow: bool) -> Iterator[str]:
@@ -47,14 +50,17 @@ def logs(job: Job, folder: JobFolder, rank: int, *, follow: bool) -> Iterator[st
         api, kind = JOB_KINDS[pod_of(spec).api]
         found = cluster.get(api, kind, job.ident)  # first: pods that it made until then are seen
         started = [pod for pod in pods() if (pod.get("status") or {}).get("phase", "Pending") != "Pending"]
-        names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in started}
-        return PodsStarted(names=names, is_over=found is None or ended_state(found) is not None)
+        return PodsStarted(
+            names={pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in started},
+            running=[pod["metadata"]["uid"] for pod in started if pod["status"]["phase"] == "Running"],
+            is_over=found is None or ended_state(found) is not None,
+        )
 
     if follow:
         lines = followed(look, lambda name: cluster.log(name, follow=True))
     else:
         names = [pod["metadata"]["name"] for pod in pods()]
-        lines = (line for name in names for line in cluster.log(name, follow=False))
+        lines = (line.text for name in names for line in cluster.log(name, follow=False))
     for line in lines:
         if line.startswith(mark):
             count += 1
@@ -70,18 +76,24 @@ class PodsStarted:
 
     names: Mapping[str, str]
     """By their uid."""
+    running: Collection[str] = ()
+    """Uids of those that have not ended."""
     is_over: bool
     """True if the job has ended: no other pod starts."""
 
 
 def followed(
-    look: Callable[[], PodsStarted], read: Callable[[str], Iterator[str]], *, pause_s: float = _LOOK_AT_PODS_S
+    look: Callable[[], PodsStarted],
+    read: Callable[[str], Iterator[LogLine]],
+    *,
+    pause_s: float = _LOOK_AT_PODS_S,
 ) -> Iterator[str]:
     """Yield the lines of a job's pods as they come, also of pods that start later, until the job is over.
 
     Args:
         look: returns the pods that have started.
-        read: returns the lines of the pod of a name until it ends.
+        read: returns the lines of the pod of a name, from its first line to the end of the pod, or of the
+            connection.
         pause_s: seconds between two looks.
 
     Raises:
@@ -91,35 +103,47 @@ def followed(
     while True:
         now = look()
         for uid, name in now.names.items():
-            readers.begin(uid, name)
+            readers.begin(uid, name, is_running=uid in now.running)
         if now.is_over:
+            yield from readers.last_lines()
+            for uid, name in now.names.items():  # of connections that ended before their pods
+                readers.begin(uid, name, is_running=False)
             yield from readers.last_lines()
             return
         yield from readers.lines_for(pause_s)
 
 
 class _LogReaders:
-    """Threads that read the logs of pods, one each; a pod that printed nothing may be read again."""
+    """Threads that read the logs of pods, one each.
 
-    def __init__(self, read: Callable[[str], Iterator[str]]) -> None:
+    A connection may end long before its pod: servers and proxies close those that carry nothing for a while.
+    So a pod whose log was opened while it ran is read again, from its first line; lines that are no later
+    than the last one are passed over.
+    """
+
+    def __init__(self, read: Callable[[str], Iterator[LogLine]]) -> None:
         self._read = read
-        self._found: SimpleQueue[str | BaseException | _PodRead] = SimpleQueue()
-        self._begun: set[str] = set()
-        self._num_open = 0
+        self._found: Queue[str | BaseException | _PodRead] = Queue(_MOST_WAITING)
+        self._open: set[str] = set()
+        self._whole: set[str] = set()
+        """Pods that were read to their end."""
+        self._last: dict[str, datetime] = {}
+        """Pod -> when its newest line was printed."""
 
-    def begin(self, uid: str, name: str) -> None:
-        if uid not in self._begun:
-            self._begun.add(uid)
-            self._num_open += 1
-            Thread(target=self._put_lines, args=(uid, name), daemon=True).start()
+    def begin(self, uid: str, name: str, *, is_running: bool) -> None:
+        """Read a pod, unless that is being done or was done to its end."""
+        if uid not in self._open and uid not in self._whole:
+            self._open.add(uid)
+            Thread(target=self._put_lines, args=(uid, name, is_running), daemon=True).start()
 
-    def _put_lines(self, uid: str, name: str) -> None:
-        is_empty = True
+    def _put_lines(self, uid: str, name: str, is_running: bool) -> None:
+        last = self._last.get(uid)
         try:
             for line in self._read(name):
-                is_empty = False
-                self._found.put(line)
-            self._found.put(_PodRead(uid, is_empty))
+                if last is None or line.printed_at > last:
+                    self._last[uid] = line.printed_at
+                    self._found.put(line.text)
+            self._found.put(_PodRead(uid, is_whole=not is_running))
         except BaseException as error:
             self._found.put(error)
 
@@ -133,8 +157,10 @@ class _LogReaders:
     def last_lines(self) -> Iterator[str]:
         """Yield lines until all logs have ended, or none has brought one for long."""
         with suppress(Empty):
-            while self._num_open:
+            while self._open:
                 yield from self._next(_LAST_LINES_S)
+        self._whole |= self._open
+        self._open.clear()
 
     def _next(self, timeout_s: float) -> Iterator[str]:
         found = self._found.get(timeout=timeout_s)
@@ -143,17 +169,18 @@ class _LogReaders:
         if isinstance(found, str):
             yield found
             return
-        self._num_open -= 1
-        if found.is_empty:
-            self._begun.discard(found.uid)
+        self._open.discard(found.uid)
+        if found.is_whole:
+            self._whole.add(found.uid)
 
 
 @dataclass(frozen=True, slots=True)
 class _PodRead:
-    """A pod was read to its end."""
+    """The connection to a pod's log has ended."""
 
     uid: str
-    is_empty: bool
+    is_whole: bool
+    """True if the pod had ended when it was opened, so that no line can follow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,7 +202,7 @@ def read_printed_run(job: Job) -> PrintedRun:
     cluster = cluster_of(job)
     first = [pod for pod in cluster.all("v1", "Pod", labels_of(job.ident)) if index_of(pod) == 0]
     for pod in sorted(first, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True):
-        lines = [*cluster.log(pod["metadata"]["name"], follow=False)]
+        lines = [line.text for line in cluster.log(pod["metadata"]["name"], follow=False)]
         if progress := _printed(lines, PROGRESS):
             return PrintedRun(events=_printed(lines, EVENT), progress=progress[-1])
     return PrintedRun(events=[], progress={})

@@ -1,43 +1,80 @@
 """Logs of a run's pods, also of those that start later, and what the first pod prints of the run."""
 
+from datetime import UTC, datetime, timedelta
 from threading import Event
 
 import pytest
 
 from penstock.core.errors import PenstockError
 from penstock.launch.engines import kubernetes_logs
+from penstock.launch.engines.kubernetes_api import LogLine
 from penstock.launch.engines.kubernetes_logs import PodsStarted, followed
 from penstock.launch.pod_node import PROGRESS
 
 PATIENCE_S = 60.0
 
 
-class Pods:
-    """Pods of a job: what each prints, each time that it is read, and which have started at each look."""
+def printed(*texts):
+    """Lines of a log, a second apart."""
+    first = datetime(2026, 1, 1, tzinfo=UTC)
+    return [LogLine(first + timedelta(seconds=index), text) for index, text in enumerate(texts)]
 
-    def __init__(self, *looks, **printed):
-        self.looks, self.printed = list(looks), {name: list(reads) for name, reads in printed.items()}
+
+class Pods:
+    """Pods of a job: what each printed by each time that it is read, and which had started at each look.
+
+    They run until the last look, at which the job is over. A log that is read once more is as it was last.
+    """
+
+    def __init__(self, *looks, **logs):
+        self.looks, self.logs = list(looks), {name: list(reads) for name, reads in logs.items()}
 
     def look(self):
         is_over = len(self.looks) == 1
-        names = self.looks[0] if is_over else self.looks.pop(0)
-        return PodsStarted(names={f"uid-{name}": name for name in names}, is_over=is_over)
+        names = {f"uid-{name}": name for name in (self.looks[0] if is_over else self.looks.pop(0))}
+        return PodsStarted(names=names, running=() if is_over else names, is_over=is_over)
 
     def read(self, name):
-        yield from self.printed[name].pop(0)
+        reads = self.logs[name]
+        yield from reads.pop(0) if len(reads) > 1 else reads[0]
 
     def lines(self):
         return followed(self.look, self.read, pause_s=0.01)
 
 
 def test_pods_that_start_later_are_followed_until_the_job_is_over():
-    pods = Pods([], ["a"], ["a", "b"], ["a", "b", "c"], a=[["a1", "a2"]], b=[["b1"]], c=[["c1"]])
+    pods = Pods(
+        [], ["a"], ["a", "b"], ["a", "b", "c"], a=[printed("a1", "a2")], b=[printed("b1")], c=[printed("c1")]
+    )
     assert sorted(pods.lines()) == ["a1", "a2", "b1", "c1"], "each once"
 
 
 def test_a_pod_whose_container_had_not_started_is_read_again():
-    pods = Pods(*[["a"]] * 100, a=[[]] * 3 + [["a1"]] + [[]] * 100)
+    pods = Pods(*[["a"]] * 100, a=[[]] * 3 + [printed("a1")])
     assert next(pods.lines()) == "a1"
+
+
+def test_a_log_whose_connection_ends_before_its_pod_is_read_on_without_a_line_twice():
+    reads = [printed("a1", "a2"), printed("a1", "a2", "a3"), printed("a1", "a2", "a3", "a4")]
+    assert list(Pods(*[["a"]] * 100, a=reads).lines()) == ["a1", "a2", "a3", "a4"]
+
+
+def test_a_line_that_a_pod_prints_after_its_connection_has_ended_comes_when_the_job_is_over():
+    assert list(Pods(["a"], ["a"], ["a"], a=[printed("a1"), printed("a1", "a2")]).lines()) == ["a1", "a2"]
+
+
+def test_lines_that_nobody_takes_are_not_read_without_bound(monkeypatch):
+    monkeypatch.setattr(kubernetes_logs, "_MOST_WAITING", 3)
+    has_read_all = Event()
+
+    def long():
+        yield from printed(*map(str, range(1000)))
+        has_read_all.set()
+
+    lines = Pods(["a"], a=[long()]).lines()
+    assert next(lines) == "0"
+    assert not has_read_all.wait(0.2)
+    assert list(lines) == [str(number) for number in range(1, 1000)]
 
 
 def test_a_pod_that_prints_nothing_holds_up_no_other():
@@ -45,9 +82,10 @@ def test_a_pod_that_prints_nothing_holds_up_no_other():
 
     def silent():
         ends.wait(PATIENCE_S)
-        yield "late"
+        yield from printed("late")
 
-    lines = Pods(["quiet", "loud"], ["quiet", "loud"], quiet=[silent()], loud=[["a", "b"]]).lines()
+    loud = printed("a", "b")
+    lines = Pods(["quiet", "loud"], ["quiet", "loud"], quiet=[silent(), printed("late")], loud=[loud]).lines()
     assert [next(lines), next(lines)] == ["a", "b"]
     ends.set()
     assert list(lines) == ["late"]
@@ -58,7 +96,7 @@ def test_a_log_that_stays_open_after_the_end_of_its_job_is_left(monkeypatch):
     ends = Event()
 
     def open_for_ever():
-        yield "a"
+        yield from printed("a")
         ends.wait(PATIENCE_S)
 
     assert list(Pods(["lost"], lost=[open_for_ever()]).lines()) == ["a"]
@@ -67,7 +105,7 @@ def test_a_log_that_stays_open_after_the_end_of_its_job_is_left(monkeypatch):
 
 def test_a_log_that_breaks_off_is_told():
     def broken():
-        yield "a"
+        yield from printed("a")
         raise PenstockError("the cluster is gone")
 
     lines = Pods(["a"], a=[broken()]).lines()
