@@ -5,6 +5,7 @@ the run in its folder, apply the objects, and hand all to the job as its owner, 
 If one is refused, those applied before it are deleted.
 """
 
+import logging
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
@@ -36,6 +37,8 @@ from penstock.launch.render.kubernetes import RECIPE_FILE, check_volumes, pod_of
 from penstock.launch.render.pod_template import code_name
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.spec import NodeRange, RunSpec
+
+log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _AFTER_GRACE_S = 60.0
@@ -78,9 +81,9 @@ def submit(
     try:
         for found in objects:
             is_new = cluster.get(found["apiVersion"], found["kind"], found["metadata"]["name"]) is None
-            applied = cluster.apply(found)
-            if is_new:
+            if is_new:  # also if its answer is lost: the server may have made it
                 made.append(found)
+            applied = cluster.apply(found)
         for found in objects[:-1]:
             if found["kind"] not in GLOBAL_KINDS and not cluster.own(found, applied):
                 cluster.apply(found)  # collected just now, as its earlier owner is gone
@@ -88,7 +91,11 @@ def submit(
         folder.write_job(job)
     except BaseException:
         for found in reversed(made):
-            cluster.delete(found["apiVersion"], found["kind"], found["metadata"]["name"])
+            kind, name = found["kind"], found["metadata"]["name"]
+            try:
+                cluster.delete(found["apiVersion"], kind, name)
+            except PenstockError as error:  # the first error is the one to tell
+                log.warning("%s %s of the run may be left: %s", kind, name, error)
         raise
     folder.log_event(
         "submitted", cause=f"to Kubernetes, {kind} {spec.name} of {where}", nodes=str(spec.nodes)

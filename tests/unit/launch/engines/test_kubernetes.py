@@ -87,6 +87,36 @@ def test_a_run_that_cannot_be_recorded_is_not_submitted(tmp_path, file):
     assert cluster.kinds() == []
 
 
+class SilentCluster(FakeCluster):
+    """A cluster that makes a job and is away before it answers; the first deletion finds it away still."""
+
+    def __init__(self):
+        super().__init__()
+        self.is_away = False
+
+    def apply(self, found, *, is_tried=False):
+        applied = super().apply(found, is_tried=is_tried)
+        if found["kind"] == "JobSet" and not is_tried:
+            self.is_away = True
+            raise PenstockError("no answer")
+        return applied
+
+    def delete(self, api, kind, name, **grace):
+        if self.is_away and kind != "JobSet":
+            self.is_away = False
+            raise PenstockError("away")
+        super().delete(api, kind, name, **grace)
+
+
+def test_a_job_whose_answer_is_lost_is_deleted_and_what_may_be_left_is_named(tmp_path, caplog):
+    cluster, folder = SilentCluster(), JobFolder(tmp_path / "run")
+    with pytest.raises(PenstockError, match="no answer"):
+        submit(cluster, folder, make_pod_spec())
+    assert cluster.kinds() == ["NetworkPolicy"]
+    assert "NetworkPolicy first of the run may be left: away" in caplog.text
+    assert not folder.has_job()
+
+
 @pytest.mark.parametrize("text", ["not: [yaml", "[1]", "{}", "", "clusters: 3"])
 def test_a_kubeconfig_that_is_none_is_one_paragraph_with_a_remedy(tmp_path, monkeypatch, text):
     pytest.importorskip("lightkube")
