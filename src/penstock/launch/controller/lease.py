@@ -13,7 +13,6 @@ import logging
 import math
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -54,10 +53,15 @@ class LeaderLease:
 
     def acquire(self, stopped: threading.Event) -> bool:
         """Wait until this replica leads; False: `stopped` was set before."""
+        said = ""
         while not stopped.is_set():
-            with suppress(PenstockError):  # the API server is away
+            try:
                 if self.take():
                     return True
+            except PenstockError as error:  # the API server is away, or the replica lacks a right
+                if str(error) != said:
+                    said = str(error)
+                    _log.warning("the lease cannot be taken, and is tried again: %s", said)
             stopped.wait(self._duration_s / 5)
         return False
 

@@ -139,3 +139,16 @@ def test_a_signal_ends_the_wait_for_the_lease(store):
     stopped = threading.Event()
     stopped.set()
     assert not LeaderLease("one", LEASE_S, store.connect).acquire(stopped)
+
+
+def test_a_replica_that_cannot_ask_for_the_lease_says_why_once_and_goes_on(store, lease, caplog):
+    asked = []
+
+    def refuse_at_first():
+        asked.append(1)
+        if len(asked) < 4:
+            raise PenstockError("leases is forbidden")
+
+    store.before = refuse_at_first
+    assert lease.acquire(threading.Event())
+    assert caplog.text.count("the lease cannot be taken, and is tried again: leases is forbidden") == 1
