@@ -1,6 +1,7 @@
 """`penstock launch logs`: what a rank of a launched run printed."""
 
 import argparse
+import codecs
 import sys
 from pathlib import Path
 
@@ -48,15 +49,16 @@ def run(arguments: argparse.Namespace) -> int:
     if not path.is_file() and not arguments.follow:
         known = ", ".join(map(str, folder.ranks_with_logs())) or "none yet"
         raise PenstockError(f"Rank {arguments.rank} has printed nothing", fix=f"Ranks with a log: {known}.")
-    at = _print_from(path, 0)
+    log = GrowingLog(path)
+    log.print_new()
     if not arguments.follow:
         return 0
     asked = clock.monotonic()
     while True:
-        at = _print_from(path, at)
+        log.print_new()
         if clock.monotonic() - asked > _ASK_EVERY_S:
             if not _is_live(folder):
-                _print_from(path, at)
+                log.print_new()
                 return 0
             asked = clock.monotonic()
         clock.sleep(_LOOK_S)
@@ -67,13 +69,20 @@ def _is_live(folder: JobFolder) -> bool:
     return ENGINES[job.engine].state(job, folder).is_live
 
 
-def _print_from(path: Path, at: int) -> int:
-    if not path.is_file():
-        return at
-    with path.open("rb") as file:
-        file.seek(at)
-        while piece := file.read(1 << 16):
-            sys.stdout.write(piece.decode(errors="replace"))
-            at += len(piece)
-    sys.stdout.flush()
-    return at
+class GrowingLog:
+    """A log file that is printed as it grows. A character that is half written waits for its rest."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._num_read = path, 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def print_new(self) -> None:
+        """Print what was added since the last call."""
+        if not self._path.is_file():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._num_read)
+            while piece := file.read(1 << 16):
+                self._num_read += len(piece)
+                sys.stdout.write(self._decoder.decode(piece))
+        sys.stdout.flush()
