@@ -134,8 +134,8 @@ class Summaries:
                     recipe = json.loads(file.read(stamp.size))
             known.recipe_stamp = stamp
             known.recipe = recipe if isinstance(recipe, dict) else {}
-        except (OSError, ValueError, RecursionError):
-            known.recipe = {}
+        except (OSError, ValueError, RecursionError):  # read again, also where the file did not change
+            known.recipe_stamp, known.recipe = None, {}
 
     def _state(self, files: RunFiles, known: _Known, row: RunRow) -> tuple[RunState, str | None]:
         steps, step, age = row["steps"], row["step"] or 0, math.inf

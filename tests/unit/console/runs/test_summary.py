@@ -134,6 +134,17 @@ def test_a_run_without_a_step_has_a_row(tmp_path, content):
     assert (row["state"], row["step"], row["loss"]) == ("stopped", None, None)
 
 
+def test_a_recipe_that_was_away_for_a_moment_is_read_again_though_it_has_not_changed(tmp_path):
+    folder = make(tmp_path / "run")
+    (run,) = RunFolders([folder]).runs()
+    summaries = Summaries()
+    assert summaries.row(run)["steps"] == 10
+    (folder / "config.json").rename(folder / "away")
+    assert summaries.row(run)["steps"] is None
+    (folder / "away").rename(folder / "config.json")
+    assert summaries.row(run)["steps"] == 10
+
+
 def test_a_run_costs_its_device_hours_at_the_price_of_its_recipe_or_of_the_console(tmp_path):
     folder = make(tmp_path / "run")
     (run,) = RunFolders([folder]).runs()
