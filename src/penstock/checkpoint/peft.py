@@ -51,9 +51,6 @@ else:
     safetensors = Package("safetensors", "Adapters")
     safetensors_torch = Package("safetensors.torch", "Adapters")
 
-
-"""Above this rank an adapter costs more than the layers it adapts."""
-
 _CONFIG, _WEIGHTS, _PICKLED = ADAPTER_CONFIG, "adapter_model.safetensors", "adapter_model.bin"
 
 _READ = frozenset({"r", "lora_alpha", "use_rslora", "use_dora", "peft_type"})
