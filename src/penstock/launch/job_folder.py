@@ -129,8 +129,11 @@ class JobFolder:
             return SupervisorState()
 
     def write_supervisor(self, state: SupervisorState) -> None:
-        """Keep the counts of a supervisor for its next start."""
-        write_json(self.path / "supervisor.json", {"idle": state.idle, "newest": state.newest})
+        """Keep the counts of a supervisor for its next start; a full disk, which stops none, is a warning."""
+        try:
+            write_json(self.path / "supervisor.json", {"idle": state.idle, "newest": state.newest})
+        except OSError as error:
+            log.warning("the counts of starts were not written: %s", error.strerror)
 
     def mark_started(self, job: str) -> None:
         """Note that the pods of a job start."""
@@ -205,7 +208,7 @@ class JobFolder:
             try:
                 size = os.fstat(descriptor).st_size
                 is_cut = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-                os.write(descriptor, b"\n" * is_cut + line.encode())
+                os.write(descriptor, b"\n" * is_cut + line.encode(errors="backslashreplace"))
             finally:
                 os.close(descriptor)
         except OSError as error:
@@ -219,7 +222,14 @@ class JobFolder:
             )  # one may be cut
         except OSError:
             return []
-        return [found for line in text.splitlines() if (found := _object(line))]
+        return [found for line in text.split("\n") if (found := _object(line))]
+
+    def bytes_of_events(self) -> int:
+        """Return the size of the file of transitions: another one, if there are new ones."""
+        try:
+            return (self.path / "events.jsonl").stat().st_size
+        except OSError:
+            return 0
 
     def newest_step(self) -> int:
         """Return the step of the newest complete checkpoint; -1: there is none, or it cannot be read."""
@@ -266,7 +276,7 @@ def _last_record(path: Path) -> dict[str, Any]:  # Any: JSON values
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+            lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return {}
     records = (_object(line) or {} for line in reversed(lines))

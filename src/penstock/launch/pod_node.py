@@ -57,6 +57,7 @@ _PAST_EVENTS = 100
 _LINGER_S = 3.0
 """Seconds for which the store outlives the first pod's ranks, so that the others read how the run ended."""
 _LOOK_S = 0.2
+_MOST_BYTES = 1 << 20
 
 
 def store_port(namespace: str, name: str) -> int:
@@ -233,17 +234,16 @@ def _print_logs(folder: JobFolder, scratch: Path, is_first: bool, parent: int) -
         is_last = signal.SIGTERM in signal.sigpending()
         for path in sorted(scratch.glob("rank-*.log")):
             rank = int(path.stem.removeprefix("rank-"))
-            with path.open("rb") as file:
-                file.seek(read.get(path, 0))
-                found = file.read()
-            whole = found if is_last else found[: found.rfind(b"\n") + 1]
-            if not whole:
-                continue
-            read[path] = read.get(path, 0) + len(whole)
-            for line in whole.splitlines():
-                os.write(1, rank_mark(rank).encode() + line + b"\n")
-            with suppress(OSError), folder.log_of(rank).open("ab") as kept:  # a full disk ends no run
-                kept.write(whole)
+            size, at = (
+                path.stat().st_size,
+                read.get(path, 0),
+            )  # a rank that prints on and on holds up no other
+            while at < size and (lines := new_lines(path, at, is_last=is_last)):
+                at = read[path] = at + len(lines)
+                for line in lines.splitlines():
+                    os.write(1, rank_mark(rank).encode() + line + b"\n")
+                with suppress(OSError), folder.log_of(rank).open("ab") as kept:  # a full disk ends no run
+                    kept.write(lines)
         if run is not None:
             with suppress(OSError):  # the volume is away for a moment
                 run.print(is_last=is_last)
@@ -252,19 +252,35 @@ def _print_logs(folder: JobFolder, scratch: Path, is_first: bool, parent: int) -
         clock.sleep(_LOOK_S)
 
 
+def new_lines(log: Path, at: int, *, is_last: bool) -> bytes:
+    """Return the whole lines of a log after a position, 1 MiB at most.
+
+    Args:
+        at: bytes that were read before.
+        is_last: return the end of the log too if it is no whole line, as a line of more than 1 MiB.
+    """
+    with log.open("rb") as file:
+        file.seek(at)
+        found = file.read(_MOST_BYTES)
+    whole = found[: found.rfind(b"\n") + 1]
+    return found if not whole and (is_last or len(found) == _MOST_BYTES) else whole
+
+
 class _RunPrinter:
     """Prints the run's transitions and progress, for `penstock launch status` outside of the cluster."""
 
     def __init__(self, folder: JobFolder) -> None:
         self._folder = folder
         self._events = max(0, len(folder.events()) - _PAST_EVENTS)
+        self._bytes = 0
         self._told, self._told_at = "", -math.inf
 
     def print(self, *, is_last: bool) -> None:
-        new = self._folder.events()[self._events :]
-        self._events += len(new)
-        for event in new:
-            os.write(1, f"{EVENT}{json.dumps(event)}\n".encode())
+        if (size := self._folder.bytes_of_events()) != self._bytes:
+            new = self._folder.events()[self._events :]
+            self._bytes, self._events = size, self._events + len(new)
+            for event in new:
+                os.write(1, f"{EVENT}{json.dumps(event)}\n".encode())
         if is_last or clock.monotonic() - self._told_at > _PROGRESS_EVERY_S:
             self._told_at = clock.monotonic()
             progress = json.dumps(self._folder.progress())

@@ -108,6 +108,19 @@ def test_a_transition_that_cannot_be_written_is_a_warning(folder, caplog):
     assert "nobody hears of it" in caplog.text
 
 
+@pytest.mark.parametrize("cause", ["a\u2028b", "a\x85b", "a\x0cb", "caf\udce9"])
+def test_a_cause_of_any_characters_is_one_transition(folder, cause):
+    folder.log_event("start", cause=cause)
+    folder.log_event("start", cause="after")
+    assert [event["cause"] for event in folder.events()] == [cause, "after"]
+
+
+def test_counts_that_cannot_be_written_are_a_warning(folder, caplog):
+    (folder.path / "supervisor.json").mkdir()
+    folder.write_supervisor(SupervisorState(idle=2))
+    assert "the counts of starts were not written" in caplog.text
+
+
 def test_one_launcher_holds_a_run(folder):
     assert not folder.is_held()
     with folder.held():

@@ -9,11 +9,13 @@ import threading
 import time
 from functools import partial
 
+import pytest
+
 from penstock.launch import pod_node
 from penstock.launch.engines.engine import stop_between_starts
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
-from penstock.launch.pod_node import EVENT, PROGRESS, _print_logs, run_pod
+from penstock.launch.pod_node import EVENT, PROGRESS, _print_logs, _RunPrinter, new_lines, run_pod
 from penstock.launch.pod_preflight import _all_there
 from penstock.obs.metric_names import METRICS_FILE
 from tests.unit.launch.render.test_kubernetes import make_pod_spec
@@ -74,6 +76,33 @@ def test_the_first_pod_prints_earlier_transitions_and_how_far_the_run_is(tmp_pat
     event, progress = capfd.readouterr().out.splitlines()
     assert json.loads(event.removeprefix(EVENT))["cause"] == "of a pod whose log is gone"
     assert json.loads(progress.removeprefix(PROGRESS)) == {**record, "checkpoint": None}
+
+
+def test_transitions_are_read_again_only_if_there_are_new_ones(tmp_path, capfd, monkeypatch):
+    folder = JobFolder(tmp_path)
+    folder.make()
+    reads, events = [], JobFolder.events
+    monkeypatch.setattr(JobFolder, "events", lambda self: reads.append(1) or events(self))
+    printer = _RunPrinter(folder)
+    for cause in ("a", "b"):
+        folder.log_event("start", cause=cause)
+        for _ in range(3):
+            printer.print(is_last=False)
+    printed = [line for line in capfd.readouterr().out.splitlines() if line.startswith(EVENT)]
+    assert [json.loads(line.removeprefix(EVENT))["cause"] for line in printed] == ["a", "b"]
+    assert len(reads) == 3, "once to begin with, and once for each"
+
+
+@pytest.mark.parametrize("content", [b"a\nbc", b"x" * (5 << 19), b"x\n" * (5 << 18), b"", b"x" * (1 << 20)])
+def test_a_log_is_read_in_bounded_parts_of_whole_lines_and_to_its_last_byte(tmp_path, content):
+    (tmp_path / "log").write_bytes(content)
+    parts = []
+    for is_last in (False, True):
+        while part := new_lines(tmp_path / "log", sum(map(len, parts)), is_last=is_last):
+            assert len(part) <= 1 << 20
+            assert is_last or part.endswith(b"\n") or len(part) == 1 << 20
+            parts.append(part)
+    assert b"".join(parts) == content
 
 
 def test_a_pod_of_a_job_that_was_stopped_for_good_ends_at_once_and_is_not_replaced(tmp_path, monkeypatch):
