@@ -23,6 +23,8 @@ from penstock.launch.local import EXIT_STOPPED, JobOutcome, Seat, die_with, run_
 
 _HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WARM_UP_S = 60.0
+BASE_PORT, NUM_PORTS = 20_000, 20_000
+"""Ports of a rendezvous: the first, and how many."""
 
 Work = Callable[[], int]
 Explain = Callable[[BaseException], tuple[str, int]]
@@ -71,6 +73,15 @@ def rank_environments(
         }
         for index in range(processes)
     ]
+
+
+def port_of(job: int, attempt: int) -> int:
+    """Return the port of the rendezvous of an attempt: another one for each job and attempt.
+
+    >>> port_of(12, 0), port_of(12, 1)
+    (20084, 20085)
+    """
+    return BASE_PORT + (7 * job + attempt) % NUM_PORTS
 
 
 def _print_into(log: Path, title: str, environment: Environment) -> None:

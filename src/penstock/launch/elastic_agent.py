@@ -15,10 +15,11 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from threading import Thread
 from types import FrameType
 from typing import Any
@@ -43,7 +44,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError
-from penstock.launch.attempt import WarmProcess, rank_environments
+from penstock.launch.attempt import Explain, WarmProcess, Work, rank_environments
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, JobOutcome, die_with
 from penstock.launch.spec import RunSpec
@@ -69,6 +70,7 @@ _KEEP_ALIVE_S, _MISSED = 2, 6
 _LAST_CALL_S = 3
 """Seconds that enough nodes wait for more."""
 _STORE_TIMEOUT_S = 30.0
+_JOIN_S = 600
 _LOOK_S = 0.1
 _LOOK_FOR_MARK_S = 1.0  # in a folder that may be on a network's disk
 _LOOK_AT_NODES_S = 0.5
@@ -377,6 +379,61 @@ class ElasticNode:
         self._handler._stop_heartbeats()
         executor = self._handler._op_executor
         executor.run(_RendezvousExitOp(), self._handler._get_deadline(timedelta(seconds=5)))
+
+
+def run_elastic_node(
+    spec: RunSpec,
+    folder: JobFolder,
+    *,
+    node: int,
+    host: str,
+    port: int,
+    work: Work,
+    explain: Explain,
+    join_s: int = _JOIN_S,
+    logs: Callable[[int], Path] | None = None,
+    gone_code: int = 1,
+    address: str = "",
+    join_pause_s: float = JOIN_PAUSE_S,
+) -> int:
+    """Run one node of an elastic run; return its exit code.
+
+    Args:
+        join_s: seconds to wait for enough nodes.
+        logs: rank -> its log file; default: the job folder's.
+        gone_code: exit code once the store of the rendezvous is gone, or where too few other nodes came.
+        address: of this node, unlike all others'; default: the one towards the store.
+        join_pause_s: see `RestartPolicy`.
+
+    Raises:
+        RendezvousGone: the store does not answer; `exit_code` is `gone_code`.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
+    warm = WarmProcess(work, explain, logs or folder.log_of)  # before the rendezvous has threads
+    try:
+        agent = ElasticNode(
+            spec,
+            folder,
+            node=node,
+            host=host,
+            port=port,
+            warm=warm,
+            join_s=join_s,
+            gone_code=gone_code,
+            address=address,
+            join_pause_s=join_pause_s,
+        )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+        return agent.run()
+    except RendezvousGone as error:
+        folder.log_event("finish", node=node, cause=str(error), code=gone_code)
+        error.exit_code = gone_code
+        raise
+    except Exception as error:  # its cause must reach the run's folder
+        folder.log_event("finish", node=node, cause=f"{type(error).__name__}: {error}", code=1)
+        raise
+    finally:
+        warm.close()
 
 
 def _store_at(host: str, port: int) -> TCPStore:

@@ -25,7 +25,6 @@ from penstock.core import clock, env
 from penstock.core.errors import UsageError
 from penstock.core.units import duration
 from penstock.launch.attempt import Explain, Work
-from penstock.launch.engines.local import run_elastic_node
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.node import prepare
@@ -144,6 +143,8 @@ def run_pod(
     with _printed(folder, scratch, is_first=node == 0), _store(port, is_here=node == 0):
         if not _wait_for(host, port, is_over=lambda: is_over(folder, job)):
             return 0 if is_over(folder, job) else EXIT_STOPPED
+        from penstock.launch.elastic_agent import run_elastic_node  # torch
+
         code = run_elastic_node(
             spec,
             folder,

@@ -12,8 +12,7 @@ import pytest
 
 from penstock.launch import elastic_agent, supervise
 from penstock.launch.attempt import WarmProcess
-from penstock.launch.elastic_agent import ElasticNode, RendezvousGone, start_store
-from penstock.launch.engines.local import run_elastic_node
+from penstock.launch.elastic_agent import ElasticNode, RendezvousGone, run_elastic_node, start_store
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.spec import node_range

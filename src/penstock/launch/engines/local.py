@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import platform
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -23,20 +23,18 @@ from penstock.core.env import num_cores
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
-from penstock.launch.attempt import Explain, WarmProcess, Work, follow, rank_environments
+from penstock.launch.attempt import Explain, WarmProcess, Work, follow, port_of, rank_environments
 from penstock.launch.engines.engine import JobState
 from penstock.launch.job_folder import Job, JobFolder
-from penstock.launch.local import EXIT_INTERRUPTED, EXIT_STOPPED, die_with
+from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.node import prepare
 from penstock.launch.render.local import local_settings
-from penstock.launch.render.slurm import port_of
 from penstock.launch.spec import NodeRange, RunSpec
-from penstock.launch.supervise import EXIT_NO_PROGRESS, JOIN_PAUSE_S, Ended
+from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
 from penstock.launch.supervisor import supervise_gang
 
 _HERE = "127.0.0.1"
 _LOOK_S = 0.2
-_JOIN_S = 600
 _CANCEL_S = 30.0  # more than the grace, for a launcher that tidies up
 _FINAL = (0, EXIT_NO_PROGRESS, 2)
 """Exit codes of one node that are the run's, whatever the other nodes end with; the first counts most."""
@@ -82,7 +80,7 @@ def run_local(
 
 
 @contextmanager
-def _followed(log: Path):  # type: ignore[no-untyped-def] # -> Iterator[None]
+def _followed(log: Path) -> Iterator[None]:
     """Print the first rank's log while the job runs."""
     parent = os.getpid()
     process = multiprocessing.get_context("fork").Process(
@@ -236,6 +234,8 @@ def _node(
 ) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
+    from penstock.launch.elastic_agent import run_elastic_node  # torch: imported before processes fork
+
     try:
         code = run_elastic_node(
             spec,
@@ -251,63 +251,6 @@ def _node(
         os.write(2, f"penstock: node {node}: {error}\n".encode())
         code = error.exit_code
     os._exit(code)  # no interpreter shutdown: threads of the rendezvous may still be there
-
-
-def run_elastic_node(
-    spec: RunSpec,
-    folder: JobFolder,
-    *,
-    node: int,
-    host: str,
-    port: int,
-    work: Work,
-    explain: Explain,
-    join_s: int = _JOIN_S,
-    logs: Callable[[int], Path] | None = None,
-    gone_code: int = 1,
-    address: str = "",
-    join_pause_s: float = JOIN_PAUSE_S,
-) -> int:
-    """Run one node of an elastic run; return its exit code.
-
-    Args:
-        join_s: seconds to wait for enough nodes.
-        logs: rank -> its log file; default: the job folder's.
-        gone_code: exit code once the store of the rendezvous is gone, or where too few other nodes came.
-        address: of this node, unlike all others'; default: the one towards the store.
-        join_pause_s: see `RestartPolicy`.
-
-    Raises:
-        RendezvousGone: the store does not answer; `exit_code` is `gone_code`.
-    """
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
-    warm = WarmProcess(work, explain, logs or folder.log_of)  # before the rendezvous has threads
-    from penstock.launch.elastic_agent import ElasticNode, RendezvousGone
-
-    try:
-        agent = ElasticNode(
-            spec,
-            folder,
-            node=node,
-            host=host,
-            port=port,
-            warm=warm,
-            join_s=join_s,
-            gone_code=gone_code,
-            address=address,
-            join_pause_s=join_pause_s,
-        )
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
-        return agent.run()
-    except RendezvousGone as error:
-        folder.log_event("finish", node=node, cause=str(error), code=gone_code)
-        error.exit_code = gone_code
-        raise
-    except Exception as error:  # its cause must reach the run's folder
-        folder.log_event("finish", node=node, cause=f"{type(error).__name__}: {error}", code=1)
-        raise
-    finally:
-        warm.close()
 
 
 class _Local:
@@ -376,4 +319,3 @@ def _check_running(job: Job, folder: JobFolder) -> None:
 
 
 ENGINE = _Local()
-__all__ = ["ENGINE", "EXIT_INTERRUPTED", "run_elastic_node", "run_local"]

@@ -18,7 +18,7 @@ from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import write_atomic
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
-from penstock.launch.attempt import Explain, Work, judged, rank_environments, seats_of
+from penstock.launch.attempt import Explain, Work, judged, port_of, rank_environments, seats_of
 from penstock.launch.engines.engine import JobState
 from penstock.launch.engines.slurm_growth import ASKED, NodeGrowth
 from penstock.launch.engines.slurm_queue import (
@@ -33,7 +33,7 @@ from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.node import address_on, prepare, secret_values
 from penstock.launch.probe import probe_nics
 from penstock.launch.render.rendered import Rendered
-from penstock.launch.render.slurm import OUTPUT, port_of, render
+from penstock.launch.render.slurm import OUTPUT, render
 from penstock.launch.spec import NodeRange, RunSpec
 from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
 from penstock.launch.supervisor import supervise_gang
@@ -362,7 +362,7 @@ def run_node(
     try:
         prepare(spec)
         if spec.nodes.is_elastic:
-            from penstock.launch.engines.local import run_elastic_node
+            from penstock.launch.elastic_agent import run_elastic_node  # torch
 
             code = run_elastic_node(
                 spec,

@@ -12,6 +12,7 @@ import shlex
 from dataclasses import dataclass
 
 from penstock.core.errors import UsageError
+from penstock.launch.attempt import BASE_PORT, NUM_PORTS
 from penstock.launch.network_settings import Setting
 from penstock.launch.preflight import EXCLUDE, METRICS, REPORT, command_of
 from penstock.launch.render.common_settings import settings_of_run
@@ -24,7 +25,6 @@ _SHARES = r"(-c|--cpus-|--exclusive|--oversubscribe|-s|--cores-per)"
 """Extras that say what of a node the job takes; without one it takes whole nodes."""
 _TRIES, _TRY_AGAIN_S = 30, 10
 """How often, and after how many seconds, a controller that does not answer is asked again."""
-_BASE_PORT, _NUM_PORTS = 20_000, 20_000
 
 
 def render(spec: RunSpec) -> Rendered:
@@ -42,15 +42,6 @@ def render(spec: RunSpec) -> Rendered:
         node_command=(spec.python, "-m", "penstock", *spec.command),
         settings=(*settings_of_run(spec), *_settings(spec)),
     )
-
-
-def port_of(job: int, attempt: int) -> int:
-    """Return the port of the rendezvous of an attempt: another one for each job and attempt.
-
-    >>> port_of(12, 0), port_of(12, 1)
-    (20084, 20085)
-    """
-    return _BASE_PORT + (7 * job + attempt) % _NUM_PORTS
 
 
 def time_text(seconds: float) -> str:
@@ -241,7 +232,7 @@ def _doctor(spec: RunSpec) -> list[str]:
         f"# Examine the nodes before the first start; the report is launch/{REPORT}.",
         'if [ "$starts" -eq 0 ]; then',
         f"  rm -f {exclude} {metrics} # of an earlier job",
-        f"  export DOCTOR_PORT=$(({_BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {_NUM_PORTS}))",
+        f"  export DOCTOR_PORT=$(({BASE_PORT} + (SLURM_JOB_ID * 7 + 9973) % {NUM_PORTS}))",
         '  srun --ntasks-per-node=1 --ntasks="$SLURM_NNODES" --kill-on-bad-exit=0 --cpu-bind=none '
         "bash -c 'export RANK=$SLURM_PROCID "
         "WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "
