@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the node to its end."""
-    from penstock.launch.engines.slurm import run_node
+    from penstock.launch.engines.slurm_steps import run_node
 
     folder = folder_of(arguments.run)
     spec = folder.spec()

@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Supervise."""
     flag = StopFlag().install()
-    from penstock.launch.engines.slurm import supervise
+    from penstock.launch.engines.slurm_steps import supervise
 
     folder = folder_of(arguments.run)
     return supervise(folder.spec(), folder, flag)

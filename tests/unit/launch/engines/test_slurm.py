@@ -1,52 +1,24 @@
-"""How a step of Slurm ended, from what its nodes reported; and Slurm's absence."""
+"""What is submitted to Slurm, cancelled and asked of it; and its absence and silence."""
 
 import shutil
 
 import pytest
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.signals import StopFlag
-from penstock.launch.engines import slurm
+from penstock.launch.engines import slurm, slurm_commands
 from penstock.launch.engines.slurm import (
     ENGINE,
-    SlurmUnreachable,
     check_secrets,
     checked_by_slurm,
-    ended_of,
     submit,
 )
+from penstock.launch.engines.slurm_commands import SlurmUnreachable
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.render.slurm import render
 from penstock.launch.spec import Secret, node_range
 from tests.unit.launch.test_spec import make_spec
 
-
-def report(node, code, cause=""):
-    return {"node": node, "code": code, "cause": cause}
-
-
 JOB = Job(engine="slurm", ident="7", host="here", submitted_at="now")
-PATIENCE_S = 30.0
-LOST = "This process lost contact with the others of its run."
-
-
-@pytest.mark.parametrize(
-    ("reports", "is_elastic", "code", "cause", "lost"),
-    [
-        ([report(0, 0), report(1, 0)], False, 0, "", False),
-        ([report(0, 75), report(1, 75)], False, 75, "", False),
-        ([report(0, 75), report(1, 1, "Disk full.")], False, 1, "Disk full.", False),
-        ([report(0, 1, LOST), report(1, 3, "Loss is nan.")], False, 1, "Loss is nan.", False),
-        ([report(0, 1, LOST)], False, 1, "1 node of 2 (1) did not report an end: lost", True),
-        ([], False, 1, "2 nodes of 2 (0, 1) did not report an end: srun ended with 9", True),
-        ([report(0, 0)], True, 0, "", False),
-        ([report(0, 75), report(1, 75)], True, 75, "", False),
-        ([report(0, 76, "No progress.")], True, 76, "No progress.", False),
-    ],
-)
-def test_failures_come_before_stops_and_causes_before_consequences(reports, is_elastic, code, cause, lost):
-    ended = ended_of(reports, num_nodes=2, srun_code=9, is_elastic=is_elastic)
-    assert (ended.code, ended.cause, ended.lost_node) == (code, cause, lost)
 
 
 @pytest.mark.skipif(
@@ -98,35 +70,6 @@ def test_a_resize_without_the_secrets_stops_nothing(tmp_path, monkeypatch):
     assert not folder.is_to_stop()
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    """Puts programs of Slurm's names into the PATH."""
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
-    (tmp_path / "bin").mkdir()
-
-    def make(name, script):
-        path = tmp_path / "bin" / name
-        path.write_text(f"#!/bin/sh\n{script}\n")
-        path.chmod(0o755)
-
-    return make
-
-
-def test_a_step_has_one_task_on_each_node_whatever_the_shell_that_submitted_says(
-    command, tmp_path, monkeypatch
-):
-    command("srun", f'echo "$@" > {tmp_path}/asked')
-    monkeypatch.setenv("SLURM_NNODES", "3")
-    monkeypatch.setenv("SLURM_NTASKS", "6")
-    spec, folder = make_spec(nodes=node_range("2:4")), JobFolder(tmp_path)
-    folder.make()
-    folder.write_spec(spec)
-    steps = slurm._Steps(folder, "7", "0")
-    steps.start(spec, 0)
-    assert steps._step.wait(PATIENCE_S) == 0
-    assert (tmp_path / "asked").read_text().startswith("--ntasks-per-node=1 --ntasks=3 ")
-
-
 def failing(said):
     return f"echo 'slurm_load_jobs error: {said}' >&2; exit 1"
 
@@ -174,7 +117,7 @@ SILENT = ["exec sleep 60", "echo 'sbatch: error: Socket timed out on send/recv o
 @pytest.fixture
 def submitted(command, tmp_path, monkeypatch):
     """Submits a run to programs that play Slurm: what sbatch and squeue do."""
-    monkeypatch.setattr(slurm, "_ANSWER_S", 5.0)
+    monkeypatch.setattr(slurm_commands, "ANSWER_S", 5.0)
 
     def submit_to(sbatch, squeue):
         command("scontrol", "")
@@ -205,16 +148,3 @@ def test_a_job_that_slurm_refused_leaves_no_files(submitted, tmp_path):
     with pytest.raises(PenstockError, match="Invalid qos"):
         submitted("echo 'sbatch: error: Invalid qos specification' >&2; exit 1", "")
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
-
-
-@pytest.mark.parametrize("known", [(), ("5",), ("7",)])
-def test_a_job_whose_submit_got_no_answer_makes_itself_known(tmp_path, monkeypatch, known):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(slurm, "supervise_gang", lambda *_, **__: 0)
-    folder = JobFolder(tmp_path)
-    folder.make()
-    folder.write_spec(make_spec())
-    for ident in known:
-        folder.write_job(Job(engine="slurm", ident=ident, host="", submitted_at="before"))
-    assert slurm.supervise(folder.spec(), folder, StopFlag()) == 0
-    assert (folder.job().ident, folder.job().submitted_at == "before") == ("7", known == ("7",))

@@ -1,0 +1,257 @@
+"""Steps of a Slurm job: the supervisor in the batch script starts them, and each node of one runs its ranks.
+
+An attempt is one step: `srun` starts `penstock launch node` on each node, which forks the node's ranks and
+reports its end in the run's folder. A node without a report is lost.
+"""
+
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.core import clock, env
+from penstock.core.errors import PenstockError, UsageError
+from penstock.core.signals import StopFlag
+from penstock.core.units import plural
+from penstock.launch.attempt import Explain, Work, judged, port_of, rank_environments, seats_of
+from penstock.launch.engines.slurm_commands import run_slurm
+from penstock.launch.engines.slurm_growth import NodeGrowth
+from penstock.launch.job_folder import Job, JobFolder
+from penstock.launch.local import EXIT_STOPPED, run_at
+from penstock.launch.node import address_on, prepare
+from penstock.launch.probe import probe_nics
+from penstock.launch.spec import RunSpec
+from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
+from penstock.launch.supervisor import supervise_gang
+
+_JOIN_S = 60
+"""Seconds that nodes of an elastic job wait for enough of them."""
+_AFTER_FIRST_S = 60  # for the other nodes of a step, once one has ended
+
+
+def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
+    """Supervise the run inside its allocation: the batch script's part; return the script's code.
+
+    Raises:
+        UsageError: this is not a batch job.
+    """
+    ident = env.variable("SLURM_JOB_ID")
+    if not ident.isdecimal():
+        raise UsageError(
+            "`penstock launch supervise` is for the batch script that `penstock launch slurm` writes",
+            fix="Type `penstock launch slurm RECIPE`.",
+        )
+    restart = env.variable("SLURM_RESTART_COUNT") or "0"
+    nodes = env.variable("SLURM_NODELIST")
+    if not folder.has_job() or folder.job().ident != ident:  # Slurm did not answer the submit
+        folder.write_job(Job(engine="slurm", ident=ident, host=spec.queue, submitted_at=clock.utc_now()))
+    folder.log_event("allocated", cause=f"job {ident} has {nodes}", requeues=int(restart))
+    store = None
+    try:
+        gang = _Steps(folder, ident, restart)
+        if spec.networks:
+            gang.host = address_on(spec.networks, probe_nics())
+        if spec.nodes.is_elastic:
+            from penstock.launch.elastic_agent import start_store  # torch
+
+            store, gang.store_port = start_store(gang.host)
+            gang.growth = NodeGrowth(
+                spec,
+                folder,
+                job=ident,
+                host=lambda: gang.host or _address_of(env.variable("SLURMD_NODENAME")),
+                port=gang.store_port,
+                run=run_slurm,
+            )
+        code = supervise_gang(spec, folder, gang, flag, can_requeue=True)
+        if gang.growth:
+            gang.growth.end()
+        return code
+    finally:
+        if store is not None:
+            store.kill()
+            store.join()
+
+
+def _address_of(node: str) -> str:
+    """Return the address by which Slurm reaches a node."""
+    shown = run_slurm("scontrol", "--oneliner", "show", "node", node)
+    return next(
+        (word.removeprefix("NodeAddr=") for word in shown.split() if word.startswith("NodeAddr=")), node
+    )
+
+
+class _Steps:
+    """Attempts as steps of this job."""
+
+    def __init__(self, folder: JobFolder, ident: str, restart: str) -> None:
+        self._folder, self._ident, self._restart = folder, ident, restart
+        self._step: subprocess.Popen[bytes] | None = None
+        self._attempt, self._spec = "", folder.spec()
+        self.store_port, self.host = 0, ""
+        self.growth: NodeGrowth | None = None
+        self._is_stopping = False
+        self._signals: list[subprocess.Popen[bytes]] = []
+
+    def start(self, spec: RunSpec, attempt: int) -> None:
+        self._spec, self._is_stopping = spec, False
+        self._attempt = f"{self._ident}.{self._restart}.{attempt}"
+        port = self.store_port or port_of(int(self._ident), 100 * int(self._restart) + attempt)
+        options = [
+            "--ntasks-per-node=1",
+            f"--ntasks={_num_nodes(spec)}",  # else SLURM_NTASKS counts, of the shell that submitted
+            "--kill-on-bad-exit=0",
+            f"--wait={_AFTER_FIRST_S}",
+            "--input=none",
+            "--cpu-bind=none",
+        ]
+        options += ["--no-kill"] if spec.nodes.is_elastic else []
+        node = [
+            "-m",
+            "penstock",
+            "launch",
+            "node",
+            spec.run_dir,
+            "--attempt",
+            self._attempt,
+            "--port",
+            str(port),
+            *(["--host", self.host] if self.host else []),
+        ]
+        self._step = subprocess.Popen(["srun", *options, spec.python, *node], stdin=subprocess.DEVNULL)
+
+    def poll(self) -> Ended | None:
+        self._signals = [one for one in self._signals if one.poll() is None]
+        if self._step is None or self._step.poll() is None:
+            if self.growth and not self._is_stopping:
+                self.growth.look()
+            return None
+        reports = [
+            event
+            for event in self._folder.events()
+            if event["event"] == "node_ended" and event.get("attempt") == self._attempt
+        ]
+        return ended_of(
+            reports,
+            num_nodes=_num_nodes(self._spec),
+            srun_code=self._step.returncode,
+            is_elastic=self._spec.nodes.is_elastic,
+        )
+
+    def stop(self) -> None:
+        self._is_stopping = True
+        # To all steps of the job and not to the script. srun itself would take SIGTERM for a cancellation.
+        self._signal("TERM")
+
+    def kill(self) -> None:
+        self._signal("KILL")
+        if self._step is not None and self._step.poll() is None:
+            self._step.kill()
+
+    def _signal(self, name: str) -> None:
+        """Send a signal to all steps: those of nodes that joined by other jobs would go on by themselves.
+
+        Nothing waits for Slurm's answer, which may take a minute.
+        """
+        idents = [self._ident, *(self.growth.idents if self.growth else ())]
+        words = ["scancel", "--quiet", f"--signal={name}", *idents]
+        self._signals.append(subprocess.Popen(words, stdin=subprocess.DEVNULL))
+
+
+def _num_nodes(spec: RunSpec) -> int:
+    """Return the number of nodes of this job's allocation."""
+    return int(env.variable("SLURM_NNODES") or spec.nodes.most)
+
+
+def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: int, is_elastic: bool) -> Ended:
+    """Return how a step ended, from the reports of its nodes.
+
+    >>> ended_of([{"node": 0, "code": 75}], num_nodes=2, srun_code=137, is_elastic=False).cause
+    '1 node of 2 (1) did not report an end: lost'
+    """
+    codes = [int(report["code"]) for report in reports]
+    missing = sorted(set(range(num_nodes)) - {int(report["node"]) for report in reports})
+    if is_elastic and codes:  # lost nodes are the others' affair
+        code = next((c for c in (0, EXIT_NO_PROGRESS, 2, EXIT_STOPPED) if c in codes), codes[0])
+        lost = bool(missing) and code not in (0, EXIT_NO_PROGRESS, 2, EXIT_STOPPED)
+        return Ended(code=code, newest=-1, cause=_cause_of(reports, code), lost_node=lost)
+    if missing:
+        names = ", ".join(map(str, missing))
+        said = f"{plural(len(missing), 'node')} of {num_nodes} ({names}) did not report an end: "
+        said += "lost" if codes else f"srun ended with {srun_code}"
+        return Ended(code=1, newest=-1, cause=said, lost_node=True)
+    failed = [code for code in codes if code not in (0, EXIT_STOPPED)]
+    code = failed[0] if failed else max(codes)
+    return Ended(code=code, newest=-1, cause=_cause_of(reports, code))
+
+
+def _cause_of(reports: Sequence[dict[str, Any]], code: int) -> str:
+    if code in (0, EXIT_STOPPED):
+        return ""
+    said = [
+        str(report.get("cause", "")) for report in reports if int(report["code"]) not in (0, EXIT_STOPPED)
+    ]
+    return next((cause for cause in said if cause and "lost contact" not in cause), said[0] if said else "")
+
+
+def run_node(
+    spec: RunSpec,
+    folder: JobFolder,
+    work: Work,
+    explain: Explain,
+    *,
+    attempt: str,
+    host: str,
+    port: int,
+    first_node: int = 0,
+) -> int:
+    """Run one node of a step; return its exit code.
+
+    Args:
+        host: address of the rendezvous; empty: that of the first node, as Slurm knows it.
+        first_node: number of this step's first node in the run's events.
+
+    Raises:
+        UsageError: this is not a step.
+    """
+    task = env.slurm_task()
+    if task is None:
+        raise UsageError(
+            "`penstock launch node` is started by srun, on each node of a job",
+            fix="Type `penstock launch slurm RECIPE`.",
+        )
+    code, cause = 1, ""
+    try:
+        prepare(spec)
+        if spec.nodes.is_elastic:
+            from penstock.launch.elastic_agent import run_elastic_node  # torch
+
+            code = run_elastic_node(
+                spec,
+                folder,
+                node=first_node + task.node,
+                host=host or task.address,
+                port=port,
+                work=work,
+                explain=explain,
+                join_s=_JOIN_S + (2 * round(spec.grace_s) if first_node else 0),  # others save first
+                gone_code=EXIT_STOPPED if first_node else 1,  # the run ended, or is requeued
+            )
+        else:
+            environments = rank_environments(
+                node=task.node,
+                num_nodes=task.num_nodes,
+                processes=spec.processes,
+                address=host or task.address,
+                port=port,
+            )
+            seats = seats_of(environments, folder.log_of, f"{clock.utc_now()} node {task.host}")
+            outcome = judged(run_at(work, explain, seats))
+            code, cause = outcome.code, " ".join(outcome.messages)
+    except PenstockError as error:
+        code, cause = error.exit_code, str(error)
+        raise
+    finally:
+        folder.log_event(
+            "node_ended", node=first_node + task.node, host=task.host, attempt=attempt, code=code, cause=cause
+        )
+    return code
