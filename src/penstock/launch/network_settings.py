@@ -14,6 +14,8 @@ _MBIT_S_OF_A_STREAM = 10_000
 _MOST_THREADS = 4
 """Maximum of NCCL_SOCKET_NTHREADS, which costs cores; NCCL's guide recommends 4 for 100 Gbit/s."""
 _MOST_SOCKETS = 8
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Variables that name interfaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,15 @@ def nccl_settings(nics: Sequence[Nic]) -> list[Setting]:
         Setting(name="NCCL_IB_DISABLE", value="1", reason="no interface has RDMA: do not look for it")
     )
     return settings + _streams(chosen) + _channels(chosen)
+
+
+def interfaces_in(value: str) -> set[str]:
+    """Return the interfaces that one of INTERFACE_VARIABLES names.
+
+    >>> sorted(interfaces_in("=net1,net2"))
+    ['net1', 'net2']
+    """
+    return set(value.removeprefix("=").split(","))
 
 
 def _streams(chosen: Sequence[Nic]) -> list[Setting]:

@@ -5,12 +5,16 @@ from pathlib import Path
 
 from penstock.core import env
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.network_settings import Setting, gloo_settings, nccl_settings
+from penstock.launch.network_settings import (
+    INTERFACE_VARIABLES,
+    Setting,
+    gloo_settings,
+    interfaces_in,
+    nccl_settings,
+)
 from penstock.launch.nics import Nic, usable
 from penstock.launch.probe import probe_nics
 from penstock.launch.spec import RunSpec, Secret
-
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def prepare(spec: RunSpec, settings: Sequence[Setting] = ()) -> None:
@@ -43,7 +47,7 @@ def check_node(spec: RunSpec) -> None:
 
 
 def _variables(spec: RunSpec) -> Mapping[str, str]:
-    return {**env.variables(*_INTERFACE_VARIABLES), **dict(spec.environment)}
+    return {**env.variables(*INTERFACE_VARIABLES), **dict(spec.environment)}
 
 
 def check_storage(folders: Sequence[str]) -> None:
@@ -77,9 +81,9 @@ def network_variables(
     left = {nic.name for nic in chosen} - {nic.name for nic in usable(chosen)}
     if faults := [_why_not_used(nic) for nic in chosen if nic.name in left]:
         raise _lacking(faults, wanted, nics)
-    for name in _INTERFACE_VARIABLES:
+    for name in INTERFACE_VARIABLES:
         given = (variables or {}).get(name, "")
-        if given and set(given.removeprefix("=").split(",")) != set(wanted):
+        if given and interfaces_in(given) != set(wanted):
             raise PenstockError(
                 f"{name} is set to interfaces other than those of --network ({', '.join(wanted)})",
                 got=given,

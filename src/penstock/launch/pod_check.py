@@ -9,11 +9,15 @@ from collections.abc import Mapping, Sequence
 from ipaddress import ip_interface, ip_network
 
 from penstock.core.errors import PenstockError
-from penstock.launch.network_settings import Setting, gloo_settings, nccl_settings
+from penstock.launch.network_settings import (
+    INTERFACE_VARIABLES,
+    Setting,
+    gloo_settings,
+    interfaces_in,
+    nccl_settings,
+)
 from penstock.launch.nics import Nic, usable
 from penstock.launch.pod_networks import DeclaredInterface
-
-_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 def check_networks(
@@ -50,7 +54,8 @@ def check_networks(
     settings = [*gloo_settings(chosen), *nccl_settings(chosen)]
     for setting in settings:
         given = (variables or {}).get(setting.name, "")
-        if setting.name in _INTERFACE_VARIABLES and given and _names(given) != _names(setting.value):
+        is_other = given and interfaces_in(given) != interfaces_in(setting.value)
+        if setting.name in INTERFACE_VARIABLES and is_other:
             raise PenstockError(
                 f"{setting.name} is set to interfaces other than the declared ones. Declared: "
                 f"{', '.join(map(str, declared))}. Set",
@@ -79,15 +84,6 @@ def _fault(wanted: DeclaredInterface, nic: Nic | None) -> str:
 
 def _is_in(address: str, subnet: str) -> bool:
     return ip_interface(address).ip in ip_network(subnet)
-
-
-def _names(value: str) -> set[str]:
-    """Return the interfaces that a variable names.
-
-    >>> sorted(_names("=net1,net2"))
-    ['net1', 'net2']
-    """
-    return set(value.removeprefix("=").split(","))
 
 
 def _shown(nic: Nic) -> str:

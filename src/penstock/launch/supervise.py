@@ -31,10 +31,12 @@ EXIT_UNFIT = 77
 """Exit code of a pod whose node lacks something of the run: it failed before its processes were started."""
 _FINAL = {
     0: "finished",
-    2: "the recipe or the command is wrong: not started again",
     EXIT_NO_PROGRESS: "the nodes made no progress",
+    2: "the recipe or the command is wrong: not started again",
 }
 """Exit codes that end the run, with their cause where the processes told none."""
+FINAL_CODES = tuple(_FINAL)
+"""Exit codes of one node that are the run's, whatever the other nodes end with; the first counts most."""
 _NO_CHECKPOINT = -1
 
 

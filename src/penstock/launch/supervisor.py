@@ -62,23 +62,25 @@ def supervise_gang(
         on_event: gets a sentence for each transition, for a terminal.
     """
     policy = RestartPolicy(idle_starts=spec.idle_starts, can_requeue=can_requeue)
-    watch = _Watch(spec, folder, policy, flag, on_event)
+    run = _WatchedRun(spec, folder, policy, flag, on_event)
     while True:
-        if (sender := watch.asked_to_stop()) and watch.feed(StopAsked(cause=sender)).act is Act.FINISH:
-            return watch.state.code
-        if watch.begin().act is Act.FINISH:
-            return watch.state.code
+        if (sender := run.asked_to_stop()) and run.feed(StopAsked(cause=sender)).act is Act.FINISH:
+            return run.state.code
+        if run.begin().act is Act.FINISH:
+            return run.state.code
         # Counted before it ends: a supervisor that is lost with its node cannot count it then.
-        folder.write_supervisor(replace(watch.state, idle=watch.state.idle + 1))
-        gang.start(watch.spec, watch.state.starts - 1)
-        decision = watch.until_end(gang)
-        folder.write_supervisor(watch.state)
+        folder.write_supervisor(replace(run.state, idle=run.state.idle + 1))
+        gang.start(run.spec, run.state.starts - 1)
+        decision = run.until_end(gang)
+        folder.write_supervisor(run.state)
         if decision.act is Act.FINISH:
             return decision.code
-        watch.pause(decision.pause_s)
+        run.pause(decision.pause_s)
 
 
-class _Watch:
+class _WatchedRun:
+    """A run that is supervised: its state, what was asked of it, and its transitions in the log."""
+
     def __init__(
         self,
         spec: RunSpec,

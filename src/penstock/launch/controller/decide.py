@@ -27,7 +27,7 @@ STUCK_S = 30.0
 
 
 class RunPhase(StrEnum):
-    """RunPhase of a run, as `kubectl get` shows it."""
+    """Phase of a run, as `kubectl get` shows it."""
 
     PENDING = "Pending"
     RUNNING = "Running"

@@ -30,14 +30,12 @@ from penstock.launch.local import EXIT_STOPPED, die_with
 from penstock.launch.node import prepare
 from penstock.launch.render.local import local_settings
 from penstock.launch.spec import NodeRange, RunSpec
-from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
+from penstock.launch.supervise import FINAL_CODES, Ended
 from penstock.launch.supervisor import supervise_gang
 
 _HERE = "127.0.0.1"
 _LOOK_S = 0.2
 _CANCEL_S = 30.0  # more than the grace, for a launcher that tidies up
-_FINAL = (0, EXIT_NO_PROGRESS, 2)
-"""Exit codes of one node that are the run's, whatever the other nodes end with; the first counts most."""
 
 
 def run_local(
@@ -161,7 +159,7 @@ class _Nodes:
                     self._tell("stop", f"asked to stop by {self._flag.requested_by}: all nodes save and end")
                     self._leave(list(self._running))
                     kill_at = clock.monotonic() + self._spec.grace_s
-                    self._codes = [code for code in self._codes if code in _FINAL]  # others went on
+                    self._codes = [code for code in self._codes if code in FINAL_CODES]  # others went on
                 if clock.monotonic() > kill_at:
                     for process in self._running.values():
                         process.kill()
@@ -219,7 +217,7 @@ class _Nodes:
             self._add()
 
     def _code(self) -> int:
-        for code in _FINAL:
+        for code in FINAL_CODES:
             if code in self._codes:
                 return code
         return next((code for code in self._codes if code != EXIT_STOPPED), EXIT_STOPPED)

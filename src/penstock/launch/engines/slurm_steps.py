@@ -20,7 +20,7 @@ from penstock.launch.local import EXIT_STOPPED, run_at
 from penstock.launch.node import address_on, prepare
 from penstock.launch.probe import probe_nics
 from penstock.launch.spec import RunSpec
-from penstock.launch.supervise import EXIT_NO_PROGRESS, Ended
+from penstock.launch.supervise import FINAL_CODES, Ended
 from penstock.launch.supervisor import supervise_gang
 
 _JOIN_S = 60
@@ -171,8 +171,9 @@ def ended_of(reports: Sequence[dict[str, Any]], *, num_nodes: int, srun_code: in
     codes = [int(report["code"]) for report in reports]
     missing = sorted(set(range(num_nodes)) - {int(report["node"]) for report in reports})
     if is_elastic and codes:  # lost nodes are the others' affair
-        code = next((c for c in (0, EXIT_NO_PROGRESS, 2, EXIT_STOPPED) if c in codes), codes[0])
-        lost = bool(missing) and code not in (0, EXIT_NO_PROGRESS, 2, EXIT_STOPPED)
+        known = (*FINAL_CODES, EXIT_STOPPED)
+        code = next((c for c in known if c in codes), codes[0])
+        lost = bool(missing) and code not in known
         return Ended(code=code, newest=-1, cause=_cause_of(reports, code), lost_node=lost)
     if missing:
         names = ", ".join(map(str, missing))
