@@ -148,6 +148,7 @@ class ParsedFile(ABC, Generic[State]):
         """Forget everything."""
         self._cache.empty()
         self._state = self._first_state()
+        self._stamp = None
 
     def _check_open(self) -> None:
         """Raise RunBusy once it is closed; call inside a turn."""

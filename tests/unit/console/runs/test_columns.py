@@ -316,6 +316,24 @@ def test_the_cache_may_be_deleted_while_a_console_runs(run, of):
     columns.close()
 
 
+class UploadedFiles(LocalFiles):
+    """Files of a run in an object store that nobody uploads any more."""
+
+    is_stored = True
+
+
+def test_a_stored_run_whose_cache_was_deleted_is_read_again_though_its_objects_are_the_same(run):
+    write(run, *({"step": n, "loss": float(n)} for n in range(1, 5)))
+    columns = RunColumns(UploadedFiles(run), run.parent / "cache")
+    columns.update()
+    shutil.rmtree(run.parent / "cache")
+    with pytest.raises(RunBusy, match="deleted"):
+        columns.column("loss")
+    columns.update()
+    assert columns.column("loss").tolist() == [1, 2, 3, 4]
+    columns.close()
+
+
 def test_a_table_has_a_bounded_number_of_columns(run):
     write(run, {"step": 1, "loss": 3.0, **{f"m{n}": n for n in range(5000)}}, {"step": 2, "loss": 2.0})
     columns = opened(run)
