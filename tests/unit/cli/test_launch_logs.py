@@ -1,8 +1,12 @@
-"""`penstock launch logs`: characters of a log that is read in pieces, or while it is written."""
+"""`penstock launch logs`: a log that is read in pieces, or while it is written; an engine that is away."""
 
 import pytest
 
+from penstock.cli.launch import logs
 from penstock.cli.launch.logs import GrowingLog
+from penstock.cli.main import main
+from penstock.launch.engines.engine import EngineUnreachable, JobState
+from penstock.launch.job_folder import Job, JobFolder
 
 
 @pytest.mark.parametrize("before", range(2**16 - 4, 2**16 + 1))
@@ -26,3 +30,29 @@ def test_bytes_that_are_no_text_are_printed_as_such(tmp_path, capsys):
     (tmp_path / "log").write_bytes(b"a\xffb\n")
     GrowingLog(tmp_path / "log").print_new()
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}b\n"
+
+
+class BusyEngine:
+    """An engine that does not answer at first, and has ended the job then; the job prints meanwhile."""
+
+    def __init__(self, log):
+        self.log, self.looks = log, 0
+
+    def state(self, _job, _folder):
+        self.looks += 1
+        with self.log.open("a") as file:
+            file.write(f"look {self.looks}\n")
+        if self.looks < 3:
+            raise EngineUnreachable("Slurm did not answer")
+        return JobState(is_live=False, status="COMPLETED")
+
+
+def test_a_log_is_followed_while_the_engine_does_not_answer(tmp_path, capsys, monkeypatch):
+    folder = JobFolder(tmp_path)
+    folder.make()
+    folder.write_job(Job(engine="slurm", ident="7", host="", submitted_at="now"))
+    monkeypatch.setattr(logs, "ENGINES", {"slurm": BusyEngine(folder.log_of(0))})
+    monkeypatch.setattr(logs, "_ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(logs, "_LOOK_S", 0.01)
+    assert main(["launch", "logs", str(tmp_path), "-f"]) == 0
+    assert capsys.readouterr().out == "look 1\nlook 2\nlook 3\n"

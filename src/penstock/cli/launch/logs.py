@@ -8,7 +8,7 @@ from pathlib import Path
 from penstock.cli.launch_work import folder_of
 from penstock.core import clock
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.engines.engine import ENGINES
+from penstock.launch.engines.engine import ENGINES, EngineUnreachable
 from penstock.launch.job_folder import JobFolder
 
 EPILOG = """\
@@ -66,7 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _is_live(folder: JobFolder) -> bool:
     job = folder.job()
-    return ENGINES[job.engine].state(job, folder).is_live
+    try:
+        return ENGINES[job.engine].state(job, folder).is_live
+    except EngineUnreachable:  # as a controller that is busy for a while
+        return True
 
 
 class GrowingLog:

@@ -4,9 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from penstock.core.errors import PenstockError
 from penstock.core.table import Table
 from penstock.launch.job_folder import Job, JobFolder
 from penstock.launch.spec import NodeRange
+
+
+class EngineUnreachable(PenstockError):
+    """The engine does not answer: its jobs may run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,11 @@ class LaunchEngine(Protocol):
     """Functions of an engine's module."""
 
     def state(self, job: Job, folder: JobFolder) -> JobState:
-        """Return the state of a job."""
+        """Return the state of a job.
+
+        Raises:
+            PenstockError: nobody knows; EngineUnreachable: nobody knows now.
+        """
 
     def cancel(self, job: Job, folder: JobFolder, *, now: bool) -> str:
         """Stop a job, after saving unless `now`; return what was done."""

@@ -13,7 +13,7 @@ import os
 import platform
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -267,7 +267,8 @@ class _Local:
             PenstockError: it had ended, does not end, or its processes failed or were killed meanwhile.
         """
         _check_running(job, folder)
-        os.kill(int(job.ident), signal.SIGKILL if now else signal.SIGTERM)
+        with suppress(ProcessLookupError):  # it has ended since
+            os.kill(int(job.ident), signal.SIGKILL if now else signal.SIGTERM)
         end = clock.monotonic() + folder.spec().grace_s + _CANCEL_S
         while folder.is_held():
             if clock.monotonic() > end:

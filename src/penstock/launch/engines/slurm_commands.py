@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from penstock.core import env
 from penstock.core.errors import PenstockError
+from penstock.launch.engines.engine import EngineUnreachable
 
 ANSWER_S = 60.0
 _TIMED_OUT = "Socket timed out"
@@ -21,7 +22,7 @@ _FORGOTTEN = "Invalid job id"
 """Part of what they say of a job that ended some minutes ago (MinJobAge)."""
 
 
-class SlurmUnreachable(PenstockError):
+class SlurmUnreachable(EngineUnreachable):
     """Slurm's controller does not answer, or is not known here."""
 
 

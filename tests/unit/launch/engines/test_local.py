@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import platform
 import signal
+import subprocess
 import time
 from contextlib import contextmanager
 from functools import partial
@@ -138,3 +139,14 @@ def test_the_end_of_an_earlier_job_or_of_one_node_is_not_the_end_of_this_one(fol
     folder.log_event("submitted", cause="to this machine")
     folder.log_event("finish", node=1, cause="stopped by SIGTERM, checkpoint 8", code=EXIT_STOPPED)
     assert local.ENGINE.state(job, folder).reason == "the launcher was killed"
+
+
+def test_a_launcher_that_ends_just_as_it_is_cancelled_is_told_as_it_ended(folder, monkeypatch):
+    folder.write_spec(make_spec())
+    folder.log_event("finish", cause="finished", code=0)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    looks = iter([True, False])
+    monkeypatch.setattr(JobFolder, "is_held", lambda _: next(looks))
+    job = Job(engine="local", ident=str(ended.pid), host=platform.node(), submitted_at="")
+    assert local.ENGINE.cancel(job, folder, now=False) == "finished"
