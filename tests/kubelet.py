@@ -614,6 +614,11 @@ def _now():
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
 
 
+def _time_of(number):
+    """Return the time before a line of a log: files have none, so it follows from the line's number."""
+    return f"2026-01-01T00:00:00.{number:06d}000Z ".encode()
+
+
 def _log_server(room, folder):
     """Return the kubelet's server, of which the API server asks the logs of pods."""
     key, certificate = folder / "kubelet.key", folder / "kubelet.crt"
@@ -630,11 +635,17 @@ def _log_server(room, folder):
                 return
             self.send_response(200)
             self.end_headers()
-            is_followed = parse_qs(address.query).get("follow") == ["true"]
+            is_followed, has_times = (
+                parse_qs(address.query).get(name) == ["true"] for name in ("follow", "timestamps")
+            )
+            number, is_begun = 0, False
             with path.open("rb") as file, suppress(OSError):
                 while True:
                     is_last = not is_followed or room.log_of(*words) is None or room._ended.is_set()
-                    self.wfile.write(file.read())
+                    while line := file.readline():
+                        self.wfile.write(_time_of(number) + line if has_times and not is_begun else line)
+                        is_begun = not line.endswith(b"\n")
+                        number += not is_begun
                     if is_last:
                         return
                     time.sleep(0.1)
