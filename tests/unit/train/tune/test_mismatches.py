@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from penstock.data.corpus.open import open_corpus
 from penstock.testing.corpora import write_corpus
-from penstock.train.tune.kto import Examples, partners_of
+from penstock.train.tune.mismatches import Examples, partners_of
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c"]), min_size=1, max_size=12))
