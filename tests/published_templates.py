@@ -116,6 +116,20 @@ MISTRAL = """\
 {%- endfor %}
 """
 
+COHERE_TOKENS = tuple(
+    f"<|{name}|>"
+    for name in (
+        "START_OF_TURN_TOKEN",
+        "SYSTEM_TOKEN",
+        "USER_TOKEN",
+        "CHATBOT_TOKEN",
+        "START_RESPONSE",
+        "END_RESPONSE",
+        "END_OF_TURN_TOKEN",
+    )
+)
+"""Special tokens of Cohere's templates that a conversation without tools has."""
+
 OF_TRL = Path(trl.__file__).parent / "chat_templates"
 
 

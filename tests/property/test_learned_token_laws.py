@@ -15,7 +15,7 @@ from penstock.data.prepare.chat_tokens import learned_bits
 from penstock.text.chat_template import ChatTemplate, render
 from penstock.text.learned_tokens import Renderer, find_answers
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
-from tests.published_templates import tagged, without_tags
+from tests.published_templates import COHERE_TOKENS, tagged, without_tags
 
 CHATML = ("<|im_start|>", "<|im_end|>", "<|endoftext|>")
 DEEPSEEK = (
@@ -25,6 +25,7 @@ DEEPSEEK = (
 MISTRAL = (
     "<s> [INST] [/INST] [TOOL_CALLS] [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] [TOOL_RESULTS] [/TOOL_RESULTS] </s>"
 )
+COHERE = ("<BOS_TOKEN>", *COHERE_TOKENS)
 SPECIAL = {
     "chatml": CHATML,
     "granite": ("<|start_of_role|>", "<|end_of_role|>", "<|tool_call|>", "<|end_of_text|>"),
@@ -35,6 +36,8 @@ SPECIAL = {
     "qwen3_instruct_2507": CHATML,
     "gemma3": ("<bos>", "<start_of_turn>", "<end_of_turn>"),
     "phi3_5": ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>", "<|endoftext|>"),
+    "cohere": COHERE,
+    "cohere2": COHERE,
     "deepseekv3": tuple(f"<\uff5c{name.replace(' ', chr(0x2581))}\uff5c>" for name in DEEPSEEK.split(",")),
 }
 WITH_TOOLS = ("granite", "mistral", "qwen2_5", "qwen3", "qwen3_instruct_2507", "deepseekv3")

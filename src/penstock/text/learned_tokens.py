@@ -9,10 +9,10 @@ So each assistant turn is replaced by a mark, the conversation is rendered again
 
 The texts agree up to the answer, and what follows the mark follows the answer. An answer begins where the
 generation prompt ends (so an empty thinking block that the template inserts is learned: the model must write
-it), and ends with the end-of-turn token: a control token that follows the last answer of a conversation too,
-so not the header of the next turn. White space after that token is not the answer's. If later turns are
-written differently without this one, or cannot be written at all, the conversation up to this turn is
-compared instead, and its text is looked up in the whole, behind the generation prompt.
+it), and ends with the end-of-turn tokens: control tokens in a row that follow the last answer of a
+conversation too, so not the header of the next turn. White space after a token is not the answer's. If later
+turns are written differently without this one, or cannot be written at all, the conversation up to this turn
+is compared instead, and its text is looked up in the whole, behind the generation prompt.
 
 Tags are compared with what was found: whether they hold a header, white space or control tokens does not
 matter; any other difference is refused. Nothing is learned because a guess failed.
@@ -23,6 +23,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from penstock.core.errors import PenstockError, UsageError
 from penstock.text.chat_template import ANSWER_MARKS
@@ -31,6 +32,8 @@ MARK = "\ufdd6\ufdd7"
 """Stands in place of an answer: code points that Unicode reserves as unused."""
 
 _NUMBER_OR_WORD = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\w+)")
+
+_SPACE = re.compile(r"\s*")
 
 _NO_OTHER_TEXT = ("role", "content", "tool_calls", "name", "id", "type")
 """Keys of an assistant turn that hold no text, or one that is looked for by itself."""
@@ -47,7 +50,7 @@ class Answer:
     message: int
     """Index of the turn among the messages."""
     spans: tuple[Span, ...]
-    """Its characters, ascending; the end-of-turn token is the last."""
+    """Its characters, ascending; an end-of-turn token is the last."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,8 @@ class _Frame:
 
     prompt: str
     """Generation prompt; "" if unknown."""
-    ends: Collection[str]
-    """End-of-turn tokens."""
+    ends: Collection[tuple[str, ...]]
+    """Rows of tokens that end a turn, and their beginnings."""
     control: re.Pattern[str]
     """Names of the tokenizer's control tokens."""
 
@@ -104,7 +107,7 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     _check_tools(tools, text)
     _check_kept(messages, render)
     prompt = _generation_prompt(renderer)
-    frame = _Frame(prompt, _end_tokens(renderer, tools, prompt), renderer.control)
+    frame = _Frame(prompt, _ends(renderer, tools, prompt), renderer.control)
     marked = None
     if renderer.has_tags:
         marked = _tagged(_with(partial(renderer.render, marked=True), tools), messages, text)
@@ -114,18 +117,17 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        content, stop, end = _located(messages, index, text, before, render, frame)
+        content, stop, ends = _located(messages, index, text, before, render, frame)
+        (_, end), *more = ends
         at = _header_start(text, before, content, prompt)
         start = min(at + len(prompt), content)
         dropped += _dropped(message, text[start:stop], index)
         learned: tuple[Span, ...] = ((start, end),)
         if marked is not None:
             learned = _within_tags(marked, (start, end), (content, stop), text, index)
-        if all(message["role"] != "assistant" for message in messages[index + 1 :]):
-            learned = (*learned, *_closing(text, end, renderer.control))
-        answers.append(Answer(index, learned))
-        turns.append((at, end))
-        before = end
+        answers.append(Answer(index, (*learned, *more)))
+        _, before = ends[-1]
+        turns.append((at, before))
     if marked is not None:
         _check_rest_of_tags(marked, turns, text, renderer.control)
     return RenderedChat(text, tuple(answers), dropped)
@@ -140,8 +142,8 @@ def _with(render: Callable[..., str], tools: Sequence[object]) -> Render:
 
 def _located(
     messages: Messages, index: int, text: str, before: int, render: Render, frame: _Frame
-) -> tuple[int, int, int]:
-    """Return where a turn's content starts and stops, and where its end-of-turn token ends.
+) -> tuple[int, int, Sequence[Span]]:
+    """Return where a turn's content starts and stops, and its end-of-turn tokens.
 
     Args:
         before: end of the previous answer.
@@ -158,9 +160,8 @@ def _located(
     stop = len(text) - len(tail)
     if is_there and text.endswith(tail) and (first := _common(text, head)) >= before and first <= stop:
         first = _before_token(text, first, control)
-        token = _first_token(tail, control)
-        if token and token[0] in frame.ends:
-            return first, stop, stop + token.end()
+        if ends := _ends_at(text, stop, frame):
+            return first, stop, ends
         raise UsageError(
             "The template writes no end-of-turn token of the vocabulary after the answer, message "
             f"{index + 1}, so the model would not learn to stop",
@@ -168,7 +169,7 @@ def _located(
             fix="Use the tokenizer and the template of one model, and a template that ends every answer "
             "alike, be it the last one or not.",
         )
-    alone = render(messages[: index + 1]).rstrip()
+    alone = render(messages[: index + 1]).removesuffix(frame.prompt).rstrip()
     head, is_there, _ = render([*messages[:index], mark]).partition(MARK)
     first = _before_token(alone, _common(alone, head), control)
     turn = alone[first:]
@@ -185,7 +186,8 @@ def _located(
             fix="Correct the template, or leave the conversation out.",
         )
     start = found.end() - len(turn)
-    return start, start + tokens[-1].start(), found.end()
+    stop = start + tokens[-1].start()
+    return start, stop, [(stop, found.end())]
 
 
 def _common(one: str, other: str) -> int:
@@ -212,50 +214,79 @@ def _before_token(text: str, at: int, control: re.Pattern[str]) -> int:
     return at
 
 
-def _first_token(text: str, control: re.Pattern[str]) -> re.Match[str] | None:
-    """Return the control token that a text begins with, white space left out."""
-    return control.match(text, len(text) - len(text.lstrip()))
+def _row_of_tokens(text: str, at: int, control: re.Pattern[str]) -> Iterator[re.Match[str]]:
+    """Yield the control tokens in a row from a position, white space left out."""
+    while (space := _SPACE.match(text, at)) and (token := control.match(text, space.end())):
+        yield token
+        at = token.end()
 
 
-def _end_tokens(renderer: Renderer, tools: Sequence[object], prompt: str) -> set[str]:
-    """Return the control tokens that follow an answer which nobody has replied to.
+def _ends_at(text: str, at: int, frame: _Frame) -> list[Span]:
+    """Return the end-of-turn tokens at a position."""
+    spans: list[Span] = []
+    row: tuple[str, ...] = ()
+    for token in _row_of_tokens(text, at, frame.control):
+        row = (*row, token[0])
+        if row not in frame.ends:
+            break
+        spans.append(token.span())
+    return spans
+
+
+def _ends(renderer: Renderer, tools: Sequence[object], prompt: str) -> set[tuple[str, ...]]:
+    """Return the rows of control tokens that end an answer which nobody has replied to, and their beginnings.
 
     Some templates (gpt-oss) end such an answer in one way for training, and in another before the prompt of a
-    further one, as in the middle of a conversation. What only ever begins the next turn is not among them.
+    further one, as in the middle of a conversation; some (Phi 3.5) add a token that ends the text. What only
+    ever begins the next turn is not among them.
     """
     probe = [{"role": "user", "content": "a"}, {"role": "assistant", "content": MARK}]
-    found = set()
+    found: set[tuple[str, ...]] = set()
     for is_asked in (False, True):
-        try:
-            text = renderer.render(probe, tools=tools, add_generation_prompt=is_asked)
-        except PenstockError:
-            continue
+        text = _attempt(renderer, probe, tools=tools, is_asked=is_asked)
         tail = text.partition(MARK)[2]
         if is_asked and not (prompt and tail.endswith(prompt)):
             continue
-        if token := _first_token(tail.removesuffix(prompt) if is_asked else tail, renderer.control):
-            found.add(token[0])
+        row: tuple[str, ...] = ()
+        for token in _row_of_tokens(tail.removesuffix(prompt), 0, renderer.control):
+            row = (*row, token[0])
+            found.add(row)
     return found
 
 
-def _closing(text: str, end: int, control: re.Pattern[str]) -> list[Span]:
-    """Return the control tokens that end the text after the last answer, if nothing else follows it."""
-    found, at = [], end
-    while token := control.match(text, at + len(text[at:]) - len(text[at:].lstrip())):
-        found.append(token.span())
-        at = token.end()
-    return [] if text[at:].strip() else found
+def _attempt(
+    renderer: Renderer, messages: Messages, *, tools: Sequence[object] = (), is_asked: bool = False
+) -> str:
+    """Return the text of messages; "" if the template cannot write them."""
+    try:
+        return renderer.render(messages, tools=tools, add_generation_prompt=is_asked)
+    except PenstockError:
+        return ""
 
 
 def _generation_prompt(renderer: Renderer) -> str:
     """Return what the template writes for the model to continue, after a user's message; "" if unknown."""
     probe = [{"role": "user", "content": "a"}]
-    try:
-        alone = renderer.render(probe, add_generation_prompt=False)
-        asked = renderer.render(probe, add_generation_prompt=True)
-    except PenstockError:
-        return ""
-    return asked[len(alone) :] if asked.startswith(alone) else ""
+    alone, asked = (_attempt(renderer, probe, is_asked=is_asked) for is_asked in (False, True))
+    if alone == asked:
+        return _constant_prompt(renderer)
+    return asked[len(alone) :] if alone and asked.startswith(alone) else ""
+
+
+def _constant_prompt(renderer: Renderer) -> str:
+    """Return the prompt that a template ends every text with (Command R 7B's); "" if it does not.
+
+    Its first token is one that the first turn begins with too, and no turn ends with.
+    """
+    asked = {"role": "user", "content": "a"}
+    system, user, answer = ({"role": role, "content": MARK} for role in ("system", "user", "assistant"))
+    texts = (_attempt(renderer, messages).partition(MARK) for messages in ([system, asked], [user]))
+    beginnings = set(renderer.control.findall(next((head for head, mark, _ in texts if mark), "")))
+    head, _, tail = _attempt(renderer, [asked, answer]).partition(MARK)
+    for token in islice(renderer.control.finditer(tail), 1, None):  # the first one ends the answer
+        if token[0] in beginnings and tail[token.start() :] in head:
+            return tail[token.start() :]
+    return ""
 
 
 def _header_start(text: str, before: int, content: int, prompt: str) -> int:

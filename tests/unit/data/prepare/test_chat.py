@@ -25,7 +25,7 @@ from penstock.data.tools.describe import describe
 from penstock.data.tools.verify import verify
 from penstock.text.chat_template import load_template
 from penstock.text.tokenizer import Tokenizer, train_tokenizer
-from tests.published_templates import CHATML, GRANITE, MISTRAL, OF_TRL, without_tags
+from tests.published_templates import CHATML, COHERE_TOKENS, GRANITE, MISTRAL, OF_TRL, without_tags
 from tests.unit.data.prepare.test_columnar import write_mds
 
 NAMES = ("<|im_start|>", "<|im_end|>")
@@ -711,6 +711,43 @@ def test_names_of_special_tokens_that_the_vocabulary_lacks_are_warned_about(tmp_
     [record] = caplog.records
     assert record.getMessage() == "template_names_as_text names=<|im_start|>"
     assert re.search(r"<\|im_start\|> \(\d+ tokens\)\. If the model was not trained so, use", record.told)
+
+
+COHERE = """\
+{%- for message in messages %}
+    {{- '<|START_OF_TURN_TOKEN|><|' + {'user': 'USER', 'assistant': 'CHATBOT'}.get(message.role, 'SYSTEM') }}
+    {{- '_TOKEN|>' }}
+    {%- if message.role == 'assistant' %}{{- '<|START_RESPONSE|>' + message.content + '<|END_RESPONSE|>' }}
+    {%- else %}{{- message.content }}{%- endif %}
+    {{- '<|END_OF_TURN_TOKEN|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{%- endif %}
+"""
+TWO_ENDS = ["one<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", "two<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"]
+
+
+def test_all_tokens_that_end_a_turn_are_learned_in_every_turn(tmp_path):
+    folder = model_folder(tmp_path / "model", COHERE, COHERE_TOKENS)
+    [found] = learned_texts(made(tmp_path, [talk("a", "one", "b", "two")], folder))
+    assert found == [f"<|START_RESPONSE|>{answer}" for answer in TWO_ENDS]
+
+
+def test_a_token_that_ends_the_text_alone_is_learned_once(tmp_path):
+    ends = "{%- if not add_generation_prompt %}{{- '<|endoftext|>' }}{%- endif %}"
+    folder = model_folder(tmp_path / "model", without_tags(CHATML) + ends, (*NAMES, "<|endoftext|>"))
+    [found] = learned_texts(made(tmp_path, [talk("a", "one", "b", "two")], folder))
+    assert found == ["one<|im_end|>", "two<|im_end|>", "<|endoftext|>"]
+
+
+def test_a_prompt_that_ends_every_text_is_not_learned(tmp_path):
+    """Command R 7B's template asks whether or not `add_generation_prompt` is set."""
+    always = COHERE.replace("if add_generation_prompt", "if true")
+    folder = model_folder(tmp_path / "model", always, COHERE_TOKENS)
+    system = {"role": "system", "content": "Be brief."}
+    short, long = talk("a", "one"), {"messages": [system, *talk("a", "one", "b", "two")["messages"]]}
+    found = learned_texts(made(tmp_path, [short, long], folder))
+    learned = [f"<|START_RESPONSE|>{answer}" for answer in TWO_ENDS]
+    assert found == [learned[:1], learned]
 
 
 def test_a_folder_without_template_and_a_text_are_refused(tmp_path, model):
