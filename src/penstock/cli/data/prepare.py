@@ -94,6 +94,8 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     add("--chat", action="store_true",
         help="the inputs are conversations, written by the template in the tokenizer's folder")  # fmt: skip
     add("--chat-template", type=Path, metavar="FILE", help="with --chat: use this Jinja template")
+    add("--markers-as-text", action="store_true",
+        help="with --chat: store special tokens that the vocabulary lacks as text")  # fmt: skip
     add("--train-on", choices=("all_assistant", "last"), default="all_assistant",
         help="with --chat: assistant turns that are learned (default all_assistant)")  # fmt: skip
     add("--max-tokens", type=parse_count, metavar="N",
@@ -129,9 +131,11 @@ def _chat_of(arguments: argparse.Namespace) -> ChatConfig | None:
             train_on=arguments.train_on,
             max_tokens=arguments.max_tokens,
             too_long=arguments.too_long,
+            markers_as_text=arguments.markers_as_text,
         )
     given = {
         "--chat-template": arguments.chat_template,
+        "--markers-as-text": arguments.markers_as_text,
         "--max-tokens": arguments.max_tokens,
         "--train-on": arguments.train_on != "all_assistant",
         "--too-long": arguments.too_long != "refuse",

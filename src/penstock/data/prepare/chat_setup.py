@@ -110,6 +110,7 @@ def chat_setup(config: ChatConfig, files: Sequence[InputFile], *, tokenizer: Pat
         last_only=config.train_on == "last",
         max_tokens=config.max_tokens,
         too_long=config.too_long,
+        markers_as_text=config.markers_as_text,
         # A template may write the day; that of the inputs, so that the same inputs give the same bytes.
         date=datetime.fromtimestamp(newest, UTC).strftime("%Y-%m-%d"),
     )

@@ -6,9 +6,9 @@ that no packing separates them.
 """
 
 import logging
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Literal, cast
@@ -26,6 +26,7 @@ from penstock.data.prepare.documents import TOO_LONG, Document, RawChat, Record,
 from penstock.data.prepare.tokenize import RecordPosition, batches
 from penstock.text.chat_template import ChatTemplate
 from penstock.text.learned_tokens import RenderedChat
+from penstock.text.template_markers import markers_in, may_be_text
 from penstock.text.template_process import TemplateProcess
 from penstock.text.tokenizer import Tokenizer
 
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 _BATCH_BYTES = 2**20
 _BATCH_RECORDS = 512
 _MOST_PROCESSES = 8
-_NAME = re.compile(r"<([|\uff5c])[^\s<>|\uff5c]+\1>")  # of a special token
+_SYSTEM = {"role": "system", "content": "Be brief."}
+_TWO_TURNS = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
 
 TooLong = Literal["drop", "cut", "refuse"]
 
@@ -59,6 +61,8 @@ class ChatRules:
     """Treatment of longer conversations."""
     date: str | None
     """Day that the template is told, YYYY-MM-DD."""
+    markers_as_text: bool = False
+    """True to store special tokens that the vocabulary lacks as text."""
 
 
 def columns_of_kind(kind: str) -> tuple[ColumnEntry, ...]:
@@ -83,6 +87,7 @@ class ChatEncoder:
         num_processes: int | None = None,
     ) -> None:
         self._tokenizer, self._rules = tokenizer, rules
+        self._declared = tuple(template.variables.values())
         self._num = num_processes or min(num_cores(), _MOST_PROCESSES)
         self._processes = [
             TemplateProcess(template, control=tokenizer.control_names) for _ in range(self._num)
@@ -93,25 +98,45 @@ class ChatEncoder:
         self._threads = ThreadPoolExecutor(self._num, "chat-template")
 
     def check(self) -> None:
-        """Try the template and the vocabulary on a short conversation; warn of names that are no tokens.
-
-        They are no error: Zephyr, Tulu and OLMo write `<|user|>` as text, and only the end as a token.
+        """Try the template and the vocabulary on a short conversation; warn of markers stored as text.
 
         Raises:
             UsageError: they do not belong together, or the template fails.
         """
-        probe = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hello."}]
+        process, lacking = self._processes[0], dict[str, int]()
         try:
-            text = self._processes[0].answers(probe, date=self._rules.date).text
+            texts = [process.render(_TWO_TURNS, add_generation_prompt=False)]
+            with suppress(ModelError, UsageError):  # some templates have no system
+                texts.append(process.render([_SYSTEM, *_TWO_TURNS], add_generation_prompt=False))
+            in_pieces = self._markers_in_pieces(texts)
+            if not self._rules.markers_as_text:
+                lacking = {name: length for name, length in in_pieces.items() if not may_be_text(name)}
+            if not lacking:
+                process.answers(_TWO_TURNS, date=self._rules.date)
         except (ModelError, UsageError) as error:
             raise UsageError(
                 f"A conversation of two turns cannot be written: {str(error).rstrip('.')}",
                 fix="Correct the template, or give another with --chat-template FILE.",
             ) from None
-        names = dict.fromkeys(found[0] for found in _NAME.finditer(text))
-        lengths = {name: len(self._tokenizer.encode(name, special=True)) for name in names}
-        if missing := {name: length for name, length in lengths.items() if length > 1}:
-            _warn_of_names(missing)
+        if lacking:
+            raise UsageError(
+                "The template writes special tokens that the vocabulary lacks",
+                got=_with_lengths(lacking),
+                fix="Use the tokenizer of the template's model, give another template with --chat-template "
+                "FILE, or add the tokens as in docs/how-to/continue-pretraining.md, New tokens. If the model "
+                "was trained on them as text, say --markers-as-text.",
+            )
+        if in_pieces:
+            _warn_of_markers(in_pieces)
+
+    def _markers_in_pieces(self, texts: Sequence[str]) -> dict[str, int]:
+        """Return the markers in rendered texts that are several tokens each, with how many."""
+        lengths: dict[str, int] = {}
+        for text, (_, places) in zip(texts, self._tokenizer.encode_rendered_batch(texts), strict=True):
+            for marker in markers_in(text, self._declared):
+                overlaps = (places[:, 0] < marker.end()) & (places[:, 1] > marker.start())
+                lengths[marker[0]] = max(lengths.get(marker[0], 0), int(overlaps.sum()))
+        return {name: length for name, length in lengths.items() if length > 1}
 
     def batches(
         self, places: Iterable[RecordPosition], *, dtype: type[np.uint16 | np.uint32]
@@ -221,14 +246,23 @@ class ChatEncoder:
         return Document(text, written.num_bytes, counts=counts), tokens, columns
 
 
-def _warn_of_names(missing: Mapping[str, int]) -> None:
-    """Log names of special tokens that the vocabulary lacks, by their length in tokens."""
-    names = ", ".join(f"{name} ({length} tokens)" for name, length in missing.items())
+def _with_lengths(markers: Mapping[str, int]) -> str:
+    """Return markers with their lengths in tokens.
+
+    >>> _with_lengths({"<|user|>": 5, "<|system|>": 6})
+    '<|user|> (5 tokens), <|system|> (6 tokens)'
+    """
+    return ", ".join(f"{name} ({length} tokens)" for name, length in markers.items())
+
+
+def _warn_of_markers(as_text: Mapping[str, int]) -> None:
+    """Log markers that are no tokens of the vocabulary, by their length in tokens."""
     message = (
-        f"The template writes names that are no tokens of the vocabulary, and are stored as text: {names}. "
-        "If the model was not trained so, use the tokenizer and the template of one model."
+        "The template writes markers that are no tokens of the vocabulary, and are stored as text: "
+        f"{_with_lengths(as_text)}. If the model was not trained so, use the tokenizer and the template of "
+        "one model."
     )
-    log.warning("template_names_as_text names=%s", ",".join(missing), extra={"told": message})
+    log.warning("template_markers_as_text names=%s", ",".join(as_text), extra={"told": message})
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,8 @@ class ChatConfig:
     """Tokens that a row of the training run holds; None: conversations of any length are stored."""
     too_long: Literal["refuse", "drop", "cut"] = "refuse"
     """Treatment of longer conversations: refuse, drop, or cut at the end; the last two are counted."""
+    markers_as_text: bool = False
+    """Store special tokens of the template that the vocabulary lacks as text, instead of refusing them."""
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 2:

@@ -29,6 +29,7 @@ from tests.published_templates import CHATML, COHERE_TOKENS, GRANITE, MISTRAL, O
 from tests.unit.data.prepare.test_columnar import write_mds
 
 NAMES = ("<|im_start|>", "<|im_end|>")
+CHAT_OPTIONS = ("train_on", "max_tokens", "too_long", "markers_as_text")
 TOOL = {"type": "function", "function": {"name": "weather", "description": "d", "parameters": {}}}
 
 
@@ -59,7 +60,7 @@ def lines(path, records):
 
 
 def made(tmp_path, records, model, name="chats", **options):
-    chat = {key: options.pop(key) for key in ("train_on", "max_tokens", "too_long") if key in options}
+    chat = {key: options.pop(key) for key in CHAT_OPTIONS if key in options}
     config = PrepareConfig(tokenizer=model / "tokenizer.json", chat=ChatConfig(**chat), **options)
     path = records if isinstance(records, str) else lines(tmp_path / f"{name}.jsonl", records)
     prepare([path], tmp_path / name, config=config)
@@ -478,7 +479,7 @@ ALL_TAGGED = (
         (RAISES, NAMES, r"refuses these messages: No\. Correct the template, or give another"),
         (LOOPS, NAMES, "took more than"),
         (NO_ANSWER, NAMES, "no end-of-turn token|cannot be found"),
-        (CHATML, ("<|im_start|>",), "no end-of-turn token of the vocabulary"),
+        (CHATML.replace("<|im_end|>", "</s>"), NAMES, "no end-of-turn token of the vocabulary"),
         (TAGS_OFF, NAMES, "tags leave out"),
         (FIRST_HALF_TAGGED, NAMES, "tags leave out text of the assistant's turn, message 2"),
         (SECOND_HALF_TAGGED, NAMES, "tags leave out text of the assistant's turn, message 2"),
@@ -703,16 +704,23 @@ def test_a_corpus_in_which_no_turn_is_learned_is_refused_with_the_weights(tmp_pa
         made(tmp_path, [talk("a", "b", weight=0)] * 3, model)
 
 
-def test_names_of_special_tokens_that_the_vocabulary_lacks_are_warned_about(tmp_path, model, caplog):
-    made(tmp_path, [talk("Hi <|other|>", "Hello.")], model)
-    assert not caplog.records
-    folder = model_folder(tmp_path / "model", without_tags(CHATML), ("<|im_end|>",))
-    made(tmp_path, [talk("Hi", "Hello.")], folder, name="lacking")
-    [record] = caplog.records
-    assert record.getMessage() == "template_names_as_text names=<|im_start|>"
-    assert re.search(r"<\|im_start\|> \(\d+ tokens\)\. If the model was not trained so, use", record.told)
-
-
+LLAMA3 = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' + message.content + '<|eot_id|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{%- endif %}
+"""
+LLAMA3_NAMES = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
+GEMMA = """\
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'system' %}{{- raise_exception('No system.') }}{%- endif %}
+    {%- set role = 'model' if message.role == 'assistant' else message.role %}
+    {{- '<start_of_turn>' + role + '\\n' + message.content + '<end_of_turn>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<start_of_turn>model\\n' }}{%- endif %}
+"""
 COHERE = """\
 {%- for message in messages %}
     {{- '<|START_OF_TURN_TOKEN|><|' + {'user': 'USER', 'assistant': 'CHATBOT'}.get(message.role, 'SYSTEM') }}
@@ -723,6 +731,85 @@ COHERE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>' }}{%- endif %}
 """
+
+
+@pytest.mark.parametrize(
+    ("template", "names", "lacking"),
+    [
+        (CHATML, NAMES, ["<|im_start|>"]),
+        (CHATML, NAMES, ["<|im_start|>", "<|im_end|>"]),
+        (GRANITE, ("<|start_of_role|>", "<|end_of_role|>", "<|end_of_text|>"), ["<|end_of_role|>"]),
+        (LLAMA3, LLAMA3_NAMES, ["<|start_header_id|>", "<|end_header_id|>"]),
+        (LLAMA3, LLAMA3_NAMES, ["<|begin_of_text|>"]),
+        (GEMMA, ("<start_of_turn>", "<end_of_turn>"), ["<start_of_turn>"]),
+        (COHERE, COHERE_TOKENS, ["<|SYSTEM_TOKEN|>"]),
+        (
+            CHATML.replace("|", "\uff5c"),
+            ("<\uff5cim_start\uff5c>", "<\uff5cim_end\uff5c>"),
+            ["<\uff5cim_start\uff5c>"],
+        ),
+        (
+            CHATML.replace("<|im_start|>", "<|turn>").replace("<|im_end|>", "<turn|>"),
+            ("<|turn>", "<turn|>"),
+            ["<|turn>"],
+        ),
+    ],
+    ids=["start", "both", "granite", "header", "bos", "gemma", "system", "deepseek", "gemma 4"],
+)
+def test_special_tokens_that_the_vocabulary_lacks_are_refused(tmp_path, template, names, lacking):
+    whole = model_folder(tmp_path / "whole", without_tags(template), names)
+    folder = model_folder(tmp_path / "model", without_tags(template), set(names) - set(lacking))
+    for each in (whole, folder):
+        bos = {"bos_token": "<|begin_of_text|>"} if template == LLAMA3 else {}
+        (each / "tokenizer_config.json").write_text(json.dumps(bos))
+    made(tmp_path, [talk("Hi", "Hello.")], whole, name="taken")
+    listed = ", ".join(rf"{re.escape(name)} \(\d+ tokens\)" for name in lacking)
+    said = rf"writes special tokens that the vocabulary lacks \(got '{listed}'\)\. Use the .* or add"
+    with pytest.raises(UsageError, match=said):
+        made(tmp_path, [talk("Hi", "Hello.")], folder)
+
+
+def test_a_model_trained_on_the_pieces_of_a_special_token_is_prepared_for_if_asked(tmp_path, caplog):
+    folder = model_folder(tmp_path / "model", without_tags(CHATML), ("<|im_end|>",))
+    corpus = made(tmp_path, [talk("Hi", "Hello.")], folder, markers_as_text=True)
+    assert learned_texts(corpus) == [["Hello.<|im_end|>"]]
+    [record] = caplog.records
+    assert record.getMessage() == "template_markers_as_text names=<|im_start|>"
+    assert re.search(r"<\|im_start\|> \(\d+ tokens\)\. If the model was not trained so, use", record.told)
+
+
+AS_TEXT = "{%- for m in messages %}{{- HEADER + m.content + '</s>' }}{%- endfor %}"
+IN_INST = (
+    "{%- for m in messages %}{%- if m.role == 'system' %}{{- '[INST] <<SYS>>' + m.content + '<</SYS>>' }}"
+    "{%- elif m.role == 'user' %}{{- '[INST] ' + m.content + ' [/INST]' }}"
+    "{%- else %}{{- '<think></think> ' + m.content + '</s>' }}{%- endif %}{%- endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "warned"),
+    [
+        (AS_TEXT.replace("HEADER", "'<|' + m.role + '|>\\n'"), "<|user|>,<|assistant|>,<|system|>"),
+        (AS_TEXT.replace("HEADER", "'<|' + m.role | title + '|>:'"), "<|User|>,<|Assistant|>,<|System|>"),
+        (
+            AS_TEXT.replace(
+                "HEADER",
+                "{'user': '<|prompt|>', 'assistant': '<|answer|>'}.get(m.role, '<|begin_of_thought|>')",
+            ),
+            "<|prompt|>,<|answer|>,<|begin_of_thought|>",
+        ),
+        (IN_INST, None),
+    ],
+    ids=["zephyr", "internlm", "danube", "llama2"],
+)
+def test_headers_that_published_models_write_as_text_are_taken(tmp_path, caplog, template, warned):
+    folder = model_folder(tmp_path / "model", template, ("</s>",))
+    corpus = made(tmp_path, [talk("Hi <|im_start|> <start_of_turn>", "Hello. <|im_end|>")], folder)
+    assert learned_texts(corpus) == [["Hello. <|im_end|></s>"]]
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ([f"template_markers_as_text names={warned}"] if warned else [])
+
+
 TWO_ENDS = ["one<|END_RESPONSE|><|END_OF_TURN_TOKEN|>", "two<|END_RESPONSE|><|END_OF_TURN_TOKEN|>"]
 
 
