@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 _FIRST = 2  # steps that are not measured
+_TOGETHER = 3  # conversations in a micro-batch of TRL
 
 
 def penstock(method, folder, *, steps, **_):
@@ -32,14 +33,21 @@ def penstock(method, folder, *, steps, **_):
 
 
 def trl(method, folder, *, steps, rows, length, packs=False, **_):
-    """Return the same of TRL's SFTTrainer; a micro-batch is one conversation, or one packed row."""
+    """Return the same of TRL's SFTTrainer.
+
+    Its sampler makes a step's micro-batches, of `_TOGETHER` conversations on average, alike in cost: few long
+    ones or many short ones. Packed, a micro-batch is one row.
+    """
     import torch
     import transformers
     from datasets import load_dataset
     from peft import LoraConfig
     from trl import SFTConfig, SFTTrainer
 
-    size = rows if packs else conversations_a_step(folder, rows=rows, length=length)
+    together, size = 1, rows
+    if not packs:
+        together = _TOGETHER
+        size = max(1, round(conversations_a_step(folder, rows=rows, length=length) / together))
     stamps, counts = [], []
 
     class Note(transformers.TrainerCallback):
@@ -57,8 +65,8 @@ def trl(method, folder, *, steps, rows, length, packs=False, **_):
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "base")
     adapter = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear") if method == "lora" else None
     options = SFTConfig(
-        output_dir=str(folder / "trl"), max_steps=steps, per_device_train_batch_size=1,
-        gradient_accumulation_steps=size,
+        output_dir=str(folder / "trl"), max_steps=steps, per_device_train_batch_size=together,
+        gradient_accumulation_steps=size, train_sampling_strategy="random" if packs else "batch_rebalance",
         max_length=length, packing=packs, packing_strategy="bfd", assistant_only_loss=True,
         learning_rate=1e-4, lr_scheduler_type="constant", optim="adamw_torch_fused",
         use_cpu=True, bf16=False, gradient_checkpointing=False, save_strategy="no", report_to=[],
