@@ -152,7 +152,7 @@ def joined(index: int, pieces: list[ChunkChoice]) -> ChatChoice:
     return ChatChoice(
         index=index,
         message=ReplyMessage(
-            content=None if calls and not content else content,
+            content=None if calls and not content.strip() else content,
             reasoning_content=thoughts or None,
             tool_calls=[
                 ReplyToolCall(id=call_id, function=ReplyFunction(name=call.name, arguments=call.arguments))

@@ -51,6 +51,7 @@ def test_a_call_is_a_tool_call_with_arguments_in_a_text():
 
 def test_a_call_alone_leaves_no_content():
     assert joined(0, written(CALL)).message.content is None
+    assert joined(0, written(" \n", CALL)).message.content is None
 
 
 def test_a_named_function_streams_its_arguments():
