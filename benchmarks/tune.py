@@ -6,7 +6,8 @@
 A tiny Llama in float32, the same conversations, rows, AdamW and threads for all, all weights and an adapter
 of rank 16 in every linear layer of the blocks:
 
-    penstock   `penstock tune`, packing = "whole": rows of whole conversations
+    penstock   `penstock tune`, packing = "whole": rows of whole conversations, a row at a time
+               (data.micro_batch_size = 1, as here nothing is gathered that a micro-batch would share)
     trl        SFTTrainer with peft: its sampler `batch_rebalance`, micro-batches of three conversations on
                average; learned tokens by the template's tags, workers that load, no checkpoints, no logs
     trl, packed  a packed row at a time, packed by bfd
@@ -109,8 +110,8 @@ def adapter_numbers(arguments, *, rank=16):
     return arguments.layers * rank * (4 * 2 * hidden + 3 * (hidden + inner))
 
 
-def recipe_text(folder, tune, arguments, *, run):
-    """Return a recipe of Penstock."""
+def recipe_text(folder, tune, arguments, *, run, data=""):
+    """Return a recipe of Penstock; `data`: more lines of [data]."""
     settings = "\n".join(f"{key} = {json.dumps(value)}" for key, value in tune.items())
     return f"""
 compute = "float32"
@@ -125,6 +126,7 @@ sequence_length = {arguments.length}
 global_batch_size = {arguments.rows}
 packing = "whole"
 overlong = "drop"
+{data}
 [data.corpora.chats]
 path = "{folder}/chats"
 [optim]
@@ -143,7 +145,7 @@ def main():
     )
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
-    parser.add_argument("--vocabulary", type=int, default=4096)
+    parser.add_argument("--vocabulary", type=int, default=4096, help="at most")
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=4)
     parser.add_argument("--conversations", type=int, default=2000)
@@ -158,9 +160,17 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary).resolve()
         make(folder, arguments)
+        shape = json.loads((folder / "base" / "config.json").read_text())
+        arguments.vocabulary = shape["vocab_size"]  # texts may not give as many tokens as were asked for
         for method in METHODS:
             (folder / f"{method}.toml").write_text(
-                recipe_text(folder, {"method": method}, arguments, run=f"run-{method}")
+                recipe_text(
+                    folder,
+                    {"method": method},
+                    arguments,
+                    run=f"run-{method}",
+                    data="micro_batch_size = 1",
+                )
             )
         found, versions = speeds(folder, arguments)
         refused = why_not() if arguments.network_steps else "not asked for"

@@ -19,17 +19,26 @@ _TOGETHER = 3  # conversations in a micro-batch of TRL
 def penstock(method, folder, *, steps, **_):
     """Return (tokens, padding, seconds) of the measured steps."""
     from penstock.cli.main import main
+    from penstock.obs.meter import StepMeter
     from penstock.obs.sinks.jsonl import read_records
 
+    stamps, finish = [], StepMeter.finish
+
+    def finish_and_stamp(meter, **sizes):
+        rates = finish(meter, **sizes)
+        stamps.append(time.monotonic())
+        return rates
+
+    StepMeter.finish = finish_and_stamp
     run = folder / f"run-{method}"
     shutil.rmtree(run, ignore_errors=True)
     assert main(["tune", str(folder / f"{method}.toml")]) == 0
     records = [record for record in read_records(run / "metrics.jsonl") if "loss" in record]
     first, last = records[_FIRST - 1], records[-1]
-    assert len(records) == steps
+    assert len(records) == len(stamps) == steps
     places = last["tokens"] - first["tokens"]
     padding = sum(last["corpus_padding"].values()) - sum(first["corpus_padding"].values())
-    return places - padding, padding, sum(record["step_s"] for record in records[_FIRST:])
+    return places - padding, padding, stamps[-1] - stamps[_FIRST - 1]
 
 
 def trl(method, folder, *, steps, rows, length, packs=False, **_):
