@@ -41,9 +41,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
     add("--name", default="", metavar="HOST",
         help="host name of a proxy with TLS in front, which passes the Host header on")  # fmt: skip
-    add("--port", type=int, default=8400, metavar="N", help="0: a free one; default: %(default)s")
     add(
-        "--price", type=float, default=0.0, metavar="P", help="of a device for an hour; default: the recipe's"
+        "--port",
+        type=int,
+        default=8400,
+        metavar="N",
+        help="port to listen at; 0: a free one; default: %(default)s",
+    )
+    add(
+        "--price",
+        type=float,
+        default=0.0,
+        metavar="P",
+        help="price of a device for an hour; default: the recipe's",
     )
     add("--control", action="store_true", help="allow requests to running jobs")
     add("--server", action="append", default=[], metavar="[NAME=]URL",

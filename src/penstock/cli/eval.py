@@ -76,10 +76,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sequence-length", type=int, metavar="L", help="tokens per row; default: the context, at most 4096"
     )
     text.add_argument(
-        "--holdout", type=float, default=0.0, metavar="SHARE", help="only what this data.holdout holds out"
+        "--holdout",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="score only the documents that this value of data.holdout holds out",
     )
     text.add_argument(
-        "--compute", choices=("float32", "bfloat16"), help="default: that of the run's recipe, else float32"
+        "--compute",
+        choices=("float32", "bfloat16"),
+        help="dtype of the computation; default: that of the run's recipe, else float32",
     )
     tasks = parser.add_argument_group("tasks")
     tasks.add_argument(

@@ -61,14 +61,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_argument("recipe", type=Path, help="TOML file; see `penstock recipes`")
-    command.add_argument("--hosts", type=int, default=2, metavar="N", help="default: 2")
-    command.add_argument("--nics", type=int, default=1, metavar="N", help="of each host; default: 1")
+    command.add_argument("--hosts", type=int, default=2, metavar="N", help="number of hosts; default: 2")
     command.add_argument(
-        "--rate", default="", metavar="RATE", help="of a NIC, each way: 200mbit, 2.5gbit; default: no limit"
+        "--nics", type=int, default=1, metavar="N", help="network cards of each host; default: 1"
     )
-    command.add_argument("--latency", default="0ms", metavar="TIME", help="one way: 0.5ms; default: none")
-    command.add_argument("--processes-per-host", type=int, default=1, metavar="N", help="default: 1")
-    command.add_argument("--steps", type=int, default=5, metavar="N", help="default: 5, 4 of them measured")
+    command.add_argument(
+        "--rate",
+        default="",
+        metavar="RATE",
+        help="rate of a NIC, each way: 200mbit, 2.5gbit; default: no limit",
+    )
+    command.add_argument(
+        "--latency", default="0ms", metavar="TIME", help="latency one way, such as 0.5ms; default: none"
+    )
+    command.add_argument(
+        "--processes-per-host", type=int, default=1, metavar="N", help="ranks on each host; default: 1"
+    )
+    command.add_argument(
+        "--steps", type=int, default=5, metavar="N", help="steps to train; default: 5, 4 of them measured"
+    )
     command.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
     )

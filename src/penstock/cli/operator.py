@@ -59,7 +59,7 @@ _OPTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     add = parser.add_argument
-    add("--namespace", default="", metavar="NAME", help="of the TrainingRuns; default: $PENSTOCK_NAMESPACE")
+    add("--namespace", default="", metavar="NAME", help="namespace to watch; default: $PENSTOCK_NAMESPACE")
     add("--every", type=float, default=5.0, metavar="S", help="seconds between looks at a run; default: 5")
     add(
         "--lease",

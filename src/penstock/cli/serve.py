@@ -220,7 +220,11 @@ def limits_of(arguments: argparse.Namespace) -> ServerLimits:
 def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--host", default="127.0.0.1", help="address to listen at; default: %(default)s")
     group.add_argument(
-        "--port", type=int, default=8000, metavar="N", help="0: a free one; default: %(default)s"
+        "--port",
+        type=int,
+        default=8000,
+        metavar="N",
+        help="port to listen at; 0: a free one; default: %(default)s",
     )
     group.add_argument(
         "--api-keys", type=Path, metavar="FILE", help="one `name key` a line; or PENSTOCK_API_KEY is the key"
@@ -273,12 +277,12 @@ def _add_limit_arguments(group: argparse._ArgumentGroup) -> None:
         type=float,
         default=600.0,
         metavar="S",
-        help="for a request, waiting included; 0: none; default: %(default)g",
+        help="maximum seconds of a request, waiting included; 0: no limit; default: %(default)g",
     )
     group.add_argument(
         "--drain-s",
         type=float,
         default=30.0,
         metavar="S",
-        help="for answers to end after SIGTERM; default: %(default)g",
+        help="seconds that answers have to end after SIGTERM; default: %(default)g",
     )

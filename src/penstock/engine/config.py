@@ -23,7 +23,7 @@ class EngineConfig:
     weights: Weights = "stored"
     """Format of the blocks' weight matrices; 8- and 4-bit formats are quantized when a model opens."""
     compile: Compile = "auto"
-    """torch.compile of steps; slower on CPUs, untried on GPUs; auto: off so far.
+    """torch.compile of steps; slower on CPUs, not timed on GPUs; auto: off.
 
     Steps run uncompiled until compilation has finished, so no request waits for it."""
     tensor_parallel: int = 1
@@ -50,7 +50,7 @@ class EngineConfig:
     """Maximum tokens of prompt and answer together; None: the model's context."""
     prefix_caching: bool = True
     """Keep KV blocks of finished requests until their memory is needed, for prompts with a common prefix;
-    False: free them when a request ends."""
+    False: free the blocks of a request when it ends."""
     drafts: str = "off"
     """Speculative decoding by draft tokens: off, ngram, or a folder with a draft model or a speculator."""
     num_drafts: int = 4

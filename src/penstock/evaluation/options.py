@@ -17,7 +17,7 @@ class EvaluationOptions:
     chat_template: bool = False
     """Write questions as messages, by the model's chat template."""
     multiturn: bool = True
-    """Examples are turns of the conversation; False: they stand in one message."""
+    """Examples are turns of the conversation; False: write all examples into one message."""
     system: str | None = None
     """System message in front of each question; None: none."""
     max_gen_toks: int = 256

@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="divisor of the teacher's logits; the same as tune.temperature (default 1)")  # fmt: skip
     add("--sequence-length", type=int, metavar="L",
         help="tokens that the teacher sees at once; default: its context, at most 4096")  # fmt: skip
-    add("--compute", choices=("float32", "bfloat16"), default="float32", help="default: float32")
+    add(
+        "--compute",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="dtype of the teacher's computation; default: float32",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ import argparse
 from penstock.cli.options import add_subcommands, run_subcommand
 
 COMMANDS = {
-    "local": "run a recipe on this machine, on one node or several that it plays",
+    "local": "run a recipe on this machine, as one node or as several groups of processes",
     "slurm": "submit a recipe to Slurm as one batch job, which supervises and requeues itself",
     "kubernetes": "submit a recipe to Kubernetes as a JobSet or TrainJob, or deploy a server",
     "status": "show what a launched run does, and every transition with its cause",

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     launch_plan.add_arguments(parser)
     add = parser.add_argument
     add("--image", default="", metavar="NAME", help="container image with Penstock and torch")
-    add("--namespace", default="default", metavar="NAME", help="default: default")
+    add("--namespace", default="default", metavar="NAME", help="namespace of the job; default: default")
     add("--api", choices=("jobset", "trainjob"), default="jobset", help="kind of the job; default: jobset")
     add(
         "--volume",
@@ -73,7 +73,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="PersistentVolumeClaim, and where pods have it; may be repeated",
     )
     add("--queue", default="", metavar="NAME", help="LocalQueue of Kueue; not for servers")
-    add("--time-limit", type=seconds, default=0.0, metavar="TIME", help="of one start, such as 90m or 24h")
+    add(
+        "--time-limit",
+        type=seconds,
+        default=0.0,
+        metavar="TIME",
+        help="longest time of one start, such as 90m or 24h; default: none",
+    )
     add(
         "--max-requeues",
         type=int,
@@ -81,20 +87,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="times that all pods start again at the time limit; default: 100",
     )
-    add("--device", default="", metavar="RESOURCE", help="one for each process, such as nvidia.com/gpu")
-    add("--cpu", default="", metavar="CORES", help="of a pod")
-    add("--memory", default="", metavar="SIZE", help="of a pod, such as 64Gi")
     add(
-        "--cache", default="50Gi", metavar="SIZE", help="of remote corpora, on the node's disk; default: 50Gi"
+        "--device",
+        default="",
+        metavar="RESOURCE",
+        help="resource of which each process gets one, such as nvidia.com/gpu; default: none",
     )
-    add("--shared-memory", default="8Gi", metavar="SIZE", help="of /dev/shm; default: 8Gi")
+    add("--cpu", default="", metavar="CORES", help="cores of a pod; default: the cluster's")
+    add("--memory", default="", metavar="SIZE", help="memory of a pod, such as 64Gi; default: the cluster's")
+    add(
+        "--cache",
+        default="50Gi",
+        metavar="SIZE",
+        help="disk of the node that holds parts of remote corpora; default: 50Gi",
+    )
+    add("--shared-memory", default="8Gi", metavar="SIZE", help="size of /dev/shm; default: 8Gi")
     add("--fs-group", type=int, default=0, metavar="ID", help="group of volumes; default: the cluster's")
-    add("--service-account", default="", metavar="NAME", help="of the pods")
-    add("--priority-class", default="", metavar="NAME", help="of the pods")
-    add("--node-selector", action="append", default=[], metavar="LABEL=VALUE", help="label of nodes")
+    add("--service-account", default="", metavar="NAME", help="service account of the pods")
+    add("--priority-class", default="", metavar="NAME", help="priority class of the pods")
+    add(
+        "--node-selector",
+        action="append",
+        default=[],
+        metavar="LABEL=VALUE",
+        help="only nodes with this label get pods",
+    )
     add("--exclude-node", action="append", default=[], metavar="NAME", help="node that gets no pod")
-    add("--required-topology", default="", metavar="LABEL", help="Kueue: all pods in one, such as a rack")
-    add("--preferred-topology", default="", metavar="LABEL", help="the same, where it is possible")
+    add(
+        "--required-topology",
+        default="",
+        metavar="LABEL",
+        help="Kueue: label of a domain, such as a rack, that must hold all pods",
+    )
+    add("--preferred-topology", default="", metavar="LABEL", help="Kueue: the same, where it is possible")
     add("--code", type=Path, metavar="FOLDER", help="sources that are laid over the image")
     add("--code-store", default="", metavar="URL", help="object store for sources of more than 1 MiB")
     add(
@@ -106,20 +131,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--serve", action="store_true", help="serve a model: give its folder instead of a recipe")
     add("--kserve", action="store_true", help="with --serve: an InferenceService of KServe")
-    add("--port", type=int, default=8000, metavar="N", help="with --serve; default: 8000")
+    add("--port", type=int, default=8000, metavar="N", help="with --serve: port of the server; default: 8000")
     add(
         "--waiting",
         type=int,
         default=4,
         metavar="N",
-        help="with --serve and --nodes MIN:MAX: answers that wait for each pod; default: 4",
+        help="with --serve and --nodes MIN:MAX: queued answers per pod before another pod starts; default: 4",
     )
     add(
         "--startup",
         type=seconds,
         default=1800.0,
         metavar="TIME",
-        help="with --serve: for loading the model; default: 30m",
+        help="with --serve: longest time to load the model; default: 30m",
     )
     add(
         "--server",
@@ -133,8 +158,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--network-policy",
         choices=NETWORK_POLICIES,
         default="run",
-        help="run: only the run's pods reach its pods, but for the port of metrics; none: no NetworkPolicy "
-        "is made, where you may not make one; default: run",
+        help="run: only the run's pods reach its pods, but for the port of metrics; none: make no "
+        "NetworkPolicy, for instance because you have no right to; default: run",
     )
 
 

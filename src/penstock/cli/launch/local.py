@@ -14,7 +14,7 @@ from penstock.launch.render.local import render
 
 EPILOG = """\
 Each node is a group of processes. With --nodes MIN:MAX nodes may come and go while the run goes on: `penstock
-launch resize` adds nodes or takes them away, and a node that is killed is gone. Without, a run that
+launch resize` adds nodes or takes them away, and a node that is killed is gone. Without MIN:MAX, a run that
 fails starts again from its newest checkpoint. All processes end with this command, whatever ends it.
 
 example:

@@ -22,8 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--attempt", required=True, metavar="NAME", help="name of the attempt, for its report"
     )
-    parser.add_argument("--host", default="", metavar="ADDRESS", help="of the rendezvous; default: Slurm's")
-    parser.add_argument("--port", type=int, required=True, metavar="N", help="of the rendezvous")
+    parser.add_argument(
+        "--host", default="", metavar="ADDRESS", help="address of the rendezvous; default: Slurm's"
+    )
+    parser.add_argument("--port", type=int, required=True, metavar="N", help="port of the rendezvous")
     parser.add_argument(
         "--first-node", type=int, default=0, metavar="N", help="number of this step's first node in the run"
     )

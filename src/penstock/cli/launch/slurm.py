@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=seconds,
         default=0.0,
         metavar="TIME",
-        help="of one start, such as 90m or 24h; default: the partition's",
+        help="longest time of one start, such as 90m or 24h; default: the partition's",
     )
     add(
         "--max-requeues",

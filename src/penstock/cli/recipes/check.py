@@ -40,7 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "recipes", nargs="*", metavar="RECIPE", help="names or TOML files; default: all shipped"
     )
     parser.add_argument(
-        "--devices", type=int, action="append", default=[], metavar="N", help="may be repeated"
+        "--devices",
+        type=int,
+        action="append",
+        default=[],
+        metavar="N",
+        help="number of devices; may be repeated",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a recipe key"
