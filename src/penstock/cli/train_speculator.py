@@ -2,7 +2,7 @@
 
 PATH is a run, one of its checkpoints, or a Hugging Face folder. The heads learn on CORPUS, in the last
 quarter of the steps on what the model itself writes after beginnings of its text. They are used with
-`drafts`: answers do not change, they come sooner. How often the guesses stand is measured on
+`drafts`: answers do not change, they come sooner. How many guesses are accepted is measured on
 documents that were held out, and printed.
 
 Ctrl-C keeps what is done beside FOLDER; the same command goes on from there.
