@@ -240,10 +240,10 @@ def test_a_family_that_is_not_supported_is_named_with_those_that_are(llama, mode
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hidden_act": "gelu"}, "hidden_act must be silu"),
+        ({"hidden_act": "gelu"}, "hidden_act must be silu.*SwiGLU"),
         ({"quantization_config": {"bits": 4}}, "Quantised"),
         ({"rope_parameters": {"rope_type": "longrope", "factor": 2.0}}, "rope_type.*longrope"),
-        ({"partial_rotary_factor": 0.5}, "part of each head"),
+        ({"partial_rotary_factor": 0.5}, r"part of each head.*got 0.5\). Take a model"),
         (
             {
                 "model_type": "qwen2",

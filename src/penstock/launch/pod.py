@@ -131,7 +131,11 @@ class PodSpec:
         if self.fs_group < 0:
             raise UsageError("--fs-group takes the number of a group", got=self.fs_group)
         if self.required_topology and self.preferred_topology:
-            raise UsageError("--required-topology and --preferred-topology exclude one another")
+            raise UsageError(
+                "--required-topology and --preferred-topology exclude one another",
+                got=[self.required_topology, self.preferred_topology],
+                fix="Keep one of them.",
+            )
 
 
 def _check_apart(volumes: Sequence[PodVolume]) -> None:

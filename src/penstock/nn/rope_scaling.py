@@ -86,8 +86,13 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     # a hand-added rope_scaling takes precedence over the rope_parameters of transformers 5, as it does there
     scaling = scaling or parameters
     theta = scaling.pop("rope_theta", None) or parameters.get("rope_theta") or raw.get("rope_theta")
-    if (scaling.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0) != 1.0:
-        raise ModelError("Rotating a part of each head is not supported")
+    rotated = scaling.pop("partial_rotary_factor", None) or raw.get("partial_rotary_factor") or 1.0
+    if rotated != 1.0:
+        raise ModelError(
+            "Rotating a part of each head (partial_rotary_factor) is not supported",
+            got=rotated,
+            fix="Take a model that rotates whole heads, as Llama, Granite, Mistral and Qwen do.",
+        )
     scaling.pop("finetuned", None)  # in the first models with yarn; not used
     older_name = scaling.pop("type", None)
     rule = scaling.pop("rope_type", None) or older_name or "default"

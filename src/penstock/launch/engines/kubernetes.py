@@ -307,7 +307,10 @@ class _Kubernetes:
         """Delete the job: its pods save, and end."""
         state = self.state(job, folder)
         if not state.is_live:
-            raise PenstockError(f"Job {job.ident} has ended already: {state.status}, {state.reason}")
+            raise PenstockError(
+                f"Job {job.ident} has ended already: {state.status}, {state.reason}",
+                fix="There is nothing to stop; launch it again to go on.",
+            )
         _remove(cluster_of(job), folder.spec(), grace_s=0 if now else None)
         how = "deleted without saving" if now else "deleted, after its pods were asked to save"
         folder.log_event("finish", cause=how)

@@ -170,7 +170,10 @@ class _Slurm:
         """Stop the job for good: after saving, by the script, if it runs."""
         state = self.state(job, folder)
         if not state.is_live:
-            raise PenstockError(f"Job {job.ident} has ended already: {state.status}, {state.reason}")
+            raise PenstockError(
+                f"Job {job.ident} has ended already: {state.status}, {state.reason}",
+                fix="There is nothing to stop; launch it again to go on.",
+            )
         folder.ask_to_stop()
         if now or state.status != "RUNNING":
             joining = [str(event["joining"]) for event in folder.events() if event["event"] == ASKED]

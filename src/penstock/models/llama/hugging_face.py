@@ -24,7 +24,9 @@ def config_of(raw: Mapping[str, Any]) -> LlamaConfig:  # Any: JSON
     if raw.get("quantization_config"):
         raise ModelError("Quantised weights cannot be opened", fix="Use the model's bf16 or fp32 folder.")
     if raw.get("hidden_act", "silu") not in ("silu", "swish"):
-        raise ModelError("hidden_act must be silu", got=raw["hidden_act"])
+        raise ModelError(
+            "hidden_act must be silu", got=raw["hidden_act"], fix="Only decoders with SwiGLU can be opened."
+        )
     theta, scaling = read_rope(raw)
     family = FAMILY[model_type]
     known_names = {field.name for field in fields(LlamaConfig)} - {"rope_theta", "rope_scaling"}

@@ -168,7 +168,9 @@ def _skip(loader: Loader, recipe: TrainConfig, request: ControlRequest) -> Contr
     assert request.skip_steps is not None
     first, past = request.skip_steps
     if past > recipe.run.steps + 1:
-        raise UsageError(f"The run ends after {recipe.run.steps:,} steps", got=f"{first}:{past}")
+        raise UsageError(
+            f"The run ends after {recipe.run.steps:,} steps", got=f"{first}:{past}", fix="Name earlier ones."
+        )
     samples = int(loader.samples_of(first - 1)[0]), int(loader.samples_of(past - 2)[-1]) + 1
     return ControlReply(
         number=request.number,
@@ -187,7 +189,10 @@ def _extend(loader: Loader, request: ControlRequest) -> ControlReply:
         raise UsageError("The run has no such corpus", got=name, fix=nearest(str(name), list(loader.corpora)))
     parts, known = request.parts or 0, known_parts(loader, name)
     if parts <= known:
-        raise UsageError(f"Corpus {name!r} has no parts beyond the {known} that the run uses")
+        raise UsageError(
+            f"Corpus {name!r} has no parts beyond the {known} that the run uses",
+            fix="Add one first: `penstock data append`.",
+        )
     return ControlReply(
         number=request.number,
         taken_up=True,
@@ -216,7 +221,11 @@ def _batch_size(
     loader: Loader, recipe: TrainConfig, request: ControlRequest, size: int, *, sizes: Sequence[int]
 ) -> ControlReply:
     if loader.step >= recipe.run.steps:
-        raise UsageError(f"The run ends after {recipe.run.steps:,} steps", got=loader.step)
+        raise UsageError(
+            f"The run ends after {recipe.run.steps:,} steps, so no step is left to change",
+            got=loader.step,
+            fix="Raise run.steps and start it again.",
+        )
     check_batch(recipe, size, step=loader.step, world_size=loader.world_size)
     for num_data in sizes:
         try:

@@ -44,7 +44,11 @@ def check_islands(recipe: TrainConfig, islands: int) -> None:
             "or stop an agent.",
         )
     if islands < fewest:
-        raise UsageError(f"outer.min_islands is {fewest}", got=islands)
+        raise UsageError(
+            f"outer.min_islands is {fewest}",
+            got=islands,
+            fix="Ask for as many, or start the job with a lower one.",
+        )
     ranks = islands * ranks_of_island(recipe.parallel)
     check_rows(recipe, world_size=layout_of(recipe.parallel, world_size=ranks).num_data)
 

@@ -81,6 +81,13 @@ def test_a_job_that_slurm_has_forgotten_has_ended(command, tmp_path):
     assert (state.is_live, state.status, state.reason) == (False, "ENDED", "Slurm no longer knows the job")
 
 
+def test_a_cancel_of_a_job_that_has_ended_says_that_nothing_is_left_to_stop(command, tmp_path):
+    for name in ("squeue", "scontrol"):
+        command(name, failing("Invalid job id specified"))
+    with pytest.raises(PenstockError, match=r"Job 7 has ended already.*nothing to stop; launch it again"):
+        ENGINE.cancel(JOB, JobFolder(tmp_path), now=False)
+
+
 @pytest.mark.parametrize("fails", ["squeue", "scontrol"])
 @pytest.mark.parametrize(
     ("said", "told"),

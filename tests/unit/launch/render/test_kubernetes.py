@@ -148,6 +148,7 @@ def test_a_network_policy_lets_the_pods_of_a_run_reach_each_other_and_no_other_p
         ({"fs_group": -5}, "--fs-group takes the number of a group"),
         ({"excluded_nodes": ("n 1",)}, "--exclude-node takes the name"),
         ({"network_policy": "all"}, "--network-policy takes one of run, none"),
+        ({"required_topology": "a/rack", "preferred_topology": "a/row"}, "a/row.*Keep one of them"),
     ],
 )
 def test_pods_that_a_server_would_refuse_are_refused_before(pod, said):

@@ -74,7 +74,7 @@ def test_what_a_job_cannot_go_on_with_is_refused(recipe, monkeypatch):
         check_islands(recipe, 4)
     monkeypatch.setenv(env.RENDEZVOUS, "file:///there")
     check_islands(recipe, 4)
-    with pytest.raises(UsageError, match=r"outer.min_islands is 2 \(got 1\)"):
+    with pytest.raises(UsageError, match=r"outer.min_islands is 2 \(got 1\). Ask for as many"):
         check_islands(recipe, 1)
     with pytest.raises(ConfigError, match="does not divide"):
         check_islands(recipe, 3)

@@ -106,9 +106,12 @@ def test_a_skip_leaves_out_the_samples_of_steps_to_come(raw):
             ControlRequest(skip_steps=(5, 9)),
             "5 steps are already done (got '5:9'). To skip samples that",
         ),
-        (ControlRequest(skip_steps=(50, 52)), "The run ends after 50 steps (got '50:52')"),
+        (ControlRequest(skip_steps=(50, 52)), "The run ends after 50 steps (got '50:52'). Name earlier ones"),
         (ControlRequest(extend="wbe"), "no such corpus (got 'wbe')"),
-        (ControlRequest(extend="web", parts=1), "Corpus 'web' has no parts beyond the 1 that the run uses"),
+        (
+            ControlRequest(extend="web", parts=1),
+            "Corpus 'web' has no parts beyond the 1 that the run uses. Add one first: `penstock data append`",
+        ),
     ],
 )
 def test_a_refusal_says_why_and_changes_nothing(raw, request_, message):
@@ -150,6 +153,13 @@ def test_a_batch_size_must_do_for_every_number_of_ranks_with_which_the_run_may_g
     assert "A global batch of 8 sequences does not divide over 3 ranks" in found.said
     assert loader.state_dict() == before
     assert take_up(loader, recipe, ControlRequest(number=2, batch_size=12), sizes=[1, 2, 3]).taken_up
+
+
+def test_a_batch_size_after_the_last_step_is_refused_with_what_to_raise(raw):
+    recipe, loader = opened(raw, "run.steps=5", steps=5)
+    found = take_up(loader, recipe, ControlRequest(number=1, batch_size=12))
+    assert not found.taken_up
+    assert "no step is left to change (got 5). Raise run.steps" in found.said
 
 
 def test_where_the_mixture_follows_the_losses_weights_are_refused(raw):
