@@ -43,7 +43,7 @@ def fit(corpus: str, *, steps: int, resume: str | None = None) -> lightning.Trai
         enable_model_summary=False,
         use_distributed_sampler=False,  # the loader knows its rank
     )
-    # Steps has a length, so Lightning does not read a batch ahead: what it saves is what was trained on.
+    # SizedBatches has a length, so Lightning reads no batch ahead: what it saves is what was trained on.
     model = Model(loader.corpora["docs"].manifest.vocab_size)
     trainer.fit(model, SizedBatches(loader, STEPS), ckpt_path=resume, weights_only=True)
     return trainer

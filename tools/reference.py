@@ -473,19 +473,29 @@ def words_of(hint: Any) -> str:
     """Return in words what a key may be, as a cell of a table.
 
     >>> words_of(int | None), words_of(Literal["a", 4]), words_of(dict[str, float])
-    ('whole number', '`"a"`, `4`', 'table of number')
+    ('whole number', '`"a"`, `4`', 'table of numbers')
+    >>> words_of(tuple[tuple[dict[str, Any], ...] | str, ...])
+    'list of texts or lists of tables'
     """
     origin, args = get_origin(hint), [arg for arg in get_args(hint) if arg is not type(None)]
     if origin is Literal:
         return ", ".join(f'`"{arg}"`' if isinstance(arg, str) else f"`{arg}`" for arg in args)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(words_of, args))
+        *others, last = sorted(map(words_of, args), key=len)
+        return f"{', '.join(others)} or {last}" if others else last
     if origin is dict:
-        return f"table of {words_of(args[1])}"
+        return "table" if args[1] is Any else f"table of {_plural(words_of(args[1]))}"
     if origin is tuple:
-        return f"list of {words_of(args[0])}"
+        return f"list of {_plural(words_of(args[0]))}"
     words = {int: "whole number", float: "number", bool: "true, false", str: "text"}
-    return words.get(hint) or str(getattr(hint, "__name__", hint))
+    return (
+        "table" if dataclasses.is_dataclass(hint) else words.get(hint) or str(getattr(hint, "__name__", hint))
+    )
+
+
+def _plural(words: str) -> str:
+    """Return kinds of values in the plural: of a text texts, of a list of texts lists of texts."""
+    return re.sub(r"\b(text|number|table|list)\b", r"\1s", words)
 
 
 def default_of(field: "dataclasses.Field[Any]") -> str:
