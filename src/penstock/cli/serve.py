@@ -8,7 +8,7 @@ example:
   penstock serve runs/first
   penstock serve ./Llama-3.2-1B-Instruct --weights int8 --host 0.0.0.0 --api-keys keys.txt
 
-exit codes: 0 all answers had finished at SIGTERM or Ctrl-C, 1 not all had, or it failed, 2 wrong usage
+exit codes: 0 ended by SIGTERM or Ctrl-C, 1 the engine failed or a second signal came, 2 wrong usage
 """
 
 import argparse
