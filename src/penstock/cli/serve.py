@@ -227,7 +227,10 @@ def _add_door_arguments(group: argparse._ArgumentGroup) -> None:
         help="port to listen at; 0: a free one; default: %(default)s",
     )
     group.add_argument(
-        "--api-keys", type=Path, metavar="FILE", help="one `name key` a line; or PENSTOCK_API_KEY is the key"
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="one `name key` a line, keys of 16 characters or more; or PENSTOCK_API_KEY is the key",
     )
     group.add_argument("--insecure", action="store_true", help="other machines may ask without a key")
     group.add_argument(
