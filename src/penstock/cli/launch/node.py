@@ -11,6 +11,9 @@ from penstock.cli.streams import explain
 EPILOG = """\
 srun types this, once on each node; the node's ranks are forked from it and end with it.
 
+example:
+  penstock launch node /shared/runs/first --attempt 7.0.1 --host node1 --port 29400
+
 exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after saving, 76 several starts in a
 row without a new checkpoint
 """

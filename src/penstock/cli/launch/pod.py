@@ -19,6 +19,9 @@ from penstock.launch.supervise import EXIT_NO_PROGRESS, EXIT_UNFIT
 EPILOG = """\
 Kubernetes runs this command in each pod; the pod's ranks are forked from it and end with it.
 
+example:
+  penstock launch pod /etc/penstock
+
 exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped on request, after saving if there was
 time, 76 several starts in a row without a new checkpoint, of ranks or of this pod, 77 the node lacks a
 folder, a secret or a network of the run

@@ -9,6 +9,9 @@ from penstock.core.signals import StopFlag
 EPILOG = """\
 The batch script of `penstock launch slurm` types this on the first node.
 
+example:
+  penstock launch supervise /shared/runs/first
+
 exit codes: 0 finished, 1 failed, 2 wrong recipe or usage, 75 stopped after saving: back into the queue,
 76 several starts in a row without a new checkpoint
 """
