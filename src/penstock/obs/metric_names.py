@@ -42,7 +42,7 @@ METRICS: Final[dict[str, tuple[str, str]]] = {
     "loss": ("nats/token", "training loss of the step, mean over the labels of all ranks; or over pairs"),
     "labels": ("", "terms that the step's loss is a mean of: learned tokens, or pairs of preferences"),
     "grad_norm": ("", "norm of the whole gradient before clipping"),
-    "learning_rate": ("", "of the step"),
+    "learning_rate": ("", "learning rate of the step"),
     "tokens_per_s": ("tokens/s", "tokens of the step, learned or not, over its wall time, all ranks"),
     "mfu": ("share", "model FLOPs utilisation: useful FLOP/s over the devices' peak, where that is known"),
     "hfu": ("share", "hardware FLOPs utilisation: as mfu, with activations that were computed twice"),

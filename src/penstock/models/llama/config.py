@@ -25,9 +25,9 @@ class LlamaConfig:
     num_attention_heads: int
     """Number of query heads."""
     num_key_value_heads: int | None = None
-    """Number of key-value heads, a divisor of the query heads; None: as many. Fewer: a smaller KV cache."""
+    """Number of key-value heads, a divisor of the query heads; absent: as many. Fewer: a smaller KV cache."""
     head_dim: int | None = None
-    """Size of a head, even; None: hidden_size / num_attention_heads."""
+    """Size of a head, even; absent: hidden_size / num_attention_heads."""
     max_position_embeddings: int = 2048
     """Context length in tokens."""
     rope_theta: float = 10_000.0
@@ -43,13 +43,13 @@ class LlamaConfig:
     mlp_bias: bool = False
     """Llama, Granite: biases in the feed-forward projections."""
     sliding_window: int | None = None
-    """Mistral, Qwen: attention window: a token sees itself and `sliding_window - 1` before it; None: all."""
+    """Mistral, Qwen: attention window: a token sees itself and `sliding_window - 1` before; absent: all."""
     max_window_layers: int = 0
     """Qwen: number of first layers without a window."""
     embedding_multiplier: float = 1.0
     """Granite: factor on the embeddings."""
     attention_multiplier: float | None = None
-    """Granite: factor on the attention scores; None: 1 / sqrt(head_dim)."""
+    """Granite: factor on the attention scores; absent: 1 / sqrt(head_dim)."""
     residual_multiplier: float = 1.0
     """Granite: factor on the outputs of attention and feed-forward layers."""
     logits_scaling: float = 1.0
