@@ -117,8 +117,8 @@ async def _written(events: AsyncIterator[Event]) -> AsyncIterator[str]:
     try:
         async for kind, data in events:
             yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
-    except (PenstockError, OSError) as error:
-        yield f"event: error\ndata: {json.dumps({'said': str(error)})}\n\n"
+    except (PenstockError, OSError, RuntimeError, MemoryError) as error:  # torch's word for no memory is one
+        yield f"event: error\ndata: {json.dumps({'said': str(error) or 'no memory is left'})}\n\n"
     yield "event: end\ndata: {}\n\n"
 
 
@@ -142,8 +142,8 @@ async def _compared(console: ConsoleState, run: FoundRun, asked: PromptsAsked) -
                 for one in found:
                     if isinstance(one, BaseException):
                         raise one
-        except (PenstockError, OSError) as error:
-            yield "answers", {"step": step, "error": str(error)}
+        except (PenstockError, OSError, RuntimeError, MemoryError) as error:
+            yield "answers", {"step": step, "error": str(error) or "no memory is left"}
             continue
         yield "answers", {"step": step, "answers": found}
 
