@@ -12,6 +12,18 @@ from penstock.core import clock
 _STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
+def signal_name(number: int) -> str:
+    """Return the name of a signal; of real-time signals, most of which have none, the number.
+
+    >>> signal_name(9), signal_name(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 class StopFlag:
     """Flag set by a stop signal; a second Ctrl-C interrupts at once."""
 
@@ -35,4 +47,4 @@ class StopFlag:
             raise KeyboardInterrupt
         if self.requested_by is None:
             self.requested_at = clock.monotonic()
-        self.requested_by = signal.Signals(number).name
+        self.requested_by = signal_name(number)

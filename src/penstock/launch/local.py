@@ -24,6 +24,7 @@ from types import FrameType
 
 from penstock.core.env import RENDEZVOUS
 from penstock.core.errors import PeerLost, UsageError
+from penstock.core.signals import signal_name
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_S = 20.0
@@ -244,7 +245,7 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
                 messages.append(children[child].recv())
             except EOFError:  # it ended without a message
                 if exit_code < 0 and not failed:
-                    lost[ranks[child]] = _killed(ranks[child], signal.Signals(-exit_code))
+                    lost[ranks[child]] = _killed(ranks[child], -exit_code)
             if exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
                 code = exit_code if exit_code > 0 else 1
             children[child].close()
@@ -263,6 +264,6 @@ def _ask_to_stop(child: BaseProcess) -> None:
         os.kill(child.pid, signal.SIGCONT)  # a suspended process receives signals only after it continues
 
 
-def _killed(rank: int, number: signal.Signals) -> str:
+def _killed(rank: int, number: int) -> str:
     memory = " The machine may have run out of memory: see dmesg." if number == signal.SIGKILL else ""
-    return f"Rank {rank} was killed by {number.name}.{memory}"
+    return f"Rank {rank} was killed by {signal_name(number)}.{memory}"

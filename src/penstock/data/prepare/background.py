@@ -29,6 +29,7 @@ from pathlib import Path
 from penstock.core import clock, env
 from penstock.core.errors import CorpusError, PenstockError, RunLocked
 from penstock.core.files import MANIFEST_FILE
+from penstock.core.signals import signal_name
 from penstock.core.system_errors import in_words
 from penstock.core.units import mib, si
 from penstock.data.corpus.manifest import load_manifest
@@ -273,7 +274,7 @@ class Preparation:
         said, code = child.communicate()[0].strip(), child.returncode
         if code in (0, *_ON_REQUEST):
             return
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        how = f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
         log_file = self.folder / LOG_FILE
         more = f"; see {log_file}" if log_file.is_file() else ""
         raise self._failed(said or f"its process {how}{more}")

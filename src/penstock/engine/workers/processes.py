@@ -14,7 +14,6 @@ import json
 import logging
 import os
 import shutil
-import signal
 import socket
 import struct
 import subprocess
@@ -30,6 +29,7 @@ from typing import Any, Self
 
 from penstock.core import clock
 from penstock.core.errors import RunnerLost
+from penstock.core.signals import signal_name
 
 log = logging.getLogger(__name__)
 
@@ -165,9 +165,7 @@ class RankProcesses:
             while rank.said is None and rank.pipe.poll() and self._heard(rank):
                 pass
         codes = {rank.number: rank.process.returncode for rank in gone}
-        killed = [
-            f"rank {n} was killed by {signal.Signals(-code).name}" for n, code in codes.items() if code < 0
-        ]
+        killed = [f"rank {n} was killed by {signal_name(-code)}" for n, code in codes.items() if code < 0]
         said = [f"rank {rank.number} failed: {rank.said}" for rank in gone if rank.said]
         hang = [f"rank {rank.number} does not answer" for rank in self.ranks if rank not in gone]
         ended = [f"rank {n} ended with code {code}" for n, code in codes.items()]

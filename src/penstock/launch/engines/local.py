@@ -21,7 +21,7 @@ from typing import Any
 from penstock.core import clock
 from penstock.core.env import num_cores
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.signals import StopFlag
+from penstock.core.signals import StopFlag, signal_name
 from penstock.core.units import plural
 from penstock.launch.attempt import Explain, WarmProcess, Work, follow, port_of, rank_environments
 from penstock.launch.engines.engine import JobState
@@ -199,7 +199,7 @@ class _Nodes:
             if code < 0:
                 self._tell(
                     "lost",
-                    f"node {node} was killed by {signal.Signals(-code).name}",
+                    f"node {node} was killed by {signal_name(-code)}",
                     nodes=len(self._running),
                 )
                 self._codes.append(1)

@@ -38,7 +38,7 @@ def find_command(command: str) -> None:
     """
     if shutil.which(command) is None:
         raise PenstockError(
-            f"There is no {command} on this machine, so nothing was submitted",
+            f"There is no {command} on this machine",
             fix="Type the command where Slurm's commands are, on a login node; --dry-run works without.",
         )
 
@@ -107,7 +107,7 @@ def _refused(command: str, said: str) -> PenstockError:
             fix="Type it on a login node, or name the cluster by SLURM_CONF; `scontrol ping` asks it.",
         )
     said = said.removeprefix("sbatch: ").removeprefix("error: ").removeprefix("allocation failure: ")
-    fix = "Correct the option that it names; nothing was submitted."
+    fix = "Correct what it names; it did nothing."
     return PenstockError(
         f"{command} refused: {said}",
         fix=fix if command.startswith("sbatch") else "Ask `scontrol ping`, and try again.",
