@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from penstock.models.llama.model import Llama
 
 
-def save_lora(folder, model, *, rank, seed=0, only="", std=0.3):
+def save_lora(folder, model, *, rank, seed=0, only="", std=0.3, use_dora=False):
     """Write an adapter of all linear layers of a plain model's blocks whose names contain `only`."""
     theirs, tensors = Llama.hugging_face_names(model.config), {}
     random = torch.Generator().manual_seed(seed)
@@ -18,9 +18,11 @@ def save_lora(folder, model, *, rank, seed=0, only="", std=0.3):
             outputs, inputs = weight.shape
             tensors[f"{layer}.lora_A.weight"] = torch.randn(rank, inputs, generator=random) * std
             tensors[f"{layer}.lora_B.weight"] = torch.randn(outputs, rank, generator=random) * std
+            if use_dora:
+                tensors[f"{layer}.lora_magnitude_vector"] = 1.0 + torch.rand(outputs, generator=random)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(
-        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank})
+        json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": rank, "use_dora": use_dora})
     )
     return folder

@@ -178,15 +178,18 @@ def test_an_adapter_killed_and_rescaled_learns_the_same_from_the_same_samples(ba
     assert losses_of(whole)[int(steps)] < 0.9 * losses_of(whole)[1], "something was learned"
 
 
-def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_path):
+@pytest.mark.parametrize("method", ["lora", "dora"])
+def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_path, method, capsys):
     base, size = talker(tmp_path / "base", vocab_size=448)
     assert size < 448, "the template's tokens are in the base's vocabulary"
     run, recipe = recipe_of(tmp_path, base, chats_for(base))
     settings = ["--set", "checkpoint.keep_every=3", "--set", "optim.learning_rate=0.03"]
+    settings += ["--set", f"tune.method={method}"]
     asked = {"role": "user", "content": "4 + 3?"}
     with alive(["tune", str(recipe), *settings], run, processes=1, after=10):
         newest = str(find(run))
         assert main(["export", newest, "--out", str(tmp_path / "adapter")]) == 0
+        assert f"serve it with its base: penstock serve {base} --adapter" in capsys.readouterr().out
         with (
             serving(base, "--adapter", f"live={tmp_path / 'adapter'}", "--cache-gib", "0.05") as server,
             server.openai() as client,

@@ -53,6 +53,7 @@ METHODS = {
     "rslora": {"method": "rslora", "rank": 5, "alpha": 3, "layers": ["query", "down"]},
     "dora": {"method": "dora", "rank": 3, "alpha": 6, "layers": "mlp"},
     "int4": {"method": "lora", "rank": 4, "alpha": 8, "base": "int4"},
+    "dora-int8": {"method": "dora", "rank": 3, "alpha": 6, "base": "int8"},
     "head": {"method": "lora", "rank": 4, "alpha": 8, "layers": ["all", "unembed"]},
 }
 FROZEN_OUTPUT = "base_model.model.lm_head.base_layer.weight"
@@ -176,13 +177,14 @@ def test_a_slice_of_a_tuned_model_is_that_of_the_merged_one(runs):
 
 
 @torch.no_grad()
-def test_the_model_that_was_tuned_in_4_bits_is_the_one_that_is_served(runs, base, tmp_path):
+@pytest.mark.parametrize("method", ["int4", "dora-int8"])
+def test_the_model_that_was_tuned_in_few_bits_is_the_one_that_is_served(runs, base, tmp_path, method):
     """Block by block the same numbers; then the engine rounds its output matrix too, to 8 bits."""
-    recipe, logits, _ = runs["int4"]
+    recipe, logits, _ = runs[method]
     served = load_pretrained(base)
     adapters = Adapters(served, served.config, base_hash=identity_of_model(base))
     adapters.add("a", exported(recipe, tmp_path / "adapter"))
-    prepare(served, "int4")
+    prepare(served, recipe.tune.base)
     adapters.begin(step_of(adapters.indexes["a"]))
     ((hidden, _),) = on_ranks(lambda world: tuned(recipe, world, of="hidden"), ranks=1)
     close(served.hidden(IDS), hidden)
@@ -201,7 +203,7 @@ def step_of(adapter):
     return StepBatch(**rest, query_starts=starts, adapters=np.array([adapter], np.int32))
 
 
-@pytest.mark.parametrize("method", ["lora", "head"])
+@pytest.mark.parametrize("method", ["lora", "dora", "head"])
 def test_a_server_reads_what_a_run_has_just_written(runs, base, tmp_path, method):
     recipe, logits, _ = runs[method]
     folder = exported(recipe, tmp_path / "adapter")
@@ -248,14 +250,6 @@ def test_an_adapter_in_place_of_a_model_is_refused_with_the_command(runs, corpus
         CheckpointError, match=rf"has an adapter only.* penstock export {recipe.run.dir} --merge"
     ):
         recipe_of(corpus, recipe.run.dir, tmp_path / "next", METHODS["lora"])
-
-
-def test_dora_is_served_merged_and_says_so(runs, base, tmp_path):
-    recipe, _, _ = runs["dora"]
-    folder = exported(recipe, tmp_path / "adapter")
-    options = EngineConfig(device="cpu", cache_gib=2**-8, adapters={"a": folder})
-    with pytest.raises(ModelError, match=r"Merge it and serve the result: penstock export .* --merge"):
-        build_engine(base, options)
 
 
 def test_a_run_whose_base_is_gone_or_changed_is_not_opened(corpus, tmp_path):

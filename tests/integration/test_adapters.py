@@ -3,6 +3,7 @@
 import copy
 import json
 import queue
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,8 +19,9 @@ from penstock.core.errors import ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.config import EngineConfig
+from penstock.engine.model_runner.adapted_linear import AdaptedLinear
 from penstock.engine.model_runner.batch import StepBatch
-from penstock.engine.model_runner.lora import AdaptedLinear, Adapters
+from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.request import Request
 from penstock.models.llama.tensor_slices import ALONE
 from penstock.nn.linear.packed import can_multiply
@@ -32,12 +34,20 @@ KINDS = {
     "every-layer": {"r": 3, "lora_alpha": 5, "target_modules": ALL},
     "two-layers": {"r": 8, "lora_alpha": 4, "use_rslora": True, "target_modules": ["q_proj", "down_proj"]},
     "by-expression": {"r": 2, "lora_alpha": 2, "target_modules": r".*\.1\.mlp\.(gate|up)_proj"},
+    "dora": {"r": 4, "lora_alpha": 6, "use_dora": True, "target_modules": ALL},
+    "dora-some": {
+        "r": 6,
+        "lora_alpha": 3,
+        "use_dora": True,
+        "target_modules": ["k_proj", "o_proj", "up_proj"],
+    },
 }
 
 
 OF_OUTPUT = {
     "output": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "lm_head"]},
     "output-alone": {"r": 3, "lora_alpha": 9, "target_modules": ["lm_head"]},
+    "output-dora": {"r": 4, "lora_alpha": 2, "use_dora": True, "target_modules": ["v_proj", "lm_head"]},
 }
 
 
@@ -58,6 +68,9 @@ def save_adapter(model, folder, kind, *, seed):
     torch.manual_seed(seed)
     config = LoraConfig(**(KINDS | OF_OUTPUT)[kind], init_lora_weights=False)
     adapted = get_peft_model(copy.deepcopy(model), config).eval()
+    for name, parameter in adapted.named_parameters():
+        if "lora_magnitude_vector" in name:  # PEFT begins with the lengths of the rows, which changes nothing
+            parameter.data *= torch.empty_like(parameter).uniform_(0.5, 2.0)
     adapted.save_pretrained(folder)
     with torch.no_grad():
         return adapted(IDS[None]).logits[0]
@@ -162,10 +175,7 @@ def refused(base, tmp_path, *, settings=None, tensors=None):
     [
         ({"peft_type": "IA3"}, "adapters must be LoRA (got 'IA3')"),
         ({"bias": "all"}, "bias is not supported (got 'all')"),
-        (
-            {"use_dora": True},
-            "use_dora changes whole outputs",
-        ),
+        ({"use_dora": True}, "'magnitude': (32,)}"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is not supported (got ['lm_head'])"),
         ({"alpha_pattern": {"q_proj": 3}}, "alpha_pattern is not supported"),
         ({"of_the_future": 7}, "of_the_future is not supported (got 7)"),
@@ -404,6 +414,35 @@ def test_an_adapter_in_use_is_not_removed(world):
     engine.remove_adapter(name)
     assert engine.stats().used_blocks == 0
     engine.close()
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS | OF_OUTPUT if "dora" in kind])
+@pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
+def test_dora_gives_the_logits_of_peft_merged_or_not(base, tmp_path, kind):
+    folder, theirs = base
+    if kind == "output-dora" and theirs.config.tie_word_embeddings:
+        pytest.skip("the output matrix is the embedding")
+    expected = save_adapter(theirs, tmp_path / "adapter", kind, seed=3)
+    merged = adapted(theirs, tmp_path / "adapter").merge_and_unload()
+    engine = build_engine(folder, settings(adapters={"a": tmp_path / "adapter"}))
+    found = logits_of_engine(engine, IDS, "a")
+    engine.close()
+    scale = expected.abs().max()
+    assert (found - expected).abs().max() < 1e-5 * scale
+    with torch.no_grad():
+        assert (found - merged(IDS[None]).logits[0]).abs().max() < 1e-5 * scale
+        assert (found - theirs(IDS[None]).logits[0]).abs().max() > 0.05 * scale
+
+
+def logits_of_engine(engine, ids, adapter):
+    """Return the logits of all tokens of a prompt."""
+    seen, run = [], engine.runner.run
+    engine.runner.run = lambda batch: (
+        seen.append(run(replace(batch, logit_rows=np.arange(len(ids))))) or seen[0]
+    )
+    engine.add(Request(prompt=tuple(ids.tolist()), max_tokens=1, adapter=adapter))
+    engine.step()
+    return seen[0].logits
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8", "int4"])

@@ -1,15 +1,15 @@
 """LoRA adapter files of PEFT: `adapter_config.json` and `adapter_model.safetensors`.
 
 An adapter adds (alpha / r) B A x to the outputs W x of some linear layers (Hu et al., arXiv:2106.09685), or
-alpha / sqrt(r) (rsLoRA, arXiv:2312.03732). DoRA's factors on whole outputs (arXiv:2402.09353) are for merging
-only. Anything else that PEFT can store (other methods, biases, whole layers, changed base weights) is refused
-by its key, unknown keys included, because an adapter applied in part gives wrong answers silently. Nothing is
-unpickled, and a tensor that belongs to no layer of the model is an error. Where the output matrix is adapted,
-PEFT stores a copy of the frozen one too, which is passed over.
+alpha / sqrt(r) (rsLoRA, arXiv:2312.03732); DoRA also scales the outputs (arXiv:2402.09353). Anything else
+that PEFT can store (other methods, biases, whole layers, changed base weights) is refused by its key, unknown
+keys included, because an adapter applied in part gives wrong answers silently. Nothing is unpickled, and a
+tensor that belongs to no layer of the model is an error. Where the output matrix is adapted, PEFT stores a
+copy of the frozen one too, which is passed over.
 
 Rows of tokens that the base lacks (nn/new_rows.py) are PEFT's `trainable_token_indices`: whole rows, by token
-id. The model must have those rows before PEFT reads the folder: `model.resize_token_embeddings(n)`. Like
-DoRA's factors they are for merging only, and the only rows that are read are those after the base's last.
+id. The model must have those rows before PEFT reads the folder: `model.resize_token_embeddings(n)`. They are
+for merging only, and the only rows that are read are those after the base's last.
 
 Folders that Penstock writes name their base by path, as PEFT's do, and by its identity (hf_folder.py), in the
 metadata of the weights, where PEFT passes over it. An adapter for another base is refused.
@@ -20,12 +20,10 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from penstock.checkpoint.hf import appearing, check_new, read_slice
@@ -79,19 +77,10 @@ _BASE_HASH = "penstock.base_hash"
 _BASE_WEIGHTS = "penstock.base_weights"
 
 
-@dataclass(frozen=True, slots=True)
-class Lora:
-    """LoRA update of one linear layer: b @ a @ x."""
-
-    a: Float[Tensor, "r inputs"]
-    b: Float[Tensor, "outputs r"]
-    """Already multiplied by alpha / r."""
-
-
 def read_adapter(
     folder: Path, config: LlamaConfig, *, place: TensorParallelRank = ALONE, base_hash: str = ""
-) -> dict[str, Lora]:
-    """Load an adapter for serving; return its updates by the name of our linear layer.
+) -> dict[str, Adapter]:
+    """Load an adapter for serving; return it by the name of our linear layer.
 
     Args:
         config: of the unsharded model.
@@ -101,10 +90,7 @@ def read_adapter(
     Raises:
         ModelError: the folder is not a LoRA adapter of this model, or uses an unsupported feature.
     """
-    settings = read_settings(folder)
-    found = _read_tensors(folder, config, place=place, base_hash=base_hash, serves=True)
-    shapes = _shapes(config, place)
-    return {name: _lora(folder, name, pair, settings, shapes[name]) for name, pair in found.items()}
+    return _read(folder, config, place=place, base_hash=base_hash, serves=True)
 
 
 def read_adapters(folder: Path, config: LlamaConfig, *, base_hash: str = "") -> dict[str, Adapter]:
@@ -114,17 +100,22 @@ def read_adapters(folder: Path, config: LlamaConfig, *, base_hash: str = "") -> 
         base_hash: identity of the model; "": unknown.
 
     Raises:
-        ModelError: as in `read_adapter`; but DoRA is supported.
+        ModelError: as in `read_adapter`; but rows of new tokens are supported, by `read_new_rows`.
     """
-    settings = read_settings(folder, serves=False)
-    found = _read_tensors(folder, config, place=ALONE, base_hash=base_hash, serves=False)
-    shapes = _shapes(config, ALONE)
-    adapters = {}
+    return _read(folder, config, place=ALONE, base_hash=base_hash, serves=False)
+
+
+def _read(
+    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str, serves: bool
+) -> dict[str, Adapter]:
+    settings = read_settings(folder, serves=serves)
+    found = _read_tensors(folder, config, place=place, base_hash=base_hash, serves=serves)
+    shapes, scale = _shapes(config, place), _scale(settings)
     for name, parts in found.items():
-        scale = _scale(settings)
         _check_parts(folder, name, parts, settings, shapes[name])
-        adapters[name] = Adapter(parts["A"], parts["B"], scale, parts.get("magnitude"))
-    return adapters
+    return {
+        name: Adapter(parts["A"], parts["B"], scale, parts.get("magnitude")) for name, parts in found.items()
+    }
 
 
 def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
@@ -321,8 +312,12 @@ def read_settings(folder: Path, *, serves: bool = True) -> Mapping[str, Any]:  #
             got=settings["init_lora_weights"],
             fix=_PLAIN,
         )
-    if serves:
-        _check_served(path, settings)
+    if serves and (indices := settings.get("trainable_token_indices")):
+        raise ModelError(
+            f"{path}: trainable_token_indices changes rows of the embedding, which all requests share",
+            got=_shortened(indices),
+            fix=f"Merge it and serve the result: penstock export {folder} --merge --out DIR.",
+        )
     _check_numbers(path, settings)
     return settings
 
@@ -332,23 +327,6 @@ def _where_an_adapter_may_be(folder: Path) -> str:
         return f"Write its adapter with `penstock export {folder} --out FOLDER`, and give FOLDER."
     below = min(folder.glob(f"*/{_CONFIG}"), default=None)  # PEFT's place for named adapters
     return f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
-
-
-def _check_served(path: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse what can be merged, but not applied to single requests."""
-    fix = f"Merge it and serve the result: penstock export {path.parent} --merge --out DIR."
-    if settings.get("use_dora"):
-        raise ModelError(
-            f"{path}: use_dora changes whole outputs, and cannot be applied to single requests",
-            got=True,
-            fix=fix,
-        )
-    if indices := settings.get("trainable_token_indices"):
-        raise ModelError(
-            f"{path}: trainable_token_indices changes rows of the embedding, which all requests share",
-            got=_shortened(indices),
-            fix=fix,
-        )
 
 
 def _shortened(indices: Any) -> str:  # Any: JSON
@@ -387,7 +365,8 @@ def _layer_of(name: str, layers: Mapping[str, str], folder: Path) -> tuple[str, 
 
 
 def _part(part: Slice | None, which: str) -> Slice | None:
-    """Return a rank's slice of A [r, inputs] or B [outputs, r], given its slice of [outputs, inputs]."""
+    """Return a rank's slice of A [r, inputs], B [outputs, r] or magnitudes [outputs], given its slice of
+    [outputs, inputs]."""
     return part if part is not None and part[0] == (1 if which == "A" else 0) else None
 
 
@@ -401,13 +380,6 @@ def _shapes(config: LlamaConfig, place: TensorParallelRank) -> dict[str, tuple[i
         if isinstance(layer, torch.nn.Linear)
     }
     return {**shapes, OUTPUT_MATRIX: (config.vocab_size, config.hidden_size)}
-
-
-def _lora(
-    folder: Path, name: str, pair: Mapping[str, Tensor], settings: Mapping[str, Any], shape: tuple[int, int]
-) -> Lora:
-    _check_parts(folder, name, pair, settings, shape)
-    return Lora(pair["A"], pair["B"] * _scale(settings))
 
 
 def _scale(settings: Mapping[str, Any]) -> float:

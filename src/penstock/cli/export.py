@@ -114,7 +114,6 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     weights = "" if meta.adapter.base == "compute" else f" --weights {meta.adapter.base}"
     if meta.adapter.new_rows:
         print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
-    if meta.adapter.has_magnitudes or meta.adapter.new_rows:
         print(f"for serving, merge it: penstock export {arguments.checkpoint} --merge --out DIR")
     elif is_other(load_template(arguments.out), load_template(text_folder(Path(base)))):
         print(

@@ -1,7 +1,8 @@
-"""Native decoder: a whole step of the network in one C++ call, LoRA adapters included.
+"""Native decoder: a whole step of the network in one C++ call, adapters included.
 
-Layers that read the same input are merged into one product, and so are their LoRA updates: the A matrices are
-stacked by rows. A layer that an adapter does not change gets zeros.
+Layers that read the same input are merged into one product, and so are their updates (adapted_linear.py): the
+A matrices are stacked by rows. A layer that an adapter does not change gets zeros, factors of 1 and shifts of
+0.
 
 The operator (nn/native/network.h) gets the operands of all blocks once, and integers in each step. Its
 results are bit-identical to those of the modules. In the last block it skips what is not needed: tokens
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.checkpoint.peft import Lora
+from penstock.engine.model_runner.adapted_linear import Update, neutral_scaling
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.collectives import SLOT_BYTES, RankGroup
 from penstock.engine.model_runner.kv_cache import PagedCache
@@ -41,24 +42,25 @@ _LAYERS = (
 
 
 def adapter_panels(
-    loras: Mapping[str, Lora], model: Llama, dtype: torch.dtype
+    updates: Mapping[str, Update], model: Llama, dtype: torch.dtype
 ) -> tuple[list[Tensor | None], int]:
-    """Return the packed panels of A and B of each layer of each block, and the rank after padding.
+    """Return the packed panels of A and of B and the scaling of each layer of each block, and the rank after
+    padding.
 
     Args:
-        loras: updates by layer name in the plain network; all of one LoRA rank.
+        updates: by layer name in the plain network; all of one LoRA rank.
         model: fused; defines which layers are merged.
     """
     numbers = 4 // dtype.itemsize
-    rank = -(-len(next(iter(loras.values())).a) // numbers) * numbers
-    panels: list[Tensor | None] = []
+    rank = -(-len(next(iter(updates.values())).a) // numbers) * numbers
+    operands: list[Tensor | None] = []
     for number, block in enumerate(model.layers):
         for of, name in _LAYERS:
             layer = block.get_submodule(f"{of}.{name}")
             parts = dict(_parts(name, layer))
-            found = {part: loras.get(f"layers.{number}.{of}.{part}") for part in parts}
-            panels += _merged(found, parts, rank, dtype)
-    return panels, rank
+            found = {part: updates.get(f"layers.{number}.{of}.{part}") for part in parts}
+            operands += _merged(found, parts, rank, dtype)
+    return operands, rank
 
 
 def _parts(name: str, layer: nn.Module) -> Iterator[tuple[str, int]]:
@@ -66,22 +68,30 @@ def _parts(name: str, layer: nn.Module) -> Iterator[tuple[str, int]]:
     if isinstance(layer, MergedLinear):
         yield from layer.parts
     else:
-        yield name, 0  # not merged: the LoRA matrix has the number of outputs
+        yield name, 0  # not merged: the update has the number of outputs
 
 
 def _merged(
-    found: Mapping[str, Lora | None], sizes: Mapping[str, int], rank: int, dtype: torch.dtype
-) -> tuple[Tensor | None, Tensor | None]:
-    some = next((lora for lora in found.values() if lora is not None), None)
+    found: Mapping[str, Update | None], sizes: Mapping[str, int], rank: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    some = next((update for update in found.values() if update is not None), None)
     if some is None:
-        return None, None
+        return None, None, None
     a = torch.zeros(len(found), rank, some.a.shape[1], dtype=dtype)
     b = [torch.zeros(size, rank, dtype=dtype) for size in sizes.values()]
-    for part, lora in enumerate(found.values()):
-        if lora is not None:
-            a[part, : len(lora.a)] = lora.a
-            b[part] = nn.functional.pad(lora.b.to(dtype), (0, rank - len(lora.a)))
-    return to_panels(a.flatten(0, 1)), torch.cat([to_panels(matrix) for matrix in b])
+    scaling = [neutral_scaling(size) for size in sizes.values()]
+    for part, update in enumerate(found.values()):
+        if update is not None:
+            a[part, : len(update.a)] = update.a
+            b[part] = nn.functional.pad(update.b.to(dtype), (0, rank - len(update.a)))
+            if update.scaling is not None:
+                scaling[part] = update.scaling
+    scales = any(update is not None and update.scaling is not None for update in found.values())
+    return (
+        to_panels(a.flatten(0, 1)),
+        torch.cat([to_panels(matrix) for matrix in b]),
+        torch.cat(scaling, dim=1) if scales else None,
+    )
 
 
 class _Network(Protocol):
@@ -91,8 +101,8 @@ class _Network(Protocol):
         """Return hidden states and logits."""
         ...
 
-    def hold(self, index: int, panels: list[Tensor | None], rank: int) -> None:
-        """Store an adapter: A and B of each layer."""
+    def hold(self, index: int, operands: list[Tensor | None], rank: int) -> None:
+        """Store an adapter: A, B and scaling of each layer."""
         ...
 
     def release(self, index: int) -> None:
@@ -118,9 +128,9 @@ class NativeDecoder:
         """True if the step is within `most_tokens`."""
         return len(batch.token_ids) <= self._most_tokens
 
-    def hold(self, index: int, loras: Mapping[str, Lora]) -> None:
+    def hold(self, index: int, updates: Mapping[str, Update]) -> None:
         """Store an adapter under its index in batches."""
-        self._network.hold(index, *adapter_panels(loras, self._model, self._dtype))
+        self._network.hold(index, *adapter_panels(updates, self._model, self._dtype))
 
     def release(self, index: int) -> None:
         """Drop an adapter; unknown indices are ignored."""

@@ -24,7 +24,7 @@ class Runner:
     """The network and its KV cache in this process.
 
     Args:
-        adapters: LoRA adapters; may be empty.
+        adapters: of single requests; may be empty.
         group: the tensor-parallel group, joined; None: one rank.
         forward: computes the hidden states; None: the network itself.
     """
@@ -48,6 +48,7 @@ class Runner:
         self._is_plain = forward is None
         self._native: NativeDecoder | None = None
         self._is_settled = False  # True once it is known whether the native decoder applies
+        self._new_adapters: list[str] = []  # that the native decoder does not hold yet
 
     @property
     def adapters(self) -> Mapping[str, int]:
@@ -75,13 +76,14 @@ class Runner:
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter; raises as `Adapters.add` does."""
         self._adapters.add(name, folder)
-        if self._native is not None:
-            self._native.hold(*self._adapters.held(name))
+        self._new_adapters.append(name)
 
     def remove_adapter(self, name: str) -> None:
         """Remove an adapter; raises as `Adapters.remove` does."""
         index = self._adapters.remove(name)
-        if self._native is not None:
+        if name in self._new_adapters:
+            self._new_adapters.remove(name)
+        elif self._native is not None:
             self._native.release(index)
 
     def on_lost(self, call: Callable[[], None]) -> None:
@@ -113,14 +115,18 @@ class Runner:
             self._compiled.close()
 
     def _native_now(self) -> NativeDecoder | None:
+        """Return the native decoder, with all adapters; None if it does not apply."""
         if not self._is_settled:
             self._native = (
                 open_native_decoder(self.model, self.cache, self._group) if self._is_plain else None
             )
             self._is_settled = True
-            if self._native is not None:
-                for name in self._adapters.indexes:
-                    self._native.hold(*self._adapters.held(name))
+            self._new_adapters = list(self._adapters.indexes)
+        if self._native is not None and self._new_adapters:
+            self._adapters.measure()
+            for name in self._new_adapters:
+                self._native.hold(*self._adapters.held(name))
+            self._new_adapters.clear()
         return self._native
 
     def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:

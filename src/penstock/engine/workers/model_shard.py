@@ -1,10 +1,9 @@
 """Model shard of one rank: weights ready for inference, adapters, KV cache and runner.
 
 All ranks open their shard here, in one order; a single process is the only rank of one. Layers are replaced
-in this
-order: slices of plain layers are fused and merged, row-parallel layers get their all-reduce, and the linear
-    layer
-inside is packed. Adapters wrap that layer, on CPUs only when modules first compute a step (lora.py).
+in this order: slices of plain layers are fused and merged, row-parallel layers get their all-reduce, and the
+linear layer inside is packed. Adapters wrap that layer, on CPUs only when modules first compute a step
+(lora.py), and are measured on it once the ranks have met.
 """
 
 from dataclasses import dataclass
@@ -45,7 +44,8 @@ class ModelShard:
     """Tensor-parallel group; None: one rank."""
 
     def runner(self, *, num_blocks: int, block_size: int) -> Runner:
-        """Allocate the KV cache and return the runner; the ranks have joined by then."""
+        """Measure the adapters, allocate the KV cache, return the runner; the ranks have joined by then."""
+        self.adapters.measure()
         config = self.model.config
         cache = PagedCache(
             config.num_hidden_layers,
@@ -111,7 +111,7 @@ def part_of(
     group = None if place.ranks == 1 else RankGroup(place, device)
     if group is not None:
         join_ranks(model, whole, group)
-    adapters = Adapters(model, whole, place=place, base_hash=base_hash)
+    adapters = Adapters(model, whole, group=group, base_hash=base_hash)
     for name, folder in config.adapters.items():
         adapters.add(name, Path(folder))
     prepare(model, config.weights)

@@ -75,6 +75,10 @@ class PackedLinear(nn.Module):
         self.register_buffer("panels", panels, persistent=False)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach(), persistent=False)
 
+    def matrix(self) -> Float[Tensor, "outputs inputs"]:
+        """Return the matrix, from its panels."""
+        return from_panels(self.panels, self.out_features)
+
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs]; a token's result does not depend on other tokens."""
         out: Tensor = torch.ops.penstock.linear(x, self.panels, self.bias, self.out_features)

@@ -153,6 +153,10 @@ class Float8Linear(_Quantized):
         self.register_buffer("codes", matrix.codes, persistent=False)
         self.register_buffer("exponents", matrix.exponents, persistent=False)
 
+    def matrix(self) -> Float[Tensor, "outputs inputs"]:
+        """Return the matrix in float32, from codes and exponents."""
+        return Scaled(self.codes, self.exponents, self.in_features).values(torch.float32)
+
     def forward(self, x: Float[Tensor, "... inputs"]) -> Float[Tensor, "... outputs"]:
         """Return the layer's outputs, [..., outputs] in the dtype of `x`."""
         tokens = x.flatten(0, -2)

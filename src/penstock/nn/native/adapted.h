@@ -1,4 +1,6 @@
-// What LoRA adapters add to the products of a step: y += (x A^T) B^T, with the A and B of each token's adapter.
+// What adapters make of the products of a step, with the A and B of each token's adapter:
+//
+//   LoRA: y += (x A^T) B^T        DoRA: y = (y + (x A^T) B^T) factors + shifts
 //
 // Tokens that have an adapter are gathered, those of one beside each other, so that its matrices are read once for
 // up to 14 of them. Then come two products over panels (panels.h), down to the rank and up to the outputs; sums are
@@ -19,14 +21,15 @@ namespace penstock::network {
 
 enum Linear { QUERY_KEY_VALUE, OUTPUT, GATE_UP, DOWN, LINEARS };  // of a block
 
-// What an adapter adds to one layer; null: nothing.
-struct LowRank {
-  const void *down, *up;  // panels of A and of B
+// What an adapter makes of one layer; null: nothing.
+struct Update {
+  const void *down, *up;          // panels of A and of B
+  const float *factors, *shifts;  // of the outputs; null: LoRA
 };
 
 struct Adapter {
   int64_t rank;  // filled up to whole units
-  std::vector<std::array<LowRank, LINEARS>> blocks;
+  std::vector<std::array<Update, LINEARS>> blocks;
 };
 
 // The outputs of one panel of B, all of one part.
@@ -94,7 +97,7 @@ void gather(Threads& threads, const T* from, const std::vector<int64_t>& rows, i
   });
 }
 
-// Adds to the outputs of layers what the adapters of a step make of their inputs.
+// Applies the adapters of a step to the outputs of layers.
 template <class T>
 struct Adding {
   const Adapted* adapted;
@@ -133,13 +136,14 @@ struct Adding {
     });
   }
 
-  // out[token] += low B^T
+  // out[token] += low B^T, then DoRA's factors and shifts.
   template <class Of>
   void go_up(Threads& threads, size_t block, Linear layer, int64_t outputs, T* out) const {
     const Cut& cut = adapted->cuts[layer];
     const int64_t width = cut.low_width(adapted->rank);
     each_run(threads, cut.pieces.size(), [&](int64_t panel, const Adapted::Run& run) {
-      const auto* matrix = static_cast<const int32_t*>(run.adapter->blocks[block][layer].up);
+      const Update& update = run.adapter->blocks[block][layer];
+      const auto* matrix = static_cast<const int32_t*>(update.up);
       if (!matrix) return;
       const Piece& piece = cut.pieces[panel];
       const int64_t rank = run.adapter->rank;
@@ -152,7 +156,8 @@ struct Adding {
             const int64_t n = piece.first + half * LANES;
             T* to = out + adapted->tokens[run.first + t] * outputs + n;
             const Lanes at = lanes(n, piece.past);
-            at.store(to, at.load(to) + Vec(sums[t][half]));
+            const Vec sum = at.load(to) + Vec(sums[t][half]);
+            at.store(to, update.factors ? Vec::fma(sum, at.load(update.factors + n), at.load(update.shifts + n)) : sum);
           }
       });
     });

@@ -10,7 +10,7 @@ namespace penstock::network {
 
 using Operands = c10::List<std::optional<at::Tensor>>;
 
-constexpr int64_t OF_LINEAR = 4, NORMS = 4;  // operands of a linear layer; norms of a block
+constexpr int64_t OF_LINEAR = 4, OF_UPDATE = 3, NORMS = 4;  // operands of a linear layer and of an update; norms of a block
 constexpr int64_t OF_BLOCK = OF_LINEAR * LINEARS + NORMS;
 
 inline const void* pointer_of(const Optional& tensor, at::ScalarType type, int64_t size) {
@@ -90,9 +90,10 @@ class Network : public torch::CustomClassHolder {
     layer_cuts_ = {Cut{of_queries, of_keys, of_keys}, Cut{model_.hidden}, Cut{inner, inner}, Cut{model_.hidden}};
   }
 
-  // Take an adapter of this rank. operands: of each linear layer the panels of A and of B, or two nulls.
+  // Take an adapter of this rank. operands: of each linear layer the panels of A and of B, and its factors and shifts
+  // [2, outputs], null for LoRA; or three nulls.
   void hold(int64_t index, Operands operands, int64_t rank) {
-    TORCH_CHECK(rank > 0 && operands.size() == 2 * LINEARS * model_.layers.size(), "Network: an adapter of rank ", rank,
+    TORCH_CHECK(rank > 0 && operands.size() == OF_UPDATE * LINEARS * model_.layers.size(), "Network: an adapter of rank ", rank,
                 " with ", operands.size(), " operands");
     Adapter adapter{rank, {}};
     for (size_t i = 0; i < model_.layers.size(); ++i) {
@@ -101,9 +102,11 @@ class Network : public torch::CustomClassHolder {
       auto& block = adapter.blocks.emplace_back();
       for (size_t of = 0; of < LINEARS; ++of) {
         const Cut& cut = layer_cuts_[of];
-        const int64_t first = 2 * (i * LINEARS + of), panels = cut.pieces.size();
+        const int64_t first = OF_UPDATE * (i * LINEARS + of), panels = cut.pieces.size(), outputs = matrices[of]->outputs;
+        const auto* factors = static_cast<const float*>(pointer_of(operands.get(first + 2), at::kFloat, 2 * outputs));
         block[of] = {pointer_of(operands.get(first), type_, cut.low_width(rank) * matrices[of]->inputs),
-                     pointer_of(operands.get(first + 1), type_, panels * PANEL * rank)};
+                     pointer_of(operands.get(first + 1), type_, panels * PANEL * rank), factors,
+                     factors ? factors + outputs : nullptr};
       }
     }
     held_.insert_or_assign(index, Held{std::move(operands), std::move(adapter)});

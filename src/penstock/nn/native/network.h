@@ -4,7 +4,7 @@
 // threads meet after each. Waking them for each phase, nine times a block, took a third of a step's time of a
 // small model, and so did what Python did between blocks (ADR 0033).
 //
-// What adapters add comes after each product (adapted.h).
+// Adapters come after each product (adapted.h).
 //
 // Many tokens go through the blocks in chunks instead, each in the hands of one thread at a time (chunks.h).
 //
