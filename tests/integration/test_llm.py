@@ -1,6 +1,7 @@
 """The Python API: lists, streams, conversations, vectors; from tasks and threads; cancelled and closed."""
 
 import asyncio
+import json
 import queue
 import re
 import subprocess
@@ -12,13 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.loras import save_lora
 from tests.tiny_models import save_talker
 from transformers import AutoModel
 
 import penstock
 from penstock import LLM, EngineConfig, Params, Sampling
+from penstock.checkpoint.hf import load_pretrained
 from penstock.core.errors import ConfigError, EngineClosed, UsageError
 from penstock.engine.request import Request
+from penstock.engine.sampling.grammar_text import regex
 from penstock.engine.sampling_params import GREEDY
 
 GUIDE = Path(__file__).parents[2] / "docs" / "how-to" / "generate-in-python.md"
@@ -199,6 +203,45 @@ def test_settings_that_no_answer_could_follow_are_refused(settings, said):
 def test_what_is_no_config_is_refused_before_anything_is_opened():
     with pytest.raises(UsageError, match=r"config is not an EngineConfig \(got 'int8'\)"):
         LLM("absent", "int8")
+
+
+@pytest.fixture
+def adapter(folder, tmp_path):
+    """An adapter's folder, its answer to "the" up to the end token that the folder names, and that token."""
+    made = save_lora(tmp_path / "adapter", load_pretrained(folder), rank=2, use_dora=True)
+    with LLM(folder, replace(CONFIG, adapters={"a": made})) as llm:
+        tokens = llm.generate("the", replace(TEN, adapter="a"))[0].token_ids
+    place = next(i for i, token in enumerate(tokens) if i > 1 and token not in tokens[:i])
+    (made / "generation_config.json").write_text(json.dumps({"eos_token_id": tokens[place]}))
+    return made, tokens[:place], tokens[place]
+
+
+def test_an_adapter_added_later_ends_its_answers_as_one_that_was_there_from_the_start(folder, adapter):
+    where, tokens, end = adapter
+    ending = replace(TEN, stop_ids=None, adapter="a")
+    with LLM(folder, replace(CONFIG, adapters={"a": where})) as llm:
+        expected = llm.generate("the", ending)[0].answers[0]
+        ends = llm.text_processor.stop_ids
+    assert (expected.token_ids, expected.finish) == (tokens, "stop")
+    with LLM(folder, CONFIG) as llm:
+        before = llm.text_processor.stop_ids
+        llm.add_adapter("a", where)
+        assert llm.generate("the", ending)[0].answers[0] == expected
+        assert llm.text_processor.stop_ids == ends == before | {end}
+        held = replace(TEN, stop_ids=None, grammar=regex(".*"))
+        assert llm.generate("the", held)[0].token_ids  # a grammar ends at the same tokens
+        llm.remove_adapter("a")
+        assert llm.text_processor.stop_ids == before
+        assert llm.generate("the", held)[0].token_ids
+
+
+def test_an_adapter_whose_end_tokens_cannot_be_read_is_not_added(adapter, llm):
+    where, _, _ = adapter
+    (where / "generation_config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"generation_config.json is not valid JSON"):
+        llm.add_adapter("a", where)
+    with pytest.raises(UsageError, match="Unknown adapter"):
+        llm.generate("the", replace(TEN, adapter="a"))
 
 
 def test_each_prompt_may_have_settings_of_its_own(llm):

@@ -81,7 +81,7 @@ def _engine(
     )
     if text_processor is not None:
         for name, folder in config.adapters.items():
-            text_processor = text_processor.with_adapter(name, Path(folder))
+            text_processor.add_adapter(name, Path(folder))
     source = open_source(config, part.model.config, tokenizer_path, dtype=part.dtype, device=part.device)
     if others is not None:
         others.answered()  # before free memory is measured: the ranks share it
@@ -143,10 +143,9 @@ def _window(part: ModelShard, source: DraftSource) -> int | None:
 def _grammars(text_processor: TextProcessor | None, capacity: Capacity) -> GrammarCompiler | None:
     if text_processor is None:
         return None
-    # some folders name end tokens that the model cannot sample
-    known = min(capacity.vocab_size, text_processor.tokenizer.vocab_size)
-    ends = [end for end in text_processor.stop_ids if end < known]
-    return GrammarCompiler(text_processor.tokenizer, vocab_size=capacity.vocab_size, end_ids=ends)
+    return GrammarCompiler(
+        text_processor.tokenizer, vocab_size=capacity.vocab_size, end_ids=text_processor.stop_ids
+    )
 
 
 def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Capacity:

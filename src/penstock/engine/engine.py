@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core import clock
-from penstock.core.errors import RunnerLost, UsageError, nearest
+from penstock.core.errors import PenstockError, RunnerLost, UsageError, nearest
 from penstock.engine.model_runner.batch import batch_of
 from penstock.engine.model_runner.capacity import Capacity
 from penstock.engine.model_runner.interface import StepOutput, StepRunner
@@ -143,10 +143,18 @@ class Engine:
         """Load an adapter for later requests; call between two steps.
 
         Raises:
-            UsageError: the name is taken.
+            UsageError: the name is taken, or a file of the folder is not valid JSON.
             ModelError: the folder is not a LoRA adapter of this model.
         """
         self.runner.add_adapter(name, folder)
+        if self.text_processor is None:
+            return
+        try:
+            self.text_processor.add_adapter(name, folder)
+        except PenstockError:
+            self.runner.remove_adapter(name)
+            raise
+        self._end_grammars()
 
     def remove_adapter(self, name: str) -> None:
         """Remove an adapter that no request uses; call between two steps.
@@ -163,6 +171,9 @@ class Engine:
             )
         self.runner.remove_adapter(name)
         self.scheduler.pool.forget_idle()  # cached blocks of this adapter: its name may be used again
+        if self.text_processor is not None:
+            self.text_processor.remove_adapter(name)
+            self._end_grammars()
 
     @property
     def has_work(self) -> bool:
@@ -224,6 +235,10 @@ class Engine:
         deltas, self._ended = self._ended, []
         self.runner.close()
         return deltas
+
+    def _end_grammars(self) -> None:
+        if self.text_processor is not None and self.grammars is not None:
+            self.grammars.end_with(self.text_processor.stop_ids)
 
     def _check_adapter(self, name: str) -> None:
         known = self.runner.adapters

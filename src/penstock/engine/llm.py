@@ -165,10 +165,10 @@ class LLM:
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
 
     def add_adapter(self, name: str, folder: Path | str) -> None:
-        """Load a LoRA adapter saved by PEFT; later requests may name it.
+        """Load a LoRA adapter saved by PEFT; later requests may name it, and end where its answers do.
 
         Raises:
-            UsageError: the name is taken.
+            UsageError: the name is taken, or a file of the folder is not valid JSON.
             ModelError: the folder is not a LoRA adapter of this model.
         """
         self.thread.call(lambda engine: engine.add_adapter(name, Path(folder)))

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -32,8 +32,10 @@ class TextProcessor:
     """Tokenizer, special tokens and chat template of one model; safe to share between threads."""
 
     tokenizer: Tokenizer
-    stop_ids: frozenset[int] = frozenset()
-    """End tokens of an answer."""
+    own_stop_ids: frozenset[int] = frozenset()
+    """End tokens of the model's own folder."""
+    adapter_stop_ids: dict[str, frozenset[int]] = field(default_factory=dict)
+    """End tokens of the folders of the present adapters, by their names."""
     start_ids: tuple[int, ...] = ()
     """Tokens before every prompt; chat templates write their own."""
     template: ChatTemplate = field(default_factory=ChatTemplate)
@@ -58,13 +60,18 @@ class TextProcessor:
         tokenizer, template = Tokenizer.load(tokenizer_path), load_template(tokenizer_path.parent)
         return cls(
             tokenizer=tokenizer,
-            stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
+            own_stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
             start_ids=_start_ids(tokenizer_path),
             template=template,
             trust_contents=trust_contents,
             sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
             vector_lengths=_vector_lengths(tokenizer_path.parent / "config.json"),
         )
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """End tokens of an answer, whatever computes it."""
+        return self.own_stop_ids.union(*self.adapter_stop_ids.values())
 
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt, with the model's start tokens.
@@ -86,10 +93,13 @@ class TextProcessor:
         """
         return self.encode_rendered(render(self.guarded(messages), self.template, tools=self.guarded(tools)))
 
-    def with_adapter(self, name: str, folder: Path) -> Self:
-        """Return what also ends answers where an adapter does; log if its chat template is another.
+    def add_adapter(self, name: str, folder: Path) -> None:
+        """End answers where an adapter does, too; log if its chat template is another than the model's.
 
         All conversations are written with the model's template, and all answers end at any end token.
+
+        Raises:
+            UsageError, ModelError: a file of the folder cannot be read.
         """
         if is_other(load_template(folder), self.template):
             log.warning(
@@ -98,7 +108,11 @@ class TextProcessor:
                 name,
                 folder,
             )
-        return replace(self, stop_ids=self.stop_ids | _named_ends(folder))
+        self.adapter_stop_ids[name] = _named_ends(folder)
+
+    def remove_adapter(self, name: str) -> None:
+        """Undo `add_adapter`."""
+        del self.adapter_stop_ids[name]
 
     def guarded(self, given: T) -> T:
         """Return input of a client for the chat template, with special tokens escaped unless trusted.

@@ -13,7 +13,9 @@ from penstock.serve.schema.base import Generation
 from penstock.serve.state import ModelInfo, recommended_sampling
 from penstock.text.tokenizer import train_tokenizer
 
-WORDS = TextProcessor(tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), stop_ids=frozenset({0}))
+WORDS = TextProcessor(
+    tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), own_stop_ids=frozenset({0})
+)
 SERVED = ModelInfo(name="m", text_processor=WORDS, context=100, vocab_size=260, adapters=("legal",))
 
 

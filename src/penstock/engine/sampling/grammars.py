@@ -77,19 +77,30 @@ class GrammarCompiler:
 
     Args:
         vocab_size: logits of the model; ids of the tokenizer beyond them are never allowed.
-        end_ids: end tokens, allowed where a grammar is complete.
+        end_ids: end tokens, allowed where a grammar is complete. Some folders name such as cannot be
+            sampled: they are left out.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, vocab_size: int, end_ids: Collection[int]) -> None:
         self._content = tokenizer.content
         self._num_entries = max(vocab_size, tokenizer.vocab_size)
         self._vocab_size = vocab_size
-        self._end_ids = frozenset(end_ids)
+        self._known_ids = min(vocab_size, tokenizer.vocab_size)
+        self._end_ids: frozenset[int] = frozenset()
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher | UsageError] = OrderedDict()
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
+        self.end_with(end_ids)
+
+    def end_with(self, end_ids: Collection[int]) -> None:
+        """Change the end tokens; if they differ, grammars are compiled again when they are next asked for."""
+        ends = frozenset(end for end in end_ids if end < self._known_ids)
+        if ends != self._end_ids:
+            with self._compiling, self._lock:
+                self._end_ids, self._tokenizer = ends, None
+                self._compiled.clear()
 
     def check(self, request: Request) -> None:
         """Raise for a grammar that cannot be used; compiles it unless it is cached.
