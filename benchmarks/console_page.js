@@ -7,13 +7,12 @@ new PerformanceObserver((list) => {
 
 window.arrived = [];
 window.drawn = [];
-const add = EventSource.prototype.addEventListener;
-EventSource.prototype.addEventListener = function (kind, act, ...rest) {
+MessagePort.prototype.addEventListener = function (kind, act, ...rest) {
   const noted = (event) => {
-    window.arrived.push([JSON.parse(event.data).x.step, Date.now()]);
+    if (event.data?.kind === "points") window.arrived.push([event.data.data.x.step, Date.now()]);
     act(event);
   };
-  return add.call(this, kind, kind === "points" ? noted : act, ...rest);
+  return EventTarget.prototype.addEventListener.call(this, kind, kind === "message" ? noted : act, ...rest);
 };
 const stroke = CanvasRenderingContext2D.prototype.stroke;
 CanvasRenderingContext2D.prototype.stroke = function (...words) {

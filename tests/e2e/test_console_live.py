@@ -99,10 +99,17 @@ def expect_last_step(page, step):
     wait_until(is_last, f"the curve ends at step {step}")
 
 
+def page_of_its_own_stream(context):
+    """Return a page without a SharedWorker, whose stream a test can hold."""
+    page = context.new_page()
+    page.add_init_script("delete globalThis.SharedWorker")
+    return page
+
+
 def test_a_record_written_before_the_stream_begins_is_drawn(context, address, runs):
     write(runs / "late-stream", *steps(1, 3))
     place = address_of(context, address, "late-stream")
-    page, held = context.new_page(), []
+    page, held = page_of_its_own_stream(context), []
     page.route("**/api/stream*", lambda route: held.append(route))
     page.goto(place)
     expect(page.locator("#loss canvas")).to_be_visible()
@@ -115,7 +122,7 @@ def test_a_record_written_before_the_stream_begins_is_drawn(context, address, ru
 def test_a_row_that_changes_before_the_stream_begins_is_drawn(context, address, runs):
     write(runs / "late-table", *steps(1, 3))
     address_of(context, address, "late-table")
-    page, held = context.new_page(), []
+    page, held = page_of_its_own_stream(context), []
     page.route("**/api/stream*", lambda route: held.append(route))
     page.goto(address)
     row = page.get_by_role("row").filter(has=page.get_by_role("link", name="late-table", exact=True))
@@ -184,38 +191,6 @@ def test_the_charts_of_very_many_corpora_have_all_of_them(context, address, runs
         expect(page.locator(f"#{chart} .legend li")).to_have_count(120)
     write(runs / "many", *steps(4, 5, corpus_shares=each, corpus_epochs=each))
     expect_last_step(page, 5)
-
-
-def turn(page, *, is_hidden):
-    """Let a page be what a tab is that is not in sight; without a window, a browser hides none."""
-    page.evaluate(
-        """(isHidden) => {
-          Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
-          document.dispatchEvent(new Event('visibilitychange'));
-        }""",
-        is_hidden,
-    )
-
-
-def test_more_tabs_than_a_browser_has_connections_show_what_they_missed(context, address, runs):
-    write(runs / "tabs", *steps(1, 3))
-    table, pages = opened(context, address), [opened(context, address, "tabs") for _ in range(5)]
-    asked = []
-    for page in (table, *pages):
-        turn(page, is_hidden=True)
-        page.on("request", lambda request: asked.append(request.url))
-    seventh = opened(context, address)
-    expect(seventh.locator(".runs .name a").first).to_be_visible()
-    write(runs / "tabs", *steps(4, 5))
-    write(runs / "tab-of-its-own", *steps(1, 2))
-    expect(seventh.get_by_role("link", name="tab-of-its-own")).to_be_visible()
-    assert not [url for url in asked if "/api/stream" in url], "hidden pages stay without a connection"
-    turn(seventh, is_hidden=True)
-    turn(table, is_hidden=False)
-    expect(table.get_by_role("link", name="tab-of-its-own")).to_be_visible()
-    turn(pages[0], is_hidden=False)
-    expect_last_step(pages[0], 5)
-    expect(pages[0].locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
 
 
 def test_what_has_the_focus_keeps_it_while_records_come(context, address, runs):

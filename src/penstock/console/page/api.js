@@ -1,10 +1,10 @@
 // The server's answers: JSON by route, and one stream of events.
 
 import { el } from "./dom.js";
+import { join } from "./stream.js";
 
 /** Before a request to a job is sent, the run's data may be opened; what gave up waiting would be sent again. */
 const PATIENCE_MS = 60_000, REQUEST_PATIENCE_MS = 900_000, MODEL_PATIENCE_MS = 900_000;
-const RETRY_MS = 3000;
 
 export class Refused extends Error {
   constructor(message, status) {
@@ -101,48 +101,50 @@ async function streamed(path, value, handlers, signal) {
 }
 
 /**
- * Follow runs over one server-sent stream; all runs if none are given.
+ * Follow runs over the stream of all windows (stream.js); all runs if none are given.
  *
- * A browser opens six connections to a host, and each stream holds one: a page that is not in sight has none. It
- * is connected again when it is shown, and goes on from what it has. A lost connection is made again by the
- * browser; after an answer that is no stream (401: the console was started again and knows no session) it is not,
- * and a timer does.
+ * A page that is not in sight lets go of it. When it is shown again, it goes on from what it has.
  *
  * Args: handlers: points, row, gone, event, samples, reset (functions of the event's data);
  * since(): cursors of what the page has of the runs. Returns a function that ends it.
  */
 export function follow(ids, handlers, since = () => []) {
   const live = document.querySelector("#live");
-  let source = null, timer = 0;
+  let port = null;
   const say = (state, text = { on: "live", off: "reconnecting", wait: "connecting" }[state] ?? "") => {
     live.className = state;
     live.replaceChildren(text);
   };
   const refused = async (mine) => {
     const isKnown = await asked("servers").then(() => true, ({ status }) => status !== 401);
-    if (mine !== source) return;
+    if (mine !== port || live.className === "on") return;
     if (isKnown) say("off");
     else if (!live.firstElementChild) say("off", el("button", { type: "button", class: "plain", on: { click: () => location.reload() } }, "sign in again"));
-    timer = setTimeout(begin, RETRY_MS);
   };
   const begin = () => {
-    const mine = source = new EventSource("api/stream" + query({ runs: ids.join(","), since: since().join(",") }));
-    source.addEventListener("open", () => say("on"));
-    source.addEventListener("error", () => (mine.readyState === EventSource.CLOSED ? refused(mine) : say("off")));
-    for (const kind of ["points", "row", "gone", "event", "samples", "reset"])
-      source.addEventListener(kind, (event) => handlers[kind]?.(JSON.parse(event.data)));
+    const mine = port = streamPort(() => {
+      if (mine === port) begin();
+    });
+    mine.addEventListener("message", ({ data: { isOn, isRefused, kind, data } }) => {
+      if (mine !== port) return;
+      if (kind) handlers[kind]?.(data);
+      else if (isRefused) refused(mine);
+      else say(isOn ? "on" : "off");
+    });
+    mine.start();
+    mine.postMessage({ ids, since: since() });
   };
   const end = () => {
-    clearTimeout(timer);
-    source?.close();
-    source = null;
+    port?.postMessage(null);
+    port?.close();
+    port = null;
     say("");
   };
   const turned = () => {
-    if (!document.hidden && !source) {
+    if (!document.hidden && !port) {
       say("wait");
       begin();
-    } else if (document.hidden && source) end();
+    } else if (document.hidden && port) end();
   };
   document.addEventListener("visibilitychange", turned);
   turned();
@@ -150,4 +152,21 @@ export function follow(ids, handlers, since = () => []) {
     document.removeEventListener("visibilitychange", turned);
     end();
   };
+}
+
+let isShared = "SharedWorker" in globalThis;
+
+/** Return a port to what holds the stream. failed(): the worker does not start, and another port is this page's own. */
+function streamPort(failed) {
+  if (isShared) {
+    const worker = new SharedWorker(new URL("stream_worker.js", import.meta.url), { type: "module" });
+    worker.addEventListener("error", () => {
+      isShared = false;
+      failed();
+    });
+    return worker.port;
+  }
+  const { port1, port2 } = new MessageChannel();
+  join(port2);
+  return port1;
 }

@@ -1,13 +1,13 @@
 """Route of server-sent events: new points of curves, changed rows of the table, deleted runs, and resets.
 
-One stream serves a page, whatever it shows. It goes on from the cursors of what the page has, so nothing is
-missing that is recorded while the page opens, or is not connected. Files are looked at four times a second,
-so a point arrives well within a second of its line.
+One stream serves all windows of a browser (page/stream.js). It goes on from the cursors of what they have, so
+nothing is missing that is recorded while a page opens, or is not connected; `at` says how far a run was sent.
+Files are looked at four times a second, so a point arrives well within a second of its line.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -30,7 +30,8 @@ _ROWS_EVERY = 4
 """Looks for points between looks for rows."""
 _QUIET_LOOKS = 40
 """Looks without an event after which a comment is sent: proxies close idle streams."""
-_MOST_RUNS = 16
+_MOST_RUNS = 64
+"""Eight windows with comparisons of eight runs."""
 _MOST_POINTS = 500
 """More at once are not a live curve: the page is told to fetch it."""
 _PARSE_S = 1.0
@@ -40,19 +41,32 @@ _PARSE_S = 1.0
 async def stream(request: Request, runs: str = "", since: str = "") -> StreamingResponse:
     """Stream events of some runs, ids separated by commas; without them, the changed rows of all runs.
 
-    `since` has the cursors of what the page has of these runs, in their order; without it, it has all.
+    `since` has the cursors of what the page has of these runs, in their order; without it, it has all. A run
+    that is named twice, by windows of which one has less, is sent from there on.
     """
     console = console_of(request)
-    ids = [run_id for run_id in runs.split(",") if run_id][:_MOST_RUNS]
-    cursors = [Cursor.parsed(text) if text else None for text in since.split(",")]
-    return StreamingResponse(_events(console, ids, cursors), media_type="text/event-stream")
+    cursors = _least([run_id for run_id in runs.split(",") if run_id], since.split(","))
+    return StreamingResponse(_events(console, cursors), media_type="text/event-stream")
 
 
-async def _events(
-    console: ConsoleState, ids: list[str], cursors: Sequence[Cursor | None]
-) -> AsyncIterator[str]:
-    watched = [_Watched(console, run_id, since) for run_id, since in zip_longest(ids, cursors[: len(ids)])]
-    rows = _Rows(console, ids)
+def _least(ids: Sequence[str], since: Sequence[str]) -> dict[str, Cursor | None]:
+    """Return the least cursor of each run.
+
+    >>> _least(["a", "b", "a"], ["0.9.0.0.0.0", "", "0.7.0.0.0.0"])
+    {'a': Cursor(generation=0, steps=7, validations=0, tasks=0, events=0, samples=0), 'b': None}
+    """
+    found: dict[str, Cursor | None] = {}
+    for run_id, text in zip_longest(ids, since[: len(ids)], fillvalue=""):
+        if run_id not in found and len(found) == _MOST_RUNS:
+            continue
+        cursors = [Cursor.parsed(text) if text else None, found.get(run_id)]
+        found[run_id] = min((cursor for cursor in cursors if cursor is not None), default=None)
+    return found
+
+
+async def _events(console: ConsoleState, cursors: Mapping[str, Cursor | None]) -> AsyncIterator[str]:
+    watched = [_Watched(console, run_id, since) for run_id, since in cursors.items()]
+    rows = _Rows(console, list(cursors))
     yield ": connected\n\n"
     look, quiet = 0, 0
     while not console.is_ending:
@@ -111,6 +125,7 @@ class _Watched:
                 found.append(("event", {"run": self._id}))
             if now.samples != before.samples:
                 found.append(("samples", {"run": self._id}))
+            found.append(("at", {"run": self._id, "cursor": str(now)}))
         self._sent = now  # nothing was refused
         return found
 

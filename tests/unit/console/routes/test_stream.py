@@ -234,3 +234,27 @@ def test_several_runs_have_their_cursors_in_their_order(console):
     with console.followed(runs=ids, since=cursors) as events:
         found = list(take_until(events, lambda data: data.get("x", {}).get("step") == 4))
     assert {data["run"] for kind, data in found if kind == "points"} == {pages[1]["id"]}
+
+
+def test_a_run_of_several_windows_is_sent_once_from_the_one_that_has_least(console):
+    console.write("run", *steps(1, 3))
+    first = console.run()
+    console.write("run", *steps(4, 5))
+    second = console.run()
+    ids, cursors = (",".join(page[key] for page in (second, first, second)) for key in ("id", "cursor"))
+    with console.followed(runs=ids, since=cursors) as events:
+        assert points_of(events, 5) == [4, 5]
+        console.write("run", *steps(6, 6))
+        assert points_of(events, 6) == [6]
+
+
+def test_a_stream_says_how_far_it_is_so_that_the_next_one_goes_on_from_there(console):
+    console.write("run", *steps(1, 3))
+    page = console.run()
+    console.write("run", *steps(4, 5))
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        (at,) = [data for kind, data in take_until(events, lambda data: "cursor" in data) if kind == "at"]
+    assert at == {"run": page["id"], "cursor": console.run()["cursor"]}
+    console.write("run", *steps(6, 6))
+    with console.followed(runs=page["id"], since=at["cursor"]) as events:
+        assert points_of(events, 6) == [6]

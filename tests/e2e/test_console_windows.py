@@ -1,0 +1,193 @@
+"""Windows of one browser over the console in Chromium: they share a stream, and none waits for another."""
+
+import json
+import socket
+from threading import Thread
+
+import pytest
+import uvicorn
+from playwright.sync_api import expect
+
+from penstock.console.access import ConsoleAccess
+from penstock.console.app import build_app
+from penstock.console.state import ConsoleState
+from tests.browser import DEVICES, PATIENCE_MS, needs_browser
+from tests.launched import wait_until
+
+pytestmark = needs_browser
+
+NO_WORKER = "delete globalThis.SharedWorker"
+BROKEN_WORKER = """
+globalThis.SharedWorker = class extends EventTarget {
+  constructor() {
+    super();
+    this.port = new MessageChannel().port1;
+    setTimeout(() => this.dispatchEvent(new Event("error")));
+  }
+};
+"""
+
+
+class CountedConsole:
+    """A console over a folder of runs, in a thread, that tells which streams are open."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.streams = []
+        self._state = ConsoleState([folder], ConsoleAccess())
+        self._app = build_app(self._state)
+        sock = socket.create_server(("127.0.0.1", 0))
+        self.address = f"http://127.0.0.1:{sock.getsockname()[1]}/"
+        self._server = uvicorn.Server(
+            uvicorn.Config(self._counted, interface="asgi3", lifespan="off", log_config=None)
+        )
+        self._thread = Thread(target=self._server.run, kwargs={"sockets": [sock]})
+        self._thread.start()
+
+    async def _counted(self, scope, receive, send):
+        if scope["path"] != "/api/stream":
+            await self._app(scope, receive, send)
+            return
+        query = scope["query_string"].decode()
+        self.streams.append(query)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self.streams.remove(query)
+
+    def write(self, name, first, last):
+        """Append steps to a run, which may be new."""
+        (self.folder / name).mkdir(parents=True, exist_ok=True)
+        records = [{"step": n, "loss": 9.0 - n / 1000, "tokens": 10 * n} for n in range(first, last + 1)]
+        with (self.folder / name / "metrics.jsonl").open("a") as file:
+            file.write("".join(json.dumps(record) + "\n" for record in records))
+
+    def close(self):
+        self._state.end()
+        self._server.should_exit = True
+        self._thread.join()
+        self._state.close()
+
+
+@pytest.fixture
+def console(tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "runs").mkdir()
+    served = CountedConsole(tmp_path / "runs")
+    yield served
+    served.close()
+
+
+@pytest.fixture
+def context(browser):
+    """Windows of one reader, whose browser opens six connections to a host."""
+    found = browser.new_context(**DEVICES["desktop"])
+    found.set_default_timeout(PATIENCE_MS)
+    yield found
+    found.close()
+
+
+def opened(context, console, name=None):
+    """Open the table, or a run's page, and wait until it is live."""
+    page = context.new_page()
+    page.goto(console.address)
+    expect(page.locator(".runs .name a").first).to_be_visible()
+    if name is not None:
+        page.get_by_role("link", name=name, exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text(name)
+    expect(page.locator("#live")).to_have_text("live")
+    return page
+
+
+def turn(page, *, is_hidden):
+    """Let a page be what a tab is that is not in sight; without a window, a browser hides none."""
+    page.evaluate(
+        """(isHidden) => {
+          Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
+          document.dispatchEvent(new Event('visibilitychange'));
+        }""",
+        is_hidden,
+    )
+
+
+def expect_step(page, step):
+    """Wait until the head of a run's page and its curve of the loss are at a step."""
+    expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text(str(step))
+    plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")
+    plot.focus()
+
+    def is_last():
+        page.keyboard.press("End")
+        return f"step {step}:" in said.inner_text()
+
+    wait_until(is_last, f"the curve ends at step {step}")
+
+
+def row(page, name):
+    return page.get_by_role("row").filter(has=page.get_by_role("link", name=name, exact=True))
+
+
+def test_eight_windows_in_sight_show_the_newest_step_and_can_still_ask(context, console):
+    for name in ("one", "two"):
+        console.write(name, 1, 3)
+    tables, pages = [opened(context, console)], []
+    for number in range(6):  # each begins behind the step of the one before
+        pages.append(opened(context, console, ("one", "two")[number % 2]))
+        console.write("one", 4 + number, 4 + number)
+    tables.append(opened(context, console))
+    wait_until(lambda: len(console.streams) == 2, "a stream of runs, a stream of the table")
+    console.write("one", 10, 12)
+    console.write("two", 4, 5)
+    for page, last in zip(pages, (12, 5) * 3, strict=True):
+        expect_step(page, last)
+    for page in tables:
+        expect(row(page, "one").locator(".step")).to_have_text("12")
+        expect(row(page, "two").locator(".step")).to_have_text("5")
+    for page in pages:
+        page.get_by_role("link", name="Recipe").click()
+        expect(page.get_by_label("Search keys and values")).to_be_visible()
+        expect(page.locator("#live")).to_have_text("live")
+    assert sorted("runs=" in query for query in console.streams) == [False, True]
+
+
+@pytest.mark.parametrize("script", ["", NO_WORKER, BROKEN_WORKER], ids=["shared", "none", "broken"])
+def test_windows_out_of_sight_let_go_and_show_what_they_missed(context, console, script):
+    context.add_init_script(script)
+    console.write("run", 1, 3)
+    table, pages = opened(context, console), [opened(context, console, "run") for _ in range(5)]
+    for page in (table, *pages):
+        turn(page, is_hidden=True)
+    wait_until(lambda: not console.streams, "no stream is held")
+    seventh = opened(context, console)
+    console.write("run", 4, 5)
+    console.write("new", 1, 2)
+    expect(seventh.get_by_role("link", name="new", exact=True)).to_be_visible()
+    assert console.streams == [""], "hidden pages stay without a connection"
+    turn(seventh, is_hidden=True)
+    turn(table, is_hidden=False)
+    expect(table.get_by_role("link", name="new", exact=True)).to_be_visible()
+    turn(pages[0], is_hidden=False)
+    expect_step(pages[0], 5)
+
+
+def test_a_table_that_joins_the_stream_of_another_reads_what_changed_before(context, console):
+    console.write("run", 1, 3)
+    first, second = opened(context, console), opened(context, console)
+    turn(second, is_hidden=True)
+    console.write("run", 4, 5)
+    expect(row(first, "run").locator(".step")).to_have_text("5")
+    turn(second, is_hidden=False)
+    expect(row(second, "run").locator(".step")).to_have_text("5")
+    assert console.streams == [""]
+
+
+def test_a_window_that_joins_does_not_send_the_others_what_they_have(context, console):
+    console.write("run", 1, 3)
+    first = opened(context, console, "run")
+    expect_step(first, 3)
+    console.write("run", 4, 5)
+    expect_step(first, 5)
+    opened(context, console, "run")
+    wait_until(lambda: len(console.streams) == 1, "both have one stream")
+    (query,) = console.streams
+    assert query.count(".") == 5, f"both have one cursor: {query}"
