@@ -288,6 +288,50 @@ def test_servers_of_the_command_line_are_drawn_and_one_that_is_not_there_is_a_se
         page.goto("about:blank")  # or it would ask a console that has ended
 
 
+def charts_in_words(place):
+    """Return the words and the numbers of the accessible names of all drawn charts."""
+    names = [plot.get_attribute("aria-label") for plot in place.locator(".chart:has(canvas) .plot").all()]
+    number = re.compile(r"\d[\d.,]*\d|\d")
+    numbers = [float(text.replace(",", "")) for text in number.findall(" ".join(names))]
+    return [number.sub("N", name) for name in names], numbers
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_was_drawn_of_servers_is_taken_along_in_a_page_that_draws_alone(
+    folder, tiny_server, browser, opened, device, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PENSTOCK_API_KEY", "a-key-of-some-length")
+    with (
+        console(folder / "runs", "--server", f"tiny={tiny_server.url}") as address,
+        tiny_server.openai() as ask,
+    ):
+        page = opened(f"{address}#/servers", device)
+        for chart in ("rate", "first", "between"):  # of which the tiny server has no values without answers
+            ask.completions.create(model="tiny", prompt="the penstock", max_tokens=8, stream=False)
+            expect(page.locator(f"#{chart}-0 canvas")).to_be_visible()
+        held = []
+        page.route("**/api/servers/0*", lambda route: held.append(route))  # no reading is added from here on
+        wait_until(lambda: page.evaluate("true") and held, "the next one is held")
+        words, numbers = charts_in_words(page)
+        page.get_by_text("Take along").click()
+        with page.expect_download() as download:
+            page.get_by_role("link", name=re.compile("^Page")).click()
+        assert download.value.suggested_filename == "servers.html"
+        download.value.save_as(tmp_path / "servers.html")
+        page.goto("about:blank")
+    text = (tmp_path / "servers.html").read_text()
+    assert "a-key-of-some-length" not in text
+    assert urlsplit(tiny_server.url).netloc not in text
+    alone, asked = browser.new_page(**DEVICES[device], offline=True), []
+    alone.on("request", lambda request: asked.append(request.url))
+    alone.goto((tmp_path / "servers.html").as_uri())
+    expect(alone.locator("#queue-0 canvas")).to_be_visible()
+    assert charts_in_words(alone) == (words, pytest.approx(numbers, rel=2e-3)), "numbers are rounded twice"
+    check_is_usable(alone)
+    assert [url for url in asked if not url.startswith("data:")] == [(tmp_path / "servers.html").as_uri()]
+    alone.close()
+
+
 def test_two_runs_are_compared_at_the_same_step_with_the_difference_of_their_recipes(address, opened):
     page = opened(address)
     boxes = page.get_by_role("checkbox")

@@ -7,20 +7,10 @@ import { Chart } from "../charts/charts.js";
 
 const EVERY_MS = 2000, MOST_POINTS = 3600;
 
-/** Charts in their order. of: [field of a point, label, colour]. */
-const CHARTS = [
-  { id: "queue", title: "Answers running and waiting", fromZero: true, of: [["running", "running", 0], ["waiting", "waiting", 1]] },
-  { id: "rate", title: "Tokens per second", fromZero: true, of: [["answer_tokens_per_s", "of answers", 0], ["computed_tokens_per_s", "computed, prompts too", 2]] },
-  { id: "first", title: "Time to the first token", unit: "s", fromZero: true, of: [["first_p50", "half of them within", 0], ["first_p99", "99% within", 1]] },
-  { id: "between", title: "Time between tokens", unit: "s", fromZero: true, of: [["between_p50", "half of them within", 0], ["between_p99", "99% within", 1]] },
-  { id: "cache", title: "KV cache in use", unit: "share", fromZero: true, of: [["cache", "blocks held", 4]] },
-  { id: "drafts", title: "Drafts accepted", unit: "share", fromZero: true, of: [["accepted", "of those guessed", 5]] },
-];
-
 export async function open() {
-  const { servers } = await api.servers();
-  const views = servers.map((server, i) => new ServerView(server, i));
-  const root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Servers"), takeAlong(null)),
+  const { servers, charts } = await api.servers();
+  const views = servers.map((server, i) => new ServerView(server, i, charts));
+  const root = el("div", { class: "page" }, el("div", { class: "title" }, el("h1", {}, "Servers"), servers.length ? takeAlong((form) => `api/servers.${form}`) : ""),
     servers.length ? views.map((view) => view.root) : el("p", { class: "empty" }, "This console watches no server. Start it with --server URL."));
   return {
     root,
@@ -31,10 +21,11 @@ export async function open() {
 }
 
 class ServerView {
-  constructor(server, number) {
-    Object.assign(this, { number, points: [], charts: [] });
+  /** kinds: what is drawn of each point: options of a chart, and `of`: [field, label, colour] of its lines. */
+  constructor(server, number, kinds) {
+    Object.assign(this, { number, kinds, points: [], charts: [] });
     this.said = el("p", { class: "quiet", role: "status" }, "Asking\u2026");
-    this.places = CHARTS.map(() => el("div", { class: "place" }));
+    this.places = kinds.map(() => el("div", { class: "place" }));
     this.root = el("section", { class: "view", "aria-label": server.name }, el("h2", {}, server.name, " ", el("small", {}, server.url)), this.said, el("div", { class: "charts" }, this.places));
   }
 
@@ -56,7 +47,7 @@ class ServerView {
   #draw() {
     if (!this.points.length) return;
     const first = this.points[0].time;
-    for (const [i, { of, ...chart }] of CHARTS.entries()) {
+    for (const [i, { of, ...chart }] of this.kinds.entries()) {
       const layers = of.map(([field, name, color]) => {
         const known = this.points.filter((point) => point[field] !== null && point[field] !== undefined);
         return { name, color, style: "line", x: known.map(({ time }) => time - first), y: known.map((point) => point[field]) };

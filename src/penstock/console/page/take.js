@@ -5,7 +5,7 @@ import { el, failure, menu } from "./dom.js";
 
 const FORMS = [["html", "Page", "one HTML file that needs no network"], ["csv", "CSV", "for a spreadsheet, nothing thinned"], ["parquet", "Parquet", "for programs, nothing thinned"]];
 
-/** Return a menu. addressOf(form): the server's address of the view as "html", "csv" or "parquet", asked when it opens; null: it has a link only. */
+/** Return a menu. addressOf(form): the server's address of the view as "html", "csv" or "parquet", asked when it opens. */
 export function takeAlong(addressOf) {
   const choices = el("div", { class: "choices" });
   const said = el("div");
@@ -25,7 +25,7 @@ export function takeAlong(addressOf) {
     const here = el("input", { type: "text", readOnly: true, value: location.href, on: { focus: (event) => event.target.select() } });
     said.replaceChildren();
     choices.replaceChildren(
-      ...(addressOf ? FORMS : []).map(([form, title, hint]) => el("a", { href: addressOf(form), on: { click: save } }, el("b", {}, title), el("small", {}, hint))),
+      ...FORMS.map(([form, title, hint]) => el("a", { href: addressOf(form), on: { click: save } }, el("b", {}, title), el("small", {}, hint))),
       said, el("label", {}, el("small", {}, "Link to this view"), here));
   });
 }

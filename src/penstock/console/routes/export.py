@@ -22,6 +22,8 @@ from penstock.console.runs.discover import FoundRun
 from penstock.console.runs.export import Pieces, exported, written
 from penstock.console.runs.run_files import tokenizer_of
 from penstock.console.runs.summary import RunRow
+from penstock.console.servers.charts import render_servers, rows_of
+from penstock.console.servers.history import POINT_FIELDS
 from penstock.console.state import console_of, run_of
 from penstock.core.errors import UsageError
 from penstock.core.units import duration, short
@@ -103,6 +105,20 @@ def export_table(
     kinds = [(name, pa.string() if name in _TEXTS else pa.float64()) for name in _COLUMNS]
     batch = pa.RecordBatch.from_pylist([dict(row) for row in rows], schema=pa.schema(kinds))
     return _attached(written([batch], batch.schema, form=form), "runs", form)
+
+
+@router.get("/servers.{form}")
+def export_servers(request: Request, form: FileFormat) -> Response:
+    """Return what was read of all servers so far: their charts, or every reading. No server is asked."""
+    servers = console_of(request).servers
+    rows = [*rows_of(servers)]
+    if not rows:
+        raise UsageError("No server was read yet", fix="Open the page of the servers first.")
+    if form == "html":
+        return _attached(render_servers(servers).encode(), "servers", form)
+    kinds = [("server", pa.string()), *((name, pa.float64()) for name in POINT_FIELDS)]
+    batch = pa.RecordBatch.from_pylist(rows, schema=pa.schema(kinds))
+    return _attached(written([batch], batch.schema, form=form), "servers", form)
 
 
 def _listed(text: str) -> list[str]:

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from penstock.console.servers.charts import CHARTS
 from penstock.console.state import console_of
 from penstock.core.errors import UsageError
 
@@ -14,9 +15,12 @@ Reply = dict[str, Any]  # Any: JSON
 
 @router.get("/servers")
 def servers(request: Request) -> Reply:
-    """Return the names and addresses of the servers; none of them is asked."""
+    """Return the names and addresses of the servers, and what is drawn of each; none of them is asked."""
     found = console_of(request).servers
-    return {"servers": [{"name": one.server.name, "url": one.server.url} for one in found]}
+    return {
+        "servers": [{"name": one.server.name, "url": one.server.url} for one in found],
+        "charts": [chart.as_json() for chart in CHARTS],
+    }
 
 
 @router.get("/servers/{number}")

@@ -19,6 +19,11 @@ FIRST = "penstock_time_to_first_token_seconds"
 BETWEEN = "penstock_inter_token_seconds"
 
 Point = dict[str, float | None]
+"""Field -> value; None where it is not known."""
+POINT_FIELDS = (
+    "time", "waiting", "running", "cache", "answer_tokens_per_s", "computed_tokens_per_s", "accepted",
+    "first_p50", "first_p99", "between_p50", "between_p99",
+)  # fmt: skip
 
 
 class ServerHistory:
@@ -46,6 +51,11 @@ class ServerHistory:
                 self._asked = now
                 self._take(now)
             return [point for point in self._points if (point["time"] or 0.0) > after]
+
+    def known(self) -> list[Point]:
+        """Return the points so far; the server is not asked."""
+        with self._lock:
+            return list(self._points)
 
     def _take(self, now: float) -> None:
         try:

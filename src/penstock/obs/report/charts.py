@@ -18,6 +18,7 @@ from penstock.obs.report.history import Float64
 from penstock.obs.thin import largest_triangles
 
 Style = Literal["line", "dots", "area"]
+ChartUnit = Unit | Literal["s"]
 
 _POINTS = 600
 """Points of a line, about one per two pixels of the widest chart."""
@@ -81,7 +82,7 @@ class Chart:
     is_wide: bool = False
     is_stepped: bool = False
     """True if a value holds from the point before it on, as a share of what lies between two records does."""
-    unit: Unit = "number"
+    unit: ChartUnit = "number"
 
     def as_json(self) -> dict[str, Any]:  # Any: JSON
         """Return the options of the script's Chart."""
@@ -89,7 +90,7 @@ class Chart:
             "id": self.key,
             "title": self.title,
             "along": self.along,
-            "unit": "share" if self.unit == "share" else "",
+            "unit": "" if self.unit == "number" else self.unit,
             "fromZero": self.from_zero,
             "log": self.is_log,
             "isWide": self.is_wide,

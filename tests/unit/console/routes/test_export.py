@@ -16,8 +16,12 @@ from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.routes import export
 from penstock.console.runs.turns import RunBusy
+from penstock.console.servers.history import FIRST, ServerHistory
+from penstock.console.servers.scrape import Reading, Server
 from penstock.console.state import ConsoleState
-from tests.unit.obs.html_elements import Elements, layers_of
+from penstock.core import clock
+from penstock.core.errors import PenstockError
+from tests.unit.obs.html_elements import Elements, charts_of, layers_of
 
 EVIL = "=<img src=x>"
 
@@ -140,6 +144,64 @@ def test_the_table_is_taken_along_as_it_is_filtered_and_sorted(asked):
     assert "script-src 'none'" in page
     whole = parquet.read_table(io.BytesIO(asked.get("/api/table.parquet").content))
     assert set(whole["name"].to_pylist()) == {"first", EVIL, "broken"}
+
+
+def reading(tokens):
+    counters = {"penstock_answer_tokens_total": tokens, "penstock_computed_tokens_total": 2 * tokens}
+    gauges = {
+        "penstock_answers_running": 2.0,
+        "penstock_cache_blocks": 8.0,
+        "penstock_cache_blocks_used": 2.0,
+    }
+    return Reading({**counters, **gauges}, {FIRST: ((0.1, tokens), (float("inf"), tokens))})
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A console that watches two servers, of which one answers; its clock, which a test moves."""
+    at = [100.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: at[0])
+    monkeypatch.setattr(clock, "unix_seconds", lambda: 1_800_000_000.0 + at[0])
+
+    def read(server):
+        if server.name == "gone":
+            raise PenstockError(f"{server.url} does not answer")
+        return reading(10 * at[0])
+
+    servers = [Server(name=name, url=f"http://{name}.example/hidden-path", key="a-key-of-it")
+               for name in (EVIL, "gone")]  # fmt: skip
+    state = ConsoleState([], ConsoleAccess())
+    state.servers = [ServerHistory(server, read=read) for server in servers]
+    with TestClient(build_app(state), base_url="http://127.0.0.1:8400") as client:
+        client.at = at
+        yield client
+    state.close()
+
+
+def test_servers_are_taken_along_with_what_was_read_of_them_so_far(watched):
+    refused = watched.get("/api/servers.html")
+    assert (refused.status_code, "No server was read yet" in refused.text) == (400, True)
+    for time in (100.0, 102.0, 104.0):
+        watched.at[0] = time
+        for number in (0, 1):
+            watched.get(f"/api/servers/{number}")
+    watched.at[0] = 150.0
+    page = watched.get("/api/servers.html")
+    assert page.headers["content-disposition"] == "attachment; filename*=UTF-8''servers.html"
+    assert set(charts_of(page.text)) == {f"{kind}-0" for kind in ("queue", "rate", "first", "cache")}
+    rate = layers_of(page.text, "rate-0")["of answers"]
+    assert (rate["x"], rate["y"]) == ([2, 4], [10, 10])
+    assert charts_of(page.text)["first-0"]["unit"] == "s"
+    assert "2027-01-15 08:01:44" in page.text, "the time of the last reading, not of the file"
+    assert "img" not in {tag for tag, _ in Elements(re.sub("<!doctype html>", "", page.text)).found}
+    table = watched.get("/api/servers.csv")
+    assert [(row["server"], row["time"], row["answer_tokens_per_s"]) for row in rows_of(table)] == [
+        (f"'{EVIL}", "1800000100", ""),
+        (f"'{EVIL}", "1800000102", "10"),
+        (f"'{EVIL}", "1800000104", "10"),
+    ]
+    for secret in ("a-key-of-it", "hidden-path", ".example"):
+        assert secret not in page.text + table.text
 
 
 @pytest.mark.parametrize(
