@@ -219,22 +219,22 @@ class RunsTable {
     });
   }
 
-  // Rows that stay in sight stay as they are. Those in sight are made first, and few at once while the reader
-  // scrolls: a task of many rows would hold up the scrolling.
+  // Rows that stay in sight and do not change stay as they are, but for their age. Those in sight are made first, and
+  // few at once while the reader scrolls: a task of many rows would hold up the scrolling.
   #paint(isNew) {
     if (!this.items || this.isClosed) return;
     const height = parseFloat(getComputedStyle(this.grid).getPropertyValue("--row")) || 44, { scrollTop, clientHeight } = this.view;
     const seen = [Math.floor(scrollTop / height), Math.min(Math.ceil((scrollTop + clientHeight) / height), this.items.length)];
     const first = Math.max(seen[0] - MARGIN_ROWS, 0), last = Math.min(seen[1] + MARGIN_ROWS, this.items.length);
     const focused = this.space.contains(document.activeElement) ? document.activeElement.dataset.of : null;
-    const isAnew = isNew || height !== this.height;
+    const isMoved = height !== this.height, isAnew = isNew || isMoved;
     this.height = height;
     this.space.style.height = this.items.length * height + "px";
     for (const [i, made] of this.made)
-      if (isAnew || i < first || i >= last) {
+      if (isMoved || i < first || i >= last || (isNew && made.shows !== JSON.stringify(this.items[i]))) {
         made.remove();
         this.made.delete(i);
-      }
+      } else if (isNew) made.querySelector(".updated")?.replaceChildren(ago(this.items[i].updated));
     const missing = [];
     for (let i = first; i < last; i++) if (!this.made.has(i)) missing.push(i);
     missing.sort((a, b) => outside(a, seen) - outside(b, seen));
@@ -257,6 +257,7 @@ class RunsTable {
     const made = row.group === undefined ? this.#row(row) : el("div", { class: "row group", role: "row" }, el("span", { role: "cell" }, row.group, el("small", {}, String(row.number))));
     made.style.top = i * this.height + "px";
     made.setAttribute("aria-rowindex", i + 2);
+    made.shows = JSON.stringify(row);
     let after = null;  // in the order of the table, which the keyboard follows
     for (const [other, element] of this.made) if (other > i && (!after || other < after[0])) after = [other, element];
     this.space.insertBefore(made, after && after[1]);
