@@ -26,9 +26,14 @@ const TABLE = Uint32Array.from({ length: 256 }, (_, i) => {
 
 /** Return float32 values of base64 text. */
 export function decoded(text) {
-  const letters = atob(text), bytes = new Uint8Array(letters.length);
-  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i); // a tenth of the time of Uint8Array.from
+  const bytes = Uint8Array.fromBase64?.(text) ?? ofLetters(atob(text));
   return new Float32Array(bytes.buffer, 0, bytes.byteLength >> 2);
+}
+
+function ofLetters(letters) {
+  const bytes = new Uint8Array(letters.length);
+  for (let i = 0; i < bytes.length; i++) bytes[i] = letters.charCodeAt(i);  // a tenth of the time of Uint8Array.from
+  return bytes;
 }
 
 /** Return [values of width x height pixels, low, high]: each pixel is the largest of its cells. */
@@ -48,10 +53,10 @@ export function pooled(values, ranks, steps, width, height) {
 
 /** Return the values between which colours change: of a sample, the 1st and the 99th percentile. */
 export function limits(values) {
-  const stride = Math.max(1, Math.floor(values.length / 20_000)), sample = [];
-  for (let i = 0; i < values.length; i += stride) if (values[i] === values[i]) sample.push(values[i]);
-  if (!sample.length) return [0, 1];
-  sample.sort((a, b) => a - b);
+  const stride = Math.max(1, Math.floor(values.length / 20_000)), known = [];
+  for (let i = 0; i < values.length; i += stride) if (values[i] === values[i]) known.push(values[i]);
+  if (!known.length) return [0, 1];
+  const sample = Float32Array.from(known).sort();
   const [low, high] = [sample[Math.floor(sample.length * 0.01)], sample[Math.floor((sample.length - 1) * 0.99)]];
   return high > low ? [low, high] : [low - 0.5 * Math.abs(low || 1), low + 0.5 * Math.abs(low || 1)];
 }

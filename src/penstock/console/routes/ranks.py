@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 import pybase64
 from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
 
+from penstock.console.plain_json import PlainJson
 from penstock.console.state import console_of, finite, run_of
 from penstock.core.errors import UsageError, nearest
 from penstock.obs.metric_names import RANK_METRICS
@@ -26,7 +28,7 @@ def ranks(
     first: Annotated[float, Query(alias="from")] = 0,
     last: Annotated[float, Query(alias="to")] = math.inf,
     points: Annotated[int, Query(ge=1, le=20_000)] = 2000,
-) -> Reply:
+) -> Response:
     """Return a metric of RANK_METRICS as base64 of float32 [ranks, steps], and where the ranks ran.
 
     Of more records than `points`, neighbours share a column, which has the largest value of each rank. Tables
@@ -36,7 +38,7 @@ def ranks(
         raise UsageError("Ranks have no such metric", got=metric, fix=nearest(metric, list(RANK_METRICS)))
     console, run = console_of(request), run_of(request, run_id)
     table = console.rank_columns(run, metric).table(first=first, last=last, columns=points)
-    return {
+    others = {
         "steps": table.steps,
         "records": table.num_records,
         "num_ranks": len(table.values),
@@ -48,8 +50,10 @@ def ranks(
         "slow": [slow._asdict() for slow in console.columns(run).slow_ranks],
         "metric": metric,
         "metrics": list(RANK_METRICS),
-        "values": pybase64.b64encode_as_string(table.values.astype("<f4").tobytes()),
     }
+    values = pybase64.b64encode(table.values.astype("<f4").tobytes())  # some megabytes, which need no escapes
+    body = b'%s,"values":"%s"}' % (bytes(PlainJson(others).body)[:-1], values)
+    return Response(body, media_type=PlainJson.media_type)
 
 
 @router.get("/runs/{run_id}/hangs")

@@ -30,6 +30,7 @@ from penstock.obs.metric_names import RANKS_FILE
 _VERSION = 2
 _MOST_RANKS = 65_536
 """Longer rows are damaged."""
+_VALUE_BYTES = 4
 _MOST_STARTS = 256
 _MOST_PLACES = 65_536
 """Ranks of all starts together: where those of older starts ran is forgotten."""
@@ -131,16 +132,17 @@ class RankColumns(ParsedFile[_State]):
                 return RankTable()
             try:
                 rows = np.fromfile(self._rows, "<i8", count=2 * state.num_rows).reshape(state.num_rows, 2)
-                values = np.memmap(self._values, "<f4", "r", shape=(state.num_values,))  # stays if unlinked
+                mapped = np.memmap(self._values, "<f4", "r", shape=(state.num_values,))  # stays if unlinked
             except (OSError, ValueError):  # somebody deleted the cache, which is allowed
                 self._restart()
                 raise RunBusy("The values of this run's ranks were deleted", fix="Ask again.") from None
+        values = np.asarray(mapped)  # whose slices are made faster
         return _thinned(rows, values, state.places, first=first, last=last, columns=columns)
 
     def _parse(self, piece: Piece) -> None:
         content, places = piece.content, self._state.places
         rows: list[tuple[int, int]] = []
-        found: list[Float32] = []
+        found: list[bytes] = []
         begin, layout = 0, _NO_LAYOUT
         while begin < len(content):
             step = _STEP.match(content, begin)
@@ -150,17 +152,17 @@ class RankColumns(ParsedFile[_State]):
                 places = _extended(places, _places(line, first_row=self._state.num_rows + len(rows)))
             elif layout.has_values:
                 row = _decoded(content[begin + layout.first : begin + layout.last])
-                if row is not None and 0 < len(row) <= _MOST_RANKS:
-                    rows.append((int(step[1]), len(row)))
+                if row is not None and 0 < len(row) <= _VALUE_BYTES * _MOST_RANKS:
+                    rows.append((int(step[1]), len(row) // _VALUE_BYTES))
                     found.append(row)
             begin += layout.length
         if found:
             _append(self._rows, np.array(rows, dtype="<i8").tobytes(), at=16 * self._state.num_rows)
-            _append(self._values, np.concatenate(found).tobytes(), at=4 * self._state.num_values)
+            _append(self._values, b"".join(found), at=_VALUE_BYTES * self._state.num_values)
         self._state = _State(
             mark=piece.mark,
             num_rows=self._state.num_rows + len(rows),
-            num_values=self._state.num_values + sum(map(len, found)),
+            num_values=self._state.num_values + sum(num_ranks for _, num_ranks in rows),
             places=places,
         )
 
@@ -237,9 +239,15 @@ def _thinned(
         while edges[column] < end:  # column by column: a seventeenth of the time of np.fmax.reduceat
             part = block[max(edges[column] - begin, 0) : edges[column + 1] - begin]
             np.fmax(found[column, :width], np.fmax.reduce(part, axis=0), out=found[column, :width])
-            is_known = ~np.isnan(part)
-            sums[:width] += np.where(is_known, part, 0).sum(axis=0, dtype=np.float64)
-            numbers[:width] += is_known.sum(axis=0)
+            total, number = part.sum(axis=0, dtype=np.float64), np.int64(len(part))
+            if np.isnan(total).any():  # rare, and three passes more
+                is_known = ~np.isnan(part)
+                total, number = (
+                    np.where(is_known, part, 0).sum(axis=0, dtype=np.float64),
+                    is_known.sum(axis=0),
+                )
+            sums[:width] += total
+            numbers[:width] += number
             column += 1
     column_of = dict(zip(np.searchsorted(edges, starts).tolist(), places, strict=True))  # the last start wins
     column_of.pop(len(edges) - 1, None)  # none of its records is shown
@@ -276,8 +284,10 @@ def _extended(places: list[RankPlaces], new: RankPlaces | None) -> list[RankPlac
     return kept
 
 
-def _decoded(packed: bytes) -> Float32 | None:
+def _decoded(packed: bytes) -> bytes | None:
+    """Return the float32 values of base64 text as bytes; None: they are damaged."""
     try:
-        return np.frombuffer(pybase64.b64decode(packed, validate=True), dtype="<f4")
+        found = pybase64.b64decode(packed, validate=True)
     except (NotBase64, ValueError):
         return None
+    return found if len(found) % _VALUE_BYTES == 0 else None

@@ -197,3 +197,10 @@ def test_the_cache_may_be_deleted_while_a_console_runs(tmp_path, opened):
     with pytest.raises(RunBusy, match="deleted"):
         columns.table(first=0, last=9, columns=9)
     assert table(columns).values.tolist() == [[5, 6]]
+
+
+def test_a_rank_without_a_value_is_left_out_of_its_mean_and_of_its_column(tmp_path, opened):
+    write(tmp_path, line(1, 1, 9), line(2, np.nan, 5), line(3, 3, np.nan), line(4, 8, 4))
+    found = table(opened(), points=1)
+    assert found.values.tolist() == [[8], [9]]
+    assert found.means.tolist() == [4, 6]
