@@ -508,7 +508,7 @@ def test_a_request_without_a_reply_is_told_to_have_been_sent_perhaps(control_pag
     expect(form.get_by_role("status")).to_contain_text("The request may have been sent")
 
 
-def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(folder, opened):
+def test_a_slider_moved_on_a_phone_reaches_all_ranks_and_both_windows_follow_a_killed_run(folder, opened):
     run = folder / "live" / "run"
     words = ("--set", f"run.dir={run}", "--set", "samples.every=0", "--set", "checkpoint.every=20")
     words = (*words, "--set", "data.global_batch_size=6", "--set", "run.device_hour_price=3600")
@@ -520,29 +520,36 @@ def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(fold
     try:
         wait_until(lambda: len(records_of(run)) > 5, "the run has steps", alive=lambda: first.poll() is None)
         with console(folder / "live", "--control") as address:
-            page = opened(address)
-            open_run(page, "run")
-            step = page.locator(".figure", has_text="step of").locator("dd")
-            before = step.inner_text()
-            expect(step).not_to_have_text(before)  # nobody reloads the page
-            page.get_by_role("link", name="Mixture and control").click()
-            share = page.get_by_label("Share of code, percent")
-            share.fill("0")
-            share.press("Tab")
-            page.get_by_label("Reason").fill("more code")
-            page.get_by_role("button", name="Apply").click()
-            page.get_by_role("dialog").get_by_role("button", name="Yes, send it").click()
-            expect(page.get_by_text(re.compile("All ranks agreed: it holds from step"))).to_be_visible()
-            expect(share).to_have_value("0.0")
+            page, phone = (opened(address, device) for device in ("desktop", "phone"))
+            step, on_phone = (
+                one.locator(".figure", has_text="step of").locator("dd") for one in (page, phone)
+            )
+            for one, shown in ((page, step), (phone, on_phone)):
+                open_run(one, "run")
+                before = shown.inner_text()
+                expect(shown).not_to_have_text(before)  # nobody reloads the page
+                one.get_by_role("link", name="Mixture and control").click()
+            share, moved = (one.get_by_label("Share of code, percent") for one in (page, phone))
+            expect(share).to_have_value("30.0")
+            phone.get_by_role("slider", name=re.compile("code")).tap(position={"x": 1, "y": 8})
+            expect(moved).to_have_value("0.0")
+            phone.get_by_label("Reason").fill("more code")
+            phone.get_by_role("button", name="Apply").tap()
+            phone.get_by_role("dialog").get_by_role("button", name="Yes, send it").tap()
+            expect(phone.get_by_text(re.compile("All ranks agreed: it holds from step"))).to_be_visible()
+            expect(moved).to_have_value("0.0")
+            expect(share).to_have_value("0.0")  # the other window follows
+            check_is_usable(phone)
             weight = {"web": 1, "code": 0}
             wait_until(lambda: records_of(run)[-1]["corpus_weights"] == weight, "the metrics show the shares")
-            page.get_by_role("button", name="Set the sliders as they were").click()
-            expect(share).to_have_value("30.0")
-            expect(page.get_by_role("button", name="Apply")).to_be_focused()
-            page.keyboard.press("Enter")
-            page.get_by_role("dialog").get_by_role("button", name="Yes, send it").click()
+            phone.get_by_role("button", name="Set the sliders as they were").tap()
+            expect(moved).to_have_value("30.0")
+            expect(phone.get_by_role("button", name="Apply")).to_be_focused()
+            phone.keyboard.press("Enter")
+            phone.get_by_role("dialog").get_by_role("button", name="Yes, send it").tap()
             weight = {"web": pytest.approx(0.7), "code": pytest.approx(0.3)}
             wait_until(lambda: records_of(run)[-1]["corpus_weights"] == weight, "they are as they were")
+            expect(share).to_have_value("30.0")
             page.reload()
             expect(share).to_have_value("30.0")
             page.get_by_role("button", name="Set the sliders as before it").first.click()
@@ -551,14 +558,15 @@ def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(fold
             before = tokens.inner_text()
             expect(tokens).not_to_have_text(before)
             expect(share).to_have_value("0.0")
-            expect(page.get_by_role("region", name="Requests of this run")).to_contain_text("more code")
-            page.get_by_role("link", name="Curves").click()
-            expect(page.get_by_role("region", name="Events")).to_contain_text("more code")
-            page.get_by_role("link", name="Ranks", exact=True).click()
-            page.get_by_role("img").click()
-            for shown in ("host", "device", "nic"):
-                expect(page.locator(".details dt", has_text=shown)).to_be_visible()
-            page.get_by_role("link", name="Curves").click()
+            for one in (page, phone):
+                expect(one.get_by_role("region", name="Requests of this run")).to_contain_text("more code")
+                one.get_by_role("link", name="Curves").click()
+                expect(one.get_by_role("region", name="Events")).to_contain_text("more code")
+                one.get_by_role("link", name="Ranks", exact=True).click()
+                one.get_by_role("img").click()
+                for shown in ("host", "device", "nic"):
+                    expect(one.locator(".details dt", has_text=shown)).to_be_visible()
+                one.get_by_role("link", name="Curves").click()
             wait_until(lambda: any((run / "checkpoints").glob("step-*")), "it can be resumed")
             os.killpg(first.pid, signal.SIGKILL)
             first.wait(120)
@@ -571,13 +579,14 @@ def test_a_moved_slider_reaches_all_ranks_and_the_page_follows_a_killed_run(fold
                 **quiet,
             )
             assert second.returncode == 0
-            expect(page.get_by_role("region", name="Events")).to_contain_text("2 -> 3 ranks")
-            expect(page.locator(".run-head .pill")).to_have_text("finished")
-            expect(step).to_have_text(f"{done + 10:,}")
-            cost = page.locator(".figure", has_text="cost").locator("dd")
-            expect(cost).not_to_have_text("\u2013")
-            page.get_by_role("button", name="Money").click()
-            expect(page.locator("#loss .plot")).to_have_attribute("aria-label", re.compile("by money"))
+            for one, shown in ((page, step), (phone, on_phone)):
+                expect(one.get_by_role("region", name="Events")).to_contain_text("2 -> 3 ranks")
+                expect(one.locator(".run-head .pill")).to_have_text("finished")
+                expect(shown).to_have_text(f"{done + 10:,}")
+                expect(one.locator(".figure", has_text="cost").locator("dd")).not_to_have_text("\u2013")
+                one.get_by_role("button", name="Money").click()
+                expect(one.locator("#loss .plot")).to_have_attribute("aria-label", re.compile("by money"))
+                check_is_usable(one)
             assert records_of(run)[-1]["device_hours"] > killed["device_hours"], "lost steps were paid for"
     finally:
         with suppress(ProcessLookupError):
