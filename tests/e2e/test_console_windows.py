@@ -191,3 +191,44 @@ def test_a_window_that_joins_does_not_send_the_others_what_they_have(context, co
     wait_until(lambda: len(console.streams) == 1, "both have one stream")
     (query,) = console.streams
     assert query.count(".") == 5, f"both have one cursor: {query}"
+
+
+LATE_WINDOW = """
+async () => {
+  const made = [];
+  globalThis.EventSource = class extends EventTarget {
+    constructor(url) {
+      super();
+      this.since = url.searchParams.get("since");
+      made.push(this);
+    }
+    close() {}
+    say(kind, data) {
+      this.dispatchEvent(new MessageEvent(kind, { data: JSON.stringify(data) }));
+    }
+  };
+  const { join } = await import("./page/stream.js"), pause = () => new Promise((go) => setTimeout(go, 50));
+  const window = (since) => {
+    const port = new EventTarget(), got = [];
+    Object.assign(port, { start() {}, postMessage: (message) => got.push(message.data.x.step) });
+    join(port);
+    port.dispatchEvent(new MessageEvent("message", { data: { ids: ["run"], since: [since] } }));
+    return got;
+  };
+  const first = window("nine");
+  await pause();
+  const late = window("five");  // and a record comes before its connection
+  made[0].say("points", { run: "run", x: { step: 10 } });
+  made[0].say("at", { run: "run", cursor: "ten" });
+  await pause();
+  made[1].say("points", { run: "run", x: { step: 6 } });
+  return { since: made[1].since, first, late };
+}
+"""
+
+
+def test_a_window_that_joins_as_a_record_comes_misses_none_before_it(context, console):
+    page = context.new_page()
+    page.goto(console.address)
+    found = page.evaluate(LATE_WINDOW)
+    assert found == {"since": "ten,five", "first": [10, 6], "late": [6]}

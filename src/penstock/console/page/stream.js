@@ -11,12 +11,12 @@
 const RETRY_MS = 3000, KINDS = ["points", "row", "gone", "event", "samples", "reset"];
 
 class Stream {
-  #windows = new Map();  // port -> { ids, since }
+  #windows = new Map();  // port -> { ids, since, isServed }; what is sent before its own connection begins is not for it
   #source = null;
   #timer = 0;
 
   add(port, { ids, since }) {
-    this.#windows.set(port, { ids, since });
+    this.#windows.set(port, { ids, since, isServed: !ids.length });
     // Rows that changed before it came were sent to the others only. A stream of runs goes on from its cursors.
     if (!ids.length && this.#source?.readyState === EventSource.OPEN) {
       port.postMessage({ isOn: true });
@@ -39,6 +39,7 @@ class Stream {
     this.#source?.close();
     this.#source = null;
     if (!this.#windows.size) return;
+    for (const window of this.#windows.values()) window.isServed = true;
     const pairs = [...this.#windows.values()].flatMap(({ ids, since }) => ids.map((id, i) => `${id},${since[i] ?? ""}`));
     const asked = [...new Set(pairs)].map((pair) => pair.split(","));
     const query = new URLSearchParams(asked.length ? { runs: asked.map(([id]) => id), since: asked.map(([, cursor]) => cursor) } : {});
@@ -57,11 +58,11 @@ class Stream {
 
   #tell(message) {
     const run = message.data?.run ?? message.data?.id;
-    for (const [port, { ids }] of this.#windows) if (!ids.length || !run || ids.includes(run)) port.postMessage(message);
+    for (const [port, { ids, isServed }] of this.#windows) if (isServed && (!ids.length || !run || ids.includes(run))) port.postMessage(message);
   }
 
   #move({ run, cursor }) {
-    for (const { ids, since } of this.#windows.values()) if (ids.includes(run)) since[ids.indexOf(run)] = cursor;
+    for (const { ids, since, isServed } of this.#windows.values()) if (isServed && ids.includes(run)) since[ids.indexOf(run)] = cursor;
   }
 }
 

@@ -125,6 +125,7 @@ class _Watched:
                 found.append(("event", {"run": self._id}))
             if now.samples != before.samples:
                 found.append(("samples", {"run": self._id}))
+        if now != before:
             found.append(("at", {"run": self._id, "cursor": str(now)}))
         self._sent = now  # nothing was refused
         return found

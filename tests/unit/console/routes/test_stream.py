@@ -258,3 +258,15 @@ def test_a_stream_says_how_far_it_is_so_that_the_next_one_goes_on_from_there(con
     console.write("run", *steps(6, 6))
     with console.followed(runs=page["id"], since=at["cursor"]) as events:
         assert points_of(events, 6) == [6]
+
+
+def test_the_next_stream_after_a_reset_does_not_send_it_again(console):
+    console.write("run", *steps(1, 9))
+    page = console.run()
+    console.write("run", {"event": "start", "step": 4, "ranks": 1}, *steps(5, 5))
+    with console.followed(runs=page["id"], since=page["cursor"]) as events:
+        *_, (_, at) = take_until(events, lambda data: "cursor" in data)
+    with console.followed(runs=page["id"], since=at["cursor"]) as events:
+        console.write("run", *steps(6, 6))
+        found = [kind for kind, _ in take_until(events, lambda data: data.get("x", {}).get("step") == 6)]
+    assert "reset" not in found
