@@ -19,7 +19,7 @@ from penstock.core.errors import ModelError, UsageError
 from penstock.engine.assemble import build_engine
 from penstock.engine.background import EngineThread
 from penstock.engine.config import EngineConfig
-from penstock.engine.model_runner.adapted_linear import AdaptedLinear
+from penstock.engine.model_runner.adapted_linear import AdaptedLinear, Site
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.request import Request
@@ -154,6 +154,25 @@ def test_a_removed_adapter_is_gone_and_the_others_stay(one_base, tmp_path):
     adapters.begin(of_tokens(0))
     assert torch.equal(logits_of(model), plain)
     assert not [name for name, layer in model.named_modules() if isinstance(layer, AdaptedLinear)]
+
+
+def test_factors_that_could_not_be_computed_for_want_of_memory_are_computed_later(
+    one_base, tmp_path, monkeypatch
+):
+    folder, theirs = one_base
+    model = load_pretrained(folder)
+    expected, adapters = save_adapter(theirs, tmp_path / "a", "dora", seed=0), Adapters(model, model.config)
+    adapters.add("a", tmp_path / "a")
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "squared_lengths", fail)
+        with pytest.raises(MemoryError):
+            adapters.begin(of_tokens(0))
+    adapters.begin(of_tokens(0))
+    torch.testing.assert_close(logits_of(model), expected, rtol=1e-4, atol=1e-4)
 
 
 def refused(base, tmp_path, *, settings=None, tensors=None):

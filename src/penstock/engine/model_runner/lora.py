@@ -92,7 +92,7 @@ class Adapters:
         """Compute the factors of DoRA adapters that were added since the last call; all ranks together."""
         if not self._magnitudes:
             return
-        magnitudes, self._magnitudes = self._magnitudes, {}
+        magnitudes = self._magnitudes
         rows = self._place.part(self._whole.vocab_size)
         output = Site(
             self._model, OUTPUT_MATRIX, {OUTPUT_MATRIX: slice(None)}, True, slice(rows.start, rows.stop)
@@ -110,6 +110,7 @@ class Adapters:
                 scales = factors(magnitudes[index][name].to(squares), squares)
                 shifts = torch.zeros_like(scales) if bias is None else bias[outputs] * (1.0 - scales)
                 self._updates[index][name] = replace(update, scaling=torch.stack([scales, shifts]))
+        self._magnitudes = {}  # at last: where memory is short, the next step measures again
         self._change()
 
     def held(self, name: str) -> tuple[int, Mapping[str, Update]]:
