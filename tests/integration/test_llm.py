@@ -21,6 +21,7 @@ import penstock
 from penstock import LLM, EngineConfig, Params, Sampling
 from penstock.checkpoint.hf import load_pretrained
 from penstock.core.errors import ConfigError, EngineClosed, UsageError
+from penstock.engine import text_processor
 from penstock.engine.request import Request
 from penstock.engine.sampling.grammar_text import regex
 from penstock.engine.sampling_params import GREEDY
@@ -242,6 +243,20 @@ def test_an_adapter_whose_end_tokens_cannot_be_read_is_not_added(adapter, llm):
         llm.add_adapter("a", where)
     with pytest.raises(UsageError, match="Unknown adapter"):
         llm.generate("the", replace(TEN, adapter="a"))
+
+
+def test_an_adapter_whose_template_is_away_is_not_added(adapter, llm, monkeypatch):
+    def fail(folder):
+        raise OSError(f"{folder} is away")
+
+    where, tokens, _ = adapter
+    with monkeypatch.context() as patch:
+        patch.setattr(text_processor, "load_template", fail)
+        with pytest.raises(OSError, match="is away"):
+            llm.add_adapter("a", where)
+    llm.add_adapter("a", where)
+    assert llm.generate("the", replace(TEN, stop_ids=None, adapter="a"))[0].token_ids == tokens
+    llm.remove_adapter("a")
 
 
 def test_each_prompt_may_have_settings_of_its_own(llm):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core import clock
-from penstock.core.errors import PenstockError, RunnerLost, UsageError, nearest
+from penstock.core.errors import RunnerLost, UsageError, nearest
 from penstock.engine.model_runner.batch import batch_of
 from penstock.engine.model_runner.capacity import Capacity
 from penstock.engine.model_runner.interface import StepOutput, StepRunner
@@ -151,7 +151,7 @@ class Engine:
             return
         try:
             self.text_processor.add_adapter(name, folder)
-        except PenstockError:
+        except BaseException:
             self.runner.remove_adapter(name)
             raise
         self._end_grammars()
