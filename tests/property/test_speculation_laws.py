@@ -72,7 +72,7 @@ class NoTokenTwice:
 
     hold = release = check
 
-    def matcher(self, grammar):
+    def matcher(self, grammar, _stop_ids):
         assert grammar == "no token twice"
         return self
 

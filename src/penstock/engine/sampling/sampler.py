@@ -19,7 +19,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from penstock.core.rng import key_of, mix64
-from penstock.engine.request import TokenLogprob
+from penstock.engine.request import Request, TokenLogprob
 from penstock.engine.sampling.filters import choose, probabilities
 from penstock.engine.sampling.penalties import Tallied, TokenCounts, needs_tally, penalise
 from penstock.engine.sampling_params import GREEDY
@@ -46,8 +46,8 @@ class Matcher(Protocol):
 class MatcherSource(Protocol):
     """Creates matchers."""
 
-    def matcher(self, grammar: str) -> Matcher:
-        """Return a new matcher at the start of a grammar."""
+    def matcher(self, grammar: str, stop_ids: frozenset[int]) -> Matcher:
+        """Return a new matcher at the start of a grammar, of an answer that ends at these tokens."""
         ...
 
 
@@ -163,7 +163,7 @@ class Sampler:
             known = self._known[answer.id] = _Known(
                 key=key_of(sampling.seed, "sample", answer.answer),
                 tally=TokenCounts(request.prompt) if tallies else None,
-                matcher=None if request.grammar is None else self._matcher(request.grammar),
+                matcher=None if request.grammar is None else self._matcher(request),
                 moves=tallies
                 or request.grammar is not None
                 or sampling.allowed_token_ids is not None
@@ -174,9 +174,10 @@ class Sampler:
             )
         return known
 
-    def _matcher(self, grammar: str) -> Matcher:
+    def _matcher(self, request: Request) -> Matcher:
         assert self._grammars is not None, "a request with a grammar, and no grammars"
-        return self._grammars.matcher(grammar)
+        assert request.grammar is not None
+        return self._grammars.matcher(request.grammar, request.stop_ids)
 
     def _shape(self, scores: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> dict[int, str]:
         """Exclude tokens and change logits in place; return the rows with no token left -> error."""

@@ -328,3 +328,12 @@ def test_other_end_tokens_are_allowed_from_then_on_where_a_grammar_is_complete()
         allowed = grammars.matcher(regex("x+")).allowed(text)
         assert {end for end in (END, 300, VOCAB - 1) if allowed[end]} == ends - {VOCAB - 1}
         grammars.check(asked(regex("x+"), stop_ids=ends - {VOCAB - 1}))
+
+
+def test_an_answer_is_not_offered_an_end_token_that_came_after_it_was_asked_for():
+    grammars, text = GrammarCompiler(TOKENIZER, vocab_size=VOCAB, end_ids={END}), TOKENIZER.encode("xx")
+    request = asked(regex("xx"))
+    grammars.hold(request)
+    grammars.end_with({END, 300})
+    allowed = grammars.matcher(request.grammar, request.stop_ids).allowed(text)
+    assert np.flatnonzero(allowed).tolist() == [END]
