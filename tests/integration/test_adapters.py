@@ -348,6 +348,23 @@ def test_requests_of_all_adapters_together_get_the_tokens_of_peft(world, ranks):
         engine.close()
 
 
+def test_an_adapter_for_whose_factors_there_is_no_memory_is_not_added(one_base, tmp_path, monkeypatch):
+    folder, theirs = one_base
+    save_adapter(theirs, tmp_path / "a", "dora", seed=0)
+    engine = build_engine(folder, settings())
+
+    def fail(*_):
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Site, "squared_lengths", fail)
+        with pytest.raises(MemoryError):
+            engine.add_adapter("a", tmp_path / "a")
+    assert "a" not in engine.runner.adapters
+    engine.add_adapter("a", tmp_path / "a")
+    engine.remove_adapter("a")
+
+
 @pytest.mark.filterwarnings("ignore:Setting `save_embedding_layers` to `True`")
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("family", ["llama", "granite"])  # which divides its logits

@@ -215,7 +215,7 @@ class Adapters:
         some = next(update for update in found if update is not None)
         a = torch.zeros(len(self._owners), some.a.shape[1], dtype=like.dtype, device=like.device)
         b = torch.zeros(some.b.shape[0], len(self._owners), dtype=like.dtype, device=like.device)
-        scaling = neutral_scaling(len(b)).to(a).unsqueeze(1).repeat(1, len(found) + 1, 1)
+        scaling = neutral_scaling(len(b)).to(a.device).unsqueeze(1).repeat(1, len(found) + 1, 1)
         start = 0
         for place, (rank, update) in enumerate(zip(ranks.values(), found, strict=True)):
             rows, start = slice(start, start + rank), start + rank

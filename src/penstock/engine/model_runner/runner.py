@@ -74,8 +74,14 @@ class Runner:
         return StepOutput(hidden, logits)
 
     def add_adapter(self, name: str, folder: Path) -> None:
-        """Load an adapter; raises as `Adapters.add` does."""
+        """Load an adapter; raises as `Adapters.add` and `Adapters.measure` do, and then it is not added."""
         self._adapters.add(name, folder)
+        if self._group is None:  # several ranks measure together, in the next step
+            try:
+                self._adapters.measure()
+            except BaseException:
+                self._adapters.remove(name)
+                raise
         self._new_adapters.append(name)
 
     def remove_adapter(self, name: str) -> None:
