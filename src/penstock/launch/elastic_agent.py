@@ -44,6 +44,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
 
 from penstock.core import clock, env
 from penstock.core.errors import PenstockError
+from penstock.core.signals import signal_name
 from penstock.launch.attempt import Explain, WarmProcess, Work, rank_environments
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED, JobOutcome, die_with
@@ -101,7 +102,7 @@ class _Signals:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        self.name = self.name or signal.Signals(number).name
+        self.name = self.name or signal_name(number)
         if self.is_waiting:
             self.is_waiting = False
             raise _Told(self.name)

@@ -232,6 +232,7 @@ def _node(
 ) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
     from penstock.launch.elastic_agent import run_elastic_node  # torch: imported before processes fork
 
     try:

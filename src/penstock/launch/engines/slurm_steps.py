@@ -4,6 +4,7 @@ An attempt is one step: `srun` starts `penstock launch node` on each node, which
 reports its end in the run's folder. A node without a report is lost.
 """
 
+import signal
 import subprocess
 from collections.abc import Sequence
 from typing import Any
@@ -51,6 +52,7 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
         if spec.networks:
             gang.host = address_on(spec.networks, probe_nics())
         if spec.nodes.is_elastic:
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
             from penstock.launch.elastic_agent import start_store  # torch
 
             store, gang.store_port = start_store(gang.host)
