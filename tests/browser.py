@@ -6,6 +6,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
+from tests.launched import wait_until
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on this machine")
 
@@ -26,3 +28,15 @@ def check_is_usable(page):
         f"{one['id']}: {one['nodes'][0]['html']} {one['nodes'][0]['failureSummary']}" for one in violations
     ]
     assert said == []
+
+
+def expect_last_step(page, step):
+    """Wait until the curve of the loss ends at a step."""
+    plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")
+    plot.focus()
+
+    def is_last():
+        page.keyboard.press("End")
+        return f"step {step}:" in said.inner_text()
+
+    wait_until(is_last, f"the curve ends at step {step}")

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from penstock.core import clock
-from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
+from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, expect_last_step, needs_browser
 from tests.e2e.conftest import console
 from tests.launched import wait_until
 
@@ -85,18 +85,6 @@ def test_a_deleted_run_leaves_the_table_and_its_page_says_so(context, address, r
     expect(row).to_be_visible()
     expect(page.locator(".run-head .pill")).to_be_visible()
     expect(page.locator(".run-head .notice")).not_to_contain_text("gone")
-
-
-def expect_last_step(page, step):
-    """Wait until the curve of the loss ends at a step."""
-    plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")
-    plot.focus()
-
-    def is_last():
-        page.keyboard.press("End")
-        return f"step {step}:" in said.inner_text()
-
-    wait_until(is_last, f"the curve ends at step {step}")
 
 
 def page_of_its_own_stream(context):

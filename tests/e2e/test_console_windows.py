@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
-from tests.browser import DEVICES, PATIENCE_MS, needs_browser
+from tests.browser import DEVICES, PATIENCE_MS, expect_last_step, needs_browser
 from tests.launched import wait_until
 
 pytestmark = needs_browser
@@ -113,14 +113,7 @@ def turn(page, *, is_hidden):
 def expect_step(page, step):
     """Wait until the head of a run's page and its curve of the loss are at a step."""
     expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text(str(step))
-    plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")
-    plot.focus()
-
-    def is_last():
-        page.keyboard.press("End")
-        return f"step {step}:" in said.inner_text()
-
-    wait_until(is_last, f"the curve ends at step {step}")
+    expect_last_step(page, step)
 
 
 def row(page, name):
