@@ -34,8 +34,8 @@ from penstock.nn.norm import RMSNorm
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
-    """What an adapter makes of a layer's outputs y = W x + bias: (y + b a x) * factors + shifts."""
+class AdapterUpdate:
+    """An adapter's update of a layer's outputs y = W x + bias, to (y + b a x) * factors + shifts."""
 
     a: Float[Tensor, "r inputs"]
     b: Float[Tensor, "outputs r"]
@@ -131,7 +131,7 @@ class Site:
         return layer.matrix().to(dtype), layer.bias
 
     def squared_lengths(
-        self, update: Update, matrix: Float[Tensor, "rows inputs"]
+        self, update: AdapterUpdate, matrix: Float[Tensor, "rows inputs"]
     ) -> Float[Tensor, "outputs"]:
         """Return the squared lengths of the rows of W + B A, as far as this rank has W."""
         a, b = update.a.to(matrix.device), update.b.to(matrix.device)

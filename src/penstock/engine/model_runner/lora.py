@@ -22,10 +22,10 @@ from penstock.checkpoint.peft import read_adapter
 from penstock.core.errors import UsageError, nearest
 from penstock.engine.model_runner.adapted_linear import (
     AdaptedLinear,
+    AdapterUpdate,
     Added,
     Site,
     Step,
-    Update,
     neutral_scaling,
     sites_of,
 )
@@ -55,9 +55,9 @@ class Adapters:
         """Adapter name -> index in a batch; indices are never reused."""
         self._model, self._whole, self._group, self._base_hash = model, whole, group, base_hash
         self._place = ALONE if group is None else group.place
-        self._updates: dict[int, dict[str, Update]] = {}  # of each layer, by name in the plain network
+        self._updates: dict[int, dict[str, AdapterUpdate]] = {}  # of each layer, by name in the plain network
         self._magnitudes: dict[int, dict[str, Tensor]] = {}  # of DoRA adapters that are not measured yet
-        self._of_output: dict[int, Update] = {}  # on the device of the logits
+        self._of_output: dict[int, AdapterUpdate] = {}  # on the device of the logits
         self._scaling: list[int] = []  # DoRA adapters
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
         self._step = Step()
@@ -83,9 +83,9 @@ class Adapters:
             self._magnitudes[index] = magnitudes
         self._change()
 
-    def _update(self, layer: str, adapter: Adapter) -> Update:
+    def _update(self, layer: str, adapter: Adapter) -> AdapterUpdate:
         a, b, like = adapter.a, adapter.b * adapter.scale, self._model.norm.weight
-        return Update(a.to(like), b.to(like)) if layer == OUTPUT_MATRIX else Update(a, b)
+        return AdapterUpdate(a.to(like), b.to(like)) if layer == OUTPUT_MATRIX else AdapterUpdate(a, b)
 
     @torch.no_grad()
     def measure(self) -> None:
@@ -113,7 +113,7 @@ class Adapters:
         self._magnitudes = {}  # at last: where memory is short, the next step measures again
         self._change()
 
-    def held(self, name: str) -> tuple[int, Mapping[str, Update]]:
+    def held(self, name: str) -> tuple[int, Mapping[str, AdapterUpdate]]:
         """Return an adapter's index, and its update of each layer, by layer name in the plain network."""
         index = self.indexes[name]
         return index, self._updates[index]

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.engine.model_runner.adapted_linear import Update, neutral_scaling
+from penstock.engine.model_runner.adapted_linear import AdapterUpdate, neutral_scaling
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.collectives import SLOT_BYTES, RankGroup
 from penstock.engine.model_runner.kv_cache import PagedCache
@@ -42,7 +42,7 @@ _LAYERS = (
 
 
 def adapter_panels(
-    updates: Mapping[str, Update], model: Llama, dtype: torch.dtype
+    updates: Mapping[str, AdapterUpdate], model: Llama, dtype: torch.dtype
 ) -> tuple[list[Tensor | None], int]:
     """Return the packed panels of A and of B and the scaling of each layer of each block, and the rank after
     padding.
@@ -72,7 +72,7 @@ def _parts(name: str, layer: nn.Module) -> Iterator[tuple[str, int]]:
 
 
 def _merged(
-    found: Mapping[str, Update | None], sizes: Mapping[str, int], rank: int, dtype: torch.dtype
+    found: Mapping[str, AdapterUpdate | None], sizes: Mapping[str, int], rank: int, dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     some = next((update for update in found.values() if update is not None), None)
     if some is None:
@@ -128,7 +128,7 @@ class NativeDecoder:
         """True if the step is within `most_tokens`."""
         return len(batch.token_ids) <= self._most_tokens
 
-    def hold(self, index: int, updates: Mapping[str, Update]) -> None:
+    def hold(self, index: int, updates: Mapping[str, AdapterUpdate]) -> None:
         """Store an adapter under its index in batches."""
         self._network.hold(index, *adapter_panels(updates, self._model, self._dtype))
 

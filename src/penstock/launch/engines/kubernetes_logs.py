@@ -1,4 +1,4 @@
-"""What the pods of a run print: lines of a rank, also of pods that start later, and the run's progress."""
+"""Logs of a run's pods: lines of a rank, also from pods that start later, and the run's progress."""
 
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
