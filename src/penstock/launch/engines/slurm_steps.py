@@ -52,7 +52,6 @@ def supervise(spec: RunSpec, folder: JobFolder, flag: StopFlag) -> int:
         if spec.networks:
             gang.host = address_on(spec.networks, probe_nics())
         if spec.nodes.is_elastic:
-            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
             from penstock.launch.elastic_agent import start_store  # torch
 
             store, gang.store_port = start_store(gang.host)
@@ -226,6 +225,7 @@ def run_node(
     try:
         prepare(spec)
         if spec.nodes.is_elastic:
+            signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
             from penstock.launch.elastic_agent import run_elastic_node  # torch
 
             code = run_elastic_node(
