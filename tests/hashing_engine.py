@@ -1,6 +1,7 @@
 """A whole engine without a network: its tokens are hashes, see `hashing_model`."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 
@@ -20,6 +21,7 @@ class HashingRunner:
     """Runs the stand-in; `before` is called with every batch and may raise."""
 
     adapters = ADAPTERS
+    num_new_tokens: ClassVar = {}
 
     def __init__(self, model: HashingModel, before: Callable[[StepBatch], None]) -> None:
         self._model = model

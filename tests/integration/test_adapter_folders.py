@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from penstock.checkpoint.adapter_run import open_with_adapter
 from penstock.checkpoint.hf import load_pretrained
-from penstock.checkpoint.peft import read_adapters, read_settings
+from penstock.checkpoint.peft import read_adapter, read_settings
 from penstock.cli.main import main
 from penstock.core.errors import CheckpointError, ModelError
 from penstock.engine.assemble import build_engine
@@ -135,7 +135,7 @@ def test_peft_computes_what_was_trained_and_writes_the_same_bits(runs, base, tmp
     before, after = (load_file(f / "adapter_model.safetensors") for f in (ours, tmp_path / "theirs"))
     assert after.keys() - before.keys() == ({FROZEN_OUTPUT} if method == "head" else set())
     assert all(torch.equal(before[name], after[name]) for name in before)
-    read = read_adapters(tmp_path / "theirs", recipe.model)
+    read = read_adapter(tmp_path / "theirs", recipe.model)
     for name, tensor in adapter.items():
         layer, _, part = name.rpartition(".")
         assert torch.equal(getattr(read[layer], {"lora_a": "a", "lora_b": "b"}.get(part, part)), tensor)

@@ -32,6 +32,7 @@ class Runner:
     """Logits that depend on every token before, read out of the cache as a network reads it."""
 
     adapters: ClassVar = {}
+    num_new_tokens: ClassVar = {}
 
     def __init__(self, *, num_blocks):
         self._model = HashingModel(num_blocks=num_blocks, block_size=4)
@@ -72,8 +73,8 @@ class NoTokenTwice:
 
     hold = release = check
 
-    def matcher(self, grammar, _stop_ids):
-        assert grammar == "no token twice"
+    def matcher(self, request):
+        assert request.grammar == "no token twice"
         return self
 
     def allowed(self, tokens, drafts):

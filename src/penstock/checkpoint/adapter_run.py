@@ -18,7 +18,7 @@ from penstock.checkpoint.find import SavedCheckpoint
 from penstock.checkpoint.layout import CheckpointIndex, Meta
 from penstock.checkpoint.load import fill_boxes
 from penstock.checkpoint.load_start import fill_start
-from penstock.checkpoint.peft import base_weights_of, read_adapters, read_new_rows, read_settings
+from penstock.checkpoint.peft import base_weights_of, read_adapter, read_new_rows, read_settings
 from penstock.checkpoint.start import StartWeights, find_start, text_folder
 from penstock.checkpoint.tensors import MODEL
 from penstock.core.boxes import whole
@@ -157,7 +157,7 @@ def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama,
     Raises:
         ModelError: the adapter is not one of this model, or names none that is here.
     """
-    settings = read_settings(folder, serves=False)
+    settings = read_settings(folder)
     named = base or settings.get("base_model_name_or_path")
     if not named or not isinstance(named, str | Path) or not Path(named).is_dir():
         raise ModelError(
@@ -166,7 +166,7 @@ def open_with_adapter(folder: Path, *, base: Path | None = None) -> tuple[Llama,
             fix="Give the folder of that model with --base.",
         )
     start = find_start(Path(named))
-    adapters = read_adapters(folder, start.model, base_hash=start.identity)
+    adapters = read_adapter(folder, start.model, base_hash=start.identity)
     new_rows = read_new_rows(folder, start.model)
     num_rows = start.model.vocab_size + max(map(len, new_rows.values()), default=0)
     grown = replace(start.model, vocab_size=num_rows)

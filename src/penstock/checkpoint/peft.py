@@ -8,8 +8,8 @@ tensor that belongs to no layer of the model is an error. Where the output matri
 copy of the frozen one too, which is passed over.
 
 Rows of tokens that the base lacks (nn/new_rows.py) are PEFT's `trainable_token_indices`: whole rows, by token
-id. The model must have those rows before PEFT reads the folder: `model.resize_token_embeddings(n)`. They are
-for merging only, and the only rows that are read are those after the base's last.
+id. The model must have those rows before PEFT reads the folder: `model.resize_token_embeddings(n)`. The only
+rows that are read are those after the base's last.
 
 Folders that Penstock writes name their base by path, as PEFT's do, and by its identity (hf_folder.py), in the
 metadata of the weights, where PEFT passes over it. An adapter for another base is refused.
@@ -80,7 +80,7 @@ _BASE_WEIGHTS = "penstock.base_weights"
 def read_adapter(
     folder: Path, config: LlamaConfig, *, place: TensorParallelRank = ALONE, base_hash: str = ""
 ) -> dict[str, Adapter]:
-    """Load an adapter for serving; return it by the name of our linear layer.
+    """Load the adapted layers of a folder, by the name of our linear layer; `read_new_rows` has the rest.
 
     Args:
         config: of the unsharded model.
@@ -90,26 +90,8 @@ def read_adapter(
     Raises:
         ModelError: the folder is not a LoRA adapter of this model, or uses an unsupported feature.
     """
-    return _read(folder, config, place=place, base_hash=base_hash, serves=True)
-
-
-def read_adapters(folder: Path, config: LlamaConfig, *, base_hash: str = "") -> dict[str, Adapter]:
-    """Load an adapter for merging; return it by the name of our linear layer.
-
-    Args:
-        base_hash: identity of the model; "": unknown.
-
-    Raises:
-        ModelError: as in `read_adapter`; but rows of new tokens are supported, by `read_new_rows`.
-    """
-    return _read(folder, config, place=ALONE, base_hash=base_hash, serves=False)
-
-
-def _read(
-    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str, serves: bool
-) -> dict[str, Adapter]:
-    settings = read_settings(folder, serves=serves)
-    found = _read_tensors(folder, config, place=place, base_hash=base_hash, serves=serves)
+    settings = read_settings(folder)
+    found = _read_tensors(folder, config, place=place, base_hash=base_hash)
     shapes, scale = _shapes(config, place), _scale(settings)
     for name, parts in found.items():
         _check_parts(folder, name, parts, settings, shapes[name])
@@ -124,10 +106,14 @@ def read_new_rows(folder: Path, config: LlamaConfig) -> dict[str, Tensor]:
     Args:
         config: of the base.
 
+    Returns:
+        [new tokens, hidden] for the embedding, and for the output matrix unless it is tied; empty without
+        new tokens.
+
     Raises:
         ModelError: it has other rows of the embedding or the output matrix.
     """
-    settings = read_settings(folder, serves=False)
+    settings = read_settings(folder)
     ours = {theirs.removesuffix(".weight"): name for name, theirs in hugging_face_names(config).items()}
     wanted = {
         layer: name
@@ -241,7 +227,7 @@ def save_adapter(
 
 
 def _read_tensors(
-    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str, serves: bool
+    folder: Path, config: LlamaConfig, *, place: TensorParallelRank, base_hash: str
 ) -> dict[str, dict[str, Tensor]]:
     """Return "A", "B" and "magnitude" of each layer, by its name."""
     layers = {theirs.removesuffix(".weight"): ours for ours, theirs in hugging_face_names(config).items()}
@@ -250,7 +236,7 @@ def _read_tensors(
         with safetensors.safe_open(folder / _WEIGHTS, framework="pt") as file:
             _check_base(folder, (file.metadata() or {}).get(_BASE_HASH), base_hash)
             for name in file.keys():  # noqa: SIM118 - not a mapping
-                if not serves and _TOKENS.fullmatch(name):  # read_new_rows reads them
+                if _TOKENS.fullmatch(name):  # read_new_rows reads them
                     continue
                 if name == _FROZEN_OUTPUT and _is_of_this_size(file, name, config):
                     continue
@@ -279,11 +265,8 @@ def _check_base(folder: Path, trained_on: str | None, base_hash: str) -> None:
         )
 
 
-def read_settings(folder: Path, *, serves: bool = True) -> Mapping[str, Any]:  # Any: JSON
+def read_settings(folder: Path) -> Mapping[str, Any]:  # Any: JSON
     """Read adapter_config.json; refuse what can be refused without the model.
-
-    Args:
-        serves: the adapter is applied to single requests, and not merged into the model.
 
     Raises:
         ModelError: the folder is not a LoRA adapter, or uses an unsupported feature.
@@ -312,12 +295,6 @@ def read_settings(folder: Path, *, serves: bool = True) -> Mapping[str, Any]:  #
             got=settings["init_lora_weights"],
             fix=_PLAIN,
         )
-    if serves and (indices := settings.get("trainable_token_indices")):
-        raise ModelError(
-            f"{path}: trainable_token_indices changes rows of the embedding, which all requests share",
-            got=_shortened(indices),
-            fix=f"Merge it and serve the result: penstock export {folder} --merge --out DIR.",
-        )
     _check_numbers(path, settings)
     return settings
 
@@ -327,12 +304,6 @@ def _where_an_adapter_may_be(folder: Path) -> str:
         return f"Write its adapter with `penstock export {folder} --out FOLDER`, and give FOLDER."
     below = min(folder.glob(f"*/{_CONFIG}"), default=None)  # PEFT's place for named adapters
     return f"Give {below.parent}." if below else "Give the folder of a LoRA adapter saved by PEFT."
-
-
-def _shortened(indices: Any) -> str:  # Any: JSON
-    """Return token ids for a message."""
-    text = json.dumps(indices)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _check_numbers(path: Path, settings: Mapping[str, Any]) -> None:
@@ -413,7 +384,6 @@ def _check_parts(
         )
 
 
-_LONGEST = 60
 _MERGE_THERE = "Merge it into the base model with PEFT and open that."
 _CHECK = "Check that the adapter was trained for this model."
 _PLAIN = "Train it as plain LoRA, or merge it into the base model with PEFT and open that."

@@ -18,7 +18,8 @@ class StepOutput:
     hidden: Float[Tensor, "t hidden"]
     """Hidden states of the tokens that the batch needs; other rows are undefined."""
     logits: Float[Tensor, "r vocab"]
-    """Logits of `StepBatch.logit_rows`, in that order."""
+    """Logits of `StepBatch.logit_rows`, in that order; wider where an adapter of the step has new tokens, and
+    -inf where a row's adapter has not."""
 
 
 class StepRunner(Protocol):
@@ -27,6 +28,11 @@ class StepRunner(Protocol):
     @property
     def adapters(self) -> Mapping[str, int]:
         """Adapter name -> index in `StepBatch.adapters`."""
+        ...
+
+    @property
+    def num_new_tokens(self) -> Mapping[str, int]:
+        """Adapter name -> tokens that it adds to the vocabulary; its logits have as many more columns."""
         ...
 
     def run(self, batch: StepBatch) -> StepOutput:

@@ -1,6 +1,6 @@
 """Adapters of an engine, each request with its own or none: loaded, measured, removed, and told each step.
 
-What they do to a layer is in adapted_linear.py. DoRA's factors are computed once, from the matrices as the
+What they do to a layer is in adapted_linear.py, and to the vocabulary in new_tokens.py. DoRA's factors are computed once, from the matrices as the
 engine holds them, rounded or not, by all ranks together: each has a part of the rows' squared lengths.
 
 Layers are wrapped when modules first compute a step; steps that the native decoder computes
@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from penstock.checkpoint.peft import read_adapter
+from penstock.checkpoint.peft import read_adapter, read_new_rows
 from penstock.core.errors import UsageError, nearest
 from penstock.engine.model_runner.adapted_linear import (
     AdaptedLinear,
@@ -31,11 +31,13 @@ from penstock.engine.model_runner.adapted_linear import (
 )
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.model_runner.collectives import RankGroup
+from penstock.engine.model_runner.new_tokens import NewTokens
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.llama.tensor_slices import ALONE
 from penstock.nn.linear.adapter_config import OUTPUT_MATRIX
 from penstock.nn.linear.lora import Adapter, factors
+from penstock.nn.new_rows import NEW_ROWS
 
 
 class Adapters:
@@ -53,6 +55,8 @@ class Adapters:
     ) -> None:
         self.indexes: dict[str, int] = {}
         """Adapter name -> index in a batch; indices are never reused."""
+        self.num_new_tokens: dict[str, int] = {}
+        """Adapter name -> tokens that it adds to the vocabulary."""
         self._model, self._whole, self._group, self._base_hash = model, whole, group, base_hash
         self._place = ALONE if group is None else group.place
         self._updates: dict[int, dict[str, AdapterUpdate]] = {}  # of each layer, by name in the plain network
@@ -60,6 +64,7 @@ class Adapters:
         self._of_output: dict[int, AdapterUpdate] = {}  # on the device of the logits
         self._scaling: list[int] = []  # DoRA adapters
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
+        self._new_tokens = NewTokens(whole.vocab_size, logits_scaling=whole.logits_scaling)
         self._step = Step()
         self._counter = count()
         self._is_current = True  # False: the layers have not been rebuilt since the adapters changed
@@ -69,14 +74,21 @@ class Adapters:
 
         Raises:
             UsageError: the name is taken or empty.
-            ModelError: as in `read_adapter`.
+            ModelError: as in `read_adapter` and `read_new_rows`.
         """
         if not name:  # batches and block hashes use the empty name for the base model
             raise UsageError("The name of an adapter is empty", got=name, fix="Give it a name.")
         if name in self.indexes:
             raise UsageError("An adapter of that name exists", got=name, fix="Remove it first.")
         found = read_adapter(folder, self._whole, place=self._place, base_hash=self._base_hash)
+        rows = read_new_rows(folder, self._whole)
         index = self.indexes[name] = next(self._counter)
+        self.num_new_tokens[name] = max(map(len, rows.values()), default=0)
+        if rows:
+            like = self._model.norm.weight
+            of_embedding = rows[f"embed.{NEW_ROWS}"].to(like)
+            of_output = rows.get(f"unembed.{NEW_ROWS}", of_embedding).to(like)
+            self._new_tokens.add(index, of_embedding, of_output)
         self._updates[index] = {layer: self._update(layer, adapter) for layer, adapter in found.items()}
         magnitudes = {layer: each.magnitude for layer, each in found.items() if each.magnitude is not None}
         if magnitudes:
@@ -129,8 +141,19 @@ class Adapters:
         index = self.indexes.pop(name)
         del self._updates[index]
         self._magnitudes.pop(index, None)
+        self._new_tokens.remove(index)
+        del self.num_new_tokens[name]
         self._change()
         return index
+
+    @property
+    def new_rows(self) -> Tensor | None:
+        """Rows of the embedding behind those of the base, as `NewTokens.table`."""
+        return self._new_tokens.table
+
+    def placed(self, batch: StepBatch) -> StepBatch:
+        """Return a step whose token ids are rows of the embedding; see `NewTokens.placed`."""
+        return self._new_tokens.placed(batch)
 
     def begin(self, batch: StepBatch) -> None:
         """Tell the layers whose tokens a batch has; not called for steps of the native decoder."""
@@ -154,17 +177,21 @@ class Adapters:
             places = np.where(of_token < 0, len(held), np.searchsorted(held, of_token))
             self._step.places = torch.from_numpy(places).to(like.device)
 
-    def add_to_logits(
+    def adapted_logits(
         self, logits: Float[Tensor, "r vocab"], hidden: Float[Tensor, "t hidden"], batch: StepBatch
-    ) -> None:
-        """Apply the updates of the output matrix to a step's logits, in place.
+    ) -> Float[Tensor, "r wide"]:
+        """Return a step's logits with the updates of the output matrix, and columns for new tokens.
 
         Args:
-            logits: of `batch.logit_rows`; of no token ids on a rank that does not have them.
+            logits: of `batch.logit_rows`, changed in place; of no token ids on a rank that does not have
+                them.
             hidden: normalised hidden states, defined for those rows at least.
         """
-        if not self._of_output or not logits.shape[1]:
-            return
+        if self._of_output and logits.shape[1]:
+            self._update_logits(logits, hidden, batch)
+        return self._new_tokens.with_columns(logits, hidden, batch)
+
+    def _update_logits(self, logits: Tensor, hidden: Tensor, batch: StepBatch) -> None:
         of_logits = np.repeat(batch.adapters, np.diff(batch.query_starts))[batch.logit_rows]
         for index, update in self._of_output.items():
             mine = np.flatnonzero(of_logits == index)
@@ -199,6 +226,7 @@ class Adapters:
             if any(update.scaling is not None for update in updates.values())
         ]
         names = {name for updates in self._updates.values() for name in updates}
+        self._new_tokens.wrap(self._model)
         for site in list(sites_of(self._model)):
             layer = site.wrapped(self._step)
             for name, outputs in site.parts.items():
@@ -208,6 +236,7 @@ class Adapters:
                     layer.added.pop(name, None)
         if not self._updates:  # plain layers again: fewer calls per block
             _unwrap(self._model)
+            self._new_tokens.unwrap(self._model)
 
     def _stacked(self, name: str, ranks: Mapping[int, int], outputs: slice) -> Added:
         """Stack the adapters' matrices for one layer; zeros for adapters that do not change it."""

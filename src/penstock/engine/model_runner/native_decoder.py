@@ -109,6 +109,10 @@ class _Network(Protocol):
         """Drop an adapter."""
         ...
 
+    def extend(self, rows: Tensor | None) -> None:
+        """Take the rows of the embedding behind those of the model."""
+        ...
+
 
 class NativeDecoder:
     """Computes whole steps over the paged KV cache; for one thread.
@@ -123,6 +127,7 @@ class NativeDecoder:
     ) -> None:
         self._network, self._rope, self._model, self._dtype = network, rope, model, dtype
         self._logits_scaling, self._most_tokens = model.config.logits_scaling, most_tokens
+        self._added: Tensor | None = None
 
     def takes(self, batch: StepBatch) -> bool:
         """True if the step is within `most_tokens`."""
@@ -135,6 +140,12 @@ class NativeDecoder:
     def release(self, index: int) -> None:
         """Drop an adapter; unknown indices are ignored."""
         self._network.release(index)
+
+    def extend(self, rows: Tensor | None) -> None:
+        """Take the rows of the embedding behind those of the model, [added, hidden]; None: there are none."""
+        if rows is not self._added:
+            self._network.extend(rows)
+            self._added = rows
 
     def run(self, batch: StepBatch) -> tuple[Tensor, Tensor]:
         """Return hidden states [t, hidden], defined for the tokens that the batch needs, and logits [r,

@@ -55,14 +55,19 @@ class Runner:
         """Adapter name -> index in `StepBatch.adapters`."""
         return self._adapters.indexes
 
+    @property
+    def num_new_tokens(self) -> Mapping[str, int]:
+        """Adapter name -> tokens that it adds to the vocabulary."""
+        return self._adapters.num_new_tokens
+
     @torch.inference_mode()
     def run(self, batch: StepBatch) -> StepOutput:
         """Compute one step; the keys and values of its tokens are in the cache afterwards."""
+        batch = self._adapters.placed(batch)
         whole = self._native_now()
         if whole is not None and whole.takes(batch):
             hidden, logits = whole.run(batch)
-            self._adapters.add_to_logits(logits, hidden, batch)
-            return StepOutput(hidden, logits)
+            return StepOutput(hidden, self._adapters.adapted_logits(logits, hidden, batch))
         ids, positions, rows = (
             torch.from_numpy(array).to(self.cache.device, non_blocking=True)
             for array in (batch.token_ids, batch.positions, batch.logit_rows)
@@ -70,8 +75,7 @@ class Runner:
         self._adapters.begin(batch)
         hidden = self.forward(ids[None], positions[None], self.cache.bind(batch))[0]
         logits = self._project(hidden[rows])
-        self._adapters.add_to_logits(logits, hidden, batch)
-        return StepOutput(hidden, logits)
+        return StepOutput(hidden, self._adapters.adapted_logits(logits, hidden, batch))
 
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter; raises as `Adapters.add` and `Adapters.measure` do, and then it is not added."""
@@ -133,6 +137,8 @@ class Runner:
             for name in self._new_adapters:
                 self._native.hold(*self._adapters.held(name))
             self._new_adapters.clear()
+        if self._native is not None:
+            self._native.extend(self._adapters.new_rows)
         return self._native
 
     def _plain(self, ids: Tensor, positions: Tensor, cache: BoundCache) -> Tensor:

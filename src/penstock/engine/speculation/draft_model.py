@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.engine.model_runner.batch import StepBatch
 from penstock.engine.scheduling.sequence import Sequence
-from penstock.engine.speculation.speculation import CompletedStep
+from penstock.engine.speculation.speculation import CompletedStep, known_tokens
 
 Logits = Callable[[StepBatch], Tensor]
 """Runs the draft model; returns the logits [r, vocab] of `StepBatch.logit_rows`."""
@@ -113,8 +113,8 @@ class ModelDrafter:
                 tokens.append(done.sampled[index][-1])
                 table += range(spare, spare + self._spare)
                 spare += self._spare
-            if known := tokens[: max(0, self._context - share.start)]:
-                runs.append(_DraftRows(index, known, share.start, table))
+            if fitting := tokens[: max(0, self._context - share.start)]:
+                runs.append(_DraftRows(index, known_tokens(fitting, self._vocab_size), share.start, table))
         return sorted(runs, key=lambda run: len(run.tokens) > 1)  # single tokens first, as batches need
 
     @torch.inference_mode()

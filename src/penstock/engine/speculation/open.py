@@ -21,7 +21,7 @@ from penstock.engine.scheduling.sequence import Sequence
 from penstock.engine.speculation.draft_length import DraftLength
 from penstock.engine.speculation.draft_model import ModelDrafter, num_spare_blocks
 from penstock.engine.speculation.ngram import NgramDrafter
-from penstock.engine.speculation.speculation import CompletedStep, Drafter, Speculation
+from penstock.engine.speculation.speculation import CompletedStep, Drafter, Speculation, known_tokens
 from penstock.models.llama.config import LlamaConfig
 from penstock.models.llama.model import Llama
 from penstock.models.speculator import Speculator
@@ -50,7 +50,8 @@ class HeadsDrafter:
             return [()] * len(wanted)
         starts, num_kept, device = done.batch.query_starts, done.num_kept, done.hidden.device
         rows = torch.tensor([int(starts[i]) + num_kept[i] - 1 for i in chosen], device=device)
-        tokens = torch.tensor([done.sampled[i][-1] for i in chosen], device=device)
+        last = known_tokens([done.sampled[i][-1] for i in chosen], self._speculator.config.vocab_size)
+        tokens = torch.tensor(last, device=device)
         guesses = self._speculator.guesses(done.hidden[rows], tokens, num=max(wanted))
         found = iter(guesses.tolist())
         return [tuple(islice(next(found), num)) if num else () for num in wanted]

@@ -69,6 +69,15 @@ class Drafter(Protocol):
         ...
 
 
+def known_tokens(tokens: Many[int], vocab_size: int) -> list[int]:
+    """Return tokens for a drafter, which lacks those that an adapter adds: it reads token 0 instead.
+
+    >>> known_tokens([5, 9, 8], 9)
+    [5, 0, 8]
+    """
+    return [token if token < vocab_size else 0 for token in tokens]
+
+
 class Speculation:
     """Requests drafts after each step and assigns them to sequences.
 

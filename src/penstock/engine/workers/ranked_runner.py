@@ -72,6 +72,11 @@ class RankedRunner:
         """Adapter name -> index in `StepBatch.adapters`."""
         return self._runner.adapters
 
+    @property
+    def num_new_tokens(self) -> Mapping[str, int]:
+        """Adapter name -> tokens that it adds to the vocabulary."""
+        return self._runner.num_new_tokens
+
     def add_adapter(self, name: str, folder: Path) -> None:
         """Load an adapter on all ranks; raises as `Adapters.add` does."""
         self._runner.add_adapter(name, folder)  # first: finds errors before the others load it

@@ -114,13 +114,21 @@ class Network : public torch::CustomClassHolder {
 
   void release(int64_t index) { held_.erase(index); }
 
+  // Take the rows of the embedding for token ids after the vocabulary, instead of earlier ones; null: none.
+  void extend(std::optional<at::Tensor> rows) {
+    const int64_t count = rows ? rows->size(0) : 0;
+    model_.added = rows ? pointer_of(rows, type_, count * model_.hidden) : nullptr;
+    model_.num_added = count;
+    added_ = std::move(rows);
+  }
+
   // Returns the normalised stream of all tokens, right where rows or others ask for it, and the logits of rows.
   std::tuple<at::Tensor, at::Tensor> run(const at::Tensor& ids, const at::Tensor& positions, const at::Tensor& cosines,
                                          const at::Tensor& sines, const at::Tensor& slots, const at::Tensor& starts,
                                          const at::Tensor& lengths, const at::Tensor& tables, const at::Tensor& rows,
                                          const at::Tensor& others, const at::Tensor& adapters) {
     const int64_t tokens = ids.numel(), num_blocks = pages_.size(2), block_size = pages_.size(4);
-    check_indexes(ids, tokens, model_.vocabulary.back(), "token");
+    check_indexes(ids, tokens, model_.vocabulary.back() + model_.num_added, "token");
     check_indexes(slots, tokens, num_blocks * block_size, "slot");
     check_indexes(positions, tokens, cosines.numel() / model_.dim, "position");
     check_indexes(rows, rows.numel(), tokens, "row");
@@ -248,6 +256,7 @@ class Network : public torch::CustomClassHolder {
   Model model_{};
   LayerCuts layer_cuts_;
   std::map<int64_t, Held> held_;  // adapters
+  std::optional<at::Tensor> added_;
 };
 
 }  // namespace penstock::network
@@ -260,5 +269,6 @@ TORCH_LIBRARY_FRAGMENT(penstock, m) {
                        std::vector<int64_t>, at::Tensor, std::optional<c10::intrusive_ptr<penstock::exchange::Board>>>())
       .def("hold", &Network::hold)
       .def("release", &Network::release)
+      .def("extend", &Network::extend)
       .def("run", &Network::run);
 }

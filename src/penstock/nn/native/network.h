@@ -37,7 +37,8 @@ struct Layer {
 struct Model {
   std::vector<Layer> layers;
   Matrix head;
-  const void *embedding, *norm;
+  const void *embedding, *norm, *added = nullptr;
+  int64_t num_added = 0;            // rows of the embedding after the vocabulary, all of them on each rank: of adapters
   std::vector<int64_t> vocabulary;  // first token of each rank's rows of embedding and head, and the number of all
   exchange::Board* board;           // null: there is one rank
   int64_t hidden, heads, kv_heads, dim;
@@ -162,8 +163,10 @@ void embed(Threads& threads, const Step<T, P>& step, T* x) {
     threads.each(step.num_tokens, grain_of(size), [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         const int64_t id = step.ids[token];
-        const T* row = static_cast<const T*>(model.embedding) + (id - first) * size;
-        const bool is_here = id >= first && id < past;
+        const bool is_added = id >= model.vocabulary.back();
+        const T* row = is_added ? static_cast<const T*>(model.added) + (id - model.vocabulary.back()) * size
+                                : static_cast<const T*>(model.embedding) + (id - first) * size;
+        const bool is_here = is_added ? model.rank() == 0 : id >= first && id < past;
         each_lane(size, [&](int64_t i, auto at) { at.store(part + token * size + i, is_here ? at.load(row + i) * multiplier : Vec()); });
       }
     });
