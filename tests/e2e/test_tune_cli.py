@@ -178,10 +178,16 @@ def test_an_adapter_killed_and_rescaled_learns_the_same_from_the_same_samples(ba
     assert losses_of(whole)[int(steps)] < 0.9 * losses_of(whole)[1], "something was learned"
 
 
-@pytest.mark.parametrize("method", ["lora", "dora"])
-def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_path, method, capsys):
-    base, size = talker(tmp_path / "base", vocab_size=448)
-    assert size < 448, "the template's tokens are in the base's vocabulary"
+@pytest.mark.parametrize(
+    ("method", "vocab_size"),
+    [("lora", 448), ("dora", 448), ("lora", 320)],
+    ids=["lora", "dora", "new-tokens"],
+)
+def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(
+    tmp_path, method, vocab_size, capsys
+):
+    base, size = talker(tmp_path / "base", vocab_size=vocab_size)
+    adds_tokens = size > vocab_size
     run, recipe = recipe_of(tmp_path, base, chats_for(base))
     settings = ["--set", "checkpoint.keep_every=3", "--set", "optim.learning_rate=0.03"]
     settings += ["--set", f"tune.method={method}"]
@@ -190,6 +196,9 @@ def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_p
         newest = str(find(run))
         assert main(["export", newest, "--out", str(tmp_path / "adapter")]) == 0
         assert f"serve it with its base: penstock serve {base} --adapter" in capsys.readouterr().out
+        if adds_tokens:  # the base was never told of them
+            save_talker(base, context=256, vocab_size=vocab_size)
+            (base / "chat_template.jinja").unlink()
         with (
             serving(base, "--adapter", f"live={tmp_path / 'adapter'}", "--cache-gib", "0.05") as server,
             server.openai() as client,
@@ -200,6 +209,16 @@ def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_p
                 )
                 for name in ("base", "live")
             }
+            told = client.chat.completions.create(
+                model="live",
+                messages=[asked],
+                max_tokens=48,
+                response_format={
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"enum": [[17, "yes"]]}},
+                },
+            )
+            assert json.loads(told.choices[0].message.content) == [17, "yes"]
     assert find(run).index().meta.step > find(tmp_path / newest).index().meta.step
     merged = tmp_path / "merged"
     assert main(["export", newest, "--out", str(merged), "--merge", "--dtype", "fp32"]) == 0
@@ -209,7 +228,7 @@ def test_an_adapter_is_served_as_it_was_just_written_while_its_run_goes_on(tmp_p
     assert answers["live"] == expected.text != answers["base"]
 
 
-def test_a_tuned_model_stops_at_the_token_that_ends_the_turns_it_learned(tmp_path, caplog, capsys):
+def test_a_tuned_model_stops_at_the_token_that_ends_the_turns_it_learned(tmp_path):
     """Of a base with another end token; so does what is exported of it, and the base with its adapter."""
     base, _ = talker(tmp_path / "base", vocab_size=448)
     (base / "generation_config.json").write_text(json.dumps({"eos_token_id": 7, "top_k": 20}))
@@ -224,21 +243,31 @@ def test_a_tuned_model_stops_at_the_token_that_ends_the_turns_it_learned(tmp_pat
     assert end not in known.stop_ids
     with_adapter = EngineConfig(device="cpu", cache_gib=0.05, adapters={"a": tmp_path / "out0"})
     with LLM(base, with_adapter) as llm:
-        assert llm.text_processor.stop_ids == known.stop_ids | {end}
-    assert "another chat template" not in caplog.text + capsys.readouterr().err
+        assert llm.text_processor.of("a").stop_ids == known.stop_ids | {end}
+        assert llm.text_processor.stop_ids == known.stop_ids
 
 
-def test_an_adapter_tuned_with_another_template_than_its_bases_says_so(tmp_path, capsys, caplog):
+def test_conversations_are_written_with_the_template_that_the_adapter_was_tuned_with(tmp_path):
     base, _ = talker(tmp_path / "base", vocab_size=448)
     run, recipe = recipe_of(tmp_path, base, chats_for(base))
     assert main(["tune", str(recipe), "--set", "run.steps=1"]) == 0
     (base / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
     assert main(["export", str(run), "--out", str(tmp_path / "adapter")]) == 0
-    said = "tuned with another chat template than its base has, so for serving merge it"
-    assert said in capsys.readouterr().out
-    with LLM(base, EngineConfig(device="cpu", cache_gib=0.05, adapters={"a": tmp_path / "adapter"})):
-        logged = caplog.text + capsys.readouterr().err
-    assert "adapter a was tuned with another chat template" in logged
+    parsed = tokenizers.Tokenizer.from_file(str(base / "tokenizer.json"))
+    words = {"base": "4 + 3?", "a": "<|im_start|>user\n4 + 3?<|im_end|>\n<|im_start|>assistant\n"}
+    wanted = {name: parsed.encode(text, add_special_tokens=False).ids for name, text in words.items()}
+    asked = [{"role": "user", "content": "4 + 3?"}]
+    config = EngineConfig(device="cpu", cache_gib=0.05, adapters={"a": tmp_path / "adapter"})
+    with LLM(base, config) as llm:
+        assert list(llm.chat_request(asked).prompt) == wanted["base"]
+        assert list(llm.chat_request(asked, Params(adapter="a")).prompt) == wanted["a"]
+    with (
+        serving(base, "--adapter", f"a={tmp_path / 'adapter'}", "--cache-gib", "0.05") as server,
+        server.http() as client,
+    ):
+        for model, ids in wanted.items():
+            found = client.post("/tokenize", json={"model": model, "messages": asked}).json()
+            assert found["tokens"] == ids
 
 
 def test_a_packing_that_parts_conversations_says_so(tmp_path, capsys):

@@ -212,7 +212,8 @@ def adapter(folder, tmp_path):
     made = save_lora(tmp_path / "adapter", load_pretrained(folder), rank=2, use_dora=True)
     with LLM(folder, replace(CONFIG, adapters={"a": made})) as llm:
         tokens = llm.generate("the", replace(TEN, adapter="a"))[0].token_ids
-    place = next(i for i, token in enumerate(tokens) if i > 1 and token not in tokens[:i])
+        known = llm.text_processor.tokenizer.vocab_size
+    place = next(i for i, token in enumerate(tokens) if i > 1 and token < known and token not in tokens[:i])
     (made / "generation_config.json").write_text(json.dumps({"eos_token_id": tokens[place]}))
     return made, tokens[:place], tokens[place]
 
@@ -222,18 +223,23 @@ def test_an_adapter_added_later_ends_its_answers_as_one_that_was_there_from_the_
     ending = replace(TEN, stop_ids=None, adapter="a")
     with LLM(folder, replace(CONFIG, adapters={"a": where})) as llm:
         expected = llm.generate("the", ending)[0].answers[0]
-        ends = llm.text_processor.stop_ids
+        ends = llm.text_processor.of("a").stop_ids
     assert (expected.token_ids, expected.finish) == (tokens, "stop")
     with LLM(folder, CONFIG) as llm:
         before = llm.text_processor.stop_ids
         llm.add_adapter("a", where)
         assert llm.generate("the", ending)[0].answers[0] == expected
-        assert llm.text_processor.stop_ids == ends == before | {end}
-        held = replace(TEN, stop_ids=None, grammar=regex(".*"))
-        assert llm.generate("the", held)[0].token_ids  # a grammar ends at the same tokens
+        assert llm.text_processor.of("a").stop_ids == ends == before | {end}
+        assert llm.text_processor.stop_ids == before  # the model's own answers end as ever
+        held = replace(
+            ending, grammar=regex("(.|\n)*"), sampling=replace(TEN.sampling, logit_bias={end: 100})
+        )
+        assert llm.generate("the", held)[0].answers[0].finish == "stop"  # a grammar ends there, too
+        assert llm.generate("the", replace(held, adapter=None))[0].answers[0].finish == "length"
         llm.remove_adapter("a")
-        assert llm.text_processor.stop_ids == before
-        assert llm.generate("the", held)[0].token_ids
+        assert llm.generate("the", replace(held, adapter=None))[0].token_ids
+        with pytest.raises(UsageError, match="Unknown adapter"):
+            llm.generate("the", held)
 
 
 def test_an_adapter_whose_end_tokens_cannot_be_read_is_not_added(adapter, llm):

@@ -26,7 +26,6 @@ from penstock.checkpoint.start import find_start, text_folder
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE
 from penstock.core.units import mib, si
-from penstock.text.chat_template import is_other, load_template
 
 _DTYPES = {"bf16": "bfloat16", "fp32": "float32"}
 """Value of --dtype -> name in torch."""
@@ -114,15 +113,8 @@ def _export_adapter(saved: SavedCheckpoint, arguments: argparse.Namespace) -> in
     weights = "" if meta.adapter.base == "compute" else f" --weights {meta.adapter.base}"
     if meta.adapter.new_rows:
         print(f"in PEFT, first resize its base: model.resize_token_embeddings({meta.model.vocab_size})")
-        print(f"for serving, merge it: penstock export {arguments.checkpoint} --merge --out DIR")
-    elif is_other(load_template(arguments.out), load_template(text_folder(Path(base)))):
-        print(
-            "it was tuned with another chat template than its base has, so for serving merge it: "
-            f"penstock export {arguments.checkpoint} --merge --out DIR"
-        )
-    else:
-        served = f"{base}{weights} --adapter NAME={arguments.out}"
-        print(f"serve it with its base: penstock serve {served}")
+    served = f"{base}{weights} --adapter NAME={arguments.out}"
+    print(f"serve it with its base: penstock serve {served}")
     return 0
 
 

@@ -96,7 +96,7 @@ def _serve(
             on_started=lambda: _say_started(started, as_json=arguments.json),
         )
     finally:
-        service.templates.close()
+        service.close()
     if failure is not None:
         print(f"penstock: {failure}", file=sys.stderr)
     return 0 if failure is None else 1

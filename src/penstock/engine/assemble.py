@@ -11,7 +11,7 @@ from penstock.engine.model_runner.capacity import Capacity, defaults_of, num_blo
 from penstock.engine.model_runner.compiled_steps import is_wanted
 from penstock.engine.model_runner.interface import StepRunner
 from penstock.engine.model_runner.kv_cache import bytes_per_block
-from penstock.engine.sampling.grammars import GrammarCompiler
+from penstock.engine.sampling.grammars_of_adapters import GrammarsOfAdapters
 from penstock.engine.sampling.output_processor import OutputProcessor
 from penstock.engine.sampling.sampler import Sampler
 from penstock.engine.scheduling.blocks import BlockPool
@@ -101,7 +101,7 @@ def _engine(
             most=capacity.tokens_per_step,
         ),
     )
-    grammars = _grammars(text_processor, capacity)
+    grammars = _grammars(text_processor, runner, capacity)
     return Engine(
         runner,
         scheduler,
@@ -140,12 +140,15 @@ def _window(part: ModelShard, source: DraftSource) -> int | None:
     return max(known) if len(known) == len(windows) else None
 
 
-def _grammars(text_processor: TextProcessor | None, capacity: Capacity) -> GrammarCompiler | None:
+def _grammars(
+    text_processor: TextProcessor | None, runner: StepRunner, capacity: Capacity
+) -> GrammarsOfAdapters | None:
     if text_processor is None:
         return None
-    return GrammarCompiler(
-        text_processor.tokenizer, vocab_size=capacity.vocab_size, end_ids=text_processor.stop_ids
-    )
+    grammars = GrammarsOfAdapters(text_processor, vocab_size=capacity.vocab_size)
+    for name, own in text_processor.adapters.items():
+        grammars.add(name, own, vocab_size=capacity.vocab_size + runner.num_new_tokens[name])
+    return grammars
 
 
 def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Capacity:

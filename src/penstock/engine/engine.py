@@ -22,7 +22,7 @@ from penstock.engine.model_runner.capacity import Capacity
 from penstock.engine.model_runner.interface import StepOutput, StepRunner
 from penstock.engine.outputs import SampledTokens, SequenceOutput
 from penstock.engine.request import Finish, OutputDelta, Request
-from penstock.engine.sampling.grammars import GrammarCompiler
+from penstock.engine.sampling.grammars_of_adapters import GrammarsOfAdapters
 from penstock.engine.sampling_params import check_vocabulary
 from penstock.engine.scheduling.scheduler import Scheduler
 from penstock.engine.scheduling.sequence import Sequence, StepPlan
@@ -65,7 +65,7 @@ class Engine:
         capacity: Capacity,
         text_processor: TextProcessor | None,
         drafting: Speculation | None = None,
-        grammars: GrammarCompiler | None = None,
+        grammars: GrammarsOfAdapters | None = None,
     ) -> None:
         self.runner = runner
         self.scheduler = scheduler
@@ -96,8 +96,13 @@ class Engine:
             if self.grammars is None:
                 raise UsageError("Grammars need a tokenizer, and there is none", fix="Leave the grammar out.")
             self.grammars.check(request)
-        check_vocabulary(request.sampling, vocab_size=self.capacity.vocab_size)
+        check_vocabulary(request.sampling, vocab_size=self.vocab_size_of(request.adapter))
         self.scheduler.check_fits(request)
+
+    def vocab_size_of(self, adapter: str | None) -> int:
+        """Return the number of token ids of an adapter's requests; of the model's own for None. Thread-safe."""
+        more = 0 if adapter is None else self.runner.num_new_tokens.get(adapter, 0)
+        return self.capacity.vocab_size + more
 
     def add(self, request: Request, *, request_id: int | None = None) -> int:
         """Queue a request and return its id.
@@ -125,7 +130,7 @@ class Engine:
             stream = (
                 None
                 if text_processor is None
-                else text_processor.stream(request.stop_texts, shown=request.shown_ids)
+                else text_processor.of(request.adapter).stream(request.stop_texts, shown=request.shown_ids)
             )
             self._open[sequence.id] = SequenceOutput(sequence, stream)
             sequences.append(sequence)
@@ -143,7 +148,8 @@ class Engine:
         """Load an adapter for later requests; call between two steps.
 
         Raises:
-            UsageError: the name is taken, or a file of the folder is not valid JSON.
+            InputError, UsageError: the name is taken, or a file of the folder is not valid JSON or no
+                tokenizer.
             ModelError: the folder is not a LoRA adapter of this model.
         """
         self.runner.add_adapter(name, folder)
@@ -154,7 +160,8 @@ class Engine:
         except BaseException:
             self.runner.remove_adapter(name)
             raise
-        self._end_grammars()
+        if self.grammars is not None:
+            self.grammars.add(name, self.text_processor.of(name), vocab_size=self.vocab_size_of(name))
 
     def remove_adapter(self, name: str) -> None:
         """Remove an adapter that no request uses; call between two steps.
@@ -173,7 +180,8 @@ class Engine:
         self.scheduler.pool.forget_idle()  # cached blocks of this adapter: its name may be used again
         if self.text_processor is not None:
             self.text_processor.remove_adapter(name)
-            self._end_grammars()
+            if self.grammars is not None:
+                self.grammars.remove(name)
 
     @property
     def has_work(self) -> bool:
@@ -235,10 +243,6 @@ class Engine:
         deltas, self._ended = self._ended, []
         self.runner.close()
         return deltas
-
-    def _end_grammars(self) -> None:
-        if self.text_processor is not None and self.grammars is not None:
-            self.grammars.end_with(self.text_processor.stop_ids)
 
     def _check_adapter(self, name: str) -> None:
         known = self.runner.adapters

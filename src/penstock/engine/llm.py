@@ -165,10 +165,14 @@ class LLM:
         return np.array([answers.answers[0].embedding for answers in found], dtype=np.float32)
 
     def add_adapter(self, name: str, folder: Path | str) -> None:
-        """Load a LoRA adapter saved by PEFT; later requests may name it, and end where its answers do.
+        """Load a LoRA adapter saved by PEFT; later requests may name it.
+
+        They are written with the tokenizer and chat template of its folder, where it has them, and end where
+        its answers do.
 
         Raises:
-            UsageError: the name is taken, or a file of the folder is not valid JSON.
+            InputError, UsageError: the name is taken, or a file of the folder is not valid JSON or no
+                tokenizer.
             ModelError: the folder is not a LoRA adapter of this model.
         """
         self.thread.call(lambda engine: engine.add_adapter(name, Path(folder)))
@@ -187,18 +191,19 @@ class LLM:
         Raises:
             UsageError: prompt and answer do not fit into the model's context.
         """
-        tokens = self._tokens(prompt)
+        text_processor = self.text_processor.of(params.adapter)
+        tokens = _tokens(prompt, text_processor)
         room = room_after(
             tokens,
             context=self.capacity.context,
-            vocab_size=self.capacity.vocab_size,
+            vocab_size=self.thread.engine.vocab_size_of(params.adapter),
             max_tokens=params.max_tokens,
         )
         return Request(
             prompt=tuple(tokens),
             max_tokens=room,
             sampling=params.sampling,
-            stop_ids=self.text_processor.stop_ids if params.stop_ids is None else frozenset(params.stop_ids),
+            stop_ids=text_processor.stop_ids if params.stop_ids is None else frozenset(params.stop_ids),
             stop_texts=params.stop_texts,
             num_answers=params.num_answers,
             priority=params.priority,
@@ -214,16 +219,15 @@ class LLM:
         Raises:
             UsageError: it does not fit into the context, or the chat template refuses it.
         """
-        stops = (*params.stop_texts, *self.text_processor.template.stop_texts)
-        return self.request(self.text_processor.encode_chat(messages), replace(params, stop_texts=stops))
+        text_processor = self.text_processor.of(params.adapter)
+        stops = (*params.stop_texts, *text_processor.template.stop_texts)
+        return self.request(text_processor.encode_chat(messages), replace(params, stop_texts=stops))
 
     def _embed_request(self, text: Prompt, adapter: str | None) -> Request:
-        tokens = self._tokens(text)
-        check_prompt(tokens, context=self.capacity.context, vocab_size=self.capacity.vocab_size)
+        tokens = _tokens(text, self.text_processor.of(adapter))
+        vocab_size = self.thread.engine.vocab_size_of(adapter)
+        check_prompt(tokens, context=self.capacity.context, vocab_size=vocab_size)
         return Request(prompt=tuple(tokens), max_tokens=0, adapter=adapter, task="embed")
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        return self.text_processor.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
     def _deltas(self, request: Request) -> Iterator[OutputDelta]:
         deltas = queue.SimpleQueue[OutputDelta]()
@@ -259,6 +263,10 @@ class LLM:
                 for request_id in found:
                     self.thread.cancel(request_id)
         return [collected.answers() for collected in found.values()]
+
+
+def _tokens(prompt: Prompt, text_processor: TextProcessor) -> list[int]:
+    return text_processor.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
 
 def _checked(delta: OutputDelta) -> OutputDelta:

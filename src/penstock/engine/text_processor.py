@@ -1,16 +1,20 @@
-"""Text processor of a model folder: tokenizer, special tokens, chat template."""
+"""Text processor of a model folder: tokenizer, special tokens, chat template.
 
-import logging
+An adapter has one too. What its folder lacks is the model's: a tokenizer with tokens of its own, the chat
+template that it was tuned with, and the tokens at which its answers end, besides the model's.
+"""
+
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from penstock.core.config import load_json
 from penstock.core.errors import InputError
+from penstock.core.files import TOKENIZER_FILE
 from penstock.core.packages import Package
 from penstock.engine.detokenizer import TextStream
-from penstock.text.chat_template import ChatTemplate, Message, is_other, load_template, render
+from penstock.text.chat_template import ChatTemplate, Message, load_template, render
 from penstock.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -22,20 +26,18 @@ else:
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LARGE = 1e9
 
-log = logging.getLogger(__name__)
-
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextProcessor:
-    """Tokenizer, special tokens and chat template of one model; safe to share between threads."""
+    """Tokenizer, special tokens and chat template of a model or an adapter; safe to share between threads."""
 
     tokenizer: Tokenizer
-    own_stop_ids: frozenset[int] = frozenset()
-    """End tokens of the model's own folder."""
-    adapter_stop_ids: dict[str, frozenset[int]] = field(default_factory=dict)
-    """End tokens of the folders of the present adapters, by their names."""
+    stop_ids: frozenset[int] = frozenset()
+    """End tokens of an answer."""
+    adapters: dict[str, "TextProcessor"] = field(default_factory=dict)
+    """Text processors of the model's present adapters, by name."""
     start_ids: tuple[int, ...] = ()
     """Tokens before every prompt; chat templates write their own."""
     template: ChatTemplate = field(default_factory=ChatTemplate)
@@ -60,7 +62,7 @@ class TextProcessor:
         tokenizer, template = Tokenizer.load(tokenizer_path), load_template(tokenizer_path.parent)
         return cls(
             tokenizer=tokenizer,
-            own_stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
+            stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
             start_ids=_start_ids(tokenizer_path),
             template=template,
             trust_contents=trust_contents,
@@ -68,10 +70,9 @@ class TextProcessor:
             vector_lengths=_vector_lengths(tokenizer_path.parent / "config.json"),
         )
 
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """End tokens of an answer, whatever computes it."""
-        return self.own_stop_ids.union(*self.adapter_stop_ids.values())
+    def of(self, adapter: str | None) -> "TextProcessor":
+        """Return the text processor of an adapter; this one for None, and for names that are unknown."""
+        return self if adapter is None else self.adapters.get(adapter, self)
 
     def encode(self, prompt: str) -> list[int]:
         """Return the token ids of a prompt, with the model's start tokens.
@@ -94,25 +95,30 @@ class TextProcessor:
         return self.encode_rendered(render(self.guarded(messages), self.template, tools=self.guarded(tools)))
 
     def add_adapter(self, name: str, folder: Path) -> None:
-        """End answers where an adapter does, too; log if its chat template is another than the model's.
-
-        All conversations are written with the model's template, and all answers end at any end token.
+        """Read the text processor of an adapter.
 
         Raises:
-            UsageError, ModelError: a file of the folder cannot be read.
+            InputError, UsageError, ModelError: a file of the folder cannot be read.
         """
-        if is_other(load_template(folder), self.template):
-            log.warning(
-                "adapter %s was tuned with another chat template than the model's, which writes its "
-                "conversations too: merge it (penstock export %s --merge --out DIR) and serve the result",
-                name,
-                folder,
-            )
-        self.adapter_stop_ids[name] = _named_ends(folder)
+        path, template = folder / TOKENIZER_FILE, load_template(folder)
+        own = Tokenizer.load(path) if path.is_file() else self.tokenizer
+        is_shared = own.vocabulary() == self.tokenizer.vocabulary()
+        tokenizer = self.tokenizer if is_shared else own
+        variables = {**self.template.variables, **template.variables}
+        template = replace(self.template if template.source is None else template, variables=variables)
+        self.adapters[name] = replace(
+            self,
+            tokenizer=tokenizer,
+            stop_ids=self.stop_ids | _stop_ids(folder, tokenizer, template),
+            adapters={},
+            start_ids=self.start_ids if is_shared else _start_ids(path),
+            template=template,
+            _singles=self._singles if is_shared else {},
+        )
 
     def remove_adapter(self, name: str) -> None:
         """Undo `add_adapter`."""
-        del self.adapter_stop_ids[name]
+        del self.adapters[name]
 
     def guarded(self, given: T) -> T:
         """Return input of a client for the chat template, with special tokens escaped unless trusted.
@@ -152,13 +158,7 @@ class TextProcessor:
 def _stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
     """Collect the end tokens named by the tokenizer, its config, generation_config.json and config.json."""
     named = template.variables.get("eos_token", "")
-    found = (tokenizer.eos_id, tokenizer.vocabulary().get(named))
-    return _named_ends(folder) | {token for token in found if token is not None}
-
-
-def _named_ends(folder: Path) -> frozenset[int]:
-    """Collect the end tokens named by the generation_config.json and config.json of a folder."""
-    found: list[Any] = []
+    found: list[Any] = [tokenizer.eos_id, tokenizer.vocabulary().get(named)]
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids

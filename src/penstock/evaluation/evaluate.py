@@ -47,7 +47,8 @@ def evaluate(
 
     for task in tasks["tasks"].values():
         task.set_fewshot_seed(seed=options.fewshot_seed)  # the same examples each time
-    template = llm.text_processor.template.source
+    text_processor = llm.text_processor.of(adapter)
+    template = text_processor.template.source
     if options.chat_template and template is None:
         raise UsageError(
             "The model has no chat template, so questions cannot be written as messages",
@@ -94,7 +95,7 @@ def evaluate(
         "fewshot_as_multiturn": options.chat_template and options.multiturn,
         "chat_template": used,
         "chat_template_sha": _hash(used),
-        "tokenizer_hash": llm.text_processor.tokenizer.fingerprint,
+        "tokenizer_hash": text_processor.tokenizer.fingerprint,
         "max_length": model.max_length,
         "num_cut": model.num_cut,
         "num_without_system": model.num_without_system,

@@ -64,7 +64,7 @@ class EngineModel(TemplateLM):  # type: ignore[misc]  # lm-eval has no types
         self._max_gen_toks = max_gen_toks
         self._seed = seed
         self._on_progress = on_progress
-        self._text = llm.text_processor
+        self._text = llm.text_processor.of(adapter)
         self._templates = TemplateProcess(self._text.template)
         self._encoded: dict[str, list[int]] = {}
         names = self._text.template.variables

@@ -1,6 +1,7 @@
 """The ASGI application: all routes behind the request middleware; the only file that knows their order."""
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -54,7 +55,7 @@ def build_service(
     sampling: Sampling,
     splits_reasoning: bool,
 ) -> AppState:
-    """Return the state of the application for a model; the caller closes its `templates`.
+    """Return the state of the application for a model; the caller closes it.
 
     Args:
         llm: the engine; not closed here.
@@ -65,23 +66,39 @@ def build_service(
         splits_reasoning: chat answers have the model's reasoning in `reasoning_content`.
     """
     metrics = Metrics(llm.thread.stats)
+    model = ModelInfo(
+        name=name,
+        text_processor=llm.text_processor,
+        templates=TemplateProcess(llm.text_processor.template),
+        names=TokenNames(llm.text_processor.tokenizer),
+        context=llm.capacity.context,
+        vocab_size=llm.capacity.vocab_size,
+        created=created,
+        sampling=sampling,
+        splits_reasoning=splits_reasoning,
+    )
     return AppState(
-        served=ModelInfo(
-            name=name,
-            text_processor=llm.text_processor,
-            context=llm.capacity.context,
-            vocab_size=llm.capacity.vocab_size,
-            adapters=tuple(adapters),
-            created=created,
-            sampling=sampling,
-            splits_reasoning=splits_reasoning,
-        ),
+        served=replace(model, adapters={adapter: _of_adapter(adapter, model, llm) for adapter in adapters}),
         bridge=Bridge(llm.thread, admission=Admission(limits.max_open), metrics=metrics),
         limits=limits,
         bodies=Bodies(limits),
         metrics=metrics,
-        templates=TemplateProcess(llm.text_processor.template),
-        names=TokenNames(llm.text_processor.tokenizer),
+    )
+
+
+def _of_adapter(adapter: str, model: ModelInfo, llm: LLM) -> ModelInfo:
+    """Return an adapter as clients see it; it shares what is the model's."""
+    text_processor = llm.text_processor.of(adapter)
+    has_template = text_processor.template != model.text_processor.template
+    has_tokens = text_processor.tokenizer is not model.text_processor.tokenizer
+    return replace(
+        model,
+        name=adapter,
+        adapter=adapter,
+        text_processor=text_processor,
+        templates=TemplateProcess(text_processor.template) if has_template else model.templates,
+        names=TokenNames(text_processor.tokenizer) if has_tokens else model.names,
+        vocab_size=llm.thread.engine.vocab_size_of(adapter),
     )
 
 

@@ -49,10 +49,14 @@ def engine_request(
 ) -> Request:
     """Return the engine request of a body.
 
+    Args:
+        served: the model, or what the body names.
+
     Raises:
         ApiError: a value is out of its limits, or prompt and answer do not fit the context.
     """
     _check(body)
+    served = served.of(body.model)
     room = max(1, served.context - (asked.max_tokens or 1))
     prompt = truncated(prompt, body, room=room, side="left")
     num_answers = body.n or 1
@@ -69,7 +73,7 @@ def engine_request(
         num_answers=num_answers,
         priority=body.priority or 0,
         client=client,
-        adapter=served.adapter_of(body.model),
+        adapter=served.adapter,
         salt=body.cache_salt or "",
         grammar=asked.grammar,
         deadline_s=None if limits.deadline_s is None else now_s + limits.deadline_s,

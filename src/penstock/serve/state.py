@@ -1,5 +1,6 @@
 """Application state: served model, text processor, limits, engine."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from penstock.core.errors import UsageError
@@ -33,36 +34,41 @@ def recommended_sampling(text_processor: TextProcessor) -> Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """The served model, as clients see it."""
+    """The served model, or one of its adapters, as clients see it."""
 
     name: str
-    """Model name in requests."""
+    """Name in requests."""
+    adapter: str | None = None
+    """The adapter's name in the engine; None: the model itself."""
     text_processor: TextProcessor
     """Tokenizer and chat template."""
+    templates: TemplateProcess
+    """Renders that chat template."""
+    names: TokenNames
+    """Strings of its tokens."""
     context: int
     """Maximum tokens of prompt and answer together."""
     vocab_size: int
     """Number of token ids."""
-    adapters: tuple[str, ...] = ()
+    adapters: Mapping[str, "ModelInfo"] = field(default_factory=dict)
     """LoRA adapters that requests can name as their model."""
     created: int = 0
     """Unix time of the start, in seconds."""
     sampling: Sampling = API_SAMPLING
     """Defaults for values that requests leave out."""
-
     splits_reasoning: bool = False
     """True if chat answers have the reasoning in `reasoning_content`."""
 
-    def adapter_of(self, model: str | None) -> str | None:
-        """Return the adapter that a request's `model` names; None: the base model.
+    def of(self, model: str | None) -> "ModelInfo":
+        """Return the adapter that a request's `model` names; this model if it names none.
 
         Raises:
             ApiError: 404, with the known names.
         """
         if model is None or model == self.name:
-            return None
+            return self
         if model in self.adapters:
-            return model
+            return self.adapters[model]
         known = ", ".join((self.name, *self.adapters))
         raise ApiError(
             404,
@@ -81,8 +87,6 @@ class AppState:
     limits: ServerLimits
     bodies: Bodies
     metrics: Metrics
-    templates: TemplateProcess
-    names: TokenNames
     draining: bool = field(default=False)
     """True while the server shuts down: new requests are refused."""
 
@@ -94,8 +98,13 @@ class AppState:
         """
         self.bridge.engine.check(request)
         if request.sampling.num_logprobs is not None or request.num_prompt_logprobs is not None:
-            self.names.learn()
+            self.served.of(request.adapter).names.learn()
         return request
+
+    def close(self) -> None:
+        """End the processes of the chat templates; the caller closes the engine. Idempotent."""
+        for one in (self.served, *self.served.adapters.values()):
+            one.templates.close()
 
     def check_open(self) -> None:
         """Refuse a request if the engine has failed or the server is draining.

@@ -82,11 +82,6 @@ def load_template(folder: Path) -> ChatTemplate:
     )
 
 
-def is_other(own: ChatTemplate, model: ChatTemplate) -> bool:
-    """Return True if an adapter came with a chat template, and not the one of the model."""
-    return own.source is not None and (own.source, own.tool_source) != (model.source, model.tool_source)
-
-
 def render(
     messages: Sequence[Mapping[str, object]],
     template: ChatTemplate,

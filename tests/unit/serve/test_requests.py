@@ -11,12 +11,20 @@ from penstock.serve.errors import ApiError
 from penstock.serve.limits import ServerLimits
 from penstock.serve.schema.base import Generation
 from penstock.serve.state import ModelInfo, recommended_sampling
+from penstock.serve.token_strings import TokenNames
+from penstock.text.template_process import TemplateProcess
 from penstock.text.tokenizer import train_tokenizer
 
-WORDS = TextProcessor(
-    tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), own_stop_ids=frozenset({0})
+WORDS = TextProcessor(tokenizer=train_tokenizer(["penstock"] * 3, vocab_size=260), stop_ids=frozenset({0}))
+PLAIN = ModelInfo(
+    name="m",
+    text_processor=WORDS,
+    templates=TemplateProcess(WORDS.template),
+    names=TokenNames(WORDS.tokenizer),
+    context=100,
+    vocab_size=260,
 )
-SERVED = ModelInfo(name="m", text_processor=WORDS, context=100, vocab_size=260, adapters=("legal",))
+SERVED = replace(PLAIN, adapters={"legal": replace(PLAIN, name="legal", adapter="legal", vocab_size=264)})
 
 
 def asked(*, max_tokens=None, limits=None, prompt=(1, 2, 3), stop_texts=(), served=SERVED, **body):

@@ -43,13 +43,10 @@ _STEP_FUEL = 50_000
 class GrammarMatcher:
     """Grammar state of one answer; for one thread at a time."""
 
-    def __init__(
-        self, matcher: "LLMatcher", *, vocab_size: int, end_ids: frozenset[int], stop_ids: frozenset[int]
-    ) -> None:
+    def __init__(self, matcher: "LLMatcher", *, vocab_size: int, end_ids: frozenset[int]) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._end_ids = end_ids
-        self._never = sorted(end_ids - stop_ids)
         self._num_consumed = 0
 
     def allowed(self, tokens: Sequence[int], drafts: Sequence[int] = ()) -> np.ndarray | str:
@@ -68,9 +65,7 @@ class GrammarMatcher:
         if self._matcher.is_error():
             return f"The grammar could not be followed: {_reason(self._matcher.get_error())}. Simplify it."
         bits = np.frombuffer(marks, dtype=np.uint8)
-        found = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
-        found[self._never] = False
-        return found
+        return np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
 
     def _before_end(self, drafts: Sequence[int]) -> list[int]:
         ends = [i for i, token in enumerate(drafts) if token in self._end_ids]
@@ -90,22 +85,13 @@ class GrammarCompiler:
         self._content = tokenizer.content
         self._num_entries = max(vocab_size, tokenizer.vocab_size)
         self._vocab_size = vocab_size
-        self._known_ids = min(vocab_size, tokenizer.vocab_size)
-        self._end_ids: frozenset[int] = frozenset()
+        known_ids = min(vocab_size, tokenizer.vocab_size)
+        self._end_ids = frozenset(end for end in end_ids if end < known_ids)
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher | UsageError] = OrderedDict()
         self._held: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
-        self.end_with(end_ids)
-
-    def end_with(self, end_ids: Collection[int]) -> None:
-        """Change the end tokens; if they differ, grammars are compiled again when they are next asked for."""
-        ends = frozenset(end for end in end_ids if end < self._known_ids)
-        if ends != self._end_ids:
-            with self._compiling, self._lock:
-                self._end_ids, self._tokenizer = ends, None
-                self._compiled.clear()
 
     def check(self, request: Request) -> None:
         """Raise for a grammar that cannot be used; compiles it unless it is cached.
@@ -143,17 +129,10 @@ class GrammarCompiler:
                 self._held += Counter()  # drops zero counts
                 self._evict()
 
-    def matcher(self, grammar: str, stop_ids: frozenset[int] | None = None) -> GrammarMatcher:
-        """Return a new matcher at the start of a grammar; raises as `check` does.
-
-        Args:
-            stop_ids: tokens that end the answer: an end token added since it was asked for does not, and is
-                not allowed; None: all end tokens.
-        """
-        copy, ends = self._prototype(grammar).deep_copy(), self._end_ids
-        return GrammarMatcher(
-            copy, vocab_size=self._vocab_size, end_ids=ends, stop_ids=ends if stop_ids is None else stop_ids
-        )
+    def matcher(self, grammar: str) -> GrammarMatcher:
+        """Return a new matcher at the start of a grammar; raises as `check` does."""
+        copy = self._prototype(grammar).deep_copy()
+        return GrammarMatcher(copy, vocab_size=self._vocab_size, end_ids=self._end_ids)
 
     def _prototype(self, grammar: str) -> "LLMatcher":
         found = self._kept(grammar)

@@ -36,6 +36,8 @@ class Matcher(Protocol):
     def allowed(self, tokens: Sequence[int], drafts: Sequence[int]) -> np.ndarray | str:
         """Return the allowed next tokens, [vocab] bool, or why the grammar cannot be continued.
 
+        Logits may have more columns, of tokens that the request does not have.
+
         Args:
             tokens: all tokens of the answer so far; those of the last call are a prefix.
             drafts: draft tokens after it.
@@ -46,8 +48,8 @@ class Matcher(Protocol):
 class MatcherSource(Protocol):
     """Creates matchers."""
 
-    def matcher(self, grammar: str, stop_ids: frozenset[int]) -> Matcher:
-        """Return a new matcher at the start of a grammar, of an answer that ends at these tokens."""
+    def matcher(self, request: Request) -> Matcher:
+        """Return a new matcher at the start of a request's grammar."""
         ...
 
 
@@ -176,8 +178,7 @@ class Sampler:
 
     def _matcher(self, request: Request) -> Matcher:
         assert self._grammars is not None, "a request with a grammar, and no grammars"
-        assert request.grammar is not None
-        return self._grammars.matcher(request.grammar, request.stop_ids)
+        return self._grammars.matcher(request)
 
     def _shape(self, scores: Float[Tensor, "rows vocab"], rows: Sequence[Row]) -> dict[int, str]:
         """Exclude tokens and change logits in place; return the rows with no token left -> error."""
@@ -210,7 +211,8 @@ class Sampler:
                 if isinstance(allowed, str):
                     failed[i] = allowed
                     continue
-                scores[i].masked_fill_(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
+                own = scores[i, : len(allowed)]
+                own.masked_fill_(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
             never = [*(end for end in _may_not_end(row) if 0 <= end < scores.shape[1]), *_bad_tokens(row)]
             scores[i, never] = -torch.inf
             only = self._of(row.answer).allowed

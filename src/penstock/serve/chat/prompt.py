@@ -8,7 +8,7 @@ from penstock.serve.errors import ApiError
 from penstock.serve.schema.base import ANY_JSON
 from penstock.serve.schema.chat import AssistantMessage, ChatRequest, Content, Message, TokenizeRequest, Tool
 from penstock.serve.schema.completions import Prompt
-from penstock.serve.state import AppState, ModelInfo
+from penstock.serve.state import ModelInfo
 
 Ending = Literal["asks", "stops", "goes_on"]
 
@@ -80,7 +80,7 @@ def encoded(
 
 def chat_prompt(
     messages: Sequence[Message],
-    service: AppState,
+    served: ModelInfo,
     *,
     tools: Sequence[Tool] = (),
     variables: dict[str, ANY_JSON] | None = None,
@@ -99,11 +99,11 @@ def chat_prompt(
         UsageError: the model's chat template refuses these messages.
         ModelError: the template fails.
     """
-    text_processor = service.served.text_processor
+    text_processor = served.text_processor
     turns = [_turn(message) for message in messages]
     if ending == "goes_on":
         turns[-1] = _marked(turns[-1])
-    text = service.templates.render(
+    text = served.templates.render(
         text_processor.guarded(turns),
         tools=text_processor.guarded([tool.model_dump(exclude_none=True) for tool in tools]),
         variables=text_processor.guarded(variables),
@@ -111,7 +111,7 @@ def chat_prompt(
     )
     text = _before_mark(text) if ending == "goes_on" else text
     encode = text_processor.encode_rendered
-    return encoded(text, service.served, encode, param="messages", truncates=truncates)
+    return encoded(text, served, encode, param="messages", truncates=truncates)
 
 
 def ending_of(body: ChatRequest | TokenizeRequest) -> Ending:

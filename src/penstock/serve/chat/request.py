@@ -24,19 +24,20 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         ModelError: the model's chat template fails.
     """
     _check(body)
-    template = service.served.text_processor.template
+    served = service.served.of(body.model)
+    template = served.text_processor.template
     named = {"reasoning_effort": body.reasoning_effort, "documents": body.documents}
     variables = {name: value for name, value in named.items() if value is not None}
     variables |= body.chat_template_kwargs or {}
     prompt = chat_prompt(
         body.messages,
-        service,
+        served,
         tools=use.told,
         variables=variables,
         ending=ending_of(body),
         truncates=body.truncate_prompt_tokens is not None,
     )
-    added = service.served.text_processor.tokenizer.added
+    added = served.text_processor.tokenizer.added
     grammar = grammar_of_answer(
         use,
         wanted_form(body),
@@ -44,7 +45,7 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         added=added,
         several=body.parallel_tool_calls is not False,
     )
-    marks = {*(MARKS if use.allowed else ()), *(THOUGHT_MARKS if service.served.splits_reasoning else ())}
+    marks = {*(MARKS if use.allowed else ()), *(THOUGHT_MARKS if served.splits_reasoning else ())}
     asked = RouteOptions(
         max_tokens=body.max_tokens or body.max_completion_tokens,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
@@ -57,7 +58,7 @@ def chat_request(body: ChatRequest, use: ToolUse, service: AppState, *, client: 
         body,
         prompt,
         asked,
-        served=service.served,
+        served=served,
         limits=service.limits,
         client=client,
         now_s=clock.monotonic(),

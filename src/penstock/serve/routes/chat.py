@@ -29,13 +29,14 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     use = tool_use(body.tools or (), body.tool_choice)
     asked = await asyncio.to_thread(chat_request, body, use, service, client=visit.client)
     tally = UsageCounter(visit.opened(service.bridge.submit([asked])))
-    names = service.names if body.logprobs else None
+    served = service.served.of(body.model)
+    names = served.names if body.logprobs else None
     writers = [
         ChatWriter(
             index,
             names=names,
             use=use,
-            reasoning=reasoning_of(asked, service.served),
+            reasoning=reasoning_of(asked, served),
             echo=echo_of(body),
             as_ids=bool(body.return_tokens_as_token_ids),
             wants_ids=bool(body.return_token_ids),
@@ -46,7 +47,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     frame = ChatChunk(
         id=new_id("chatcmpl"),
         created=int(clock.unix_seconds()),
-        model=body.model or service.served.name,
+        model=served.name,
         choices=[],
     )
     prompt_ids = list(asked.prompt) if body.return_token_ids else None
@@ -57,7 +58,7 @@ async def chat(body: ChatRequest, request: Request) -> Response:
     async for index, delta in tally:
         deltas[index].append(writers[index].take(delta))
         if delta.prompt_logprobs is not None:
-            prompt_logprobs = service.names.for_prompt(delta.prompt_logprobs)
+            prompt_logprobs = served.names.for_prompt(delta.prompt_logprobs)
     choices = [joined(index, of_one) for index, of_one in enumerate(deltas)]
     return reply(
         ChatCompletion(

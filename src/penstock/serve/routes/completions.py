@@ -34,17 +34,18 @@ async def complete(body: CompletionRequest, request: Request) -> Response:
     service, visit = service_of(request), visit_of(request)
     service.check_open()
     _check(body)
+    served = service.served.of(body.model)
     requests = await asyncio.to_thread(_requests, body, service, client=visit.client)
     tally = UsageCounter(visit.opened(service.bridge.submit(requests)))
     writers = [
-        ChoiceWriter(body, one.prompt, index=position * one.num_answers + answer, names=service.names)
+        ChoiceWriter(body, one.prompt, index=position * one.num_answers + answer, names=served.names)
         for position, one in enumerate(requests)
         for answer in range(one.num_answers)
     ]
     frame = Completion(
         id=new_id("cmpl"),
         created=int(clock.unix_seconds()),
-        model=body.model or service.served.name,
+        model=served.name,
         choices=[],
     )
     if body.wants_stream:
@@ -120,7 +121,7 @@ def _max_tokens(body: CompletionRequest, limits: ServerLimits) -> int:
 
 
 def _requests(body: CompletionRequest, service: AppState, *, client: str) -> list[engine.Request]:
-    served, limits = service.served, service.limits
+    served, limits = service.served.of(body.model), service.limits
     prompts = prompts_of(
         body.prompt,
         served,

@@ -70,8 +70,8 @@ class Embeddings(Reply):
 async def embed(body: EmbeddingsRequest, request: Request) -> Response:
     """Embed texts: one vector of length 1 per text."""
     [vectors], usage = await _vectors(request, body, input=body.input)
-    service = service_of(request)
-    lengths = service.served.text_processor.vector_lengths
+    served = service_of(request).served.of(body.model)
+    lengths = served.text_processor.vector_lengths
     cut = [shortened(vector, body.dimensions, lengths=lengths) for vector in vectors]
     as_text = body.encoding_format == "base64"
     return reply(
@@ -80,7 +80,7 @@ async def embed(body: EmbeddingsRequest, request: Request) -> Response:
                 Embedding(index=index, embedding=to_base64(vector) if as_text else vector)
                 for index, vector in enumerate(cut)
             ],
-            model=body.model or service.served.name,
+            model=served.name,
             usage=usage,
         )
     )
@@ -137,7 +137,7 @@ async def score(body: ScoreRequest, request: Request) -> Response:
         Scores(
             id=new_id("score"),
             created=int(clock.unix_seconds()),
-            model=body.model or service_of(request).served.name,
+            model=service_of(request).served.of(body.model).name,
             data=[PairScore(index=index, score=score) for index, score in enumerate(scores)],
             usage=usage,
         )
@@ -190,7 +190,7 @@ async def rerank(body: RerankRequest, request: Request) -> Response:
     return reply(
         Ranking(
             id=new_id("rerank"),
-            model=body.model or service_of(request).served.name,
+            model=service_of(request).served.of(body.model).name,
             usage=usage,
             results=[
                 RerankResult(
@@ -252,7 +252,7 @@ def _requests(
     *,
     client: str,
 ) -> list[engine.Request]:
-    served, limits = service.served, service.limits
+    served, limits = service.served.of(body.model), service.limits
     truncates = body.truncate_prompt_tokens is not None
     whole = prompts_of(given, served, max_prompts=limits.max_texts, param=key, truncates=truncates)
     prompts = [truncated(one, body, room=served.context, side="right") for one in whole]
@@ -264,7 +264,7 @@ def _requests(
             prompt=tuple(prompt),
             max_tokens=0,
             client=client,
-            adapter=served.adapter_of(body.model),
+            adapter=served.adapter,
             deadline_s=deadline_s,
             task="embed",
         )

@@ -214,8 +214,7 @@ async def models(request: Request) -> Models:
 async def model(model: str, request: Request) -> Model:
     """Describe one model or adapter."""
     served = service_of(request).served
-    served.adapter_of(model)
-    return _model(model, served)
+    return _model(served.of(model).name, served)
 
 
 def _model(name: str, served: ModelInfo) -> Model:

@@ -81,7 +81,7 @@ from penstock.serve.schema.responses import (
     Texts,
 )
 from penstock.serve.sse import EventStream
-from penstock.serve.state import AppState
+from penstock.serve.state import AppState, ModelInfo
 from penstock.serve.token_strings import TokenNames
 
 router = APIRouter()
@@ -94,12 +94,13 @@ async def respond(body: ResponsesRequest, request: Request) -> Response:
     service.check_open()
     use, asked = await asyncio.to_thread(_asked, body, service, client=visit.client)
     tally = UsageCounter(visit.opened(service.bridge.submit([asked])))
+    served = service.served.of(body.model)
     writer = ResponseWriter(
-        _frame(body, asked, service),
+        _frame(body, asked, served),
         use=use,
         streams=bool(body.stream),
-        names=service.names if body.include else None,
-        reasoning=reasoning_of(asked, service.served),
+        names=served.names if body.include else None,
+        reasoning=reasoning_of(asked, served),
     )
     if body.stream:
         return EventStream(_events(writer, tally), failed=writer.failed, last="")
@@ -120,14 +121,14 @@ def _asked(body: ResponsesRequest, service: AppState, *, client: str) -> tuple[T
         raise
 
 
-def _frame(body: ResponsesRequest, asked: engine.Request, service: AppState) -> ResponseReply:
+def _frame(body: ResponsesRequest, asked: engine.Request, served: ModelInfo) -> ResponseReply:
     wanted = None if body.text is None else body.text.format
     told = {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
     choice = body.tool_choice or "auto"
     return ResponseReply(
         id=new_id("resp"),
         created_at=int(clock.unix_seconds()),
-        model=body.model or service.served.name,
+        model=served.name,
         status="in_progress",
         instructions=body.instructions,
         max_output_tokens=body.max_output_tokens,

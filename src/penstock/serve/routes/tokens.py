@@ -10,7 +10,7 @@ from penstock.serve.errors import ApiError
 from penstock.serve.routes.dependencies import FAILURES, service_of
 from penstock.serve.schema.base import FIRST, Body, Name, Reply, TokenId
 from penstock.serve.schema.chat import TokenizeRequest
-from penstock.serve.state import AppState
+from penstock.serve.state import ModelInfo
 
 router = APIRouter()
 
@@ -27,14 +27,13 @@ class Tokens(Reply):
 @router.post("/tokenize", responses=FAILURES)
 async def tokenize(body: TokenizeRequest, request: Request) -> Tokens:
     """Return the token ids of a text, or of a conversation up to the answer."""
-    service = service_of(request)
-    service.served.adapter_of(body.model)
-    found = await asyncio.to_thread(_ids, body, service)
+    served = service_of(request).served.of(body.model)
+    found = await asyncio.to_thread(_ids, body, served)
     return Tokens(
         tokens=found,
         count=len(found),
-        max_model_len=service.served.context,
-        token_strs=service.served.text_processor.tokenizer.spelled(found) if body.return_token_strs else None,
+        max_model_len=served.context,
+        token_strs=served.text_processor.tokenizer.spelled(found) if body.return_token_strs else None,
     )
 
 
@@ -54,19 +53,17 @@ class Text(Reply):
 @router.post("/detokenize", responses=FAILURES)
 async def detokenize(body: DetokenizeRequest, request: Request) -> Text:
     """Return the text of token ids, with the names of special tokens."""
-    service = service_of(request)
-    service.served.adapter_of(body.model)
-    tokenizer = service.served.text_processor.tokenizer
+    tokenizer = service_of(request).served.of(body.model).text_processor.tokenizer
     return Text(prompt=await asyncio.to_thread(tokenizer.decode, body.tokens, special=True))
 
 
-def _ids(body: TokenizeRequest, service: AppState) -> list[int]:
+def _ids(body: TokenizeRequest, served: ModelInfo) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "Give either prompt or messages.", param="prompt")
     if body.messages is not None:
         return chat_prompt(
             body.messages,
-            service,
+            served,
             tools=body.tools or (),
             variables=body.chat_template_kwargs,
             ending=ending_of(body),
@@ -77,6 +74,6 @@ def _ids(body: TokenizeRequest, service: AppState) -> list[int]:
             "tools, chat_template_kwargs, add_generation_prompt and continue_final_message need messages.",
             param="messages",
         )
-    text_processor = service.served.text_processor
+    text_processor = served.text_processor
     encode = text_processor.encode if body.add_special_tokens else text_processor.tokenizer.encode
-    return encoded(body.prompt or "", service.served, encode, param="prompt")
+    return encoded(body.prompt or "", served, encode, param="prompt")

@@ -318,22 +318,3 @@ def test_a_missing_library_is_named(monkeypatch):
 def test_an_answer_whose_end_would_not_be_seen_is_refused(grammars):
     with pytest.raises(UsageError, match=r"missing in stop_ids \(got \[7\]\)\. Add \[0\]"):
         grammars.check(asked(regex("x"), stop_ids=[7]))
-
-
-def test_other_end_tokens_are_allowed_from_then_on_where_a_grammar_is_complete():
-    grammars, text = GrammarCompiler(TOKENIZER, vocab_size=VOCAB, end_ids={END}), TOKENIZER.encode("xx")
-    compiled(grammars, regex("x+"))
-    for ends in ({END, 300, VOCAB - 1}, {END}):  # the last is a padded row, which no token has
-        grammars.end_with(ends)
-        allowed = grammars.matcher(regex("x+")).allowed(text)
-        assert {end for end in (END, 300, VOCAB - 1) if allowed[end]} == ends - {VOCAB - 1}
-        grammars.check(asked(regex("x+"), stop_ids=ends - {VOCAB - 1}))
-
-
-def test_an_answer_is_not_offered_an_end_token_that_came_after_it_was_asked_for():
-    grammars, text = GrammarCompiler(TOKENIZER, vocab_size=VOCAB, end_ids={END}), TOKENIZER.encode("xx")
-    request = asked(regex("xx"))
-    grammars.hold(request)
-    grammars.end_with({END, 300})
-    allowed = grammars.matcher(request.grammar, request.stop_ids).allowed(text)
-    assert np.flatnonzero(allowed).tolist() == [END]

@@ -61,7 +61,7 @@ def test_texts_are_encoded_and_compared_in_other_threads_than_the_event_loops(mo
         check_open=lambda: None,
         limits=ServerLimits(),
         bridge=SimpleNamespace(submit=lambda some: some),
-        served=SimpleNamespace(name="m"),
+        served=SimpleNamespace(of=lambda _model: SimpleNamespace(name="m")),
     )
     for name, fake in {
         "service_of": lambda _: service,
