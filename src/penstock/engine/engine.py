@@ -100,7 +100,7 @@ class Engine:
         self.scheduler.check_fits(request)
 
     def vocab_size_of(self, adapter: str | None) -> int:
-        """Return the number of token ids of an adapter's requests; of the model's own for None. Thread-safe."""
+        """Return the number of token ids of an adapter's requests; None: of the model's own. Thread-safe."""
         more = 0 if adapter is None else self.runner.num_new_tokens.get(adapter, 0)
         return self.capacity.vocab_size + more
 

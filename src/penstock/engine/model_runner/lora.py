@@ -1,7 +1,8 @@
 """Adapters of an engine, each request with its own or none: loaded, measured, removed, and told each step.
 
-What they do to a layer is in adapted_linear.py, and to the vocabulary in new_tokens.py. DoRA's factors are computed once, from the matrices as the
-engine holds them, rounded or not, by all ranks together: each has a part of the rows' squared lengths.
+What they do to a layer is in adapted_linear.py, and to the vocabulary in new_tokens.py. DoRA's factors are
+computed once, from the matrices as the engine holds them, rounded or not, by all ranks together: each has a
+part of the rows' squared lengths.
 
 Layers are wrapped when modules first compute a step; steps that the native decoder computes
 (native_decoder.py) leave them as they are. Updates of the output matrix are applied to the logits after
