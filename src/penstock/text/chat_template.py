@@ -34,6 +34,10 @@ TEMPLATE_FILES = (*_FILES.values(), "tokenizer_config.json")
 """Files of a folder that `load_template` reads."""
 
 
+Messages = Sequence[Mapping[str, object]]
+"""A conversation as templates get it."""
+
+
 class Message(TypedDict):
     """Message of a conversation."""
 
@@ -216,6 +220,9 @@ _FAILURES = (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError,
 class _RefusedMessages(Exception):
     """Raised inside a template that rejects the messages."""
 
+
+MARK = "\ufdd6\ufdd7"
+"""Stands in place of a text that is looked for, or behind it: code points that Unicode reserves as unused."""
 
 ANSWER_MARKS = "\ufdd4\ufdd5"
 """Begin and end of a `{% generation %}` block: code points that Unicode reserves as unused."""

@@ -14,33 +14,23 @@ conversation too, so not the header of the next turn. White space after a token 
 turns are written differently without this one, or cannot be written at all, the conversation up to this turn
 is compared instead, and its text is looked up in the whole, behind the generation prompt.
 
-Tags are compared with what was found: whether they hold a header, white space or control tokens does not
-matter; any other difference is refused. Nothing is learned because a guess failed.
+Nothing is learned because a guess failed: what a template leaves out of a conversation is looked for
+(template_drops.py), and `{% generation %}` tags are compared with what was found (generation_tags.py).
 """
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.text.chat_template import ANSWER_MARKS
-
-MARK = "\ufdd6\ufdd7"
-"""Stands in place of an answer: code points that Unicode reserves as unused."""
-
-_NUMBER_OR_WORD = re.compile(r"-?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?(?!\w)|\w+)")
+from penstock.text.chat_template import ANSWER_MARKS, MARK, Messages
+from penstock.text.generation_tags import Span, check_rest_of_tags, tagged, within_tags
+from penstock.text.template_drops import Render, check_kept, check_tools, has_dropped
 
 _SPACE = re.compile(r"\s*")
-
-_NO_OTHER_TEXT = ("role", "content", "tool_calls", "name", "id", "type")
-"""Keys of an assistant turn that hold no text, or one that is looked for by itself."""
-
-Messages = Sequence[Mapping[str, object]]
-Span = tuple[int, int]
-"""First and past-the-last character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,13 +94,13 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
         raise UsageError("A message has a code point that marks answers here", got=f"U+{ord(found):04X}")
     render = _with(renderer.render, tools)
     text = render(messages)
-    _check_tools(tools, text)
-    _check_kept(messages, render)
+    check_tools(tools, text)
+    check_kept(messages, render)
     prompt = _generation_prompt(renderer)
     frame = _Frame(prompt, _ends(renderer, tools, prompt), renderer.control)
     marked = None
     if renderer.has_tags:
-        marked = _tagged(_with(partial(renderer.render, marked=True), tools), messages, text)
+        marked = tagged(_with(partial(renderer.render, marked=True), tools), messages, text)
     answers: list[Answer] = []
     turns: list[Span] = []
     before = dropped = 0
@@ -121,19 +111,16 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
         (_, end), *more = ends
         at = _header_start(text, before, content, prompt)
         start = min(at + len(prompt), content)
-        dropped += _dropped(message, text[start:stop], index)
+        dropped += has_dropped(message, text[start:stop], index)
         learned: tuple[Span, ...] = ((start, end),)
         if marked is not None:
-            learned = _within_tags(marked, (start, end), (content, stop), text, index)
+            learned = within_tags(marked, (start, end), (content, stop), text, index)
         answers.append(Answer(index, (*learned, *more)))
         _, before = ends[-1]
         turns.append((at, before))
     if marked is not None:
-        _check_rest_of_tags(marked, turns, text, renderer.control)
+        check_rest_of_tags(marked, turns, text, renderer.control)
     return RenderedChat(text, tuple(answers), dropped)
-
-
-Render = Callable[[Messages], str]
 
 
 def _with(render: Callable[..., str], tools: Sequence[object]) -> Render:
@@ -301,226 +288,3 @@ def _header_start(text: str, before: int, content: int, prompt: str) -> int:
         return at
     lengths = range(len(prompt), 0, -1)
     return content - next((n for n in lengths if text.endswith(prompt[:n], before, content)), 0)
-
-
-def _tagged(render: Render, messages: Messages, text: str) -> list[Span]:
-    """Return the spans of a text within `{% generation %}` tags.
-
-    Raises:
-        UsageError: with the tags, the template writes another text.
-    """
-    opening, closing = tuple(ANSWER_MARKS)
-    found: list[Span] = []
-    plain: list[str] = []
-    at, start = 0, None
-    for part in re.split(f"([{ANSWER_MARKS}])", render(messages)):
-        if part == opening and start is None:
-            start = at
-        elif part == closing and start is not None:
-            found.append((start, at))
-            start = None
-        elif part in (opening, closing):
-            raise UsageError("The template's {% generation %} tags are nested")
-        else:
-            plain.append(part)
-            at += len(part)
-    if "".join(plain) != text or start is not None:
-        raise UsageError("The template changes the text between its {% generation %} tags")
-    return found
-
-
-def _within_tags(
-    tagged: Sequence[Span], turn: Span, content: Span, text: str, index: int
-) -> tuple[Span, ...]:
-    """Return the parts of a turn that are within the tags, with its end-of-turn token.
-
-    Raises:
-        UsageError: the tags leave out some of its content.
-    """
-    learned, at = [], turn[0]
-    for first, past in tagged:
-        first, past = max(first, at), min(past, turn[1])
-        if first < past:
-            if text[max(at, content[0]) : min(first, content[1])].strip():
-                break
-            learned.append((first, past))
-            at = past
-    if not learned or text[max(at, content[0]) : content[1]].strip():
-        raise UsageError(
-            f"The template's {{% generation %}} tags leave out text of the assistant's turn, message "
-            f"{index + 1}",
-            fix="Correct the tags, or remove all of them: answers are then found by comparing.",
-        )
-    if learned[-1][1] < turn[1]:
-        learned.append((learned[-1][1], turn[1]))
-    return tuple(learned)
-
-
-def _check_rest_of_tags(
-    tagged: Sequence[Span], turns: Sequence[Span], text: str, control: re.Pattern[str]
-) -> None:
-    """Refuse tags that hold text of no answer.
-
-    Args:
-        turns: the answers with their headers, ascending.
-
-    Raises:
-        UsageError: with that text.
-    """
-    for first, past in tagged:
-        at = first
-        for start, end in [*turns, (past, past)]:
-            rest = control.sub("", text[at : min(start, past)]).strip()
-            if rest:
-                raise UsageError(
-                    "The template's {% generation %} tags hold text that is no turn of the assistant",
-                    got=rest[:60],
-                    fix="Correct the tags, or remove all of them: answers are then found by comparing.",
-                )
-            at = max(at, end)
-
-
-def _check_tools(tools: Sequence[object], text: str) -> None:
-    """Refuse a text that names a tool nowhere.
-
-    Raises:
-        UsageError: with the tool.
-    """
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else {}
-        name = str(function.get("name", "")) if isinstance(function, Mapping) else ""
-        if name and name not in text:
-            raise UsageError(
-                "The template drops the tools",
-                got=name,
-                fix="Use the template of a model that calls tools.",
-            )
-
-
-def _check_kept(messages: Messages, render: Render) -> None:
-    """Refuse a template that drops a message of the system, the user or a tool.
-
-    A short text may stand somewhere else as well: each is looked for with a mark of its own behind it.
-
-    Raises:
-        UsageError: with the message.
-    """
-    marked = {
-        index: f"{content}{MARK}{index}{MARK}"
-        for index, message in enumerate(messages)
-        if message["role"] != "assistant" and (content := str(message.get("content") or "").strip())
-    }
-    text = render(
-        [{**message, "content": marked.get(n, message["content"])} for n, message in enumerate(messages)]
-    )
-    for index, content in marked.items():
-        if not _holds(text, content):
-            role = messages[index]["role"]
-            raise UsageError(
-                f"The template drops the {role}'s turn, message {index + 1}, or changes its text",
-                got=content.partition(MARK)[0][:60],
-                fix="Use a template that has such turns, or leave it out of the conversation.",
-            )
-
-
-def _dropped(message: Mapping[str, object], answer: str, index: int) -> bool:
-    """Return True if the template left out reasoning, a text of a key of its own, or one beside tool calls.
-
-    Raises:
-        UsageError: it left out something else, or everything.
-    """
-    content = str(message.get("content") or "").strip()
-    calls = message.get("tool_calls")
-    functions = [call.get("function", call) for call in calls] if isinstance(calls, list) else []
-    _check_calls(functions, answer, index)
-    others = {name: value for name, value in message.items() if name not in _NO_OTHER_TEXT}
-    written = [_holds(answer, text.strip()) for text in _values(others) if isinstance(text, str)]
-    if written and not (any(written) or content or functions or message.get("reasoning_content")):
-        raise UsageError(
-            f"The template writes nothing of the assistant's turn, message {index + 1}",
-            got=", ".join(others),
-            fix='Put what the assistant says into "content", or leave the conversation out.',
-        )
-    dropped = not all(written)
-    if not _holds(answer, content):
-        rest = content.rpartition("</think>")[2].strip()
-        if not functions and (rest == content or not _holds(answer, rest)):
-            raise UsageError(
-                f"The template drops or changes the text of the assistant's turn, message {index + 1}",
-                got=content[:60],
-                fix="Correct the template, or leave the conversation out.",
-            )
-        dropped = True
-    return dropped
-
-
-def _check_calls(functions: Sequence[Mapping[str, object]], answer: str, index: int) -> None:
-    """Refuse an answer that lacks the name or an argument of a call.
-
-    Raises:
-        UsageError: with what it lacks.
-    """
-    words = set(_NUMBER_OR_WORD.findall(answer)) if functions else set()
-    for function in functions:
-        name = str(function.get("name", ""))
-        if name not in answer:
-            raise UsageError(
-                f"The template drops the tool call of message {index + 1}",
-                got=name,
-                fix="Use the template of a model that calls tools.",
-            )
-        for value in _values(function.get("arguments")):
-            is_there = _has_text(answer, value) if isinstance(value, str) else _is_among(words, value)
-            if not is_there:
-                raise UsageError(
-                    f"The template drops or changes an argument of the tool call of message {index + 1}",
-                    got=str(value)[:60],
-                    fix="Use the template of a model that calls tools.",
-                )
-
-
-def _holds(text: str, part: str) -> bool:
-    """Return True if a text has a part as it is, or as JSON writes it."""
-    forms = part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1]
-    return any(form in text for form in forms)
-
-
-def _has_text(text: str, value: str) -> bool:
-    """Return True if a text has the words of a value in their order, in whatever way it is quoted or escaped.
-
-    A value without words is looked for as it is.
-
-    >>> _has_text('one, "two"', "one\\ttwo"), _has_text("two one", "one two"), _has_text("1 + 2", "+")
-    (True, False, True)
-    """
-    words = re.findall(r"\w+", value)
-    if not words:
-        return _holds(text, value.strip())
-    return _in_order(text, words) or _in_order(text, [json.dumps(word)[1:-1] for word in words])
-
-
-def _in_order(text: str, words: Sequence[str]) -> bool:
-    at = 0
-    for word in words:
-        at = text.find(word, at)
-        if at < 0:
-            return False
-        at += len(word)
-    return True
-
-
-def _is_among(words: Collection[str], value: float) -> bool:
-    """Return True if a number or a boolean is among the words of a text, as JSON or Python writes it."""
-    return json.dumps(value) in words or str(value) in words
-
-
-def _values(value: object) -> Iterator[str | float]:
-    """Yield the texts, numbers and booleans of a JSON value, the names of objects left out."""
-    if isinstance(value, str | int | float):
-        yield value
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from _values(each)
-    elif isinstance(value, list):
-        for each in value:
-            yield from _values(each)
