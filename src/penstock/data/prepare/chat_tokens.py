@@ -233,7 +233,9 @@ class ChatEncoder:
                 return Rejection("over_long" if is_error else TOO_LONG, reason), None, {}
             tokens, bits, rejected = tokens[:most], bits[:most], rejected[:most]
             counts[CUT] = 1
-            counts[TURNS] = int((np.diff(bits.astype(np.int8), prepend=0) == 1).sum())
+            end = int(sides[0][1][most - 1, 1])  # past the last character that is left
+            answers, (side,) = written.rendered[0].answers, written.conversation.sides
+            counts[TURNS] = sum(one.message in side.learned and one.spans[0][0] < end for one in answers)
         if not all(each.any() for each in (learned if len(ids) > 1 else [bits])):
             reason = (
                 f"no token of the assistant's turns is learned, of {len(tokens):,}: correct the template, or "

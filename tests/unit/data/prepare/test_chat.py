@@ -334,6 +334,17 @@ def test_longer_conversations_are_refused_dropped_or_cut(tmp_path, model):
         made(tmp_path, [PAIR], model, name="pairs", max_tokens=60, too_long="cut")
 
 
+def test_an_answer_of_several_spans_is_one_turn_of_a_cut_conversation(tmp_path):
+    """Between its two end tokens is a line feed, which is not learned."""
+    template = without_tags(CHATML).replace("'<|im_end|>' }}", "'<|im_end|>\\n<|endoftext|>' }}")
+    model = model_folder(tmp_path / "model", template)
+    records = [talk("Hi", "Hello.", "Hi", "Hello. " * 40)]
+    for most, turns in ((30, 1), (60, 2)):
+        cut = made(tmp_path, records, model, name=str(most), max_tokens=most, too_long="cut")
+        assert learned_texts(cut)[0][:2] == ["Hello.<|im_end|>", "<|endoftext|>"]
+        assert open_corpus(cut).manifest.chat.counts["learned_turns"] == turns
+
+
 CALL = {"function": {"name": "weather", "arguments": "{oops"}}
 BAD = {
     "roles": ({"messages": talk("a", "b")["messages"][::-1] + talk("a", "b")["messages"]}, "out of order"),
