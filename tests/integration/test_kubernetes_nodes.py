@@ -9,7 +9,8 @@ from tests.kubelet import nodes
 from tests.kubernetes import JOBSET, cluster
 from tests.launched import wait_until
 
-from penstock.launch.pod_networks import PodNetwork, attach
+from penstock.launch.pod_networks import PodNetwork
+from penstock.launch.render.attach import attach
 from penstock.launch.render.pod_template import labels_of
 
 PATIENCE_S = 60.0

@@ -1,4 +1,4 @@
-"""Network cards of a pod beside its cluster's own network: what a provider needs to put them there. Pure.
+"""Network cards of a pod beside its cluster's own network, as a file of networks declares them.
 
     [[networks]]
     master = "ens1f0"          # card of the node
@@ -14,12 +14,9 @@ providers add the others:
     multi-nic-cni  one MultiNicNetwork over all cards
 
 Each gives the interfaces names that are known beforehand, so that a pod can tell whether it has them
-(pod_check.py).
+(pod_check.py). What it needs for that is rendered by render/attach.py.
 """
 
-import hashlib
-import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
@@ -30,19 +27,16 @@ from penstock.core.errors import ConfigError, nearest
 NetworkType = Literal["macvlan", "ipvlan", "host-device", "sriov"]
 Ipam = Literal["whereabouts", "host-local", "static"]
 
+PROVIDERS = ("nad", "dra", "multi-nic-cni")
 ANNOTATION = "k8s.v1.cni.cncf.io/networks"
-_RESOURCE_OF_NAD = "k8s.v1.cni.cncf.io/resourceName"
-_CNI_VERSION = "0.4.0"
-"""Oldest version with CHECK, which Multus, whereabouts and the SR-IOV plugin all accept."""
+"""Annotation of a pod by which Multus, and multi-nic-cni behind it, attach networks."""
+DRANET = "dra.net"
+"""Driver of the provider dra, and its DeviceClass."""
 _LEAST_MTU, _MOST_MTU = 1280, 65_535
-_PCIE_ROOT = "resource.kubernetes.io/pcieRoot"
-_DRANET = "dra.net"
 _OWN_ADDRESSES_ONLY = {
     "net.ipv4.conf.IFNAME.arp_ignore": "1",
     "net.ipv4.conf.IFNAME.arp_announce": "2",
 }
-_HOST_BITS = 8
-"""Bits of a MultiNicNetwork's subnet that number the nodes, as in the samples of multi-nic-cni."""
 
 Object = Mapping[str, Any]  # Any: what JSON holds
 
@@ -75,7 +69,7 @@ class PodNetwork:
     """Kernel settings of the interface, IFNAME for its name. By default it answers ARP for its own addresses
     only: with several cards in one switch, all traffic to a pod may otherwise come in by one. On OpenShift
     the cluster's cni-sysctl-allowlist must have them; or give `{}` where each card has a VLAN of its own."""
-    device_class: str = _DRANET
+    device_class: str = DRANET
     """DeviceClass of the card, for `dra`."""
     attributes: dict[str, str | int | bool] = field(default_factory=dict)
     """Attributes that DRANET publishes of the card, such as `rdma = true`, for `dra`."""
@@ -90,7 +84,7 @@ class PodNetwork:
                 got=self.mtu,
                 fix="Give the MTU of the card and of every switch, 1500 or 9000, or leave it out.",
             )
-        network = _network(self.subnet) if self.subnet else None
+        network = network_of(self.subnet) if self.subnet else None
         for key, text in (("gateway", self.gateway), ("address", self.address.partition("/")[0])):
             if text and (network is None or not _is_inside(text, network)):
                 raise ConfigError(
@@ -120,7 +114,7 @@ class PodNetworks:
     """Cards of every pod."""
 
     def __post_init__(self) -> None:
-        _check_provider(self.provider)
+        check_provider(self.provider)
         if not self.networks:
             raise ConfigError(
                 "The file of networks has no [[networks]]",
@@ -162,39 +156,6 @@ class Attachment:
     """True if the claims contain the pod's GPUs: the container must then not request them again."""
 
 
-def attach(
-    name: str,
-    namespace: str,
-    provider: str,
-    networks: Sequence[PodNetwork],
-    *,
-    labels: Mapping[str, str],
-    pods: int = 1,
-    gpus: int = 0,
-) -> Attachment:
-    """Return what a job's pods need for their cards.
-
-    Args:
-        name: of the job; names of objects begin with it.
-        labels: of the objects, by which a later job of this name knows them for its own.
-        pods: most pods of the job at a time.
-        gpus: GPUs of each pod.
-
-    Raises:
-        ConfigError: the provider cannot give these networks.
-    """
-    _check_provider(provider)
-    if not networks:
-        return Attachment()
-    _check_apart(networks)
-    if provider == "dra":
-        return _by_dra(name, namespace, labels, networks, gpus=gpus)
-    _check_cni(networks, provider, pods=pods)
-    if provider == "multi-nic-cni":
-        return _by_multi_nic_cni(name, namespace, labels, networks)
-    return _by_nad(name, namespace, labels, networks)
-
-
 def declared(provider: str, networks: Sequence[PodNetwork]) -> tuple[DeclaredInterface, ...]:
     """Return the interfaces that a pod has once its networks are attached, in their order.
 
@@ -215,288 +176,21 @@ def declared(provider: str, networks: Sequence[PodNetwork]) -> tuple[DeclaredInt
     )
 
 
-def _by_nad(
-    name: str, namespace: str, labels: Mapping[str, str], networks: Sequence[PodNetwork]
-) -> Attachment:
-    """Return one NetworkAttachmentDefinition per card, and the annotation by which Multus attaches it."""
-    objects, entries = [], []
-    for interface, network in zip(declared("nad", networks), networks, strict=True):
-        own = f"{name}-{interface.name}"
-        metadata: dict[str, Any] = {"name": own, "namespace": namespace, "labels": dict(labels)}
-        if network.resource:
-            metadata["annotations"] = {_RESOURCE_OF_NAD: network.resource}
-        objects.append(
-            {
-                "apiVersion": "k8s.cni.cncf.io/v1",
-                "kind": "NetworkAttachmentDefinition",
-                "metadata": metadata,
-                "spec": {"config": json.dumps(cni_config(own, network))},
-            }
-        )
-        entries.append({"name": own, "namespace": namespace, "interface": interface.name})
-    taken = Counter(network.resource for network in networks if network.resource)
-    return Attachment(
-        objects=tuple(objects),
-        annotations={ANNOTATION: json.dumps(entries)},
-        resources={resource: str(count) for resource, count in taken.items()},
-    )
-
-
-def cni_config(name: str, network: PodNetwork) -> Object:
-    """Return the plugins of one card in their order, as a CNI network configuration list.
-
-    The card's own plugin gives the address; `tuning` sets the MTU and kernel settings; `sbr` sends what comes
-    from the card's address to the card's gateway. Without a gateway all peers are neighbours, whom the card's
-    own route reaches, and `sbr` would do harm: up to CNI plugins 1.9 it takes that route from the main table.
-    gloo and NCCL bind no source address, so they would connect by eth0, or not at all (with `addSourceHints`
-    the route stays: github.com/containernetworking/plugins, pull request 1217).
-    """
-    main: dict[str, Any] = {"type": network.type}
-    if network.type == "host-device":
-        main |= {"device": network.master} if network.master else {}
-    elif network.type != "sriov":
-        main |= {"master": network.master, "mode": "bridge" if network.type == "macvlan" else "l2"}
-    tuning: dict[str, Any] = {"type": "tuning", "sysctl": network.sysctls}
-    if network.mtu:
-        tuning["mtu"] = network.mtu
-    plugins = [{**main, "ipam": _ipam(network)}, *([tuning] if network.mtu or network.sysctls else [])]
-    if network.gateway:
-        plugins.append({"type": "sbr", "addSourceHints": True})
-    return {"cniVersion": _CNI_VERSION, "name": name, "plugins": plugins}
-
-
-def _ipam(network: PodNetwork) -> Object:
-    gateway = {"gateway": network.gateway} if network.gateway else {}
-    if network.ipam == "static":
-        return {"type": "static", "addresses": [{"address": network.address, **gateway}]}
-    if network.ipam == "host-local":
-        return {"type": "host-local", "ranges": [[{"subnet": network.subnet, **gateway}]]}
-    return {"type": "whereabouts", "range": network.subnet, **gateway}
-
-
-def _by_dra(
-    name: str, namespace: str, labels: Mapping[str, str], networks: Sequence[PodNetwork], *, gpus: int
-) -> Attachment:
-    """Return one claim for all cards, and for the GPUs that share a PCIe root with one."""
-    beside = [network for network in networks if network.gpu_class]
-    if beside and (gpus < 1 or gpus % len(beside)):
-        raise ConfigError(
-            f"{len(beside)} networks have a gpu_class, and each takes an equal share of the pod's GPUs",
-            got=f"{gpus} GPUs",
-            fix="Give as many networks a gpu_class as divide the processes of a node.",
-        )
-    requests: list[Object] = []
-    constraints: list[Object] = []
-    config: list[Object] = []
-    for interface, network in zip(declared("dra", networks), networks, strict=True):
-        if network.ipam != "whereabouts" or network.gateway or network.resource:
-            raise ConfigError(
-                "The provider dra hands cards over with the addresses and routes of the node",
-                got=network.place,
-                fix="Leave ipam, address, gateway and resource out; choose the card by master or attributes.",
-            )
-        requests.append(
-            {
-                "name": interface.name,
-                "exactly": {
-                    "deviceClassName": network.device_class,
-                    "count": 1,
-                    "selectors": [{"cel": {"expression": _selector(network)}}],
-                },
-            }
-        )
-        settings: dict[str, Any] = {"name": interface.name}
-        if network.mtu:
-            settings["mtu"] = network.mtu
-        config.append(
-            {
-                "requests": [interface.name],
-                "opaque": {"driver": _DRANET, "parameters": {"interface": settings}},
-            }
-        )
-        if network.gpu_class:
-            share = f"gpus-{interface.name}"
-            exactly = {"deviceClassName": network.gpu_class, "count": gpus // len(beside)}
-            requests.append({"name": share, "exactly": exactly})
-            constraints.append({"requests": [interface.name, share], "matchAttribute": _PCIE_ROOT})
-    devices: dict[str, Any] = {"requests": requests, "config": config}
-    if constraints:
-        devices["constraints"] = constraints
-    spec = {"spec": {"devices": devices}}
-    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
-    own = f"{name}-networks-{digest[:8]}"  # a template is immutable, so other cards are another one
-    template = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceClaimTemplate",
-        "metadata": {"name": own, "namespace": namespace, "labels": dict(labels)},
-        "spec": spec,
-    }
-    return Attachment(
-        objects=(template,),
-        resource_claims=[{"name": "networks", "resourceClaimTemplateName": own}],
-        container_claims=[{"name": "networks"}],
-        holds_gpus=bool(beside),
-    )
-
-
-def _selector(network: PodNetwork) -> str:
-    """Return a CEL expression that chooses a card by its name and attributes.
-
-    Asking for an attribute that a device lacks is an error in CEL, hence `has`.
-
-    >>> print(_selector(PodNetwork(master="ens1", attributes={"rdma": True})))
-    device.driver == "dra.net" && has(device.attributes["dra.net"].ifName) && \
-device.attributes["dra.net"].ifName == "ens1" && has(device.attributes["dra.net"].rdma) && \
-device.attributes["dra.net"].rdma == true
-    """
-    wanted = {**({"ifName": network.master} if network.master else {}), **network.attributes}
-    if not wanted:
-        raise ConfigError(
-            "A network for the provider dra chooses no card",
-            fix='Give master = "ens1f0", or attributes = { rdma = true, numaNode = 0 }.',
-        )
-    parts = [f'device.driver == "{_DRANET}"']
-    for name, value in wanted.items():
-        if not name.isidentifier():
-            raise ConfigError("networks.attributes has a key that is no attribute of DRANET", got=name)
-        attribute = f'device.attributes["{_DRANET}"].{name}'
-        parts += [f"has({attribute})", f"{attribute} == {json.dumps(value)}"]
-    return " && ".join(parts)
-
-
-def _by_multi_nic_cni(
-    name: str, namespace: str, labels: Mapping[str, str], networks: Sequence[PodNetwork]
-) -> Attachment:
-    """Return one MultiNicNetwork over all cards. It belongs to the cluster, not to a namespace."""
-    first = networks[0]
-    plugin: dict[str, Any] = {"cniVersion": "0.3.0", "type": first.type, "args": {"mode": "l3"}}
-    interface_bits = (len(networks) - 1).bit_length()
-    ipam: Object = {
-        "type": "multi-nic-ipam",
-        "hostBlock": _HOST_BITS,
-        "interfaceBlock": interface_bits,
-        "vlanMode": "l3",
-    }
-    if first.type == "macvlan":
-        plugin["args"], ipam = {"mode": "bridge"}, {"type": "whereabouts"}
-    elif (free := _network(first.subnet).prefixlen + _HOST_BITS + interface_bits) > 30:
-        raise ConfigError(
-            f"The subnet is too small: {_HOST_BITS} bits number the nodes and {interface_bits} the cards, "
-            f"which leaves {max(0, 32 - free)} for a node's pods",
-            got=first.subnet,
-            fix="Give a larger one, such as a /16.",
-        )
-    if first.mtu:
-        plugin["args"]["mtu"] = str(first.mtu)
-    digest = hashlib.sha256(f"{namespace}/{name}".encode()).hexdigest()  # a-b of c is not a of b-c
-    own = f"{namespace}-{name}-{digest[:8]}"
-    spec: dict[str, Any] = {
-        "subnet": first.subnet,
-        "ipam": json.dumps(ipam),
-        "multiNICIPAM": first.type == "ipvlan",
-        "plugin": plugin,
-        "attachPolicy": {"strategy": "none"},
-        "namespaces": [namespace],
-    }
-    if masters := [network.master for network in networks if network.master]:
-        spec["masterNets"] = masters
-    network = {
-        "apiVersion": "multinic.fms.io/v1",
-        "kind": "MultiNicNetwork",
-        "metadata": {"name": own, "labels": dict(labels)},
-        "spec": spec,
-    }
-    return Attachment(objects=(network,), annotations={ANNOTATION: own})
-
-
-def _check_provider(provider: str) -> None:
+def check_provider(provider: str) -> None:
+    """Refuse a provider that is unknown."""
     if provider not in PROVIDERS:
         raise ConfigError("Unknown network provider", got=provider, fix=nearest(provider, list(PROVIDERS)))
 
 
-def _check_apart(networks: Sequence[PodNetwork]) -> None:
-    """Refuse the same card twice."""
-    seen = Counter(network.master for network in networks if network.master)
-    for master, count in seen.items():
-        if count > 1:
-            raise ConfigError(f"{count} networks have the same master", got=master, fix="One for each card.")
+def network_of(text: str, *, key: str = "subnet") -> IPv4Network | IPv6Network:
+    """Return a network that a file of networks names by its first address and prefix length.
 
+    Args:
+        key: of the file, for messages.
 
-def _check_cni(networks: Sequence[PodNetwork], provider: str, *, pods: int) -> None:
-    """Refuse networks that the CNI plugins could not attach, or that would not reach each other."""
-    for network in networks:
-        if network.attributes or network.gpu_class:
-            raise ConfigError(
-                "networks.attributes and networks.gpu_class are for the provider dra", got=provider
-            )
-        if not network.subnet:
-            raise ConfigError(
-                "A network has no subnet",
-                got=network.place,
-                fix='Give one of its own, such as subnet = "10.10.1.0/24".',
-            )
-        if network.ipam != "whereabouts" and pods > 1:
-            raise ConfigError(
-                f"The run has up to {pods} pods, which would get the same addresses from ipam = "
-                f"{network.ipam!r}",
-                got=network.place,
-                fix='Use ipam = "whereabouts", which numbers the pods of the whole cluster.',
-            )
-    if provider == "multi-nic-cni":
-        _check_alike(networks)
-        return
-    for network in networks:
-        _check_source(network)
-    nets = [_network(network.subnet) for network in networks]
-    for index, one in enumerate(nets):
-        for other in nets[index + 1 :]:
-            if one.version == other.version and one.overlaps(other):
-                raise ConfigError(
-                    "Two networks of a pod overlap, so one card would carry the traffic of both",
-                    got=f"{one} and {other}",
-                    fix="Give each card a subnet of its own.",
-                )
-
-
-def _check_source(network: PodNetwork) -> None:
-    """Refuse a network whose card its plugin could not find."""
-    takes_resource = network.type in ("host-device", "sriov")
-    if network.type == "sriov" and not network.resource:
-        raise ConfigError(
-            'A network of type "sriov" needs the resource of its virtual functions',
-            got=network.master,
-            fix='Example: resource = "openshift.io/mlxnics".',
-        )
-    if bool(network.master) == bool(network.resource) or (network.resource and not takes_resource):
-        raise ConfigError(
-            f'A network of type "{network.type}" needs a master'
-            f"{', or the resource of a device plugin' if takes_resource else ', and takes no resource'}",
-            got=f"master = {network.master!r}, resource = {network.resource!r}",
-            fix='Example: master = "ens1f0".',
-        )
-
-
-def _check_alike(networks: Sequence[PodNetwork]) -> None:
-    """Refuse networks that one MultiNicNetwork cannot describe."""
-    first = networks[0]
-    for network in networks:
-        if network.type not in ("macvlan", "ipvlan") or network.resource:
-            raise ConfigError(
-                "The provider multi-nic-cni shares cards by macvlan or ipvlan",
-                got=network.type,
-                fix="Choose one of these types, or the provider nad.",
-            )
-        if (network.type, network.mtu, network.subnet) != (first.type, first.mtu, first.subnet):
-            raise ConfigError(
-                "One MultiNicNetwork has one type, MTU and subnet for all cards, and these differ",
-                got=network.place,
-                fix="Make them equal, with one large subnet such as 10.10.0.0/16, or use the provider nad.",
-            )
-        if network.master:
-            _network(network.master, key="master")
-
-
-def _network(text: str, *, key: str = "subnet") -> IPv4Network | IPv6Network:
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         return ip_network(text)
     except ValueError:
@@ -512,6 +206,3 @@ def _is_inside(text: str, network: IPv4Network | IPv6Network) -> bool:
         return ip_address(text) in network
     except ValueError:
         return False
-
-
-PROVIDERS = ("nad", "dra", "multi-nic-cni")

@@ -19,8 +19,9 @@ from penstock.core import env
 from penstock.core.errors import PenstockError
 from penstock.launch.local import JobOutcome, Seat, run_at
 from penstock.launch.pod_check import check_networks
-from penstock.launch.pod_networks import ANNOTATION, Attachment, PodNetwork, attach, declared
+from penstock.launch.pod_networks import ANNOTATION, Attachment, PodNetwork, declared
 from penstock.launch.probe import probe_nics
+from penstock.launch.render.attach import attach
 from penstock.netlab import namespaces
 from penstock.netlab.hosts import Hosts, why_not
 from penstock.netlab.namespaces import read_counters

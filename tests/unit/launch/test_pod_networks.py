@@ -8,7 +8,8 @@ import pytest
 
 from penstock.core import config as configs
 from penstock.core.errors import ConfigError
-from penstock.launch.pod_networks import ANNOTATION, PodNetwork, PodNetworks, attach
+from penstock.launch.pod_networks import ANNOTATION, PodNetwork, PodNetworks
+from penstock.launch.render.attach import attach
 
 CARDS = (
     PodNetwork(master="ens1", mtu=9000, subnet="10.1.0.0/24"),

@@ -8,7 +8,7 @@ from posixpath import normpath
 from penstock.core.errors import UsageError
 from penstock.launch.network_settings import Setting
 from penstock.launch.pod import PodSpec
-from penstock.launch.pod_networks import attach
+from penstock.launch.render.attach import attach
 from penstock.launch.render.common_settings import settings_of_run
 from penstock.launch.render.jobset import jobset, settings_of_jobset
 from penstock.launch.render.pod_template import CONFIG, Object, labels_of, settings_of_pod

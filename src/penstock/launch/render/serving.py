@@ -9,7 +9,7 @@ import re
 
 from penstock.core.errors import UsageError
 from penstock.launch.network_settings import Setting
-from penstock.launch.pod_networks import attach
+from penstock.launch.render.attach import attach
 from penstock.launch.render.pod_template import SERVER, Object, labels_of, pod_template, settings_of_pod
 from penstock.launch.render.rendered import Rendered
 from penstock.launch.serving import LEAVE_S, ServingSpec
