@@ -1,12 +1,13 @@
 """Validation of a preference loss: held-out loss and rewards, independent of the number of ranks."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from penstock.core.arrays import Int64
+from penstock.data import Loader
 from penstock.data.types import IGNORED_LABEL
 from penstock.obs.sinks import Record
 from penstock.parallel.mesh import Mesh, World
@@ -17,9 +18,36 @@ from penstock.train.step import loss_sum, micro_batches
 from penstock.train.tune.reward_sums import NAMES, RewardSums, reward_metrics
 
 
+class PreferenceObjective(Protocol):
+    """Loss over answers, as far as its validation needs it."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Fields of a batch besides those of every objective."""
+        ...
+
+    def sums_of(
+        self, state: TrainState, loader: Loader, samples: Int64, world: World, *, rows: int
+    ) -> RewardSums:
+        """Return a new accumulator for this rank's samples of a loader; every rank calls it."""
+        ...
+
+    def check(self, batch: DeviceBatch) -> None:
+        """Refuse a batch that the loss cannot be computed of."""
+        ...
+
+    def prepare(self, part: DeviceBatch) -> DeviceBatch:
+        """Return the fields of a micro-batch as the model needs them."""
+        ...
+
+    def finish(self, part: DeviceBatch, sums: RewardSums) -> Finish:
+        """Return the summed loss."""
+        ...
+
+
 @torch.no_grad()
 def heldout_preferences(
-    objective: Any,  # Any: a preference objective, which imports this module
+    objective: PreferenceObjective,
     state: TrainState,
     world: World,
     *,
@@ -37,7 +65,7 @@ def heldout_preferences(
     found: list[float] = []
     for samples in samples_by_corpus(heldout):
         mine = samples[np.arange(len(samples)) // rows % mesh.layout.num_data == mesh.data_rank]
-        sums: RewardSums = objective.sums_of(state, heldout.loader, mine, world, rows=rows)
+        sums = objective.sums_of(state, heldout.loader, mine, world, rows=rows)
         for batch in shares_of(heldout, samples, mesh, rows=rows):
             objective.check(batch)
             (part,) = micro_batches(
@@ -48,8 +76,7 @@ def heldout_preferences(
                 fields=objective.fields,
                 prepare=objective.prepare,
             )
-            finish: Finish = objective.finish(part, sums)
-            loss_sum(model, part, finish)
+            loss_sum(model, part, objective.finish(part, sums))
         found += sums.values()
     model.train(was_training)
     each = np.array(world.sum(*found)).reshape(-1, len(NAMES)) / mesh.copies
