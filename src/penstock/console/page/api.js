@@ -1,6 +1,6 @@
 // The server's answers: JSON by route, and one stream of events.
 
-import { el } from "./dom.js";
+import { el } from "../charts/dom.js";
 import { join } from "./stream.js";
 
 /** Before a request to a job is sent, the run's data may be opened; what gave up waiting would be sent again. */

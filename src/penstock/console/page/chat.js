@@ -1,7 +1,7 @@
 // A chat with a checkpoint, or a text that it continues; the model is opened by the first message.
 
 import * as api from "./api.js";
-import { el, failure, segments } from "./dom.js";
+import { el, failure, segments } from "../charts/dom.js";
 import { count } from "../charts/charts.js";
 
 export class ChatView {

@@ -1,7 +1,7 @@
 // Runs over one another: curves by steps, tokens, time or money; where each was at the same place; their recipes.
 
 import * as api from "./api.js";
-import { el, failure, link, pill, segments, table } from "./dom.js";
+import { el, failure, link, pill, segments, table } from "../charts/dom.js";
 import { setting } from "./recipe.js";
 import { address, place, rangeOf, remember, takeAlong } from "./take.js";
 import { Chart, duration, written } from "../charts/charts.js";

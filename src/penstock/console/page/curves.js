@@ -1,7 +1,7 @@
 // The curves of a run over steps, tokens or time, with its events on the axis; raw points where the reader zooms.
 
 import * as api from "./api.js";
-import { el, failure, link, menu, quiet, segments, table, throttled } from "./dom.js";
+import { el, failure, link, menu, quiet, segments, table, throttled } from "../charts/dom.js";
 import { seconds } from "./table.js";
 import { place, rangeOf, remember } from "./take.js";
 import { Chart, count, duration, nearest, written } from "../charts/charts.js";

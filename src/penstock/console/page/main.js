@@ -3,7 +3,7 @@
 //   #/                       the runs          #/run/ID/TAB     one run: curves, mixture, ranks, rows, answers, chat, recipe
 //   #/compare?runs=A,B       over one another           #/servers           /metrics of the servers of the command line
 
-import { el, failure, link } from "./dom.js";
+import { el, failure, link } from "../charts/dom.js";
 import * as compare from "./compare.js";
 import * as run from "./run.js";
 import * as runs from "./table.js";

@@ -4,7 +4,7 @@
 // `penstock data mix RUN --set`.
 
 import * as api from "./api.js";
-import { el, failure, quiet, quoted, table, throttled } from "./dom.js";
+import { el, failure, quiet, quoted, table, throttled } from "../charts/dom.js";
 import { seconds, ago } from "./table.js";
 import { count, written } from "../charts/charts.js";
 

@@ -1,7 +1,7 @@
 // The model's answers to fixed prompts, checkpoint beside checkpoint: those recorded in training, and any others on request.
 
 import * as api from "./api.js";
-import { el, failure } from "./dom.js";
+import { el, failure } from "../charts/dom.js";
 import { count } from "../charts/charts.js";
 
 const SHOWN = 3, MOST_CHECKPOINTS = 8, MOST_PROMPTS = 10;

@@ -1,6 +1,6 @@
 // The recipe of a run by its keys, with a search, and its starts.
 
-import { el, table } from "./dom.js";
+import { el, table } from "../charts/dom.js";
 import { count, written } from "../charts/charts.js";
 
 export const setting = (value) => (value === null || value === undefined ? "\u2013" : typeof value === "object" ? JSON.stringify(value) : String(value));

@@ -1,7 +1,7 @@
 // What a step trained on: its rows, their documents, and the loss of each token as a colour.
 
 import * as api from "./api.js";
-import { el, failure, quiet, quoted } from "./dom.js";
+import { el, failure, quiet, quoted } from "../charts/dom.js";
 import { count, written } from "../charts/charts.js";
 
 const AT_ONCE = 4, WORST = 12, MOST_SPIKES = 8, SHADES = 6;

@@ -1,7 +1,7 @@
 // One run: its head, and the views under it. What is new arrives over the stream and is drawn at once.
 
 import * as api from "./api.js";
-import { el, link, pill } from "./dom.js";
+import { el, link, pill } from "../charts/dom.js";
 import { ChatView } from "./chat.js";
 import { CurvesView } from "./curves.js";
 import { MixtureView } from "./mixture.js";

@@ -1,7 +1,7 @@
 // Servers of the command line: their /metrics pages, asked every other second while this view is open.
 
 import * as api from "./api.js";
-import { el, failure } from "./dom.js";
+import { el, failure } from "../charts/dom.js";
 import { takeAlong } from "./take.js";
 import { Chart } from "../charts/charts.js";
 

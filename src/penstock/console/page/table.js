@@ -1,7 +1,7 @@
 // The runs: a table that sorts, filters, groups and searches. Only the rows in sight are elements.
 
 import * as api from "./api.js";
-import { el, link, pill, quiet } from "./dom.js";
+import { el, link, pill, quiet } from "../charts/dom.js";
 import { address, takeAlong } from "./take.js";
 import { count, duration, written } from "../charts/charts.js";
 

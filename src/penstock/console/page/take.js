@@ -1,7 +1,7 @@
 // What a reader takes along from a view: its link, one HTML file, and its metrics as CSV and Parquet.
 
 import * as api from "./api.js";
-import { el, failure, menu } from "./dom.js";
+import { el, failure, menu } from "../charts/dom.js";
 
 const FORMS = [["html", "Page", "one HTML file that needs no network"], ["csv", "CSV", "for a spreadsheet, nothing thinned"], ["parquet", "Parquet", "for programs, nothing thinned"]];
 
