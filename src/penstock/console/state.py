@@ -17,6 +17,7 @@ from penstock.console.runs.discover import FoundRun, RunFolders
 from penstock.console.runs.hangs import RecentHangs
 from penstock.console.runs.opened import RecentRun
 from penstock.console.runs.rank_columns import RankColumns
+from penstock.console.runs.step_rows import KnownLosses
 from penstock.console.runs.summary import RunRow, Summaries
 from penstock.console.servers.history import ServerHistory
 from penstock.console.servers.scrape import Server
@@ -55,6 +56,7 @@ class ConsoleState:
         self.folders = RunFolders(roots)
         self.summaries = Summaries(price=price)
         self.models = ModelSlot()
+        self.losses = KnownLosses()
         self.recent_run = RecentRun()
         self.recent_hangs = RecentHangs()
         self.servers = [ServerHistory(server) for server in servers]

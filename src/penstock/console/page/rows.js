@@ -2,32 +2,39 @@
 
 import * as api from "./api.js";
 import { el, failure, quiet, quoted } from "../charts/dom.js";
-import { count, written } from "../charts/charts.js";
+import { rowCard, rowsSaid } from "../charts/rows.js";
+import { remember } from "./take.js";
+import { count } from "../charts/charts.js";
 
-const AT_ONCE = 4, WORST = 12, MOST_SPIKES = 8, SHADES = 6;
+const AT_ONCE = 4, MOST_SPIKES = 8;
 
 export class RowsView {
   constructor(body, page, query) {
-    Object.assign(this, { page, offset: 0, generation: page.run.generation });
+    Object.assign(this, { page, offset: Math.max(0, Number(query.get("row")) || 0), generation: page.run.generation });
     this.step = el("input", { type: "number", min: "1", "aria-label": "Step", value: query.get("step") || String(page.row.step || 1) });
     this.found = el("div", { class: "view" });
     this.said = el("p", { class: "quiet", role: "status" });
     this.ask = quiet(50, () => this.load());
     const spikes = (page.run.events || []).filter((event) => ["spike", "skip"].includes(event.kind)).slice(-MOST_SPIKES);
-    const go = (step) => el("button", { type: "button", class: "chip", on: { click: () => { this.step.value = step; this.#first(); } } }, `step ${count(step)}`);
+    const go = (step) => el("button", { type: "button", class: "chip", on: { click: () => { this.step.value = step; this.#move(0); } } }, `step ${count(step)}`);
     body.append(
-      el("form", { class: "toolbar", on: { submit: (event) => { event.preventDefault(); this.#first(); } } },
+      el("form", { class: "toolbar", on: { submit: (event) => { event.preventDefault(); this.#move(0); } } },
         el("label", {}, "Step ", this.step), el("button", { type: "submit", class: "button primary" }, "Show its rows"),
         spikes.length ? el("span", { class: "chips" }, el("span", { class: "quiet" }, "loss spikes: "), spikes.map((event) => go(event.step))) : ""),
       this.said, this.found);
     this.load();
   }
 
-  #first() {
-    this.offset = 0;
-    const { id } = this.page;
-    history.replaceState(null, "", `#/run/${encodeURIComponent(id)}/rows?step=${this.step.value}`);
+  #move(offset) {
+    this.offset = offset;
+    remember(`/run/${encodeURIComponent(this.page.id)}/rows`, { step: this.step.value, row: offset || "" });
     this.load();
+  }
+
+  /** Return what the file of this view is asked for with: the rows that are shown. */
+  inView() {
+    const { step, offset, rows } = this.shown ?? {};
+    return rows?.length ? { step, row: offset, rows: rows.length } : {};
   }
 
   async load() {
@@ -63,6 +70,7 @@ export class RowsView {
   }
 
   #failed(error) {
+    this.shown = null;
     this.said.textContent = "";
     this.found.replaceChildren(failure(error));
   }
@@ -70,8 +78,8 @@ export class RowsView {
   #draw(found) {
     this.shown = found;
     const { rows, num_rows: all, offset } = found;
-    this.said.textContent = rows.length ? `Step ${count(found.step)}: rows ${count(offset)} to ${count(offset + rows.length - 1)} of ${count(all)}` : "";
-    const move = (to) => { this.offset = Math.max(0, to); this.load(); };
+    this.said.textContent = rows.length ? rowsSaid(found) : "";
+    const move = (to) => this.#move(Math.max(0, to));
     const pager = all > rows.length ? el("nav", { class: "toolbar", "aria-label": "More rows" },
       el("button", { type: "button", class: "button", disabled: offset === 0, on: { click: () => move(offset - Math.min(AT_ONCE, found.limit)) } }, "Rows before"),
       el("button", { type: "button", class: "button", disabled: offset + rows.length >= all, on: { click: () => move(offset + rows.length) } }, "Rows after")) : "";
@@ -86,14 +94,9 @@ export class RowsView {
   }
 
   #card(row, found) {
-    const facts = [`row ${count(row.row)}`, `sample ${count(row.sample)}`, row.epoch ? `epoch ${count(row.epoch)}` : "", row.loss !== null ? `loss ${written(row.loss)}` : ""];
-    const hasLosses = row.loss !== null, hasUnlearned = row.documents.some(({ pieces }) => pieces.some(([, learned]) => !learned));
+    if (row.checkpoint !== null || found.why_no_losses) return rowCard(row);
     const score = el("button", { type: "button", class: "button score", on: { click: () => this.#score(row.row, card) } }, "Loss of each token");
-    const card = el("article", { class: "card" },
-      el("h2", {}, `${row.corpus || "padding"} `, el("small", {}, facts.filter(Boolean).join(" \u00b7 "))),
-      hasLosses ? legend(found.checkpoint) : found.why_no_losses ? "" : el("div", { class: "toolbar" }, score),
-      hasUnlearned ? el("p", { class: "quiet" }, el("span", { class: "unlearned" }, "Dimmed"), " tokens are read, not learned.") : "",
-      row.documents.map((document) => documentOf(document)));
+    const card = rowCard(row, el("div", { class: "toolbar" }, score));
     return card;
   }
 
@@ -105,50 +108,4 @@ export class RowsView {
   close() {
     this.turn = -1;
   }
-}
-
-function legend(checkpoint) {
-  const scale = Array.from({ length: SHADES }, (_, i) => {
-    const shade = el("i", { class: "swatch area" });
-    shade.style.backgroundColor = shadeOf((i / (SHADES - 1)) * WORST);
-    return shade;
-  });
-  return el("p", { class: "scale-of" }, "loss 0", scale, `${WORST} nats and more, under the checkpoint of step ${count(checkpoint)}`);
-}
-
-const shadeOf = (loss) => `rgb(216 72 92 / ${(Math.min(loss / WORST, 1) * 0.55).toFixed(3)})`;
-
-function documentOf({ document, corpus, shard, offset, tokens, loss, pieces }) {
-  if (document === null) return el("p", { class: "quiet" }, `${count(tokens)} tokens of padding`);
-  const facts = [`document ${corpus}:${document}`, `${count(tokens)} tokens from token ${count(offset)}`, shard, loss !== null ? `loss ${written(loss)}` : ""];
-  const text = el("pre", { tabindex: "0", role: "region", "aria-label": `Text of document ${corpus}:${document} from token ${offset}` }, pieces.map(pieceOf));
-  return el("div", { class: "document" }, el("p", { class: "quiet" }, facts.filter(Boolean).join(" \u00b7 ")), text, loss !== null ? readout(text, pieces) : "");
-}
-
-/** Return the line that tells the loss of one token of a text: the one that is tapped, or that the left and right arrow keys move to. */
-function readout(text, pieces) {
-  const said = el("p", { class: "readout", role: "status" }, "Tap a token, or move with the left and right arrow keys, for its loss.");
-  let at = -1;
-  const show = (i) => {
-    text.children[at]?.classList.remove("at");
-    text.children[i].classList.add("at");
-    text.children[i].scrollIntoView({ block: "nearest" });
-    at = i;
-    const [token, , loss] = pieces[i];
-    said.textContent = `${JSON.stringify(token)}: ${loss === null ? "no loss" : `loss ${written(loss)}`}`;
-  };
-  text.addEventListener("click", ({ target }) => { if (target !== text) show([...text.children].indexOf(target)); });
-  text.addEventListener("keydown", (event) => {
-    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!move) return;
-    event.preventDefault();
-    show(Math.min(Math.max(at + move, 0), pieces.length - 1));
-  });
-  return said;
-}
-
-function pieceOf([text, learned, loss]) {
-  const part = el("span", { class: learned ? "" : "unlearned", title: loss === null ? "" : `loss ${written(loss)}` }, text);
-  if (loss !== null) part.style.backgroundColor = shadeOf(loss);
-  return part;
 }
