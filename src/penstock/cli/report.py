@@ -7,12 +7,15 @@ the corpus's token frequencies: the loss of a model that knows nothing else.
 Several runs are drawn in the same charts: losses by step, by tokens and by time, speed, traffic, and the
 settings in which their recipes differ.
 
+Of a run of several ranks it has their heat map, and with --rows STEP what a step trained on: documents,
+text and learned tokens of its first rows.
+
 With --out FILE.csv or FILE.parquet the metrics themselves are written: a row for each step, none left out.
 
 example:
   penstock report runs/first
   penstock report runs/first runs/second --out compared.html
-  penstock report runs/first --out first.html --reference "unigram entropy=6.31"
+  penstock report runs/first --out first.html --reference "unigram entropy=6.31" --rows 1200
   penstock report runs/first runs/second --out losses.csv --metrics loss,validation_loss
 
 exit codes: 0 done, 1 the run has no step yet or its records are damaged, 2 wrong usage
@@ -20,14 +23,16 @@ exit codes: 0 done, 1 the run has no step yet or its records are damaged, 2 wron
 
 import argparse
 import math
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from penstock.cli.streams import complain
 from penstock.console.runs.columns import RunColumns
 from penstock.console.runs.discover import id_of
 from penstock.console.runs.export import TableFormat, exported
+from penstock.console.runs.rank_columns import RankColumns, reported_ranks
 from penstock.console.runs.run_files import LocalFiles
+from penstock.console.runs.step_rows import FIRST_ROWS, open_rows, rows_as_json
 from penstock.core.config import load_json
 from penstock.core.env import cache_folder
 from penstock.core.errors import PenstockError, UsageError
@@ -35,10 +40,12 @@ from penstock.core.files import TOKENIZER_FILE, checksum, write_atomic
 from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
 from penstock.data.tools.describe import unigram_entropy
-from penstock.obs.metric_names import METRICS_FILE, RECIPE_FILE
+from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS, RANKS_FILE, RECIPE_FILE
 from penstock.obs.report.compare import MOST_RUNS, ComparedRun, render_comparison
 from penstock.obs.report.history import gather, read_lines
+from penstock.obs.report.ranks import ReportedRanks
 from penstock.obs.report.report import render
+from penstock.obs.report.rows import ReportedRows
 from penstock.obs.report.summary import Config, setting
 
 _TABLES: dict[str, TableFormat] = {".csv": "csv", ".parquet": "parquet"}
@@ -69,6 +76,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="horizontal line of the loss chart, in nats per token, instead of the unigram entropy; "
         "may be repeated",
     )
+    parser.add_argument(
+        "--rows",
+        type=int,
+        metavar="STEP",
+        help="write in what this step trained on: its first rows with their text; needs the run's corpora",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -80,18 +93,29 @@ def run(arguments: argparse.Namespace) -> int:
     if out and form:
         if given:
             raise UsageError("--reference is for a page", fix="Leave it out, or end --out in .html.")
+        if arguments.rows is not None:
+            raise UsageError("--rows is for a page", fix="Leave it out, or end --out in .html.")
         _write_table(out, arguments.runs, metrics=(arguments.metrics or "").split(","), form=form)
         print(out)
         return 0
     if arguments.metrics:
         raise UsageError("--metrics is for CSV and Parquet files", fix="End --out in .csv or .parquet.")
     if len(arguments.runs) > 1:
+        if arguments.rows is not None:
+            raise UsageError("--rows is for one run only", fix="Leave it out, or give one run.")
         page = _comparison(arguments.runs, configs, references=given, out=out)
     else:
         (folder,), (config,) = arguments.runs, configs
         records = read_lines(folder / METRICS_FILE)
         references = given or _unigram_entropy(config)
-        page = render(records, config, name=folder.resolve().name, references=references)
+        page = render(
+            records,
+            config,
+            name=folder.resolve().name,
+            references=references,
+            ranks=_ranks(folder),
+            rows=ReportedRows() if arguments.rows is None else _rows(folder, arguments.rows),
+        )
         out = out or folder / "report.html"
     assert out is not None
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -130,14 +154,42 @@ def _comparison(
     return render_comparison(runs)
 
 
+def _ranks(folder: Path) -> ReportedRanks:
+    """Return the metrics of the run's ranks; they are parsed into the cache of `penstock console`, once."""
+    if not (folder / RANKS_FILE).is_file():
+        return ReportedRanks()
+    cache = _cache(folder, suffix="-ranks")
+    with ExitStack() as stack:
+
+        def opened(metric: str) -> RankColumns:
+            columns = stack.enter_context(closing(RankColumns(LocalFiles(folder), metric, cache / metric)))
+            columns.update()
+            return columns
+
+        try:
+            return reported_ranks(opened, first=next(iter(RANK_METRICS)))
+        except PenstockError as error:
+            complain(f"The page has no heat map of the ranks: {error}")
+            return ReportedRanks()
+
+
+def _rows(folder: Path, step: int) -> ReportedRows:
+    opened, found = open_rows(folder, step, offset=0, limit=FIRST_ROWS)
+    with closing(RunColumns(LocalFiles(folder), _cache(folder))) as columns:
+        columns.update()
+        return ReportedRows(found=rows_as_json(opened, found, columns, offset=0))
+
+
+def _cache(folder: Path, *, suffix: str = "") -> Path:
+    return cache_folder() / "console" / f"{id_of(str(folder.resolve()))}{suffix}"
+
+
 def _write_table(out: Path, folders: list[Path], *, metrics: list[str], form: TableFormat) -> None:
     """Write all steps of some runs; columns are parsed into the cache of `penstock console`, once."""
     with ExitStack() as stack:
         runs = {}
         for name, folder in zip(_names(folders), folders, strict=True):
-            location = str(folder.resolve())
-            columns = RunColumns(LocalFiles(folder), cache_folder() / "console" / id_of(location))
-            stack.callback(columns.close)
+            columns = stack.enter_context(closing(RunColumns(LocalFiles(folder), _cache(folder))))
             columns.update()
             if columns.num_damaged:
                 complain(f"{folder}: {plural(columns.num_damaged, 'line')} that are no records are left out")

@@ -61,8 +61,8 @@ class RunPage {
   }
 
   #file(form) {
-    const shown = form === "html" ? "" : (this.view?.shownMetrics?.() ?? []).join(",");
-    return address(`api/runs/${encodeURIComponent(this.id)}/export.${form}`, { metrics: shown });
+    const shown = form === "html" ? this.view?.inView?.() : { metrics: (this.view?.shownMetrics?.() ?? []).join(",") };
+    return address(`api/runs/${encodeURIComponent(this.id)}/export.${form}`, shown ?? {});
   }
 
   /** Read the run again: it was rewound, its file was rewritten, or too much is new to be sent in points. */

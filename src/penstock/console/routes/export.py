@@ -10,28 +10,31 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO, Literal
 from urllib.parse import quote
 
 import pyarrow as pa
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.console.runs.discover import FoundRun
 from penstock.console.runs.export import Pieces, exported, written
+from penstock.console.runs.rank_columns import check_rank_metric, reported_ranks
 from penstock.console.runs.run_files import tokenizer_of
+from penstock.console.runs.step_rows import FIRST_ROWS, MOST_ROWS, open_rows, rows_as_json
 from penstock.console.runs.summary import RunRow
 from penstock.console.servers.charts import render_servers, rows_of
 from penstock.console.servers.history import POINT_FIELDS
-from penstock.console.state import console_of, run_of
-from penstock.core.errors import UsageError
+from penstock.console.state import ConsoleState, console_of, run_of
+from penstock.core.errors import PenstockError, UsageError
 from penstock.core.units import duration, short
-from penstock.obs.metric_names import METRICS_FILE
+from penstock.obs.metric_names import METRICS_FILE, RANK_METRICS
 from penstock.obs.report.compare import MOST_RUNS, ComparedRun, render_comparison
 from penstock.obs.report.history import gather, records_in
 from penstock.obs.report.html import page, section
 from penstock.obs.report.report import render
+from penstock.obs.report.rows import ReportedRows
 from penstock.obs.report.summary import UNKNOWN
 
 router = APIRouter(prefix="/api")
@@ -54,12 +57,33 @@ _SHARES = frozenset(("mfu", "data_wait", "exposed"))
 
 
 @router.get("/runs/{run_id}/export.{form}")
-def export_run(request: Request, run_id: str, form: FileFormat, metrics: str = "") -> Response:
-    """Return a run: its report, or all steps of some metrics, named with commas between; of none, all."""
+def export_run(
+    request: Request,
+    run_id: str,
+    form: FileFormat,
+    metrics: str = "",
+    metric: str = next(iter(RANK_METRICS)),
+    step: int | None = None,
+    row: Annotated[int, Query(ge=0, le=10**9)] = 0,
+    rows: Annotated[int, Query(ge=1, le=MOST_ROWS)] = FIRST_ROWS,
+) -> Response:
+    """Return a run: its report, or all steps of some metrics, named with commas between; of none, all.
+
+    The report has the heat map of the ranks, `metric` at first, and `rows` rows of a step from `row` on.
+    """
     console, run = console_of(request), run_of(request, run_id)
     if form == "html":
+        check_rank_metric(metric)
         with _records(run) as file:
-            text = render(records_in(file), console.summaries.recipe(run), name=run.name)
+            text = render(
+                records_in(file),
+                console.summaries.recipe(run),
+                name=run.name,
+                ranks=reported_ranks(
+                    lambda name: console.rank_columns(run, name, most_s=math.inf), first=metric
+                ),
+                rows=ReportedRows() if step is None else _rows(console, run, step, row=row, limit=rows),
+            )
         return _attached(text.encode(), run.name, form)
     return _attached(
         exported({run.name: console.columns(run, most_s=math.inf)}, _listed(metrics), form=form),
@@ -135,6 +159,19 @@ def _records(run: FoundRun) -> BinaryIO:
         return io.BufferedReader(run.files.open(METRICS_FILE), _READ_BYTES)  # type: ignore[type-var]
     except OSError as error:
         raise UsageError("The run has no records that can be read", got=run.name, fix=str(error)) from None
+
+
+def _rows(console: ConsoleState, run: FoundRun, step: int, *, row: int, limit: int) -> ReportedRows:
+    """Return rows for a report; where they cannot be read, the report says why."""
+    try:
+        opened, found = open_rows(run.folder, step, offset=row, limit=limit)
+        if not found.rows:
+            return ReportedRows(why_none=f"Step {step:,} has {found.num_rows:,} rows, and no row {row:,}.")
+        columns = console.columns(run)
+        losses = console.losses.of((run.id, columns.generation), found)
+        return ReportedRows(found=rows_as_json(opened, found, columns, offset=row, losses=losses))
+    except PenstockError as error:
+        return ReportedRows(why_none=str(error))
 
 
 def _compared(run: FoundRun, recipe: Any) -> ComparedRun:  # Any: JSON

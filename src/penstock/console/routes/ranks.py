@@ -9,8 +9,8 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from penstock.console.plain_json import PlainJson
+from penstock.console.runs.rank_columns import check_rank_metric
 from penstock.console.state import console_of, finite, run_of
-from penstock.core.errors import UsageError, nearest
 from penstock.obs.metric_names import RANK_METRICS
 
 router = APIRouter(prefix="/api")
@@ -34,8 +34,7 @@ def ranks(
     Of more records than `points`, neighbours share a column, which has the largest value of each rank. Tables
     of very many ranks have fewer columns than `points`. The means are over all records.
     """
-    if metric not in RANK_METRICS:
-        raise UsageError("Ranks have no such metric", got=metric, fix=nearest(metric, list(RANK_METRICS)))
+    check_rank_metric(metric)
     console, run = console_of(request), run_of(request, run_id)
     table = console.rank_columns(run, metric).table(first=first, last=last, columns=points)
     others = {

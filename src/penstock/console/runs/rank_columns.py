@@ -9,9 +9,10 @@ step and the wanted metric are decoded, once; later looks read the new end of th
 """
 
 import json
+import math
 import re
 from binascii import Error as NotBase64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +26,9 @@ from penstock.console.runs.parsed_file import ParsedFile
 from penstock.console.runs.run_files import RunFiles
 from penstock.console.runs.tail import FilePosition, Piece
 from penstock.console.runs.turns import RunBusy
-from penstock.obs.metric_names import RANKS_FILE
+from penstock.core.errors import UsageError, nearest
+from penstock.obs.metric_names import RANK_METRICS, RANKS_FILE
+from penstock.obs.report.ranks import RankPlaces, RankTable, ReportedRanks
 
 _VERSION = 2
 _MOST_RANKS = 65_536
@@ -36,39 +39,17 @@ _MOST_PLACES = 65_536
 """Ranks of all starts together: where those of older starts ran is forgotten."""
 _MOST_CELLS = 4 << 20
 """Values of one table: of very many ranks there are fewer columns than were asked for."""
+_REPORT_CELLS = 384 << 10
+"""Values in a report of the metric that is shown first: 384 columns of 1,024 ranks, 2 MB as text."""
+_OTHERS_CELLS = 256 << 10
+"""The same of all others together."""
+_REPORT_COLUMNS = 1000
+_FEWEST_COLUMNS = 16
+"""A metric of which a report had fewer is left out."""
 _STEP = re.compile(rb'\{"step": (\d{1,15}), "steps": ')
 
 Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
 Int64 = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class RankPlaces:
-    """Hosts, devices and network interfaces of the ranks from a start of the job on, by rank."""
-
-    first_row: int
-    """Records before that start."""
-    hosts: list[str]
-    devices: list[str]
-    nics: list[str]
-    """Names; "" where a rank told none."""
-
-
-@dataclass(slots=True)
-class RankTable:
-    """Values of a metric by rank and step."""
-
-    steps: list[int] = field(default_factory=list)
-    """Last step of each column."""
-    values: Float32 = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    """[ranks, columns]; the largest of the column's records, NaN where a rank did not exist."""
-    means: Float64 = field(default_factory=lambda: np.empty(0))
-    """[ranks]; means over all records, not over columns."""
-    num_records: int = 0
-    """Records in all columns together."""
-    places: dict[int, RankPlaces] = field(default_factory=dict)
-    """Column -> where the ranks ran from it on. No column has records of two starts with other places."""
 
 
 @dataclass(slots=True)
@@ -119,11 +100,14 @@ class RankColumns(ParsedFile[_State]):
         super().__init__(files, RANKS_FILE, cache)
         self._opening = f'"{metric}": "'.encode()
 
-    def table(self, *, first: float, last: float, columns: int) -> RankTable:
+    def table(
+        self, *, columns: int, first: float = 0, last: float = math.inf, cells: int = _MOST_CELLS
+    ) -> RankTable:
         """Return the records of steps between `first` and `last`.
 
         Args:
             columns: at most; of neighbours the largest value is kept, so that no straggler is lost.
+            cells: values at most; of one column there are as many as ranks.
         """
         with self._turns.turn():
             self._check_open()
@@ -137,7 +121,7 @@ class RankColumns(ParsedFile[_State]):
                 self._restart()
                 raise RunBusy("The values of this run's ranks were deleted", fix="Ask again.") from None
         values = np.asarray(mapped)  # whose slices are made faster
-        return _thinned(rows, values, state.places, first=first, last=last, columns=columns)
+        return _thinned(rows, values, state.places, first=first, last=last, columns=columns, cells=cells)
 
     def _parse(self, piece: Piece) -> None:
         content, places = piece.content, self._state.places
@@ -201,6 +185,36 @@ class RankColumns(ParsedFile[_State]):
         return state
 
 
+def check_rank_metric(name: str) -> None:
+    """Refuse a metric that ranks do not have.
+
+    Raises:
+        UsageError: with the nearest one.
+    """
+    if name not in RANK_METRICS:
+        raise UsageError("Ranks have no such metric", got=name, fix=nearest(name, list(RANK_METRICS)))
+
+
+def reported_ranks(columns_of: Callable[[str], RankColumns], first: str) -> ReportedRanks:
+    """Return the metrics of a run's ranks for a report: some 4 MB as text, however long the run is.
+
+    Args:
+        columns_of: opens a metric; it may be closed by the next call.
+        first: metric that is shown first, and has the most columns.
+    """
+    tables: dict[str, RankTable] = {}
+    left_out: list[str] = []
+    others = [metric for metric in RANK_METRICS if metric != first]
+    for metric in (first, *others):
+        cells = _REPORT_CELLS if metric == first else _OTHERS_CELLS // len(others)
+        table = columns_of(metric).table(columns=_REPORT_COLUMNS, cells=cells)
+        if metric != first and len(table.steps) < min(table.num_records, _FEWEST_COLUMNS):
+            left_out.append(metric)
+        elif table.steps:
+            tables[metric] = table
+    return ReportedRanks(tables=tables, left_out=left_out)
+
+
 def _thinned(
     rows: Int64,
     values: Float32,
@@ -209,6 +223,7 @@ def _thinned(
     first: float,
     last: float,
     columns: int,
+    cells: int,
 ) -> RankTable:
     """Return a table of records.
 
@@ -225,7 +240,7 @@ def _thinned(
     widest = int(widths.max())
     starts = np.searchsorted(shown, [each.first_row for each in places])
     within = np.unique(starts[(starts > 0) & (starts < len(shown))])
-    most = min(columns, max(1, _MOST_CELLS // widest))
+    most = min(columns, max(1, cells // widest))
     edges = np.linspace(0, len(shown), min(len(shown), max(1, most - len(within))) + 1).astype(np.int64)
     edges = np.union1d(edges, within)
     found = np.full((len(edges) - 1, widest), np.nan, np.float32)

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from html import escape
@@ -19,6 +20,13 @@ _COLUMNS = (
     ("bits per byte", "corpus_bits_per_byte", "validation_bits_per_byte"),
 )
 """Rows: title, metric of a corpus, metric of all."""
+_SCRIPTS = {
+    "chart-data": ("report.js",),
+    "ranks-data": ("dom.js", "heat_map.js", "report_ranks.js"),
+    "rows-data": ("dom.js", "rows.js", "report_rows.js"),
+}
+"""Element with data -> modules that draw it, beside charts.js. All become one, so their names must differ."""
+_IMPORT = re.compile(r"^import .*;\n", re.MULTILINE)
 
 
 def heldout_table(history: History) -> str:
@@ -62,22 +70,28 @@ def page(title: str, parts: Iterable[str]) -> str:
         parts: escaped HTML of the page's main part, in order.
     """
     main = "\n".join(filter(None, parts))
-    scripts = _scripts() if 'id="chart-data"' in main else {}
+    scripts = _scripts(main)
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in scripts) or "'none'"
     text = Template(_read("page.html")).substitute(
         title=escape(title),
         hashes=hashes,
-        style="".join(_read(name) for name in ("vendor/uPlot.min.css", "charts.css", "report.css")),
+        style="".join(
+            _read(name) for name in ("vendor/uPlot.min.css", "charts.css", "views.css", "report.css")
+        ),
         main=main,
         scripts="\n".join(f"<script{kind}>{script}</script>" for script, kind in scripts.items()),
     )
     return text.encode(errors="backslashreplace").decode()  # a recipe may name a folder that is no UTF-8
 
 
-def _scripts() -> dict[str, str]:
-    """Return the scripts of a page with charts, and the attributes of their elements."""
+def _scripts(main: str) -> dict[str, str]:
+    """Return the scripts that draw a page's data, and the attributes of their elements."""
+    names = [name for data, scripts in _SCRIPTS.items() if f'id="{data}"' in main for name in scripts]
+    if not names:
+        return {}
     library = f"/*\n{_read('vendor/LICENSE')}*/\n{_read('vendor/uPlot.iife.min.js')}"
-    return {library: "", _read("charts.js") + _read("report.js"): ' type="module"'}
+    modules = "".join(_read(name) for name in dict.fromkeys(("charts.js", *names)))
+    return {library: "", _IMPORT.sub("", modules): ' type="module"'}
 
 
 def _digest(script: str) -> str:

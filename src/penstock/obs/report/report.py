@@ -26,6 +26,8 @@ from penstock.obs.report.html import (
     task_table,
     trouble,
 )
+from penstock.obs.report.ranks import ReportedRanks, ranks_section
+from penstock.obs.report.rows import ReportedRows, rows_section
 from penstock.obs.report.run_charts import run_charts
 from penstock.obs.report.summary import Config, Figure, key_figures, outcome, setting, starts
 from penstock.obs.sinks import Record
@@ -40,10 +42,18 @@ _STARTS = (
     "changed in the recipe",
 )
 _MAX_STARTS = 200
+_NO_RANKS = ReportedRanks()
+_NO_ROWS = ReportedRows()
 
 
 def render(
-    records: Iterable[Record], config: Config, *, name: str, references: Mapping[str, float] | None = None
+    records: Iterable[Record],
+    config: Config,
+    *,
+    name: str,
+    references: Mapping[str, float] | None = None,
+    ranks: ReportedRanks = _NO_RANKS,
+    rows: ReportedRows = _NO_ROWS,
 ) -> str:
     """Return the page.
 
@@ -52,6 +62,8 @@ def render(
         config: the resolved recipe, from config.json.
         name: name of the run.
         references: name -> loss in nats per token, drawn as horizontal lines.
+        ranks: metrics of the ranks, for the heat map.
+        rows: of a step.
 
     Raises:
         PenstockError: a record is invalid, or there is no step.
@@ -71,7 +83,9 @@ def render(
         samples_section(history),
         charts_section(run_charts(history, references or {}), label="Charts by step"),
         _traffic(history) + trouble(history),
+        ranks_section(ranks),
         _corpora(history.corpus_tokens) + heldout_table(history) + task_table(history),
+        rows_section(rows),
         _starts(history),
         f"<section>{recipe}{glossary()}</section>",
         "<footer>Drawn by <code>penstock report</code> from metrics.jsonl and config.json."

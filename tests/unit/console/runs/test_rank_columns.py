@@ -1,6 +1,7 @@
 """Columns of ranks: read once, continued, read again where the file was rewritten, thinned to a picture."""
 
 import json
+import re
 import shutil
 from base64 import b64encode
 
@@ -10,10 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.console.runs import rank_columns
-from penstock.console.runs.rank_columns import RankColumns
+from penstock.console.runs.rank_columns import RankColumns, reported_ranks
 from penstock.console.runs.run_files import LocalFiles
 from penstock.console.runs.turns import RunBusy
-from penstock.obs.metric_names import RANKS_FILE
+from penstock.obs.metric_names import RANK_METRICS, RANKS_FILE
+from penstock.obs.report.ranks import RankPlaces, ranks_section
 
 
 @pytest.fixture
@@ -133,10 +135,11 @@ def test_of_very_many_starts_the_newest_are_known_and_no_older_step_gets_their_h
     assert len(found.steps) == 5
 
 
-def test_a_table_has_a_bounded_number_of_values(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr(rank_columns, "_MOST_CELLS", 12)
+def test_a_table_has_a_bounded_number_of_values(tmp_path, opened):
     write(tmp_path, *(line(n, *range(4)) for n in range(1, 11)))
-    found = table(opened())
+    columns = opened()
+    columns.update()
+    found = columns.table(columns=100, cells=12)
     assert (found.values.shape, found.num_records, found.steps[-1]) == ((4, 3), 10, 10)
 
 
@@ -204,3 +207,36 @@ def test_a_rank_without_a_value_is_left_out_of_its_mean_and_of_its_column(tmp_pa
     found = table(opened(), points=1)
     assert found.values.tolist() == [[8], [9]]
     assert found.means.tolist() == [4, 6]
+
+
+class Recorded:
+    """A metric of many ranks, as it lies in the cache."""
+
+    def __init__(self, num_ranks, num_records):
+        self._rows = np.array([[step, num_ranks] for step in range(1, num_records + 1)])
+        self._values = np.random.default_rng(0).random(num_ranks * num_records, np.float32)
+        names = [f"node-{rank // 8:04d}.cluster.example" for rank in range(num_ranks)]
+        self._places = [RankPlaces(0, names, ["NVIDIA H100 80GB HBM3"] * num_ranks, ["eth0"] * num_ranks)]
+
+    def table(self, *, columns, cells):
+        return rank_columns._thinned(
+            self._rows, self._values, self._places, first=0, last=9e9, columns=columns, cells=cells
+        )
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "num_records", "columns"),
+    [(1024, 10_000, (384, 64)), (8192, 300, (48,)), (65_536, 20, (6,)), (8, 300, (300, 300))],
+)
+def test_a_report_has_a_few_megabytes_of_ranks_whatever_the_run(num_ranks, num_records, columns):
+    recorded = Recorded(num_ranks, num_records)
+    ranks = reported_ranks(lambda _: recorded, first="blocked_s")
+    section = ranks_section(ranks)
+    assert len(section) < 4_500_000
+    found = json.loads(re.search(r'id="ranks-data">(.*?)</script>', section)[1])
+    assert found["shown"] == "blocked_s"
+    tables = {name: len(table["steps"]) for name, table in found["tables"].items()}
+    others = dict.fromkeys(RANK_METRICS, columns[1]) if len(columns) == 2 else {}
+    assert tables == {**others, "blocked_s": columns[0]}
+    said = "it is without own_s, data_wait_s, memory_bytes, sent_bytes" in section
+    assert said == (len(columns) == 1)
