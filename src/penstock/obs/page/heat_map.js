@@ -166,11 +166,15 @@ export class HeatMap {
     if (this.at) this.#outline(context);
   }
 
+  // In two colours: of all that a cell can have, one of them differs.
   #outline(context) {
-    const { num_ranks: ranks, steps } = this.found, [r, s] = this.at, { width, height } = this.size;
-    context.lineWidth = 2;
-    context.strokeStyle = getComputedStyle(this.canvas).getPropertyValue("--ink");
-    context.strokeRect(LEFT + (s * width) / steps.length - 1, (r * height) / ranks - 1, Math.max(width / steps.length, 2) + 2, Math.max(height / ranks, 2) + 2);
+    const { num_ranks: ranks, steps } = this.found, [r, s] = this.at, { width, height } = this.size, style = getComputedStyle(this.canvas);
+    const box = [LEFT + (s * width) / steps.length, (r * height) / ranks, Math.max(width / steps.length, 2), Math.max(height / ranks, 2)];
+    for (const [name, by] of [["--card", 3], ["--ink", 1]]) {
+      context.lineWidth = 2;
+      context.strokeStyle = style.getPropertyValue(name);
+      context.strokeRect(box[0] - by, box[1] - by, box[2] + 2 * by, box[3] + 2 * by);
+    }
   }
 
   /** Return where a rank ran at a column: of a run that was started again, each start has its own hosts. */

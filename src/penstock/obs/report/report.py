@@ -88,7 +88,7 @@ def render(
         rows_section(rows),
         _starts(history),
         f"<section>{recipe}{glossary()}</section>",
-        "<footer>Drawn by <code>penstock report</code> from metrics.jsonl and config.json."
+        "<footer>Drawn by <code>penstock report</code> from the files of the run."
         f"{ignored}</footer>",
     )
     return page(f"{name} · Penstock run", parts)
