@@ -30,6 +30,17 @@ def check_is_usable(page):
     assert said == []
 
 
+def turn(page, *, is_hidden):
+    """Let a page be what a tab is that is not in sight; without a window, a browser hides none."""
+    page.evaluate(
+        """(isHidden) => {
+          Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
+          document.dispatchEvent(new Event('visibilitychange'));
+        }""",
+        is_hidden,
+    )
+
+
 def expect_last_step(page, step):
     """Wait until the curve of the loss ends at a step."""
     plot, said = page.locator("#loss .plot"), page.locator("#loss [role=status]")

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import expect
 
 from penstock.core import clock
-from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
+from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser, turn
 from tests.e2e.conftest import console
 from tests.launched import wait_until
 from tests.unit.train.monitors.test_hang_report import words
@@ -103,6 +103,18 @@ def test_a_table_that_comes_later_than_the_next_look_is_drawn(page, run):
         route, answer = held[number]
         route.fulfill(response=answer)
         expect(extent).to_contain_text(text)
+
+
+def test_a_heat_map_that_was_out_of_sight_has_what_came_meanwhile(page, run):
+    extent = page.locator(".ranks .toolbar")
+    expect(extent).to_contain_text("4 records")
+    append(run / "ranks.jsonl", own(5))
+    append(run / "metrics.jsonl", {"step": 5, "loss": 2.0})
+    expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text("5")
+    turn(page, is_hidden=True)  # before it looked
+    page.wait_for_timeout(3500)  # looks are three seconds apart
+    turn(page, is_hidden=False)
+    expect(extent).to_contain_text("5 records")
 
 
 def test_hangs_slow_ranks_and_traces_are_there_with_what_they_hold(page, run):

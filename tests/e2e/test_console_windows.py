@@ -3,6 +3,7 @@
 import json
 import socket
 from threading import Thread
+from urllib.parse import parse_qs
 
 import pytest
 import uvicorn
@@ -11,7 +12,7 @@ from playwright.sync_api import expect
 from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.state import ConsoleState
-from tests.browser import DEVICES, PATIENCE_MS, expect_last_step, needs_browser
+from tests.browser import DEVICES, PATIENCE_MS, expect_last_step, needs_browser, turn
 from tests.launched import wait_until
 
 pytestmark = needs_browser
@@ -99,17 +100,6 @@ def opened(context, console, name=None):
     return page
 
 
-def turn(page, *, is_hidden):
-    """Let a page be what a tab is that is not in sight; without a window, a browser hides none."""
-    page.evaluate(
-        """(isHidden) => {
-          Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
-          document.dispatchEvent(new Event('visibilitychange'));
-        }""",
-        is_hidden,
-    )
-
-
 def expect_step(page, step):
     """Wait until the head of a run's page and its curve of the loss are at a step."""
     expect(page.locator(".figure", has_text="step").locator("dd").first).to_have_text(str(step))
@@ -184,6 +174,44 @@ def test_a_window_that_joins_does_not_send_the_others_what_they_have(context, co
     wait_until(lambda: len(console.streams) == 1, "both have one stream")
     (query,) = console.streams
     assert query.count(".") == 5, f"both have one cursor: {query}"
+
+
+def test_a_window_that_comes_back_follows_from_what_it_was_sent(context, console):
+    for name in ("one", "two"):
+        console.write(name, 1, 3)
+    page = opened(context, console, "one")
+    console.write("one", 4, 5)
+    expect_step(page, 5)
+    ids = [run["id"] for run in page.evaluate("fetch('api/runs').then((found) => found.json())")["runs"]]
+    compared = context.new_page()
+    compared.goto(f"{console.address}#/compare?runs={','.join(ids)}")
+    expect(compared.locator("#live")).to_have_text("live")
+    console.write("one", 6, 7)
+    for each in (page, compared):
+        expect_last_step(each, 7)
+        turn(each, is_hidden=True)
+    wait_until(lambda: not console.streams, "no stream is held")
+    for each, since in ((page, {"0.7.0.0.0.0"}), (compared, {"0.7.0.0.0.0", "0.3.0.0.0.0"})):
+        turn(each, is_hidden=False)
+        wait_until(lambda: console.streams, "it follows again")
+        (query,) = console.streams
+        assert set(parse_qs(query)["since"][0].split(",")) == since
+        turn(each, is_hidden=True)
+        wait_until(lambda: not console.streams, "no stream is held")
+
+
+@pytest.mark.parametrize("script", ["", NO_WORKER], ids=["shared", "none"])
+def test_a_page_that_is_left_lets_go_and_follows_again_if_it_comes_back(context, console, script):
+    context.add_init_script(script)
+    console.write("run", 1, 3)
+    page = opened(context, console, "run")
+    leave = "(kind) => dispatchEvent(new PageTransitionEvent(kind, { persisted: true }))"
+    page.evaluate(leave, "pagehide")
+    wait_until(lambda: not console.streams, "no stream is held")
+    console.write("run", 4, 5)
+    page.evaluate(leave, "pageshow")
+    expect(page.locator("#live")).to_have_text("live")
+    expect_step(page, 5)
 
 
 LATE_WINDOW = """

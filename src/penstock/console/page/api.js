@@ -105,7 +105,7 @@ async function streamed(path, value, handlers, signal) {
  *
  * A page that is not in sight lets go of it. When it is shown again, it goes on from what it has.
  *
- * Args: handlers: points, row, gone, event, samples, reset (functions of the event's data);
+ * Args: handlers: points, row, gone, event, samples, reset, at (functions of the event's data; at: { run, cursor } of what was sent);
  * since(): cursors of what the page has of the runs. Returns a function that ends it.
  */
 export function follow(ids, handlers, since = () => []) {
@@ -146,10 +146,17 @@ export function follow(ids, handlers, since = () => []) {
       begin();
     } else if (document.hidden && port) end();
   };
+  // A page that is left says so: of a port whose page is gone, Chrome alone tells the worker. One that comes
+  // back from the browser's cache of pages follows again.
+  const left = () => port && end();
   document.addEventListener("visibilitychange", turned);
+  addEventListener("pagehide", left);
+  addEventListener("pageshow", turned);
   turned();
   return () => {
     document.removeEventListener("visibilitychange", turned);
+    removeEventListener("pagehide", left);
+    removeEventListener("pageshow", turned);
     end();
   };
 }

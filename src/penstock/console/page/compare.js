@@ -55,7 +55,8 @@ class Comparison {
     if (this.runs.length) this.#load();
     this.#notes();
     if (!this.runs.length) return;
-    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon(), gone: () => this.#soon() }, () => this.runs.map((run) => run.cursor));
+    const at = ({ run: id, cursor }) => { this.runs.find((run) => run.id === id).cursor = cursor; };
+    this.end = api.follow(this.runs.map((run) => run.id), { points: () => this.#soon(), reset: () => this.#soon(), gone: () => this.#soon(), at }, () => this.runs.map((run) => run.cursor));
   }
 
   #go(ids) {

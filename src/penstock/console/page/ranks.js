@@ -13,6 +13,7 @@ export class RanksView {
   constructor(body, page, query) {
     Object.assign(this, { body, page, turn: 0, metric: query.get("metric") || null, slow: el("section"), hangs: el("section", { class: "view" }), traces: el("section", { class: "view" }) });
     this.look = throttled(LOOK_MS, () => this.#look());
+    document.addEventListener("visibilitychange", this.look);  // out of sight it did not look
     this.load();
     this.#readFiles();
   }
@@ -134,6 +135,7 @@ export class RanksView {
   close() {
     this.turn = -1;
     this.isClosed = true;
+    document.removeEventListener("visibilitychange", this.look);
     this.#drop();
   }
 }

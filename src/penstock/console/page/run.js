@@ -49,6 +49,7 @@ class RunPage {
       event: () => this.#readEvents(),
       samples: () => this.view?.samples?.(),
       reset: () => this.again(),
+      at: ({ cursor }) => { this.cursor = cursor; },
     }, () => [this.cursor]);
   }
 

@@ -6,7 +6,8 @@
 // window of a run comes or goes.
 //
 // A window sends { ids, since } to follow runs from its cursors on (no ids: the table of all runs), and null to end.
-// It is sent { isOn } of the connection ({ isRefused }: the answer was no stream), and { kind, data } of each event.
+// It is sent { isOn } of the connection ({ isRefused }: the answer was no stream), and { kind, data } of each event;
+// the kind `at` has the cursor up to which it was sent a run.
 
 const RETRY_MS = 3000, KINDS = ["points", "row", "gone", "event", "samples", "reset"];
 
@@ -61,8 +62,13 @@ class Stream {
     for (const [port, { ids, isServed }] of this.#windows) if (isServed && (!ids.length || !run || ids.includes(run))) port.postMessage(message);
   }
 
+  // The window hears it too: hidden, it leaves, and comes again from there.
   #move({ run, cursor }) {
-    for (const { ids, since, isServed } of this.#windows.values()) if (isServed && ids.includes(run)) since[ids.indexOf(run)] = cursor;
+    for (const [port, { ids, since, isServed }] of this.#windows) {
+      if (!isServed || !ids.includes(run)) continue;
+      since[ids.indexOf(run)] = cursor;
+      port.postMessage({ kind: "at", data: { run, cursor } });
+    }
   }
 }
 
