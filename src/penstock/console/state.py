@@ -3,7 +3,6 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from penstock.console.runs.opened import RecentRun
 from penstock.console.runs.rank_columns import RankColumns
 from penstock.console.runs.step_rows import KnownLosses
 from penstock.console.runs.summary import RunRow, Summaries
+from penstock.console.runs.table_rows import TableRows
 from penstock.console.servers.history import ServerHistory
 from penstock.console.servers.scrape import Server
 from penstock.core.env import cache_folder
@@ -26,7 +26,8 @@ from penstock.core.toml import flat, plain
 
 _MOST_OPEN = 64
 """Runs whose columns are held open: each holds a lock, little else."""
-_REQUESTS_AT_ONCE = 16
+_STORE_S = 2.0
+"""Seconds for which the table waits for object stores; then it shows what they told last."""
 _FIRST_S = 30.0
 """Seconds for which a view waits for a run to be parsed; of a longer one it shows the beginning."""
 
@@ -55,6 +56,7 @@ class ConsoleState:
         self.rules = rules
         self.folders = RunFolders(roots)
         self.summaries = Summaries(price=price)
+        self._table = TableRows(self.summaries)
         self.models = ModelSlot()
         self.losses = KnownLosses()
         self.recent_run = RecentRun()
@@ -65,30 +67,26 @@ class ConsoleState:
         self._columns: OrderedDict[str, RunColumns] = OrderedDict()
         self._rank_columns: OrderedDict[tuple[str, str], RankColumns] = OrderedDict()
         self._lock = Lock()
-        self._rows_lock = Lock()
 
-    def rows(self, search: str = "") -> list[RunRow]:
-        """Return the rows of all runs, or of those whose name or recipe has all words of a search."""
+    def rows(self, search: str = "", *, most_s: float | None = _STORE_S) -> list[RunRow]:
+        """Return the rows of all runs, or of those whose name or recipe has all words of a search.
+
+        Args:
+            most_s: seconds to wait for object stores; None: until each has answered or failed.
+        """
         runs = self.folders.runs()
-        with self._rows_lock:
-            self.summaries.forget([run.id for run in runs])
-            found: dict[str, RunRow] = {}
-            stored = [run for run in runs if run.files.is_stored]
-            if stored:  # each may wait for a few requests
-                with ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="console-rows") as pool:
-                    found = {row["id"]: row for row in pool.map(self.summaries.row, stored)}
-            rows = [found.get(run.id) or self.summaries.row(run) for run in runs]
-            words = search.lower().split()
-            if not words:
-                return rows
-            texts = [f"{run.name} {_text(self.summaries.recipe(run))}" for run in runs]
-            searched = zip(rows, texts, strict=True)
-            return [row for row, text in searched if all(word in text.lower() for word in words)]
+        self._table.forget(runs)
+        rows = self._table.of(runs, most_s=most_s)
+        words = search.lower().split()
+        if not words:
+            return rows
+        texts = [f"{run.name} {_text(self.summaries.known_recipe(run))}" for run in runs]
+        searched = zip(rows, texts, strict=True)
+        return [row for row, text in searched if all(word in text.lower() for word in words)]
 
-    def row(self, run: FoundRun) -> RunRow:
+    def row(self, run: FoundRun, *, most_s: float = _STORE_S) -> RunRow:
         """Return the row of one run; the ranks of its newest start, where its columns are open."""
-        with self._rows_lock:
-            row = self.summaries.row(run)
+        (row,) = self._table.of([run], most_s=most_s)
         with self._lock:
             columns = self._columns.get(run.id)
         starts = columns.starts if columns else []
@@ -134,6 +132,7 @@ class ConsoleState:
         """Save the columns, and close the model and the run that are open."""
         self.models.close()
         self.recent_run.close()
+        self._table.close()
         with self._lock:
             left: list[RunColumns | RankColumns] = [*self._columns.values(), *self._rank_columns.values()]
             self._columns.clear()

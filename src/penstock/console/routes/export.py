@@ -120,7 +120,9 @@ def export_table(
     if sort not in _COLUMNS:
         raise UsageError("The table has no such column", got=sort, fix=f"Columns: {', '.join(_COLUMNS)}.")
     shown = set(_listed(states))
-    rows = [row for row in console_of(request).rows(search) if not shown or row["state"] in shown]
+    rows = [
+        row for row in console_of(request).rows(search, most_s=None) if not shown or row["state"] in shown
+    ]
     rows = _grouped(_sorted(rows, sort, is_down=down), group)
     if form == "html":
         cells = [[_cell(name, row[name]) for name in _COLUMNS] for row in rows]  # type: ignore[literal-required]

@@ -151,11 +151,11 @@ class _Rows:
 
     def _rows(self) -> Iterator[RunRow]:
         if not self._ids:
-            yield from self._console.rows()
+            yield from self._console.rows(most_s=_LOOK_EVERY_S)
             return
         for run in self._console.folders.runs():
             if run.id in self._ids:
-                yield self._console.row(run)
+                yield self._console.row(run, most_s=_LOOK_EVERY_S)
 
 
 def _has_spike(columns: RunColumns, row: int) -> bool:

@@ -112,6 +112,11 @@ class Summaries:
         self._read_recipe(run.files, known)
         return known.recipe
 
+    def known_recipe(self, run: FoundRun) -> Mapping[str, Any]:  # Any: JSON
+        """Return the recipe as it was read with the row; {} if it was not."""
+        known = self._known.get(run.id)
+        return known.recipe if known else {}
+
     def price(self, run: FoundRun) -> float:
         """Return the price of a device for an hour; 0: unknown."""
         section = self.recipe(run).get("run")
@@ -177,6 +182,13 @@ class Summaries:
             except OSError:  # another user's
                 return False
         return known.is_held
+
+
+def unread_row(run: FoundRun) -> RunRow:
+    """Return the row of a run in an object store of which nothing was read yet."""
+    row = row_of(run, (), (), {}, pace_s=None, updated=None)
+    row["error"] = "Its object store has not answered yet."
+    return row
 
 
 def row_of(

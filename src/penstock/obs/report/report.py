@@ -88,8 +88,7 @@ def render(
         rows_section(rows),
         _starts(history),
         f"<section>{recipe}{glossary()}</section>",
-        "<footer>Drawn by <code>penstock report</code> from the files of the run."
-        f"{ignored}</footer>",
+        f"<footer>Drawn by <code>penstock report</code> from the files of the run.{ignored}</footer>",
     )
     return page(f"{name} · Penstock run", parts)
 
