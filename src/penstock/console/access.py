@@ -11,13 +11,15 @@ reach neither. A browser shows where a request comes from in two headers that pa
 With a key file, each browser shows a key once, and gets a random cookie, HttpOnly and SameSite=Strict. The
 key itself is kept nowhere. Browsers send a host's cookies to all its ports, so the port is in the name of the
 cookie: two consoles of one host leave each other's readers signed in. Without a key file, the console listens
-on this machine only.
+on this machine only. Wrong keys slow down the next ones of their client (wrong_keys.py), and nobody who is
+signed in.
 """
 
+import math
 import re
 import secrets
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from ipaddress import ip_address
@@ -27,7 +29,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.console.wrong_keys import WrongKeys
+from penstock.core import clock
 from penstock.core.listen import LOOPBACK
+from penstock.core.units import plural
 from penstock.serve.auth import Keys
 
 SECURITY_HEADERS = {
@@ -107,6 +112,7 @@ class AccessMiddleware:
         self._rules = rules
         self._sessions: dict[str, str] = {}
         """Cookie -> client."""
+        self._wrong_keys = WrongKeys()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -127,7 +133,7 @@ class AccessMiddleware:
             if body is None:
                 answer = refusal(413, f"A body has at most {_MOST_BYTES:,} bytes.")
             elif self._is_sign_in(scope):
-                answer = self._signed_in(body, Headers(scope=scope))
+                answer = self._signed_in(body, Headers(scope=scope), _address(scope))
             else:
                 incoming = _replayed(body, receive)
         await (answer or self._app)(scope, incoming, send_secured)
@@ -147,9 +153,11 @@ class AccessMiddleware:
             scope["client_name"] = ""
         elif self._is_sign_in(scope):
             return None
-        elif (client := self._client_of(headers)) is None:
+        elif (client := self._client_of(headers, _address(scope))) is None:
             if scope["path"] == "/" and is_read:
                 return _key_page()
+            if _has_key(headers.get("authorization")) and (wait_s := self._wait_s(_address(scope))):
+                return refusal(429, _later(wait_s), {"retry-after": str(wait_s)})
             return refusal(
                 401, "This console needs a key. Open its first page, or send it as a bearer token."
             )
@@ -159,22 +167,38 @@ class AccessMiddleware:
             return refusal(415, "Send application/json.")
         return None
 
-    def _client_of(self, headers: Headers) -> str | None:
-        assert self._rules.keys is not None
+    def _wait_s(self, address: str) -> int:
+        """Return the whole seconds until a key of this client is looked at."""
+        return math.ceil(self._wrong_keys.wait_s(address, now_s=clock.monotonic()))
+
+    def _client_of(self, headers: Headers, address: str) -> str | None:
         try:
             cookie = SimpleCookie(headers.get("cookie", "")).get(cookie_name(headers.get("host", "")))
         except CookieError:
             cookie = None
         if cookie is not None and cookie.value in self._sessions:
             return self._sessions[cookie.value]
-        return self._rules.keys.client_of(headers.get("authorization"))
+        return self._client_of_key(headers.get("authorization"), address)
 
-    def _signed_in(self, body: bytes, headers: Headers) -> Response:
+    def _client_of_key(self, authorization: str | None, address: str) -> str | None:
+        """Return the client of a key; None: there is none, it is wrong, or too many were wrong before."""
         assert self._rules.keys is not None
-        given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
-        client = self._rules.keys.client_of(f"Bearer {given}")
+        if not _has_key(authorization) or self._wait_s(address):
+            return None
+        client = self._rules.keys.client_of(authorization)
         if client is None:
-            return _key_page('<p role="alert">This console does not know that key.</p>')
+            self._wrong_keys.add(address, now_s=clock.monotonic())
+        else:
+            self._wrong_keys.forget(address)
+        return client
+
+    def _signed_in(self, body: bytes, headers: Headers, address: str) -> Response:
+        if wait_s := self._wait_s(address):
+            return _key_page(_later(wait_s), 429, {"retry-after": str(wait_s)})
+        given = parse_qs(body.decode(errors="replace")).get("key", [""])[0]
+        client = self._client_of_key(f"Bearer {given}", address)
+        if client is None:
+            return _key_page("This console does not know that key.")
         token = secrets.token_urlsafe(32)
         if len(self._sessions) >= _MOST_SESSIONS:
             self._sessions.pop(next(iter(self._sessions)))
@@ -201,12 +225,29 @@ def cookie_name(host: str) -> str:
     return f"penstock-console-{port[1]}" if port else "penstock-console"
 
 
-def _key_page(said: str = "") -> Response:
-    """Return the page that asks for a key, with some HTML above the field.
+def _has_key(authorization: str | None) -> bool:
+    """Return whether a header has a key; a browser sends a proxy's own password (Basic) too."""
+    return (authorization or "").partition(" ")[0].lower() == "bearer"
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def _later(wait_s: int) -> str:
+    return f"Too many wrong keys came from this address. Try again in {plural(wait_s, 'second')}."
+
+
+def _key_page(said: str = "", status: int = 401, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the page that asks for a key, with a sentence above the field.
 
     Under "no-referrer" browsers send its form without an origin.
     """
-    return HTMLResponse(_KEY_PAGE.format(said=said), 401, {"referrer-policy": "same-origin"})
+    alert = f'<p role="alert">{said}</p>' if said else ""
+    return HTMLResponse(
+        _KEY_PAGE.format(said=alert), status, {"referrer-policy": "same-origin", **(headers or {})}
+    )
 
 
 async def _body(receive: Receive) -> bytes | None:
@@ -231,10 +272,10 @@ def _replayed(body: bytes, receive: Receive) -> Receive:
     return receive_again
 
 
-def refusal(status: int, said: str) -> JSONResponse:
+def refusal(status: int, said: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return an error as JSON."""
     as_text = said.encode(errors="replace").decode()  # a body may have had surrogates
-    return JSONResponse({"error": as_text}, status)
+    return JSONResponse({"error": as_text}, status, headers)
 
 
 def _is_own_origin(origin: str, host: str) -> bool:

@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 from penstock.console.access import ConsoleAccess, cookie_name
 from penstock.console.app import ROUTERS, build_app
 from penstock.console.state import ConsoleState
+from penstock.core import clock
 from penstock.core.files import exclusive
 from penstock.launch.job_folder import JobFolder
 from penstock.serve.auth import single_key
@@ -128,6 +129,38 @@ def test_a_key_opens_every_route_and_nothing_else_does(run):
         assert asked.get("/api/runs").status_code == 200
         asked.cookies.clear()
         assert asked.get("/api/runs", headers={"authorization": f"Bearer {KEY}"}).status_code == 200
+
+
+def test_after_some_wrong_keys_the_next_are_looked_at_ever_later(run, monkeypatch):
+    at = [0.0]
+    monkeypatch.setattr(clock, "monotonic", lambda: at[0])
+
+    def sign_in(key):
+        return asked.post("/", data={"key": key}, headers=OWN)
+
+    def bearer(key):
+        return asked.get("/api/runs", headers={"authorization": f"Bearer {key}"})
+
+    with client(run, host="0.0.0.0", keys=single_key(KEY)) as asked:
+        signed_in = sign_in(KEY).headers["set-cookie"].partition(";")[0]
+        asked.cookies.clear()
+        assert [bearer("wrong").status_code for _ in range(3)] == [401] * 3
+        assert [sign_in("wrong").status_code for _ in range(3)] == [401] * 3
+        for wait_s in (1, 2, 4, 8, 16, 30, 30):
+            for refused in (sign_in(KEY), bearer(KEY)):
+                assert refused.status_code == 429
+                assert refused.headers["retry-after"] == str(wait_s)
+                assert f"Try again in {wait_s} second" in refused.text
+            assert asked.get("/api/runs", headers={"cookie": signed_in}).status_code == 200
+            assert asked.get("/api/runs").status_code == 401, "who sends no key is told that one is needed"
+            at[0] += wait_s
+            assert sign_in("wrong").status_code == 401
+        at[0] += 30
+        assert bearer(KEY).status_code == 200
+        of_a_proxy = {"authorization": "Basic cHJveHk6cGFzc3dvcmQ="}
+        assert [asked.get("/", headers=of_a_proxy).status_code for _ in range(9)] == [401] * 9
+        assert [bearer("wrong").status_code for _ in range(5)] == [401] * 5, "a right key begins anew"
+        assert bearer(KEY).status_code == 200
 
 
 def test_a_proxy_with_tls_in_front_is_an_own_host_and_origin(run):
