@@ -1,6 +1,7 @@
 """The console on runs that lie in an object store: found, tabled and drawn by ranged reads, and only read."""
 
 import json
+from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -107,6 +108,9 @@ def test_the_table_reads_the_ends_of_a_file_and_curves_read_only_what_is_new(
 
 def test_a_report_is_written_from_a_few_large_reads(s3_process: str, tmp_path: Path) -> None:
     write(tmp_path / "up" / "run", lines(1, 400))
+    packed = b64encode(b"\0\0\x80?").decode()  # 1.0
+    own = [{"step": n, "steps": 1, "own_s": packed, "blocked_s": packed} for n in (1, 2)]
+    (tmp_path / "up" / "run" / "ranks.jsonl").write_text("".join(json.dumps(each) + "\n" for each in own))
     root = upload(tmp_path / "up", s3_url=s3_process, bucket="report", prefix="runs")
     state = ConsoleState([root], ConsoleAccess())
     (run,) = state.folders.runs()
@@ -118,9 +122,13 @@ def test_a_report_is_written_from_a_few_large_reads(s3_process: str, tmp_path: P
 
     run.files._store.get = counted  # type: ignore[attr-defined]
     with TestClient(build_app(state), base_url=f"http://{HOST}") as client:
-        assert client.get(f"/api/runs/{run.id}/export.html").status_code == 200
+        page = client.get(f"/api/runs/{run.id}/export.html?metric=blocked_s&step=1")
     state.close()
-    assert len(asked) <= 4
+    assert 'shown":"blocked_s","tables":{"blocked_s":' in page.text
+    assert "This file is without own_s" in page.text
+    assert "the console reads a copy in an object store" in page.text, "why it has no rows"
+    assert sum("ranks.jsonl" in str(words) for words in asked) <= 2
+    assert len(asked) <= 6
 
 
 def test_a_copy_that_was_rewound_or_replaced_is_drawn_as_it_is_now(s3_process: str, tmp_path: Path) -> None:

@@ -80,7 +80,9 @@ def export_run(
                 console.summaries.recipe(run),
                 name=run.name,
                 ranks=reported_ranks(
-                    lambda name: console.rank_columns(run, name, most_s=math.inf), first=metric
+                    lambda name: console.rank_columns(run, name, most_s=math.inf),
+                    first=metric,
+                    has_others=not run.files.is_stored,  # stores bill what is read
                 ),
                 rows=ReportedRows() if step is None else _rows(console, run, step, row=row, limit=rows),
             )

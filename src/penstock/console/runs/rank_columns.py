@@ -195,17 +195,23 @@ def check_rank_metric(name: str) -> None:
         raise UsageError("Ranks have no such metric", got=name, fix=nearest(name, list(RANK_METRICS)))
 
 
-def reported_ranks(columns_of: Callable[[str], RankColumns], first: str) -> ReportedRanks:
+def reported_ranks(
+    columns_of: Callable[[str], RankColumns], first: str, *, has_others: bool = True
+) -> ReportedRanks:
     """Return the metrics of a run's ranks for a report: some 4 MB as text, however long the run is.
 
     Args:
         columns_of: opens a metric; it may be closed by the next call.
         first: metric that is shown first, and has the most columns.
+        has_others: False: it is the only one. Each reads the whole file, once.
     """
     tables: dict[str, RankTable] = {}
     left_out: list[str] = []
     others = [metric for metric in RANK_METRICS if metric != first]
     for metric in (first, *others):
+        if metric != first and not has_others:
+            left_out.append(metric)
+            continue
         cells = _REPORT_CELLS if metric == first else _OTHERS_CELLS // len(others)
         table = columns_of(metric).table(columns=_REPORT_COLUMNS, cells=cells)
         if metric != first and len(table.steps) < min(table.num_records, _FEWEST_COLUMNS):

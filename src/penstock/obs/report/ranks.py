@@ -58,7 +58,7 @@ class ReportedRanks:
     tables: Mapping[str, RankTable] = field(default_factory=dict)
     """By metric of RANK_METRICS, the one that is shown first at first. {}: no ranks were recorded."""
     left_out: Sequence[str] = ()
-    """Metrics that would make the file too large."""
+    """Metrics that would make the file too large, or take too long to read."""
 
 
 def ranks_section(ranks: ReportedRanks) -> str:
@@ -88,8 +88,8 @@ def ranks_section(ranks: ReportedRanks) -> str:
     said = ""
     if ranks.left_out:
         said = (
-            f"To keep this file small, it is without {', '.join(ranks.left_out)}: choose one of them in the "
-            "view Ranks of the console, and take the page along from there. "
+            f"This file is without {', '.join(ranks.left_out)}: choose one of them in the view Ranks of the "
+            "console, and take the page along from there. "
         )
     if len(kept) < len(places):
         said += f"Where ranks ran is known here of the newest {len(kept)} of {plural(len(places), 'start')}."

@@ -238,5 +238,5 @@ def test_a_report_has_a_few_megabytes_of_ranks_whatever_the_run(num_ranks, num_r
     tables = {name: len(table["steps"]) for name, table in found["tables"].items()}
     others = dict.fromkeys(RANK_METRICS, columns[1]) if len(columns) == 2 else {}
     assert tables == {**others, "blocked_s": columns[0]}
-    said = "it is without own_s, data_wait_s, memory_bytes, sent_bytes" in section
+    said = "This file is without own_s, data_wait_s, memory_bytes, sent_bytes" in section
     assert said == (len(columns) == 1)
