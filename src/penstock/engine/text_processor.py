@@ -7,21 +7,14 @@ template that it was tuned with, and the tokens at which its answers end, beside
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from penstock.core.config import load_json
 from penstock.core.errors import InputError
 from penstock.core.files import TOKENIZER_FILE
-from penstock.core.packages import Package
 from penstock.engine.detokenizer import TextStream
 from penstock.text.chat_template import ChatTemplate, Message, load_template, render
 from penstock.text.tokenizer import Tokenizer
-
-if TYPE_CHECKING:
-    import tokenizers
-else:
-    tokenizers = Package("tokenizers", "Tokenizers")
-
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 _LARGE = 1e9
@@ -63,7 +56,7 @@ class TextProcessor:
         return cls(
             tokenizer=tokenizer,
             stop_ids=_stop_ids(tokenizer_path.parent, tokenizer, template),
-            start_ids=_start_ids(tokenizer_path),
+            start_ids=_start_ids(tokenizer, tokenizer_path),
             template=template,
             trust_contents=trust_contents,
             sampling=_sampling(tokenizer_path.parent / "generation_config.json"),
@@ -111,7 +104,7 @@ class TextProcessor:
             tokenizer=tokenizer,
             stop_ids=self.stop_ids | _stop_ids(folder, tokenizer, template),
             adapters={},
-            start_ids=self.start_ids if is_shared else _start_ids(path),
+            start_ids=self.start_ids if is_shared else _start_ids(tokenizer, path),
             template=template,
             _singles=self._singles if is_shared else {},
         )
@@ -190,9 +183,10 @@ def _vector_lengths(path: Path) -> tuple[int, ...] | None:
     return None if stored.get("is_matryoshka") is True else ()
 
 
-def _start_ids(tokenizer_path: Path) -> tuple[int, ...]:
-    """Return the tokens that the tokenizer itself puts before a text, such as Llama's `<s>`."""
-    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_path))
-    empty, word = tokenizer.encode("").ids, tokenizer.encode("a").ids
-    shared = [a == b for a, b in zip(empty, word, strict=False)]
-    return tuple(word[: shared.index(False) if False in shared else len(shared)])
+def _start_ids(tokenizer: Tokenizer, path: Path) -> tuple[int, ...]:
+    try:
+        return tokenizer.start_ids
+    except InputError as error:
+        raise InputError(
+            f"{path}: {str(error).rstrip('.')}", fix="Restore it from the folder it came from."
+        ) from None

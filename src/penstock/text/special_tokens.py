@@ -52,12 +52,22 @@ def ids_of(text: str, tokenizer: "tokenizers.Tokenizer") -> list[int]:
     return ids
 
 
-def panic_of(error: BaseException) -> BaseException:
-    """Return the exception to raise for an error of the tokenizers library: a ModelError for a panic.
+def is_of_library(error: BaseException) -> bool:
+    """Return True if the tokenizers library may have raised an error.
 
-    A panic of Rust code is not an `Exception` in Python, so `except Exception` would not catch it.
+    It raises bare Exceptions for files that are wrong. A panic of Rust code is not an `Exception` in Python,
+    so `except Exception` would not catch it.
     """
-    if type(error).__name__ != "PanicException":
+    return isinstance(error, Exception) or _is_panic(error)
+
+
+def _is_panic(error: BaseException) -> bool:
+    return type(error).__name__ == "PanicException"
+
+
+def panic_of(error: BaseException) -> BaseException:
+    """Return the exception to raise for an error of the tokenizers library: a ModelError for a panic."""
+    if not _is_panic(error):
         return error
     return ModelError(
         f"The model's tokenizer fails on this text ({str(error)[:200]})", fix="Correct its tokenizer.json."

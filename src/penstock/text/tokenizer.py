@@ -22,7 +22,7 @@ from penstock.core.errors import InputError, PackageMissing, UsageError
 from penstock.core.files import write_atomic
 from penstock.core.packages import Package
 from penstock.core.units import mib
-from penstock.text.special_tokens import SpecialTokenGuard, ids_of, panic_of
+from penstock.text.special_tokens import SpecialTokenGuard, ids_of, is_of_library, panic_of
 
 if TYPE_CHECKING:
     import tokenizers
@@ -205,6 +205,22 @@ class Tokenizer:
         return _num_bytes(text) > most
 
     @cached_property
+    def start_ids(self) -> tuple[int, ...]:
+        """Tokens that its post-processor puts before a text, such as Llama's `<s>`.
+
+        Raises:
+            InputError: it fails on any text.
+        """
+        try:
+            empty, word = (self._plain.encode(text).ids for text in ("", "a"))
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
+            raise InputError(f"Not a tokenizer (it fails on any text: {error})") from None
+        shared = [a == b for a, b in zip(empty, word, strict=False)]
+        return tuple(word[: shared.index(False) if False in shared else len(shared)])
+
+    @cached_property
     def longest_token_bytes(self) -> int | None:
         """Maximum bytes of normalised text per token; None if unbounded.
 
@@ -257,7 +273,9 @@ def _parse(content: bytes) -> "tokenizers.Tokenizer":
         parsed = tokenizers.Tokenizer.from_str(content.decode())
     except PackageMissing:
         raise
-    except Exception as error:  # the library raises bare Exception for any malformed file
+    except BaseException as error:
+        if not is_of_library(error):
+            raise
         raise InputError(f"Not a tokenizer ({error})") from None
     parsed.no_truncation()
     parsed.no_padding()
