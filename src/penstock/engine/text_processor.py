@@ -94,9 +94,10 @@ class TextProcessor:
             InputError, UsageError, ModelError: a file of the folder cannot be read.
         """
         path, template = folder / TOKENIZER_FILE, load_template(folder)
-        own = Tokenizer.load(path) if path.is_file() else self.tokenizer
-        is_shared = own.vocabulary() == self.tokenizer.vocabulary()
-        tokenizer = self.tokenizer if is_shared else own
+        present = (self, *self.adapters.values())
+        known = [one.tokenizer for one in present]
+        tokenizer = Tokenizer.load(path, known=known) if path.is_file() else self.tokenizer
+        alike = next((one for one in present if one.tokenizer is tokenizer), None)
         variables = {**self.template.variables, **template.variables}
         template = replace(self.template if template.source is None else template, variables=variables)
         self.adapters[name] = replace(
@@ -104,9 +105,9 @@ class TextProcessor:
             tokenizer=tokenizer,
             stop_ids=self.stop_ids | _stop_ids(folder, tokenizer, template),
             adapters={},
-            start_ids=self.start_ids if is_shared else _start_ids(tokenizer, path),
+            start_ids=_start_ids(tokenizer, path) if alike is None else alike.start_ids,
             template=template,
-            _singles=self._singles if is_shared else {},
+            _singles={} if alike is None else alike._singles,
         )
 
     def remove_adapter(self, name: str) -> None:
@@ -151,7 +152,7 @@ class TextProcessor:
 def _stop_ids(folder: Path, tokenizer: Tokenizer, template: ChatTemplate) -> frozenset[int]:
     """Collect the end tokens named by the tokenizer, its config, generation_config.json and config.json."""
     named = template.variables.get("eos_token", "")
-    found: list[Any] = [tokenizer.eos_id, tokenizer.vocabulary().get(named)]
+    found: list[Any] = [tokenizer.eos_id, tokenizer.id_of(named)]
     for name in ("generation_config.json", "config.json"):
         if (folder / name).is_file():
             stored: Any = load_json(folder / name).get("eos_token_id")  # an id or a list of ids

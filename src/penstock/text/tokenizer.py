@@ -76,8 +76,12 @@ class Tokenizer:
         """BLAKE2b-256 of the file, hex."""
 
     @classmethod
-    def load(cls, path: str | Path) -> "Tokenizer":
+    def load(cls, path: str | Path, *, known: Iterable["Tokenizer"] = ()) -> "Tokenizer":
         """Read a tokenizer.json.
+
+        Args:
+            known: tokenizers that are there already; the one that is equal is returned instead of another
+                copy.
 
         Raises:
             InputError: it is missing, too large, or not a tokenizer.
@@ -90,10 +94,20 @@ class Tokenizer:
             raise InputError(
                 f"{path} has {mib(size)}; a tokenizer has at most {mib(MAX_FILE_BYTES)}", fix=remedy
             )
+        content, known = path.read_bytes(), list(known)
+        for one in known:
+            if one.content == content:
+                return one
         try:
-            return cls(path.read_bytes())
+            found = cls(content)
         except InputError as error:
             raise InputError(f"{path}: {str(error).rstrip('.')}", fix=remedy) from None
+        return next((one for one in known if one._identity == found._identity), found)
+
+    def id_of(self, name: str) -> int | None:
+        """Return the id of an entry by its spelling in the vocabulary."""
+        found: int | None = self._plain.token_to_id(name)
+        return found
 
     def vocabulary(self) -> dict[str, int]:
         """Return the id of each entry by its spelling in the vocabulary, added tokens included."""
@@ -219,6 +233,11 @@ class Tokenizer:
             raise InputError(f"Not a tokenizer (it fails on any text: {error})") from None
         shared = [a == b for a, b in zip(empty, word, strict=False)]
         return tuple(word[: shared.index(False) if False in shared else len(shared)])
+
+    @cached_property
+    def _identity(self) -> bytes:
+        """Hash of all that decides how it cuts text; files that were written in other ways share it."""
+        return hashlib.blake2b(self._plain.to_str().encode(), digest_size=32).digest()
 
     @cached_property
     def longest_token_bytes(self) -> int | None:
