@@ -270,3 +270,18 @@ def test_serving_refuses_rows_that_the_settings_do_not_name(runs, bases, tmp_pat
         ModelError, match=r"has rows of tokens for .*embed_tokens, and this model needs them f"
     ):
         read_new_rows(folder, read_config(bases["qwen3"]))
+
+
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_a_request_may_not_hold_tokens_of_another_adapter(served, bases, family):
+    folders, _, _ = served
+    engine = build_engine(bases[family], EngineConfig(device="cpu", cache_gib=2**-8, adapters=folders))
+    of_another = {None: OLD, "b": OLD + 8, "a": ROWS}
+    for name, token in of_another.items():
+        for request in (
+            Request(prompt=(1, token), max_tokens=1, adapter=name),
+            Request(prompt=(1,), max_tokens=0, task="score", continuations=((2, token),), adapter=name),
+        ):
+            with pytest.raises(UsageError, match=rf"outside the model's vocabulary of {token} \(got {token}\)"):
+                engine.add(request)
+    engine.close()

@@ -21,6 +21,7 @@ from penstock.engine.model_runner.batch import batch_of
 from penstock.engine.model_runner.capacity import Capacity
 from penstock.engine.model_runner.interface import StepOutput, StepRunner
 from penstock.engine.outputs import SampledTokens, SequenceOutput
+from penstock.engine.prompts import check_token_ids
 from penstock.engine.request import Finish, OutputDelta, Request
 from penstock.engine.sampling.grammars_of_adapters import GrammarsOfAdapters
 from penstock.engine.sampling_params import check_vocabulary
@@ -96,7 +97,10 @@ class Engine:
             if self.grammars is None:
                 raise UsageError("Grammars need a tokenizer, and there is none", fix="Leave the grammar out.")
             self.grammars.check(request)
-        check_vocabulary(request.sampling, vocab_size=self.vocab_size_of(request.adapter))
+        vocab_size = self.vocab_size_of(request.adapter)
+        for tokens in (request.prompt, *request.continuations):  # further ids may be of another adapter
+            check_token_ids(tokens, vocab_size=vocab_size)
+        check_vocabulary(request.sampling, vocab_size=vocab_size)
         self.scheduler.check_fits(request)
 
     def vocab_size_of(self, adapter: str | None) -> int:

@@ -65,18 +65,27 @@ def check_prompt(prompt: Sequence[int], *, context: int, vocab_size: int) -> Non
     """
     if not prompt:
         raise UsageError("The prompt is empty", fix="Give at least one token of text.")
-    least, most = min(prompt), max(prompt)
-    if most >= vocab_size or least < 0:
-        raise UsageError(
-            f"The prompt has a token id outside the model's vocabulary of {vocab_size:,}",
-            got=least if least < 0 else most,
-            fix="Use the tokenizer the model was trained with.",
-        )
+    check_token_ids(prompt, vocab_size=vocab_size)
     if len(prompt) > context:
         raise UsageError(
             f"The prompt is longer than the model's context of {context:,} tokens",
             got=len(prompt),
             fix="Shorten it.",
+        )
+
+
+def check_token_ids(tokens: Sequence[int], *, vocab_size: int) -> None:
+    """Raise for tokens of a prompt that the model does not have.
+
+    Raises:
+        UsageError: an id is negative, or `vocab_size` or more.
+    """
+    least, most = min(tokens, default=0), max(tokens, default=0)
+    if most >= vocab_size or least < 0:
+        raise UsageError(
+            f"The prompt has a token id outside the model's vocabulary of {vocab_size:,}",
+            got=least if least < 0 else most,
+            fix="Use the tokenizer the model was trained with.",
         )
 
 
