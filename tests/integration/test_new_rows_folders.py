@@ -282,6 +282,8 @@ def test_a_request_may_not_hold_tokens_of_another_adapter(served, bases, family)
             Request(prompt=(1, token), max_tokens=1, adapter=name),
             Request(prompt=(1,), max_tokens=0, task="score", continuations=((2, token),), adapter=name),
         ):
-            with pytest.raises(UsageError, match=rf"outside the model's vocabulary of {token} \(got {token}\)"):
+            with pytest.raises(
+                UsageError, match=rf"outside the model's vocabulary of {token} \(got {token}\)"
+            ):
                 engine.add(request)
     engine.close()

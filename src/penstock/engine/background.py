@@ -215,7 +215,7 @@ class EngineThread:
 def _do(what: Callable[[Engine], T], engine: Engine, done: "Future[T]") -> None:
     try:
         done.set_result(what(engine))
-    except Exception as error:  # whatever it is, the thread that waits raises it
+    except BaseException as error:  # whatever it is, the thread that waits raises it; a Rust panic too
         done.set_exception(error)
-        if isinstance(error, RunnerLost):
+        if isinstance(error, RunnerLost) or not isinstance(error, Exception):
             raise

@@ -157,6 +157,29 @@ def test_a_request_that_never_fits_is_refused_to_its_submitter():
         engine.submit(request(*range(10), max_tokens=7), lambda _: None)
 
 
+def test_a_call_that_ends_the_engine_is_heard_by_its_caller():
+    class Panic(BaseException):
+        """As of Rust code, which is no Exception."""
+
+    def panic(_):
+        raise Panic("defect")
+
+    engine, heard = EngineThread(hashing_engine()).start(), queue.SimpleQueue()
+
+    def call():
+        try:
+            engine.call(panic)
+        except Panic as error:
+            heard.put(error)
+
+    caller = threading.Thread(target=call, daemon=True)
+    caller.start()
+    assert str(heard.get(timeout=PATIENCE_S)) == "defect"
+    caller.join()
+    engine.close()
+    assert engine.failure == "defect"
+
+
 def test_a_lost_runner_ends_all_answers_and_says_why():
     gate = Gate()
 
