@@ -80,12 +80,14 @@ def test_adapters_alike_share_what_was_compiled_and_an_adapter_takes_its_own_wit
         grammars.check(request)
         grammars.hold(request)
         grammars.release(request)
-    assert len(grammars._compilers) == 2
+    of = {adapter: compiler for adapter, (_, compiler) in grammars._compilers.items()}
+    assert of["plain"] is of[None] is not of["grown"]
     grammars.remove("plain")
-    assert len(grammars._compilers) == 2
     grammars.remove("grown")
-    assert len(grammars._compilers) == 1
     grammars.check(asked(texts, regex("x"), None))
+    for adapter in ("plain", "grown"):  # removed while another thread asks
+        with pytest.raises(UsageError, match=f"Unknown adapter .got '{adapter}'"):
+            grammars.check(asked(texts, regex("x"), adapter))
 
 
 def test_an_adapter_is_written_with_its_own_template_and_tokenizer(texts, tmp_path):
