@@ -77,8 +77,11 @@ def build_service(
         sampling=sampling,
         splits_reasoning=splits_reasoning,
     )
+    present = [model]
+    for adapter in adapters:
+        present.append(_of_adapter(adapter, present, llm))
     return AppState(
-        served=replace(model, adapters={adapter: _of_adapter(adapter, model, llm) for adapter in adapters}),
+        served=replace(model, adapters={one.name: one for one in present[1:]}),
         bridge=Bridge(llm.thread, admission=Admission(limits.max_open), metrics=metrics),
         limits=limits,
         bodies=Bodies(limits),
@@ -86,18 +89,23 @@ def build_service(
     )
 
 
-def _of_adapter(adapter: str, model: ModelInfo, llm: LLM) -> ModelInfo:
-    """Return an adapter as clients see it; it shares what is the model's."""
+def _of_adapter(adapter: str, present: list[ModelInfo], llm: LLM) -> ModelInfo:
+    """Return an adapter as clients see it.
+
+    Args:
+        present: the model and the adapters before; one with the same template or tokenizer shares it.
+    """
     text_processor = llm.text_processor.of(adapter)
-    has_template = text_processor.template != model.text_processor.template
-    has_tokens = text_processor.tokenizer is not model.text_processor.tokenizer
+    template, tokenizer = text_processor.template, text_processor.tokenizer
+    templates = (one.templates for one in present if one.text_processor.template == template)
+    names = (one.names for one in present if one.text_processor.tokenizer is tokenizer)
     return replace(
-        model,
+        present[0],
         name=adapter,
         adapter=adapter,
         text_processor=text_processor,
-        templates=TemplateProcess(text_processor.template) if has_template else model.templates,
-        names=TokenNames(text_processor.tokenizer) if has_tokens else model.names,
+        templates=next(templates, None) or TemplateProcess(template),
+        names=next(names, None) or TokenNames(tokenizer),
         vocab_size=llm.thread.engine.vocab_size_of(adapter),
     )
 
