@@ -21,6 +21,7 @@ from penstock.core.errors import ModelError, UsageError
 from penstock.data.corpus.manifest import load_manifest, save_manifest
 from penstock.engine.assemble import build_engine
 from penstock.engine.config import EngineConfig
+from penstock.engine.model_runner.lora import Adapters
 from penstock.engine.model_runner.new_tokens import ExtendedEmbedding
 from penstock.engine.model_runner.open import open_model
 from penstock.engine.request import Request
@@ -286,4 +287,28 @@ def test_a_request_may_not_hold_tokens_of_another_adapter(served, bases, family)
                 UsageError, match=rf"outside the model's vocabulary of {token} \(got {token}\)"
             ):
                 engine.add(request)
+    engine.close()
+
+
+@pytest.mark.parametrize("family", ["qwen3"])
+def test_an_adapter_for_which_memory_is_short_is_not_added(served, bases, family, monkeypatch):
+    folders, requests, answered = served
+    engine = build_engine(
+        bases[family], EngineConfig(device="cpu", cache_gib=2**-8, adapters={"b": folders["b"]})
+    )
+
+    def fail(*_):
+        raise torch.OutOfMemoryError("no memory")
+
+    for place, what in ((torch, "cat"), (Adapters, "_update")):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, what, fail)
+            with pytest.raises(torch.OutOfMemoryError):
+                engine.add_adapter("a", folders["a"])
+        assert engine.runner.adapters.keys() == {"b"}
+        assert engine.vocab_size_of("a") == OLD
+    others = [i for i, request in enumerate(requests) if request.adapter != "a"]
+    check(answers(engine, [requests[i] for i in others]), [answered[i] for i in others])
+    engine.add_adapter("a", folders["a"])
+    check(answers(engine, requests), answered)
     engine.close()

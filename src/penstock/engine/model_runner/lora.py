@@ -11,7 +11,6 @@ either, on the rank that has them.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +66,7 @@ class Adapters:
         self._owners = np.zeros(0, np.int32)  # [all rows] index of each row's adapter
         self._new_tokens = NewTokens(whole.vocab_size, logits_scaling=whole.logits_scaling)
         self._step = Step()
-        self._counter = count()
+        self._next_index = 0
         self._is_current = True  # False: the layers have not been rebuilt since the adapters changed
 
     def add(self, name: str, folder: Path) -> None:
@@ -83,14 +82,17 @@ class Adapters:
             raise UsageError("An adapter of that name exists", got=name, fix="Remove it first.")
         found = read_adapter(folder, self._whole, place=self._place, base_hash=self._base_hash)
         rows = read_new_rows(folder, self._whole)
-        index = self.indexes[name] = next(self._counter)
-        self.num_new_tokens[name] = max(map(len, rows.values()), default=0)
+        updates = {layer: self._update(layer, adapter) for layer, adapter in found.items()}
+        index = self._next_index
         if rows:
             like = self._model.norm.weight
             of_embedding = rows[f"embed.{NEW_ROWS}"].to(like)
             of_output = rows.get(f"unembed.{NEW_ROWS}", of_embedding).to(like)
             self._new_tokens.add(index, of_embedding, of_output)
-        self._updates[index] = {layer: self._update(layer, adapter) for layer, adapter in found.items()}
+        self.num_new_tokens[name] = max(map(len, rows.values()), default=0)
+        self._updates[index] = updates
+        # at last: where memory was short above, nothing was added, and the ranks agree on the next index
+        self.indexes[name], self._next_index = index, index + 1
         magnitudes = {layer: each.magnitude for layer, each in found.items() if each.magnitude is not None}
         if magnitudes:
             self._magnitudes[index] = magnitudes

@@ -42,8 +42,8 @@ class NewTokens:
         self, index: int, of_embedding: Float[Tensor, "new hidden"], of_output: Float[Tensor, "new hidden"]
     ) -> None:
         """Add the rows of an adapter's new tokens, in the model's dtype and on its device."""
+        self.table = torch.cat([*self._of_embedding.values(), of_embedding])
         self._of_embedding[index], self._of_output[index] = of_embedding, of_output
-        self.table = torch.cat([*self._of_embedding.values()])
 
     def remove(self, index: int) -> None:
         """Remove an adapter's rows; adapters without any are ignored."""
