@@ -251,6 +251,18 @@ def test_an_adapter_whose_end_tokens_cannot_be_read_is_not_added(adapter, llm):
         llm.generate("the", replace(TEN, adapter="a"))
 
 
+def test_an_adapter_is_unknown_until_its_tokenizer_and_template_are_read(adapter, llm, monkeypatch):
+    def read(folder, load=text_processor.load_template):
+        known.append("a" in llm.thread.engine.runner.adapters)
+        return load(folder)
+
+    (where, _, _), known = adapter, []
+    monkeypatch.setattr(text_processor, "load_template", read)
+    llm.add_adapter("a", where)
+    assert known == [False]
+    llm.remove_adapter("a")
+
+
 def test_an_adapter_whose_template_is_away_is_not_added(adapter, llm, monkeypatch):
     def fail(folder):
         raise OSError(f"{folder} is away")

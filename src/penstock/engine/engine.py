@@ -156,16 +156,13 @@ class Engine:
                 tokenizer.
             ModelError: the folder is not a LoRA adapter of this model.
         """
+        # read first, which takes long: once the runner has the name, other threads make requests of it
+        own = None if self.text_processor is None else self.text_processor.read_adapter(folder)
         self.runner.add_adapter(name, folder)
-        if self.text_processor is None:
-            return
-        try:
-            self.text_processor.add_adapter(name, folder)
-        except BaseException:
-            self.runner.remove_adapter(name)
-            raise
-        if self.grammars is not None:
-            self.grammars.add(name, self.text_processor.of(name), vocab_size=self.vocab_size_of(name))
+        if self.text_processor is not None and own is not None:
+            self.text_processor.adapters[name] = own
+            if self.grammars is not None:
+                self.grammars.add(name, own, vocab_size=self.vocab_size_of(name))
 
     def remove_adapter(self, name: str) -> None:
         """Remove an adapter that no request uses; call between two steps.

@@ -88,7 +88,11 @@ class TextProcessor:
         return self.encode_rendered(render(self.guarded(messages), self.template, tools=self.guarded(tools)))
 
     def add_adapter(self, name: str, folder: Path) -> None:
-        """Read the text processor of an adapter.
+        """Add the text processor of an adapter; raises as `read_adapter` does."""
+        self.adapters[name] = self.read_adapter(folder)
+
+    def read_adapter(self, folder: Path) -> "TextProcessor":
+        """Return the text processor of an adapter, which is not added.
 
         Raises:
             InputError, UsageError, ModelError: a file of the folder cannot be read.
@@ -100,7 +104,7 @@ class TextProcessor:
         alike = next((one for one in present if one.tokenizer is tokenizer), None)
         variables = {**self.template.variables, **template.variables}
         template = replace(self.template if template.source is None else template, variables=variables)
-        self.adapters[name] = replace(
+        return replace(
             self,
             tokenizer=tokenizer,
             stop_ids=self.stop_ids | _stop_ids(folder, tokenizer, template),
