@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from tests.loras import save_lora
 from tests.tiny_models import save_talker
@@ -261,6 +262,26 @@ def test_an_adapter_is_unknown_until_its_tokenizer_and_template_are_read(adapter
     llm.add_adapter("a", where)
     assert known == [False]
     llm.remove_adapter("a")
+
+
+def test_an_adapter_that_lacks_rows_of_tokens_in_its_template_is_named_in_the_log(
+    adapter, llm, folder, caplog
+):
+    where, _, _ = adapter
+    grown = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    names = [f"<|{i}|>" for i in range(llm.capacity.vocab_size - grown.get_vocab_size() + 2)]
+    grown.add_special_tokens(names)
+    grown.save(str(where / "tokenizer.json"))
+    for written, is_said in ((names[0], False), (names[-1], True)):
+        (where / "chat_template.jinja").write_text(written + "{{ messages[0].content }}")
+        llm.add_adapter("a", where)
+        llm.remove_adapter("a")
+        said = f"adapter a has no rows for tokens that its chat template writes ({written}), so its chats"
+        assert (said in caplog.text) == ("rows" in caplog.text) == is_said
+    with LLM(folder, replace(CONFIG, adapters={"from the start": where})) as other:
+        assert "adapter from the start has no rows" in caplog.text
+        with pytest.raises(UsageError, match="outside the model's vocabulary"):
+            other.chat([{"role": "user", "content": "the"}], replace(TEN, adapter="from the start"))
 
 
 def test_an_adapter_whose_template_is_away_is_not_added(adapter, llm, monkeypatch):

@@ -80,6 +80,8 @@ class Engine:
         self._requests: dict[int, list[Sequence]] = {}  # by request id; unfinished sequences only
         self._request_ids, self._sequence_ids = count(), count()
         self._ended: list[OutputDelta] = []  # last deltas of sequences that ended outside a step
+        for name, own in () if text_processor is None else text_processor.adapters.items():
+            self._look_for_rows(name, own)
 
     def check(self, request: Request) -> None:
         """Raise for a request that can never be computed. Thread-safe.
@@ -161,6 +163,7 @@ class Engine:
         self.runner.add_adapter(name, folder)
         if self.text_processor is not None and own is not None:
             self.text_processor.adapters[name] = own
+            self._look_for_rows(name, own)
             if self.grammars is not None:
                 self.grammars.add(name, own, vocab_size=self.vocab_size_of(name))
 
@@ -244,6 +247,16 @@ class Engine:
         deltas, self._ended = self._ended, []
         self.runner.close()
         return deltas
+
+    def _look_for_rows(self, name: str, text_processor: TextProcessor) -> None:
+        """Log an adapter whose conversations will be refused, each as a prompt outside the vocabulary."""
+        if missing := text_processor.names_without_rows(self.vocab_size_of(name)):
+            log.warning(
+                "adapter %s has no rows for tokens that its chat template writes (%s), so its chats are "
+                "refused: train them with PEFT's trainable_token_indices, or merge it with PEFT",
+                name,
+                ", ".join(missing),
+            )
 
     def _check_adapter(self, name: str) -> None:
         known = self.runner.adapters

@@ -114,6 +114,13 @@ class TextProcessor:
             _singles={} if alike is None else alike._singles,
         )
 
+    def names_without_rows(self, vocab_size: int) -> list[str]:
+        """Return the special tokens that the chat template names, but whose ids are beyond the vocabulary."""
+        source = self.template.source or ""
+        return [
+            name for name, token in self.tokenizer.added.items() if token >= vocab_size and name in source
+        ]
+
     def remove_adapter(self, name: str) -> None:
         """Undo `add_adapter`."""
         del self.adapters[name]
