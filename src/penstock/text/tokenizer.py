@@ -43,6 +43,9 @@ KNOWN_EOS = (EOS, "</s>", "<|end_of_text|>", "<eos>", _DEEPSEEK_EOS, "<|im_end|>
 MAX_FILE_BYTES = 128 * 2**20
 """Largest tokenizer.json that is read; those with 256,000 entries are about 35 MB."""
 
+MAX_IDS = 2**24
+"""Most token ids: what grammars are compiled with has a place for each id up to the largest."""
+
 MIN_VOCAB = 257
 """Minimum vocabulary: 256 bytes and the end token; with fewer, some text could not be encoded."""
 
@@ -67,6 +70,10 @@ class Tokenizer:
             raise InputError("Not a tokenizer (its vocabulary is empty)")
         self.vocab_size: int = max(vocab.values()) + 1
         """Largest id plus one; ids need not be contiguous."""
+        if self.vocab_size > MAX_IDS:
+            raise InputError(
+                f"Not a tokenizer (it has a token id above {MAX_IDS:,}: {self.vocab_size - 1:,})"
+            )
         self.eos_id: int | None = next((vocab[name] for name in KNOWN_EOS if name in vocab), None)
         """End-of-document token; None if the tokenizer has none of KNOWN_EOS."""
         added = self._plain.get_added_tokens_decoder()

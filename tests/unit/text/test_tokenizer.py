@@ -93,6 +93,13 @@ def test_an_oversized_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest
         Tokenizer.load(tmp_path / "t.json")
 
 
+def test_a_token_id_beyond_all_vocabularies_is_refused(trained: Tokenizer) -> None:
+    content = json.loads(trained.content)
+    content["model"]["vocab"]["damaged"] = 4_000_000_000
+    with pytest.raises(InputError, match=r"a token id above 16,777,216: 4,000,000,000"):
+        Tokenizer(json.dumps(content).encode())
+
+
 def test_a_vocabulary_below_257_is_refused() -> None:
     with pytest.raises(UsageError, match=r"too small \(got 256\).*at least 257"):
         train_tokenizer(TEXTS, vocab_size=256)
