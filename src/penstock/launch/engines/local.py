@@ -181,7 +181,9 @@ class _Nodes:
         self._started += 1
         arguments = (self._spec, self._folder, node, self._port, self._work, self._explain, os.getpid())
         process = multiprocessing.get_context("fork").Process(target=_node, args=arguments)
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
         process.start()
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
         self._running[node] = process
         self._tell("node", f"node {node} is started, process {process.pid}", nodes=len(self._running))
 
@@ -232,7 +234,6 @@ def _node(
 ) -> None:
     die_with(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher hands on a Ctrl-C
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until the node handles it
     from penstock.launch.elastic_agent import run_elastic_node  # torch: imported before processes fork
 
     try:

@@ -46,6 +46,19 @@ def dies(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.fixture
+def store(monkeypatch):
+    """No store of a rendezvous: nodes that do not meet."""
+
+    def start(_address):
+        process = multiprocessing.get_context("fork").Process(target=stands_still)
+        process.start()
+        return process, 0
+
+    monkeypatch.setattr(elastic_agent, "start_store", start)
+
+
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("other", "stop_at", "code"),
     [
@@ -57,12 +70,6 @@ def dies(*_):
 def test_a_stopped_elastic_run_has_saved_only_if_every_node_that_was_left_has(
     folder, monkeypatch, other, stop_at, code
 ):
-    def store(_address):
-        process = multiprocessing.get_context("fork").Process(target=stands_still)
-        process.start()
-        return process, 0
-
-    monkeypatch.setattr(elastic_agent, "start_store", store)
     monkeypatch.setattr(local, "_node", lambda _spec, _folder, node, *_: (other if node else saves)())
     flag = StopFlag()
 
@@ -77,6 +84,29 @@ def test_a_stopped_elastic_run_has_saved_only_if_every_node_that_was_left_has(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
     assert folder.events()[-1]["code"] == code
+
+
+@pytest.mark.usefixtures("store")
+def test_a_node_that_is_told_to_leave_before_it_can_handle_that_leaves_once_it_can(folder, monkeypatch):
+    def run_node(*_, **__):
+        return EXIT_STOPPED if signal.SIGTERM in signal.sigpending() else 1
+
+    monkeypatch.setattr(elastic_agent, "run_elastic_node", run_node)
+    monkeypatch.setattr(local, "die_with", lambda _: time.sleep(0.3))  # a slow start on a busy machine
+    kept = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    flag = StopFlag().install()  # the launcher's, whose handlers its processes inherit
+
+    def say(cause):
+        if "is started, process " in cause:
+            os.kill(int(cause.rpartition(" ")[2]), signal.SIGTERM)
+
+    try:
+        spec = make_spec(nodes=node_range("1:2"))
+        code = local._Nodes(spec, folder, lambda: 0, lambda _: ("", 1), flag, say).run()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+    assert (code, flag.requested_by) == (EXIT_STOPPED, None)
 
 
 def launcher(folder, code, cause):
