@@ -45,9 +45,13 @@ every = {every}
 
 def records_of(run):
     """Return the records of the steps of a run so far."""
+    return [record for record in _all_records(run) if "loss" in record]
+
+
+def _all_records(run):
     path = Path(run) / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.is_file() else []
-    return [record for line in lines if line.endswith("\n") and "loss" in (record := json.loads(line))]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def losses_of(run):
@@ -58,6 +62,22 @@ def losses_of(run):
 def newest_step(run):
     """Return the newest step that is recorded; 0: none."""
     return max(losses_of(run), default=0)
+
+
+def trained_step(run):
+    """Return the newest step that the newest start of an elastic run has trained, one rank a node; 0: none.
+
+    After a node is killed, the records of the steps that are lost stay until the ranks of the next start
+    remove them: they are of no checkpoint, and no step of that start.
+    """
+    starts, records = starts_of(run), _all_records(run)
+    begins = [index for index, record in enumerate(records) if record.get("event") == "start"]
+    if not (starts and begins):
+        return 0
+    begin = records[begins[-1]]
+    if (begin["step"], begin["ranks"]) != starts[-1]:  # of an earlier start
+        return 0
+    return max((record["step"] for record in records[begins[-1] :] if "loss" in record), default=0)
 
 
 def events_of(run):
@@ -135,7 +155,7 @@ def _event(run, launcher, draw, nodes):
         return launcher.poll() is None
 
     def await_step(step):
-        wait_until(lambda: newest_step(run) >= step, f"step {step}", alive=is_alive)
+        wait_until(lambda: trained_step(run) >= step, f"step {step}", alive=is_alive)
 
     def is_on(nodes, seen):
         return starts_of(run)[seen:] and starts_of(run)[-1][1] == nodes
@@ -143,7 +163,7 @@ def _event(run, launcher, draw, nodes):
     wait_until(lambda: is_on(nodes, 0), f"a start on {nodes} nodes", alive=is_alive)
     await_step(starts_of(run)[-1][0] + _STEPS_BETWEEN)
     event = draw.choice(["join"] * (nodes < MOST_NODES) + ["kill", "leave"] * (nodes > LEAST_NODES))
-    seen, reached, began = len(starts_of(run)), newest_step(run), time.monotonic()
+    seen, reached, began = len(starts_of(run)), trained_step(run), time.monotonic()
     if event == "join":
         nodes += 1
         (Path(run) / "launch" / "request.json").write_text(json.dumps({"nodes": nodes}))

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from penstock.launch.job_folder import JobFolder
 from tests.e2e.conftest import penstock
 from tests.launched import (
     disturb,
@@ -15,6 +16,7 @@ from tests.launched import (
     losses_of,
     newest_step,
     ranks_of,
+    trained_step,
     wait_until,
     write_recipe,
 )
@@ -52,6 +54,28 @@ def test_nodes_come_go_and_die_and_every_sample_is_trained_on_once(corpus, tmp_p
     said = penstock("launch", "status", run).stdout
     assert "ENDED" in said
     assert "asked to stop by SIGTERM" in said
+
+
+def test_records_of_lost_steps_are_not_taken_for_steps_of_the_next_start(tmp_path):
+    folder = JobFolder(tmp_path)
+    folder.make()
+    folder.log_event("start", cause="start 1 of this node, from the beginning", nodes=3, first_rank=0)
+    records = [
+        {"event": "start", "step": 0, "ranks": 3},
+        *({"step": n, "loss": 1.0, "grad_norm": 1.0} for n in range(1, 13)),
+    ]
+    write_records(tmp_path, records)
+    assert trained_step(tmp_path) == 12
+    folder.log_event("start", cause="start 2 of this node, checkpoint 4", nodes=2, first_rank=0)
+    assert (newest_step(tmp_path), trained_step(tmp_path)) == (12, 0), "a node was killed; its ranks begin"
+    write_records(tmp_path, [*records[:5], {"event": "start", "step": 4, "ranks": 2}])
+    assert trained_step(tmp_path) == 0
+    write_records(tmp_path, [*records[:5], {"event": "start", "step": 4, "ranks": 2}, records[5]])
+    assert trained_step(tmp_path) == 5
+
+
+def write_records(run, records):
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
 
 
 @pytest.mark.timeout(600)

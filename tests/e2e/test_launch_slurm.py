@@ -15,6 +15,7 @@ from tests.launched import (
     newest_step,
     ranks_of,
     starts_of,
+    trained_step,
     wait_until,
     write_recipe,
 )
@@ -151,7 +152,7 @@ def test_an_elastic_job_goes_on_without_a_lost_node_gets_another_and_is_resized(
     def trains_on(nodes, *, since):
         wait_until(lambda: starts_of(run)[since:] and starts_of(run)[-1][1] == nodes, f"{nodes} nodes")
         origin = starts_of(run)[-1][0]
-        wait_until(lambda: newest_step(run) > origin + 2, f"steps on {nodes} nodes")
+        wait_until(lambda: trained_step(run) > origin + 2, f"steps on {nodes} nodes")
 
     trains_on(3, since=0)
     job = status(launch, run)["job"]
@@ -165,7 +166,7 @@ def test_an_elastic_job_goes_on_without_a_lost_node_gets_another_and_is_resized(
     trains_on(3, since=seen + 1)
     assert len([event for event in events_of(run) if event["event"] == "asked"]) == 1
     assert status(launch, run)["job"] == job, "the same job all the time"
-    reached, seen = newest_step(run), len(starts_of(run))
+    reached, seen = trained_step(run), len(starts_of(run))
     resized = launch("resize", run, "1:2")
     assert resized.returncode == 0, resized.stderr
     trains_on(2, since=seen)
