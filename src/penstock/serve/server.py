@@ -13,7 +13,6 @@ connection. A second signal exits without waiting.
 import asyncio
 import logging
 import re
-import signal
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -23,6 +22,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from penstock.core.signals import signal_name
 from penstock.serve.errors import ApiError
 from penstock.serve.state import AppState
 
@@ -232,7 +232,7 @@ class _Server(uvicorn.Server):
         if self._service.draining:
             self.should_exit = self.force_exit = True
         self._service.draining = True
-        log.info("signal name=%s", signal.Signals(sig).name)
+        log.info("signal name=%s", signal_name(sig))
         if self._loop is None:  # not started yet
             self.should_exit = True
         else:
