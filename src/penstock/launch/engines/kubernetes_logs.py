@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from queue import Empty, Queue
 from threading import Thread
 from typing import Any
@@ -24,9 +24,11 @@ from penstock.launch.pod_node import EVENT, PROGRESS, rank_mark
 from penstock.launch.render.kubernetes import pod_of
 from penstock.launch.render.pod_template import labels_of
 
+_ENDED = ("Succeeded", "Failed")
 _LOOK_AT_PODS_S = 2.0
 _LAST_LINES_S = 30.0
 """Longest silence of a log after the end of its job; a node that is gone leaves one open for ever."""
+_NONE = (datetime.min.replace(tzinfo=UTC), 0)
 _MOST_WAITING = 10_000
 """Lines that were read and not printed yet; readers wait when there are more."""
 
@@ -49,12 +51,7 @@ def logs(job: Job, folder: JobFolder, rank: int, *, follow: bool) -> Iterator[st
     def look() -> PodsStarted:
         api, kind = JOB_KINDS[pod_of(spec).api]
         found = cluster.get(api, kind, job.ident)  # first: pods that it made until then are seen
-        started = [pod for pod in pods() if (pod.get("status") or {}).get("phase", "Pending") != "Pending"]
-        return PodsStarted(
-            names={pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in started},
-            running=[pod["metadata"]["uid"] for pod in started if pod["status"]["phase"] == "Running"],
-            is_over=found is None or ended_state(found) is not None,
-        )
+        return started_of(pods(), is_over=found is None or ended_state(found) is not None)
 
     if follow:
         lines = followed(look, lambda name: cluster.log(name, follow=True))
@@ -80,6 +77,20 @@ class PodsStarted:
     """Uids of those that have not ended."""
     is_over: bool
     """True if the job has ended: no other pod starts."""
+
+
+def started_of(pods: Sequence[Object], *, is_over: bool) -> PodsStarted:
+    """Return those of a job's pods whose logs can be read.
+
+    The log of a pod whose node does not answer (phase Unknown) cannot be read now; it may run.
+    """
+    phases = {pod["metadata"]["uid"]: (pod.get("status") or {}).get("phase") for pod in pods}
+    names = {pod["metadata"]["uid"]: pod["metadata"]["name"] for pod in pods}
+    return PodsStarted(
+        names={uid: name for uid, name in names.items() if phases[uid] in ("Running", *_ENDED)},
+        running=[uid for uid, phase in phases.items() if phase == "Running"],
+        is_over=is_over,
+    )
 
 
 def followed(
@@ -117,8 +128,8 @@ class _LogReaders:
     """Threads that read the logs of pods, one each.
 
     A connection may end long before its pod: servers and proxies close those that carry nothing for a while.
-    So a pod whose log was opened while it ran is read again, from its first line; lines that are no later
-    than the last one are passed over.
+    So a pod whose log was opened while it ran is read again, from its first line; lines that are earlier than
+    the newest one are passed over, and of those of its microsecond as many as were printed.
     """
 
     def __init__(self, read: Callable[[str], Iterator[LogLine]]) -> None:
@@ -127,8 +138,8 @@ class _LogReaders:
         self._open: set[str] = set()
         self._whole: set[str] = set()
         """Pods that were read to their end."""
-        self._last: dict[str, datetime] = {}
-        """Pod -> when its newest line was printed."""
+        self._last: dict[str, tuple[datetime, int]] = {}
+        """Pod -> when its newest line was printed, and the number of lines of that microsecond."""
 
     def begin(self, uid: str, name: str, *, is_running: bool) -> None:
         """Read a pod, unless that is being done or was done to its end."""
@@ -137,15 +148,26 @@ class _LogReaders:
             Thread(target=self._put_lines, args=(uid, name, is_running), daemon=True).start()
 
     def _put_lines(self, uid: str, name: str, is_running: bool) -> None:
-        last = self._last.get(uid)
+        printed_at, num_printed = self._last.get(uid, _NONE)
         try:
             for line in self._read(name):
-                if last is None or line.printed_at > last:
-                    self._last[uid] = line.printed_at
-                    self._found.put(line.text)
+                if line.printed_at < printed_at:
+                    continue
+                if line.printed_at == printed_at and num_printed:
+                    num_printed -= 1
+                    continue
+                self._count(uid, line.printed_at)
+                self._found.put(line.text)
             self._found.put(_PodRead(uid, is_whole=not is_running))
         except BaseException as error:
             self._found.put(error)
+
+    def _count(self, uid: str, printed_at: datetime) -> None:
+        newest, num_lines = self._last.get(uid, _NONE)
+        if printed_at > newest:
+            self._last[uid] = (printed_at, 1)
+        elif printed_at == newest:
+            self._last[uid] = (newest, num_lines + 1)
 
     def lines_for(self, seconds: float) -> Iterator[str]:
         """Yield the lines that come within some seconds."""

@@ -8,7 +8,7 @@ import pytest
 from penstock.core.errors import PenstockError
 from penstock.launch.engines import kubernetes_logs
 from penstock.launch.engines.kubernetes_api import LogLine
-from penstock.launch.engines.kubernetes_logs import PodsStarted, followed
+from penstock.launch.engines.kubernetes_logs import PodsStarted, followed, started_of
 from penstock.launch.pod_node import PROGRESS
 
 PATIENCE_S = 60.0
@@ -57,6 +57,24 @@ def test_a_pod_whose_container_had_not_started_is_read_again():
 def test_a_log_whose_connection_ends_before_its_pod_is_read_on_without_a_line_twice():
     reads = [printed("a1", "a2"), printed("a1", "a2", "a3"), printed("a1", "a2", "a3", "a4")]
     assert list(Pods(*[["a"]] * 100, a=reads).lines()) == ["a1", "a2", "a3", "a4"]
+
+
+def test_lines_of_one_microsecond_are_printed_once_each_however_connections_end():
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    lines = [LogLine(at, text) for text in ("a1", "a2", "a2", "a3")]
+    reads = [lines[:1], lines[:3], lines, [*lines, *printed("", "a4")[1:]]]
+    assert list(Pods(*[["a"]] * 100, a=reads).lines()) == ["a1", "a2", "a2", "a3", "a4"]
+
+
+def test_a_pod_whose_node_does_not_answer_is_neither_read_nor_taken_for_ended():
+    phases = {"a": "Pending", "b": "Running", "c": "Unknown", "d": "Succeeded", "e": "Failed"}
+    pods = [
+        {"metadata": {"uid": f"uid-{name}", "name": name}, "status": {"phase": phase}}
+        for name, phase in phases.items()
+    ]
+    found = started_of([*pods, {"metadata": {"uid": "uid-f", "name": "f"}}], is_over=False)
+    assert found.names == {"uid-b": "b", "uid-d": "d", "uid-e": "e"}
+    assert list(found.running) == ["uid-b"]
 
 
 def test_a_line_that_a_pod_prints_after_its_connection_has_ended_comes_when_the_job_is_over():
