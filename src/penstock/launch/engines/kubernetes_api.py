@@ -4,7 +4,7 @@ Refusals, and a server that is away, become errors that name the object and the 
 lightkube; nothing else in `penstock launch` does.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -165,7 +165,7 @@ class ClusterConnection:
         printed_at = datetime.min.replace(tzinfo=UTC)
         with _refusals(self, f"the log of pod {pod}"):
             try:
-                for line in self.client.log(pod, follow=follow, timestamps=True):
+                for line in lines_of(self._log_bytes(pod, follow=follow)):
                     stamp, _, text = line.partition(" ")
                     try:
                         printed_at = datetime.fromisoformat(stamp)
@@ -175,6 +175,45 @@ class ClusterConnection:
             except _api_error() as error:
                 if error.status.code not in (_NOT_STARTED, _NOT_FOUND):
                     raise
+
+    def _log_bytes(self, pod: str, *, follow: bool) -> Iterator[bytes]:
+        """Yield a pod's log in pieces.
+
+        `Client.log` does the same, but cuts lines wherever str.splitlines does, as at U+2028.
+        """
+        from lightkube.resources.core_v1 import PodLog
+
+        client = self.client._client
+        request = client.prepare_request(
+            "get", PodLog, name=pod, params={"timestamps": True, "follow": follow}
+        )
+        if follow:  # a pod may print nothing for long
+            request.timeout = _httpx().Timeout(ANSWER_S, read=None)
+        response = client.send(client.build_adapter_request(request), stream=True)
+        try:
+            if response.is_error:
+                response.read()  # for the message
+            client.raise_for_status(response)  # type: ignore[no-untyped-call]
+            yield from response.iter_bytes()
+        finally:
+            response.close()
+
+
+def lines_of(pieces: Iterable[bytes]) -> Iterator[str]:
+    r"""Yield the lines of a text that comes in pieces, each with its end; only "\n" ends one.
+
+    >>> list(lines_of(["a\u2028b".encode(), b"c\r1\n\nd"]))
+    ['a\u2028bc\r1\n', '\n', 'd\n']
+    """
+    begun: list[bytes] = []
+    for piece in pieces:
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            yield b"".join([*begun, end]).decode(errors="replace") + "\n"
+            begun = []
+        begun.append(rest)
+    if last := b"".join(begun):
+        yield last.decode(errors="replace") + "\n"
 
 
 @contextmanager
