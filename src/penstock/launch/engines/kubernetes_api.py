@@ -4,6 +4,7 @@ Refusals, and a server that is away, become errors that name the object and the 
 lightkube; nothing else in `penstock launch` does.
 """
 
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,9 +61,9 @@ class LogLine(NamedTuple):
     """With its end."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ClusterConnection:
-    """A cluster and a namespace of it."""
+    """A cluster and a namespace of it; its sockets are closed once nobody refers to it."""
 
     client: "Client"
     server: str
@@ -313,4 +314,7 @@ def connect(namespace: str, *, context: str = "", answer_s: float = ANSWER_S) ->
             fix="Name one by KUBECONFIG; `kubectl config current-context` shows it.",
         ) from None
     assert config is not None  # a name was found, or the current one
-    return ClusterConnection(client, config.cluster.server, config.context_name, namespace)
+    cluster = ClusterConnection(client, config.cluster.server, config.context_name, namespace)
+    # Not by whoever makes another connection: threads may be in the middle of a request.
+    weakref.finalize(cluster, client.close).atexit = False
+    return cluster

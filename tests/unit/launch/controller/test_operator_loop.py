@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("kopf")
 KubeConfig = pytest.importorskip("lightkube").KubeConfig
 
-from penstock.launch.controller.operator_loop import login_of  # noqa: E402  # needs both packages
+from penstock.launch.controller.operator_loop import _Connection, login_of  # noqa: E402  # needs both packages
 
 PRINTED = {
     "apiVersion": "client.authentication.k8s.io/v1beta1",
@@ -59,3 +59,21 @@ def test_files_of_certificates_are_beside_the_kubeconfig(login, tmp_path):
         str(tmp_path / "me.crt"),
         str(tmp_path / "me.key"),
     )
+
+
+def test_a_connection_that_was_made_again_is_closed_once_nobody_uses_the_old_one(tmp_path, monkeypatch):
+    config = {
+        "current-context": "c",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+        "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    (tmp_path / "kubeconfig").write_text(json.dumps(config))
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    connection = _Connection("default")
+    used = connection.get()
+    sockets = used.client._client._client
+    assert connection.renewed() is not used
+    assert not sockets.is_closed, "a request may be on its way"
+    del used
+    assert sockets.is_closed
