@@ -47,12 +47,40 @@ class BusyEngine:
         return JobState(is_live=False, status="COMPLETED")
 
 
-def test_a_log_is_followed_while_the_engine_does_not_answer(tmp_path, capsys, monkeypatch):
+class GoneEngine:
+    """An engine that never answers again."""
+
+    def state(self, _job, _folder):
+        raise EngineUnreachable("squeue cannot reach Slurm", fix="Ask `scontrol ping`.")
+
+
+@pytest.fixture
+def followed(tmp_path, monkeypatch):
+    """The folder of a job of an engine, whose log is followed."""
     folder = JobFolder(tmp_path)
     folder.make()
     folder.write_job(Job(engine="slurm", ident="7", host="", submitted_at="now"))
-    monkeypatch.setattr(logs, "ENGINES", {"slurm": BusyEngine(folder.log_of(0))})
     monkeypatch.setattr(logs, "_ASK_EVERY_S", 0.0)
     monkeypatch.setattr(logs, "_LOOK_S", 0.01)
-    assert main(["launch", "logs", str(tmp_path), "-f"]) == 0
+
+    def follow(engine):
+        monkeypatch.setattr(logs, "ENGINES", {"slurm": engine})
+        return main(["launch", "logs", str(tmp_path), "-f"])
+
+    return folder, follow
+
+
+def test_a_log_is_followed_while_the_engine_does_not_answer(followed, capsys):
+    folder, follow = followed
+    assert follow(BusyEngine(folder.log_of(0))) == 0
     assert capsys.readouterr().out == "look 1\nlook 2\nlook 3\n"
+
+
+@pytest.mark.timeout(60)
+def test_a_log_of_a_job_that_nobody_knows_of_any_more_is_followed_for_a_while(followed, capsys, monkeypatch):
+    folder, follow = followed
+    folder.log_of(0).write_text("step 1\n")
+    monkeypatch.setattr(logs, "_MOST_SILENCE_S", 0.2)
+    assert follow(GoneEngine()) == 1
+    printed = capsys.readouterr()
+    assert (printed.out, "squeue cannot reach Slurm" in printed.err) == ("step 1\n", True)

@@ -18,10 +18,13 @@ example:
   penstock launch logs runs/first
   penstock launch logs runs/first -f --rank 3
 
-exit codes: 0 printed, 1 the rank has printed nothing, 2 wrong usage
+exit codes: 0 printed, 1 the rank has printed nothing, or the engine and the log were silent for ten
+minutes, 2 wrong usage
 """
 
 _LOOK_S, _ASK_EVERY_S = 0.3, 5.0
+_MOST_SILENCE_S = 600.0
+"""Seconds without an answer of the engine, and without a new line, after which the job is not waited for."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,25 +54,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise PenstockError(f"Rank {arguments.rank} has printed nothing", fix=f"Ranks with a log: {known}.")
     log = GrowingLog(path)
     log.print_new()
-    if not arguments.follow:
-        return 0
-    asked = clock.monotonic()
+    if arguments.follow:
+        _follow(log, folder)
+    return 0
+
+
+def _follow(log: "GrowingLog", folder: JobFolder) -> None:
+    """Print what is added to a log until the job ends.
+
+    Raises:
+        EngineUnreachable: neither the engine nor the log has said anything for long.
+    """
+    asked_at = heard_at = clock.monotonic()
     while True:
-        log.print_new()
-        if clock.monotonic() - asked > _ASK_EVERY_S:
-            if not _is_live(folder):
-                log.print_new()
-                return 0
-            asked = clock.monotonic()
+        now = clock.monotonic()
+        if log.print_new():
+            heard_at = now
+        if now - asked_at > _ASK_EVERY_S:
+            job = folder.job()
+            try:
+                if not ENGINES[job.engine].state(job, folder).is_live:
+                    log.print_new()
+                    return
+                heard_at = now
+            except EngineUnreachable:  # as a controller that is busy for a while
+                if now - heard_at > _MOST_SILENCE_S:
+                    raise
+            asked_at = clock.monotonic()
         clock.sleep(_LOOK_S)
-
-
-def _is_live(folder: JobFolder) -> bool:
-    job = folder.job()
-    try:
-        return ENGINES[job.engine].state(job, folder).is_live
-    except EngineUnreachable:  # as a controller that is busy for a while
-        return True
 
 
 class GrowingLog:
@@ -79,13 +91,15 @@ class GrowingLog:
         self._path, self._num_read = path, 0
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
-    def print_new(self) -> None:
-        """Print what was added since the last call."""
+    def print_new(self) -> bool:
+        """Print what was added since the last call; return whether anything was."""
+        before = self._num_read
         if not self._path.is_file():
-            return
+            return False
         with self._path.open("rb") as file:
             file.seek(self._num_read)
             while piece := file.read(1 << 16):
                 self._num_read += len(piece)
                 sys.stdout.write(self._decoder.decode(piece))
         sys.stdout.flush()
+        return self._num_read > before
