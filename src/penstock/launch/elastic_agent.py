@@ -38,6 +38,8 @@ from torch.distributed.elastic.rendezvous.api import (
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     DynamicRendezvousHandler,
+    _Action,
+    _RendezvousContext,
     _RendezvousExitOp,
     create_handler,
 )
@@ -379,7 +381,21 @@ class ElasticNode:
         """Take this node out of the rendezvous, so that the others need not wait for its heartbeat."""
         self._handler._stop_heartbeats()
         executor = self._handler._op_executor
-        executor.run(_RendezvousExitOp(), self._handler._get_deadline(timedelta(seconds=5)))
+        executor.run(_LeaveOp(), self._handler._get_deadline(timedelta(seconds=5)))
+
+
+class _LeaveOp(_RendezvousExitOp):
+    """Takes a node out of the rendezvous, also one that waits to be let in.
+
+    Torch's own leaves such a node on the waiting list: the others would stop for a node that is gone.
+    """
+
+    def __call__(self, ctx: _RendezvousContext, deadline: float) -> _Action:
+        if ctx.node in ctx.state.wait_list and clock.monotonic() <= deadline:
+            return _Action.REMOVE_FROM_WAIT_LIST
+        if ctx.node in ctx.state.redundancy_list and clock.monotonic() <= deadline:
+            return _Action.REMOVE_FROM_REDUNDANCY_LIST
+        return super().__call__(ctx, deadline)
 
 
 def run_elastic_node(

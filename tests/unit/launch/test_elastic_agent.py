@@ -124,6 +124,32 @@ def test_a_request_to_stop_reaches_a_node_that_waits_for_others(spec, folder, wa
     assert (other._handler.is_closed(), other.run()) == (True, EXIT_STOPPED)
 
 
+def test_a_node_that_leaves_while_it_waits_is_no_longer_waited_for(folder, warm, store, monkeypatch):
+    monkeypatch.setattr(elastic_agent, "_LAST_CALL_S", 1)
+    monkeypatch.setattr(elastic_agent, "_MISSED", 100)  # not by its heartbeats
+    spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run))
+    stays, comes = [
+        ElasticNode(
+            spec, folder, node=number, host=HERE, port=store, warm=warm, join_s=60, address=f"node-{number}"
+        )
+        for number in (0, 1)
+    ]
+    trains = stays._handler
+    trains.next_rendezvous()
+
+    def tell():
+        wait_until(trains.num_nodes_waiting, "a node that waits")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    telling = threading.Thread(target=tell)
+    telling.start()
+    assert comes.run() == EXIT_STOPPED
+    telling.join()
+    time.sleep(1.1)  # for so long it believes what it knew
+    assert trains.num_nodes_waiting() == 0
+    trains._stop_heartbeats()
+
+
 def test_a_pod_that_waits_in_vain_ends_with_the_code_that_is_not_counted(spec, folder, warm, store):
     node = ElasticNode(
         spec, folder, node=0, host=HERE, port=store, warm=warm, join_s=1, gone_code=75, address="node-0"
