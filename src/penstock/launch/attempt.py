@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from penstock.core import clock
-from penstock.launch.local import EXIT_STOPPED, JobOutcome, Seat, die_with, run_at
+from penstock.launch.local import EXIT_STOPPED, JobOutcome, RankProcess, die_with, run_at
 
 _HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _WARM_UP_S = 60.0
@@ -31,8 +31,10 @@ Explain = Callable[[BaseException], tuple[str, int]]
 Environment = Mapping[str, str]
 
 
-def seats_of(environments: Sequence[Environment], logs: Callable[[int], Path], title: str) -> list[Seat]:
-    """Return the seats of the processes of this machine; each prints into its rank's log file.
+def rank_processes(
+    environments: Sequence[Environment], logs: Callable[[int], Path], title: str
+) -> list[RankProcess]:
+    """Return the processes of this machine; each prints into its rank's log file.
 
     Their work begins with `StopFlag.install`.
 
@@ -42,7 +44,7 @@ def seats_of(environments: Sequence[Environment], logs: Callable[[int], Path], t
         title: of the start, for the logs.
     """
     return [
-        Seat(
+        RankProcess(
             environment,
             partial(_print_into, logs(int(environment["RANK"])), title, environment),
             holds_signals=True,
@@ -185,7 +187,7 @@ def _serve(
         except (EOFError, OSError):
             os._exit(0)
         receiver, sender = context.Pipe(duplex=False)
-        arguments = (sender, work, explain, seats_of(environments, logs, title), os.getpid())
+        arguments = (sender, work, explain, rank_processes(environments, logs, title), os.getpid())
         attempt = context.Process(target=_attempt, args=arguments)
         attempt.start()
         sender.close()
@@ -202,11 +204,11 @@ def _serve(
             connection.send(outcome or JobOutcome(1, ["The processes were killed."], (0,)))
 
 
-def _attempt(sender: Connection, work: Work, explain: Explain, seats: list[Seat], parent: int) -> None:
+def _attempt(sender: Connection, work: Work, explain: Explain, ranks: list[RankProcess], parent: int) -> None:
     die_with(parent)
     for number in _HELD:  # still blocked: what arrives now is delivered once there are ranks to forward to
         signal.signal(number, signal.SIG_DFL)
-    sender.send(judged(run_at(work, explain, seats)))
+    sender.send(judged(run_at(work, explain, ranks)))
     sender.close()
     os._exit(0)
 

@@ -52,13 +52,13 @@ class JobOutcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Place of one process in a job: its environment and namespace."""
+class RankProcess:
+    """Process of one rank: its environment, and what it does first."""
 
     environment: Mapping[str, str]
     """Environment variables added to the parent's."""
-    enter: Callable[[], None] = lambda: None
-    """Called by the process before its work, to enter its namespace."""
+    set_up: Callable[[], None] = lambda: None
+    """Called by the process before its work, as to enter a network namespace."""
     holds_signals: bool = False
     """True: signals stay blocked until the work has a handler for them (`StopFlag.install`): none ends a
     new process."""
@@ -87,8 +87,10 @@ def run(
     with _held_signals() as before, tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         for start in count():
             meet = f"file://{Path(folder) / f'rendezvous-{start}'}"
-            seats = [Seat(_environment(rank, processes=processes, meet=meet)) for rank in range(processes)]
-            outcome, was_told = _run(work, explain, seats, before)
+            ranks = [
+                RankProcess(_environment(rank, processes=processes, meet=meet)) for rank in range(processes)
+            ]
+            outcome, was_told = _run(work, explain, ranks, before)
             processes = 0 if was_told else again(outcome)
             if not processes:
                 break
@@ -96,14 +98,14 @@ def run(
 
 
 def run_at(
-    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], seats: Sequence[Seat]
+    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], ranks: Sequence[RankProcess]
 ) -> JobOutcome:
-    """Run `work` in a process for each seat; see `run`.
+    """Run `work` in a process for each rank; see `run`.
 
     Signals that the caller has blocked are received while the processes run.
     """
     with _held_signals() as before:
-        outcome, was_told = _run(work, explain, seats, before.difference(_FORWARDED))
+        outcome, was_told = _run(work, explain, ranks, before.difference(_FORWARDED))
     return replace(outcome, was_told=was_told)
 
 
@@ -131,11 +133,11 @@ def _held_signals() -> Iterator[set[int]]:
 def _run(
     work: Callable[[], int],
     explain: Callable[[BaseException], tuple[str, int]],
-    seats: Sequence[Seat],
+    ranks: Sequence[RankProcess],
     before: set[int],
 ) -> tuple[JobOutcome, bool]:
     """Return the outcome, and whether the job was told to stop; signals are blocked before and after."""
-    children = _start(work, explain, seats)
+    children = _start(work, explain, ranks)
     with _Forwarding(children) as forwarding:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         outcome = _wait(children)
@@ -146,14 +148,14 @@ def _run(
 
 
 def _start(
-    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], seats: Sequence[Seat]
+    work: Callable[[], int], explain: Callable[[BaseException], tuple[str, int]], ranks: Sequence[RankProcess]
 ) -> dict[BaseProcess, Connection]:
     """Fork the processes; return them by rank, each with a pipe for one message."""
     context = multiprocessing.get_context("fork")
     children: dict[BaseProcess, Connection] = {}
-    for seat in seats:
+    for rank in ranks:
         receiver, sender = context.Pipe(duplex=False)
-        child = context.Process(target=_child, args=(work, explain, sender, seat, os.getpid()))
+        child = context.Process(target=_child, args=(work, explain, sender, rank, os.getpid()))
         child.start()
         sender.close()
         children[child] = receiver
@@ -164,17 +166,17 @@ def _child(
     work: Callable[[], int],
     explain: Callable[[BaseException], tuple[str, int]],
     sender: Connection,
-    seat: Seat,
+    rank: RankProcess,
     parent: int,
 ) -> None:
     die_with(parent)
     for number in (signal.SIGINT, signal.SIGHUP):  # forwarded by the parent
         signal.signal(number, signal.SIG_IGN)
-    if not seat.holds_signals:
+    if not rank.holds_signals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _FORWARDED)
-    os.environ.update(seat.environment)
+    os.environ.update(rank.environment)
     try:
-        seat.enter()
+        rank.set_up()
         code = work()
     except BaseException as error:  # whatever ends this rank, the parent must be told
         try:
@@ -230,7 +232,7 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
     messages: list[str] = []
     lost: dict[int, str] = {}
     code, running = 0, list(children)
-    ranks = {child: rank for rank, child in enumerate(children)}
+    rank_of = {child: rank for rank, child in enumerate(children)}
     while running:
         failed = code not in (0, EXIT_STOPPED)
         ready = wait([child.sentinel for child in running], timeout=_GRACE_S if failed else None)
@@ -245,7 +247,7 @@ def _wait(children: dict[BaseProcess, Connection]) -> JobOutcome:
                 messages.append(children[child].recv())
             except EOFError:  # it ended without a message
                 if exit_code < 0 and not failed:
-                    lost[ranks[child]] = _killed(ranks[child], -exit_code)
+                    lost[rank_of[child]] = _killed(rank_of[child], -exit_code)
             if exit_code and code in (0, EXIT_STOPPED):  # a failure has priority over a stop
                 code = exit_code if exit_code > 0 else 1
             children[child].close()

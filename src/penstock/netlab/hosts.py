@@ -10,7 +10,7 @@ from functools import cache
 from penstock.core import clock
 from penstock.core.env import num_cores
 from penstock.core.errors import PenstockError, UsageError
-from penstock.launch.local import JobOutcome, Seat, run_at
+from penstock.launch.local import JobOutcome, RankProcess, run_at
 from penstock.netlab import namespaces
 from penstock.netlab.namespaces import NicCounters, open_tap, read_counters
 from penstock.netlab.switch import switching
@@ -98,14 +98,16 @@ class Hosts:
             raise UsageError("The number of processes a host must be at least 1", got=processes_per_host)
         names = hosts_file(self.topology)
 
-        def seat(host: int, environment: dict[str, str]) -> Seat:
+        def on_host(host: int, environment: dict[str, str]) -> RankProcess:
             where = self._namespaces[host]
-            return Seat(environment, lambda: namespaces.settle(where, host_name=name_of(host), names=names))
+            return RankProcess(
+                environment, lambda: namespaces.settle(where, host_name=name_of(host), names=names)
+            )
 
         ranks = environments(
             self.topology, processes_per_host=processes_per_host, together=together, num_cores=num_cores()
         )
-        return run_at(work, explain, [seat(host, environment) for host, environment in ranks])
+        return run_at(work, explain, [on_host(host, environment) for host, environment in ranks])
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from typing import Any
 
 from penstock.core import env
 from penstock.core.errors import PenstockError
-from penstock.launch.local import JobOutcome, Seat, run_at
+from penstock.launch.local import JobOutcome, RankProcess, run_at
 from penstock.launch.pod_check import check_networks
 from penstock.launch.pod_networks import ANNOTATION, Attachment, PodNetwork, declared
 from penstock.launch.probe import probe_nics
@@ -173,11 +173,11 @@ class Pods(Sequence[Pod]):
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
         }
-        seats = [
-            Seat({**same, "RANK": str(rank), "GROUP_RANK": str(rank)}, lambda pod=pod: enter(pod))  # type: ignore[misc]
+        ranks = [
+            RankProcess({**same, "RANK": str(rank), "GROUP_RANK": str(rank)}, lambda pod=pod: enter(pod))  # type: ignore[misc]
             for rank, pod in enumerate(self._pods)
         ]
-        return run_at(work, explain, seats)
+        return run_at(work, explain, ranks)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from penstock.core import clock, env
 from penstock.core.errors import PenstockError, UsageError
 from penstock.core.signals import StopFlag
 from penstock.core.units import plural
-from penstock.launch.attempt import Explain, Work, judged, port_of, rank_environments, seats_of
+from penstock.launch.attempt import Explain, Work, judged, port_of, rank_environments, rank_processes
 from penstock.launch.engines.slurm_commands import run_slurm
 from penstock.launch.engines.slurm_growth import NodeGrowth
 from penstock.launch.job_folder import Job, JobFolder
@@ -247,8 +247,8 @@ def run_node(
                 address=host or task.address,
                 port=port,
             )
-            seats = seats_of(environments, folder.log_of, f"{clock.utc_now()} node {task.host}")
-            outcome = judged(run_at(work, explain, seats))
+            ranks = rank_processes(environments, folder.log_of, f"{clock.utc_now()} node {task.host}")
+            outcome = judged(run_at(work, explain, ranks))
             code, cause = outcome.code, " ".join(outcome.messages)
     except PenstockError as error:
         code, cause = error.exit_code, str(error)
