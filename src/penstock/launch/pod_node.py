@@ -77,7 +77,7 @@ def rank_mark(rank: int) -> str:
     return f"[rank {rank}] "
 
 
-def lay_code(spec: RunSpec, folder: Path) -> bool:
+def unpack_code(spec: RunSpec, folder: Path) -> bool:
     """Unpack the run's code; return True if this process has to start again to import it.
 
     Raises:

@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the pod to its end."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))  # until there is something to save
     spec = RunSpec.read(load_json(arguments.config / SPEC_FILE))
-    from penstock.launch.pod_node import check_pod, is_over, lay_code, node_of_pod, run_pod
+    from penstock.launch.pod_node import check_pod, is_over, node_of_pod, run_pod, unpack_code
 
     folder, node, job = folder_of(Path(spec.run_dir)), node_of_pod(), env.variable(env.JOB)
     if is_over(folder, job):  # before anything that could fail it
@@ -61,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     if unfit:  # a code of its own: another node may do
         complain(unfit)
         return EXIT_UNFIT
-    if lay_code(spec, code_folder):
+    if unpack_code(spec, code_folder):
         path = os.pathsep.join([str(code_folder), *filter(None, [env.variable("PYTHONPATH")])])
         words = [sys.executable, "-m", "penstock", "launch", "pod", str(arguments.config)]
         os.execve(sys.executable, words, {**env.variables(""), "PYTHONPATH": path})
