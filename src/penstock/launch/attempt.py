@@ -100,8 +100,8 @@ def judged(outcome: JobOutcome) -> JobOutcome:
 
     Slurm sends a stop to the processes themselves, too, whose handlers may be gone already when they exit.
     """
-    if outcome.was_told and outcome.lost and all("SIGTERM" in message for message in outcome.messages):
-        return JobOutcome(EXIT_STOPPED, [], (), was_told=True)
+    if outcome.stop_requested and outcome.lost and all("SIGTERM" in message for message in outcome.messages):
+        return JobOutcome(EXIT_STOPPED, [], (), stop_requested=True)
     return outcome
 
 

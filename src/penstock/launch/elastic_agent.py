@@ -90,7 +90,7 @@ class RendezvousGone(PenstockError):
     """The store of the rendezvous does not answer a node that comes."""
 
 
-class _Told(Exception):
+class _StopRequested(Exception):
     """A signal or a request arrived while the node waited for others; its text is the sender."""
 
 
@@ -107,7 +107,7 @@ class _Signals:
         self.name = self.name or signal_name(number)
         if self.is_waiting:
             self.is_waiting = False
-            raise _Told(self.name)
+            raise _StopRequested(self.name)
 
 
 def start_store(address: str, port: int = 0) -> tuple[BaseProcess, int]:
@@ -193,8 +193,8 @@ class ElasticNode:
         while True:
             try:
                 info = self._join()
-            except _Told as told:
-                decision = self._feed(StopAsked(cause=str(told)))
+            except _StopRequested as request:
+                decision = self._feed(StopAsked(cause=str(request)))
             except (RendezvousClosedError, RendezvousGracefulExitError):
                 return self._code_of_others()
             except RendezvousTimeoutError:  # of this node only: others may train, or wait longer
@@ -216,10 +216,10 @@ class ElasticNode:
     def _join(self) -> RendezvousInfo:
         self._signals.is_waiting = True
         try:
-            self._check_told()
+            self._raise_if_stop_requested()
             with self._looking_for_mark():
                 info = self._handler.next_rendezvous()
-            self._check_told()  # while it waited for others
+            self._raise_if_stop_requested()  # while it waited for others
             return info
         finally:
             self._signals.is_waiting = False
@@ -244,9 +244,9 @@ class ElasticNode:
             ended.set()
             thread.join()
 
-    def _check_told(self) -> None:
+    def _raise_if_stop_requested(self) -> None:
         if sender := self._asked_to_stop():
-            raise _Told(sender)
+            raise _StopRequested(sender)
 
     def _no_others(self) -> str:
         return (
@@ -283,7 +283,7 @@ class ElasticNode:
         outcome = self._watch()
         newest = self._folder.newest_step()
         cause = outcome.messages[0] if outcome.messages else ""
-        if not self._state.told and self._folder.is_to_stop(env.variable(env.JOB)):
+        if not self._state.stop_requested_by and self._folder.is_to_stop(env.variable(env.JOB)):
             self._feed(StopAsked(cause=BY_REQUEST))
         ran_s = clock.monotonic() - self._started_at
         return self._feed(Ended(code=outcome.code, newest=newest, cause=cause, ran_s=ran_s))
@@ -306,11 +306,11 @@ class ElasticNode:
         while (outcome := self._warm.poll()) is None:
             now = clock.monotonic()
             events: list[Event] = []
-            if self._signals.name and not self._state.told:
+            if self._signals.name and not self._state.stop_requested_by:
                 events.append(StopAsked(cause=self._signals.name))
             if now - looked_at >= _LOOK_AT_NODES_S:
                 looked_at = now
-                if not self._state.told and (sender := self._asked_to_stop()):
+                if not self._state.stop_requested_by and (sender := self._asked_to_stop()):
                     events.append(StopAsked(cause=sender))
                 events += self._news_of_nodes()
             for event in events:
@@ -366,8 +366,8 @@ class ElasticNode:
         if cause:
             self._log("finish", cause, code=code)
         try:
-            is_for_good = self._state.told == BY_REQUEST
-            if not is_for_good and (code == EXIT_STOPPED or self._state.told):
+            is_for_good = self._state.stop_requested_by == BY_REQUEST
+            if not is_for_good and (code == EXIT_STOPPED or self._state.stop_requested_by):
                 self._leave()
             else:
                 self._store.set(_CODE, str(code))

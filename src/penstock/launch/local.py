@@ -47,8 +47,8 @@ class JobOutcome:
     """Messages of failed processes, each once."""
     lost: tuple[int, ...] = ()
     """Ranks that were killed from outside, if nothing else went wrong."""
-    was_told: bool = False
-    """True if the job was told to stop by a signal."""
+    stop_requested: bool = False
+    """True if the job was asked to stop by a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def run(
         work: returns an exit code.
         explain: converts an error to a message and an exit code.
         again: given the outcome, returns the number of processes to restart with; 0: no restart. Not called
-            if the job was told to stop.
+            if the job was asked to stop.
 
     Raises:
         UsageError: fewer than one process.
@@ -90,8 +90,8 @@ def run(
             ranks = [
                 RankProcess(_environment(rank, processes=processes, meet=meet)) for rank in range(processes)
             ]
-            outcome, was_told = _run(work, explain, ranks, before)
-            processes = 0 if was_told else again(outcome)
+            outcome, stop_requested = _run(work, explain, ranks, before)
+            processes = 0 if stop_requested else again(outcome)
             if not processes:
                 break
     return outcome
@@ -105,8 +105,8 @@ def run_at(
     Signals that the caller has blocked are received while the processes run.
     """
     with _held_signals() as before:
-        outcome, was_told = _run(work, explain, ranks, before.difference(_FORWARDED))
-    return replace(outcome, was_told=was_told)
+        outcome, stop_requested = _run(work, explain, ranks, before.difference(_FORWARDED))
+    return replace(outcome, stop_requested=stop_requested)
 
 
 def _environment(rank: int, *, processes: int, meet: str) -> dict[str, str]:
@@ -136,7 +136,7 @@ def _run(
     ranks: Sequence[RankProcess],
     before: set[int],
 ) -> tuple[JobOutcome, bool]:
-    """Return the outcome, and whether the job was told to stop; signals are blocked before and after."""
+    """Return the outcome, and whether the job was asked to stop; signals are blocked before and after."""
     children = _start(work, explain, ranks)
     with _Forwarding(children) as forwarding:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -144,7 +144,7 @@ def _run(
         signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
     if forwarding.has_killed:
         return JobOutcome(EXIT_INTERRUPTED, ["Interrupted."]), True
-    return outcome, forwarding.was_told
+    return outcome, forwarding.stop_requested
 
 
 def _start(
@@ -203,7 +203,7 @@ class _Forwarding:
     def __init__(self, children: dict[BaseProcess, Connection]) -> None:
         self._children = children
         self._interrupts = 0
-        self.was_told = False
+        self.stop_requested = False
         """True if a signal was received."""
 
     @property
@@ -221,7 +221,7 @@ class _Forwarding:
             signal.signal(number, handler)
 
     def _forward(self, number: int, _frame: FrameType | None) -> None:
-        self.was_told = True
+        self.stop_requested = True
         self._interrupts += number == signal.SIGINT
         for child in self._children:
             if child.is_alive():

@@ -110,7 +110,7 @@ class SupervisorState:
     """Step of the newest checkpoint that was seen; -1: none."""
     resize: int = 0
     """Number of nodes that was asked for; 0: no other."""
-    told: str = ""
+    stop_requested_by: str = ""
     """Sender of the request to stop; empty: there was none."""
     code: int = 0
     """Exit code, once ENDED."""
@@ -282,13 +282,15 @@ def _nodes_came(
 
 
 def _stop_asked(state: SupervisorState, event: StopAsked) -> tuple[SupervisorState, Decision]:
-    told = replace(state, told=state.told or event.cause)
+    asked = replace(state, stop_requested_by=state.stop_requested_by or event.cause)
     if state.phase is Phase.STARTING:  # nothing runs: there is nothing to wait for
-        return _finish(told, EXIT_STOPPED, f"stopped by {told.told} before the processes were started")
+        return _finish(
+            asked, EXIT_STOPPED, f"stopped by {asked.stop_requested_by} before the processes were started"
+        )
     if state.phase is Phase.STOPPING:
-        return told, _NOTHING
+        return asked, _NOTHING
     cause = f"asked to stop by {event.cause}: save, and end"
-    return replace(told, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
+    return replace(asked, phase=Phase.STOPPING), Decision(act=Act.STOP, cause=cause)
 
 
 def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple[SupervisorState, Decision]:
@@ -311,13 +313,13 @@ def _ended(state: SupervisorState, event: Ended, policy: RestartPolicy) -> tuple
     if event.code in _FINAL:
         return _finish(now, event.code, event.cause.rstrip(".") or _FINAL[event.code])
     at = f"checkpoint {now.newest}" if now.newest >= 0 else "no checkpoint yet"
-    if event.code == EXIT_STOPPED and not state.told:
+    if event.code == EXIT_STOPPED and not state.stop_requested_by:
         if policy.is_elastic or changes_nodes:  # no failure
             return now, Decision(act=Act.START, cause=f"the nodes changed: go on from {at}")
         return _stopped_by_engine(counted, policy, at)
     cause = (event.cause or f"exit code {event.code}").rstrip(".")
-    if state.told:
-        return _ended_as_told(counted, event, policy, cause, at)
+    if state.stop_requested_by:
+        return _ended_on_request(counted, event, policy, cause, at)
     if changes_nodes:
         return now, Decision(act=Act.START, cause=f"{cause}. The nodes changed: go on from {at}")
     if counted.idle >= policy.idle_starts:
@@ -340,7 +342,7 @@ def _stopped_by_engine(
     return _finish(state, EXIT_STOPPED, f"the processes were stopped by the engine, {at}")
 
 
-def _ended_as_told(
+def _ended_on_request(
     state: SupervisorState, event: Ended, policy: RestartPolicy, cause: str, at: str
 ) -> tuple[SupervisorState, Decision]:
     """Finish after a request to stop; it kills processes that cannot handle it yet, which is no failure.
@@ -348,11 +350,11 @@ def _ended_as_told(
     A stop that puts the job back into the queue is bounded as failures are: its time limit may be shorter
     than a start.
     """
-    said, code = f"stopped by {state.told}, {at}", EXIT_STOPPED
+    said, code = f"stopped by {state.stop_requested_by}, {at}", EXIT_STOPPED
     if event.code != EXIT_STOPPED:
-        said = f"{cause}, while stopping for {state.told}; {at}"
+        said = f"{cause}, while stopping for {state.stop_requested_by}; {at}"
         code = EXIT_STOPPED if event.lost_node and policy.can_requeue else event.code
-    comes_back = code == EXIT_STOPPED and policy.can_requeue and state.told != BY_REQUEST
+    comes_back = code == EXIT_STOPPED and policy.can_requeue and state.stop_requested_by != BY_REQUEST
     if comes_back and state.idle >= policy.idle_starts:
         return _no_progress(state, said)
     return _finish(state, code, said)

@@ -132,7 +132,7 @@ class _WatchedRun:
         kill_at = float("inf")
         while (ended := gang.poll()) is None:
             now = clock.monotonic()
-            if not self.state.told and (sender := self.asked_to_stop()):
+            if not self.state.stop_requested_by and (sender := self.asked_to_stop()):
                 stops = self.feed(StopAsked(cause=sender)).act is Act.STOP
             else:
                 nodes = self._folder.take_request()
@@ -147,7 +147,7 @@ class _WatchedRun:
                 gang.kill()
                 kill_at = float("inf")
             clock.sleep(_LOOK_S)
-        if not self.state.told and self._folder.is_to_stop():
+        if not self.state.stop_requested_by and self._folder.is_to_stop():
             self.feed(StopAsked(cause=BY_REQUEST))
         return self.feed(replace(ended, newest=self._folder.newest_step()))
 

@@ -121,7 +121,7 @@ def test_a_stop_reaches_every_rank(opened, log):
     await_ready(log)
     warm.stop()
     outcome = outcome_of(warm)
-    assert (outcome.code, outcome.was_told) == (EXIT_STOPPED, True)
+    assert (outcome.code, outcome.stop_requested) == (EXIT_STOPPED, True)
 
 
 def install_late():
