@@ -302,7 +302,8 @@ class ElasticNode:
 
     def _watch(self) -> JobOutcome:
         """Wait for the ranks of an attempt; ask them to stop when this node or the others need it."""
-        kill_at, looked_at, is_lost = float("inf"), clock.monotonic(), False
+        asked_at = lost_at = float("inf")
+        looked_at, is_killed = clock.monotonic(), False
         while (outcome := self._warm.poll()) is None:
             now = clock.monotonic()
             events: list[Event] = []
@@ -312,29 +313,38 @@ class ElasticNode:
                 looked_at = now
                 if not self._state.stop_requested_by and (sender := self._asked_to_stop()):
                     events.append(StopAsked(cause=sender))
-                events += self._news_of_nodes()
+                waiting, present = self._nodes()
+                events += self._news_of_nodes(waiting, present)
+                if present < self._num_nodes and not self._state.stop_requested_by:  # that has its own time
+                    lost_at = min(lost_at, now)
             for event in events:
-                is_lost = is_lost or isinstance(event, NodesLost)
                 if self._feed(event).act is Act.STOP:
                     self._warm.stop()
-                    kill_at = min(kill_at, now + (_AFTER_LOSS_S if is_lost else self._spec.grace_s))
-            if now > kill_at:
-                self._log("kill", f"the processes did not stop within {self._spec.grace_s:g} s")
+                    asked_at = now
+            kill_at = min(asked_at + self._spec.grace_s, max(asked_at, lost_at) + _AFTER_LOSS_S)
+            if now > kill_at and not is_killed:
+                self._log("kill", f"the processes did not stop within {now - asked_at:.0f} s")
                 self._warm.kill()
-                kill_at = float("inf")
+                is_killed = True
             clock.sleep(_LOOK_S)
         return outcome
 
-    def _news_of_nodes(self) -> list[Event]:
+    def _nodes(self) -> tuple[int, int]:
+        """Return how many nodes wait to join, and how many of this attempt have not ended or been lost."""
         try:
             waiting = self._handler.num_nodes_waiting()
-            present = len(self._handler._state_holder.state.participants)
+            return waiting, len(self._handler._state_holder.state.participants)
         except (RendezvousConnectionError, RendezvousStateError):
-            return []  # the ranks may finish without it
+            return 0, self._num_nodes  # the ranks may finish without it
+
+    def _news_of_nodes(self, waiting: int, present: int) -> list[Event]:
+        events: list[Event] = []
         if waiting:
             running_s = clock.monotonic() - self._started_at
-            return [NodesCame(num_nodes=waiting, newest=self._newest_step(), running_s=running_s)]
-        return [NodesLost(num_nodes=self._num_nodes - present)] if present < self._num_nodes else []
+            events.append(NodesCame(num_nodes=waiting, newest=self._newest_step(), running_s=running_s))
+        if present < self._num_nodes:  # second: it may have ended for those that came, and waits with them
+            events.append(NodesLost(num_nodes=self._num_nodes - present))
+        return events
 
     def _newest_step(self) -> int:
         """Return the newest checkpoint of some seconds ago: nodes may wait long, and buckets are slow."""

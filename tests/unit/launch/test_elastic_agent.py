@@ -7,6 +7,8 @@ import socket
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +18,7 @@ from penstock.launch.elastic_agent import ElasticNode, RendezvousGone, run_elast
 from penstock.launch.job_folder import JobFolder
 from penstock.launch.local import EXIT_STOPPED
 from penstock.launch.spec import node_range
+from penstock.launch.supervise import Act
 from tests.launched import wait_until
 from tests.unit.launch.test_spec import make_spec
 
@@ -148,6 +151,54 @@ def test_a_node_that_leaves_while_it_waits_is_no_longer_waited_for(folder, warm,
     time.sleep(1.1)  # for so long it believes what it knew
     assert trains.num_nodes_waiting() == 0
     trains._stop_heartbeats()
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    ("joins", "nodes"),
+    [
+        pytest.param(0, [(1, 2), (1, 1)], id="while it stops for one that joins"),
+        pytest.param(3, [(1, 2), (1, 1)], id="while one that would join has to wait"),
+        pytest.param(0, [(0, 2), (0, 1)], id="while it trains"),
+    ],
+)
+def test_ranks_that_wait_for_a_lost_node_are_killed_before_the_grace_is_over(
+    folder, store, monkeypatch, joins, nodes
+):
+    monkeypatch.setattr(elastic_agent, "_AFTER_LOSS_S", 0.3)
+    spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run), grace_s=60.0, idle_starts=3)
+    with closing(WarmProcess(hangs, explain, folder.log_of)) as warm:
+        node = node_of(spec, folder, warm, store)
+        node._state = replace(node._state, joins=joins)
+        monkeypatch.setattr(node, "_handler", Handler(nodes))
+        info = SimpleNamespace(
+            rank=0,
+            world_size=2,
+            bootstrap_store_info=SimpleNamespace(master_addr=HERE, master_port=1),
+        )
+        assert node._attempt(info).act is Act.START
+    assert "the processes did not stop within" in next(
+        event["cause"] for event in folder.events() if event["event"] == "kill"
+    )
+
+
+class Handler:
+    """The rendezvous, as a node sees it at each look: how many wait, and how many are there."""
+
+    def __init__(self, looks):
+        self._looks = list(looks)
+        self._state_holder = self
+
+    def num_nodes_waiting(self):
+        waiting, present = self._looks.pop(0) if self._looks[1:] else self._looks[0]
+        self.state = SimpleNamespace(participants=range(present))
+        return waiting
+
+
+def hangs():
+    """Work of a rank that waits for its peers, and looks at no signal."""
+    time.sleep(60)
+    return 0
 
 
 def test_a_pod_that_waits_in_vain_ends_with_the_code_that_is_not_counted(spec, folder, warm, store):
