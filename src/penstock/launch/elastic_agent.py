@@ -216,13 +216,24 @@ class ElasticNode:
     def _join(self) -> RendezvousInfo:
         self._signals.is_waiting = True
         try:
-            self._raise_if_stop_requested()
-            with self._looking_for_mark():
-                info = self._handler.next_rendezvous()
-            self._raise_if_stop_requested()  # while it waited for others
-            return info
+            while True:
+                self._raise_if_stop_requested()
+                with self._looking_for_mark():
+                    info = self._handler.next_rendezvous()
+                self._raise_if_stop_requested()  # while it waited for others
+                if self._is_whole(info):
+                    return info
+                self._log("lost", "no start with those that met: one of them has left since")
         finally:
             self._signals.is_waiting = False
+
+    def _is_whole(self, info: RendezvousInfo) -> bool:
+        """False if a node left between the end of a round and the reading of its ranks.
+
+        They are too few then, or are not numbered from 0 on: ranks are given before, and counted after.
+        """
+        ranks = self._handler._state_holder.state.participants.values()
+        return len(ranks) >= self._spec.nodes.least and sorted(ranks) == list(range(info.world_size))
 
     @contextmanager
     def _looking_for_mark(self) -> Iterator[None]:

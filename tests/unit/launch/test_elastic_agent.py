@@ -8,9 +8,11 @@ import threading
 import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousJoinOp
 
 from penstock.launch import elastic_agent, supervise
 from penstock.launch.attempt import WarmProcess
@@ -199,6 +201,56 @@ def hangs():
     """Work of a rank that waits for its peers, and looks at no signal."""
     time.sleep(60)
     return 0
+
+
+@pytest.mark.parametrize(
+    ("nodes", "leaving", "world"),
+    [
+        pytest.param("1:2", 0, (0, 1), id="not as rank 1 of 1"),
+        pytest.param("2", 1, (0, 2), id="not as the only one of 2"),
+    ],
+)
+def test_a_round_that_a_node_left_before_its_ranks_were_read_is_not_started(
+    folder, warm, store, monkeypatch, nodes, leaving, world
+):
+    monkeypatch.setattr(elastic_agent, "_LAST_CALL_S", 1)
+    spec = make_spec(nodes=node_range(nodes), run_dir=str(folder.run))
+    leaves, stays, comes = [
+        ElasticNode(
+            spec, folder, node=number, host=HERE, port=store, warm=warm, join_s=60, address=f"node-{number}"
+        )
+        for number in (leaving, 1 - leaving, 2)
+    ]
+
+    def meet():
+        if leaving == 0:  # and tell the others where the first rank listens
+            leaves._handler.next_rendezvous()
+        else:  # without waiting for that
+            deadline = leaves._handler._get_deadline(timedelta(seconds=60))
+            leaves._handler._op_executor.run(_RendezvousJoinOp(), deadline)
+
+    first = threading.Thread(target=meet)
+    second = threading.Thread(target=comes._handler.next_rendezvous)
+    read, state = stays._handler._get_world, stays._handler._state_holder
+
+    def read_late():
+        monkeypatch.setattr(stays._handler, "_get_world", read)
+        first.join()
+        leaves._leave()
+        wait_until(lambda: state.sync() or len(state.state.participants) == 1, "the news of it")
+        if world == (0, 2):
+            second.start()
+        return read()
+
+    monkeypatch.setattr(stays._handler, "_get_world", read_late)
+    first.start()
+    info = stays._join()
+    stays._handler._stop_heartbeats()
+    if world == (0, 2):
+        second.join()
+        comes._handler._stop_heartbeats()
+    assert (info.rank, info.world_size) == world
+    assert "has left since" in folder.events()[-1]["cause"]
 
 
 def test_a_pod_that_waits_in_vain_ends_with_the_code_that_is_not_counted(spec, folder, warm, store):
