@@ -109,6 +109,17 @@ def exclusive(folder: Path, *, purpose: str) -> Iterator[None]:
         yield
 
 
+def locked_at(folder: Path) -> int:
+    """Return when a process last locked a folder by `exclusive`, in ns of its disk's clock; 0: none has.
+
+    Unlike `is_locked`, this holds no lock itself, so that it can be asked while somebody is about to lock.
+    """
+    try:
+        return (folder / ".lock").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
 def is_locked(folder: Path) -> bool:
     """True if a process has locked a folder by `exclusive`, on any machine that shares it."""
     path = folder / ".lock"

@@ -184,7 +184,7 @@ class ElasticNode:
         self._policy = RestartPolicy(idle_starts=spec.idle_starts, is_elastic=True, join_pause_s=join_pause_s)
         self._state = SupervisorState(newest=folder.newest_step())
         self._num_nodes, self._join_s = 0, join_s
-        self._started_at = 0.0
+        self._started_at, self._trained_at = 0.0, 0
         self._newest, self._listed_at = -1, -_LIST_S
         self._host, self._port, self._gone_code = host, port, gone_code
 
@@ -289,6 +289,7 @@ class ElasticNode:
         environments = rank_environments(
             node=place, num_nodes=info.world_size, processes=spec.processes, address=address, port=port
         )
+        self._trained_at = self._folder.trained_at()
         self._warm.start(environments, title=f"{clock.utc_now()} node {self._node}")
         self._started_at = clock.monotonic()
         outcome = self._watch()
@@ -313,8 +314,7 @@ class ElasticNode:
 
     def _watch(self) -> JobOutcome:
         """Wait for the ranks of an attempt; ask them to stop when this node or the others need it."""
-        asked_at = lost_at = float("inf")
-        looked_at, is_killed = clock.monotonic(), False
+        kill_at, looked_at, is_killed = float("inf"), clock.monotonic(), False
         while (outcome := self._warm.poll()) is None:
             now = clock.monotonic()
             events: list[Event] = []
@@ -326,19 +326,31 @@ class ElasticNode:
                     events.append(StopAsked(cause=sender))
                 waiting, present = self._nodes()
                 events += self._news_of_nodes(waiting, present)
-                if present < self._num_nodes and not self._state.stop_requested_by:  # that has its own time
-                    lost_at = min(lost_at, now)
+                if present < self._num_nodes:
+                    kill_at = min(kill_at, now + self._patience_s())
             for event in events:
                 if self._feed(event).act is Act.STOP:
                     self._warm.stop()
-                    asked_at = now
-            kill_at = min(asked_at + self._spec.grace_s, max(asked_at, lost_at) + _AFTER_LOSS_S)
-            if now > kill_at and not is_killed:
-                self._log("kill", f"the processes did not stop within {now - asked_at:.0f} s")
+                    kill_at = min(kill_at, now + self._spec.grace_s)
+            if now >= kill_at and not is_killed:
+                why = "did not stop in time" if self._have_met() else "never met: there is nothing to save"
+                self._log("kill", f"the processes {why}")
                 self._warm.kill()
                 is_killed = True
             clock.sleep(_LOOK_S)
+        if is_killed and outcome.lost and not self._have_met():  # no failure, and nothing is lost
+            return JobOutcome(EXIT_STOPPED, [], stop_requested=outcome.stop_requested)
         return outcome
+
+    def _have_met(self) -> bool:
+        """True if the ranks of this attempt have met: the first has locked the run's folder."""
+        return self._folder.trained_at() != self._trained_at
+
+    def _patience_s(self) -> float:
+        """Return how long ranks may still run after another node's have ended or are lost."""
+        if not self._have_met():
+            return 0.0
+        return self._spec.grace_s if self._state.stop_requested_by else _AFTER_LOSS_S
 
     def _nodes(self) -> tuple[int, int]:
         """Return how many nodes wait to join, and how many of this attempt have not ended or been lost."""

@@ -27,7 +27,7 @@ from penstock.checkpoint.layout import step_of
 from penstock.core import clock
 from penstock.core import config as configs
 from penstock.core.errors import PenstockError, UsageError
-from penstock.core.files import exclusive, is_locked, write_json
+from penstock.core.files import exclusive, is_locked, locked_at, write_json
 from penstock.launch.spec import RunSpec
 from penstock.launch.supervise import SupervisorState
 from penstock.obs.metric_names import METRICS_FILE
@@ -269,6 +269,10 @@ class JobFolder:
     def is_trained(self) -> bool:
         """True if processes train the run: they see requests by themselves."""
         return is_locked(self.run)
+
+    def trained_at(self) -> int:
+        """Return when processes last began to train the run, as a number that grows; 0: none has."""
+        return locked_at(self.run)
 
 
 def _last_record(path: Path) -> dict[str, Any]:  # Any: JSON values

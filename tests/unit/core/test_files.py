@@ -19,6 +19,7 @@ from penstock.core.files import (
     checksum,
     commit,
     exclusive,
+    locked_at,
     remove_tree,
     temporary_beside,
     write_atomic,
@@ -219,3 +220,13 @@ def test_a_folder_that_cannot_be_made_is_the_systems_error_and_not_a_lock(tmp_pa
     (tmp_path / "file").write_text("")
     with pytest.raises(NotADirectoryError), exclusive(tmp_path / "file" / "run", purpose="x"):
         pytest.fail("held nothing")
+
+
+def test_when_a_folder_was_locked_is_known_without_locking_it(tmp_path: Path) -> None:
+    assert locked_at(tmp_path / "absent") == locked_at(tmp_path) == 0
+    found = []
+    for _ in range(2):
+        with exclusive(tmp_path, purpose="test"):
+            found.append(locked_at(tmp_path))
+        os.utime(tmp_path / ".lock", ns=(1, 1))
+    assert found[0] > 1 < found[1]

@@ -9,11 +9,13 @@ import time
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousJoinOp
 
+from penstock.core.files import exclusive
 from penstock.launch import elastic_agent, supervise
 from penstock.launch.attempt import WarmProcess
 from penstock.launch.elastic_agent import ElasticNode, RendezvousGone, run_elastic_node, start_store
@@ -155,52 +157,73 @@ def test_a_node_that_leaves_while_it_waits_is_no_longer_waited_for(folder, warm,
     trains._stop_heartbeats()
 
 
+TWO_RANKS = SimpleNamespace(
+    rank=0, world_size=2, bootstrap_store_info=SimpleNamespace(master_addr=HERE, master_port=1)
+)
+
+
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(
-    ("joins", "nodes"),
+    ("joins", "waiting"),
     [
-        pytest.param(0, [(1, 2), (1, 1)], id="while it stops for one that joins"),
-        pytest.param(3, [(1, 2), (1, 1)], id="while one that would join has to wait"),
-        pytest.param(0, [(0, 2), (0, 1)], id="while it trains"),
+        pytest.param(0, 1, id="while it stops for one that joins"),
+        pytest.param(3, 1, id="while one that would join has to wait"),
+        pytest.param(0, 0, id="while it trains"),
     ],
 )
 def test_ranks_that_wait_for_a_lost_node_are_killed_before_the_grace_is_over(
-    folder, store, monkeypatch, joins, nodes
+    folder, store, monkeypatch, joins, waiting
 ):
     monkeypatch.setattr(elastic_agent, "_AFTER_LOSS_S", 0.3)
     spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run), grace_s=60.0, idle_starts=3)
-    with closing(WarmProcess(hangs, explain, folder.log_of)) as warm:
+    with closing(WarmProcess(partial(trains, folder.run), explain, folder.log_of)) as warm:
         node = node_of(spec, folder, warm, store)
         node._state = replace(node._state, joins=joins)
-        monkeypatch.setattr(node, "_handler", Handler(nodes))
-        info = SimpleNamespace(
-            rank=0,
-            world_size=2,
-            bootstrap_store_info=SimpleNamespace(master_addr=HERE, master_port=1),
-        )
-        assert node._attempt(info).act is Act.START
-    assert "the processes did not stop within" in next(
-        event["cause"] for event in folder.events() if event["event"] == "kill"
-    )
+        monkeypatch.setattr(node, "_handler", Rendezvous(waiting, is_lost=folder.trained_at))
+        assert node._attempt(TWO_RANKS).act is Act.START
+    (kill,) = [event for event in folder.events() if event["event"] == "kill"]
+    assert kill["cause"] == "the processes did not stop in time"
 
 
-class Handler:
-    """The rendezvous, as a node sees it at each look: how many wait, and how many are there."""
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(("told", "end"), [("", (Act.START, 0)), ("SIGTERM", (Act.FINISH, EXIT_STOPPED))])
+def test_ranks_whose_peers_left_before_they_met_have_nothing_to_save(folder, store, monkeypatch, told, end):
+    monkeypatch.setattr(elastic_agent, "_AFTER_LOSS_S", 60.0)
+    spec = make_spec(nodes=node_range("1:2"), run_dir=str(folder.run), grace_s=60.0)
+    with closing(WarmProcess(hangs, explain, folder.log_of)) as warm:
+        node = node_of(spec, folder, warm, store)
+        node._signals.name = told
+        monkeypatch.setattr(node, "_handler", Rendezvous(0, is_lost=lambda: True))
+        decision = node._attempt(TWO_RANKS)
+    assert (decision.act, decision.code) == end
+    assert decision.pause_s == 0, "no failure"
 
-    def __init__(self, looks):
-        self._looks = list(looks)
+
+class Rendezvous:
+    """The rendezvous of two nodes, as one of them sees it, until the other is lost and later."""
+
+    def __init__(self, num_waiting, is_lost):
+        self._num_waiting, self._is_lost = num_waiting, is_lost
         self._state_holder = self
 
     def num_nodes_waiting(self):
-        waiting, present = self._looks.pop(0) if self._looks[1:] else self._looks[0]
-        self.state = SimpleNamespace(participants=range(present))
-        return waiting
+        return self._num_waiting
+
+    @property
+    def state(self):
+        return SimpleNamespace(participants=range(1 if self._is_lost() else 2))
 
 
 def hangs():
     """Work of a rank that waits for its peers, and looks at no signal."""
     time.sleep(60)
     return 0
+
+
+def trains(run):
+    """Work of the first rank after all have met; it looks at no signal either."""
+    with exclusive(run, purpose="penstock train"):
+        return hangs()
 
 
 @pytest.mark.parametrize(
