@@ -188,6 +188,7 @@ def starts_of(run):
 
 def node_pids(run, *, since=0):
     """Return the processes of the nodes that are there, of the events from a number on."""
-    numbers = [(e["event"], [int(n) for n in re.findall(r"\d+", e["cause"])]) for e in events_of(run)[since:]]
+    told = [event for event in events_of(run)[since:] if "node" not in event]  # by the launcher
+    numbers = [(e["event"], [int(n) for n in re.findall(r"\d+", e["cause"])]) for e in told]
     gone = {found[0] for event, found in numbers if event in ("lost", "left")}
     return [found[1] for event, found in numbers if event == "node" and found[0] not in gone]
