@@ -333,7 +333,7 @@ class ElasticNode:
                     self._warm.stop()
                     kill_at = min(kill_at, now + self._spec.grace_s)
             if now >= kill_at and not is_killed:
-                why = "did not stop in time" if self._have_met() else "never met: there is nothing to save"
+                why = "did not stop in time" if self._have_met() else "wait for others that are gone"
                 self._log("kill", f"the processes {why}")
                 self._warm.kill()
                 is_killed = True
@@ -343,7 +343,11 @@ class ElasticNode:
         return outcome
 
     def _have_met(self) -> bool:
-        """True if the ranks of this attempt have met: the first has locked the run's folder."""
+        """True if the ranks of this attempt have met: the first has locked the run's folder.
+
+        A pod whose run's folder is its own never sees that. Nothing is lost so: ranks of a node that left
+        have ended once a checkpoint was whole, and those of a lost node cannot save.
+        """
         return self._folder.trained_at() != self._trained_at
 
     def _patience_s(self) -> float:
