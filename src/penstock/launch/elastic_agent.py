@@ -345,8 +345,8 @@ class ElasticNode:
     def _have_met(self) -> bool:
         """True if the ranks of this attempt have met: the first has locked the run's folder.
 
-        A pod whose run's folder is its own never sees that. Nothing is lost so: ranks of a node that left
-        have ended once a checkpoint was whole, and those of a lost node cannot save.
+        A network disk may show that late. Nothing is lost so: ranks of a node that left have ended once a
+        checkpoint was whole, and without those of a lost node none is written.
         """
         return self._folder.trained_at() != self._trained_at
 
