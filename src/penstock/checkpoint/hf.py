@@ -154,10 +154,15 @@ def appearing(folder: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+_RESTORE = "Take config.json and the weights from one download of the model."
+
+
 def _check_state(given: set[str], expected: set[str]) -> None:
     wrong = sorted(given ^ expected)
     if wrong:
-        raise ModelError(f"The weights do not match the config ({', '.join(wrong[:3])})", got=len(wrong))
+        raise ModelError(
+            f"The weights do not match the config ({', '.join(wrong[:3])})", got=len(wrong), fix=_RESTORE
+        )
 
 
 def _special(eos_id: int | list[int] | None) -> dict[str, Any]:
@@ -205,7 +210,8 @@ def read_weights(
                     if stored != shapes[name]:
                         raise ModelError(
                             f"{name} in {path} has shape {stored}, but config.json "
-                            f"makes it {tuple(shapes[name])}"
+                            f"makes it {tuple(shapes[name])}",
+                            fix=_RESTORE,
                         )
                     yield name, read_slice(file, name, slices.get(name))
         except (safetensors.SafetensorError, OSError) as error:

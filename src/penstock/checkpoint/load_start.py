@@ -117,7 +117,11 @@ def _reader(start: StartWeights, shapes: Mapping[str, tuple[int, ...]]) -> Calla
         entry = index.tensors.get(f"{MODEL}{name}")
         if entry is None or entry.shape != shape:
             stored = "no such tensor" if entry is None else f"{entry.shape}"
-            raise CheckpointError(f"{saved} does not match the model: {name} of shape {shape}", got=stored)
+            raise CheckpointError(
+                f"{saved} does not match the model: {name} of shape {shape}",
+                got=stored,
+                fix="Give the run or checkpoint of a model of these sizes.",
+            )
 
     def fill(targets: Targets) -> None:
         fill_boxes(saved, index, {f"{MODEL}{name}": target for name, target in targets.items()})
@@ -160,7 +164,8 @@ class _Folder:
                     shape, expected = tuple(stored.get_shape()), self._shapes[ours[name]]
                     if shape != expected:
                         raise ModelError(
-                            f"{name} in {path} has shape {shape}, but config.json makes it {expected}"
+                            f"{name} in {path} has shape {shape}, but config.json makes it {expected}",
+                            fix="Take config.json and the weights from one download of the model.",
                         )
                     some = zip(box.offsets, box.sizes, strict=True)
                     tensor: Tensor = stored[tuple(slice(first, first + size) for first, size in some)]

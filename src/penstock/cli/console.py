@@ -130,10 +130,17 @@ def _servers(given: Sequence[str], key_file: Path | None) -> "list[Server]":
         try:
             keys = read_server_keys(key_file.read_text(encoding="utf-8"), where=str(key_file))
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"The key file {key_file} cannot be read: {error}") from None
+            raise UsageError(
+                f"The key file {key_file} cannot be read: {error}",
+                fix="Give a text file with a line `name key` for each server.",
+            ) from None
     default = env.api_key() or "" if key_file is None else ""
     found = [server_of(text, keys, default_key=default) for text in given]
     names = [server.name for server in found]
     if unknown := [name for name in keys if name not in names]:
-        raise UsageError(f"{key_file} has a key of no --server", got=unknown[0])
+        raise UsageError(
+            f"{key_file} has a key of no --server",
+            got=unknown[0],
+            fix="Give that --server NAME=URL, or remove the key.",
+        )
     return found

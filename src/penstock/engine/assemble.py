@@ -156,7 +156,9 @@ def _capacity(part: ModelShard, config: EngineConfig, source: DraftSource) -> Ca
     longest = model.context
     if config.max_context is not None and config.max_context > longest:
         raise ConfigError(
-            f"max_context is beyond the model's context of {longest:,} tokens", got=config.max_context
+            f"max_context is beyond the model's context of {longest:,} tokens",
+            got=config.max_context,
+            fix="Leave it out, or give less.",
         )
     context = config.max_context or longest
     block_bytes = bytes_per_block(

@@ -275,6 +275,7 @@ def _open_ended(text: str, last: str) -> str:
         raise ModelError(
             "The chat template does not write the last message as it is, so no answer can continue it",
             got=last[:100],
+            fix="Correct the template, or score the task without --chat-template.",
         )
     kept = last.lstrip() if text[begin:].startswith(last.lstrip()) else last.strip()
     return text[: begin + len(kept)]

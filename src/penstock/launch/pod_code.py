@@ -32,7 +32,7 @@ def packed(folder: Path) -> bytes:
         UsageError: it is no folder, holds no file, or far more than source code.
     """
     if not folder.is_dir():
-        raise UsageError("--code takes a folder", got=str(folder))
+        raise UsageError("--code takes a folder", got=str(folder), fix="Give the folder of your sources.")
     buffer = io.BytesIO()
     total = 0
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -49,7 +49,9 @@ def packed(folder: Path) -> bytes:
             entry.size, entry.mode = len(content), 0o755 if path.stat().st_mode & 0o100 else 0o644
             archive.addfile(entry, io.BytesIO(content))
     if not total:
-        raise UsageError("The folder of --code holds no files", got=str(folder))
+        raise UsageError(
+            "The folder of --code holds no files", got=str(folder), fix="Give the folder of your sources."
+        )
     return gzip.compress(buffer.getvalue(), mtime=0)
 
 

@@ -272,6 +272,7 @@ def secrets_of(settings: Sequence[str]) -> tuple[Secret, ...]:
             raise UsageError(
                 "--secret names a variable, a file by its absolute path, or a Secret and its key",
                 got=f"{name}={kind}:...",
+                fix="Examples: NAME=env:WANDB_API_KEY, NAME=file:/run/key, NAME=key:wandb/api-key.",
             )
         found.append(Secret(name=name, source=source))
     return tuple(found)

@@ -43,7 +43,10 @@ def new_namespace() -> int:
     try:
         home = _own()
     except OSError:
-        raise UsageError("Emulated hosts need the namespaces of Linux, 3.17 or newer") from None
+        raise UsageError(
+            "Emulated hosts need the namespaces of Linux, 3.17 or newer",
+            fix="Run it on such a machine, as root or with unprivileged user namespaces.",
+        ) from None
     try:
         _call("unshare", _NEW_NETWORK)
         try:

@@ -108,7 +108,11 @@ def read_rope(raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:  # An
     given = {name: value for name, value in scaling.items() if value is not None}
     unknown = sorted(set(given) - {"factor", *_FIELDS[rule][0], *_FIELDS[rule][1]})
     if unknown or "factor" not in given:
-        raise ModelError(f"Unsupported rope_parameters of {rule}", got=unknown or "no factor")
+        raise ModelError(
+            f"Unsupported rope_parameters of {rule}",
+            got=unknown or "no factor",
+            fix="docs/explanation/models.md names what is read.",
+        )
     for name in given.keys() - {"truncate"}:
         _number(name, given[name])
     try:

@@ -76,7 +76,11 @@ def parse(location: str, *, allow_plain_http: bool = False) -> Address:
             fix="Set credentials in your cloud's environment variables, and give the plain address here.",
         )
     if not parts.netloc:
-        raise ConfigError("The address of a remote corpus names no bucket or host", got=location)
+        raise ConfigError(
+            "The address of a remote corpus names no bucket or host",
+            got=location,
+            fix="Example: s3://bucket/corpus.",
+        )
     if scheme == "http" and not allow_plain_http and not _is_this_machine(parts.hostname or ""):
         raise ConfigError(
             "Plain http to another machine can be read and altered on its way",

@@ -12,6 +12,8 @@ from penstock.text.chat_template import ANSWER_MARKS, Messages
 Span = tuple[int, int]
 """First and past-the-last character."""
 
+_CORRECT = "Correct the tags, or remove all of them: answers are then found by comparing."
+
 
 def tagged(render: Callable[[Messages], str], messages: Messages, text: str) -> list[Span]:
     """Return the spans of a text within `{% generation %}` tags.
@@ -30,12 +32,12 @@ def tagged(render: Callable[[Messages], str], messages: Messages, text: str) -> 
             found.append((start, at))
             start = None
         elif part in (opening, closing):
-            raise UsageError("The template's {% generation %} tags are nested")
+            raise UsageError("The template's {% generation %} tags are nested", fix=_CORRECT)
         else:
             plain.append(part)
             at += len(part)
     if "".join(plain) != text or start is not None:
-        raise UsageError("The template changes the text between its {% generation %} tags")
+        raise UsageError("The template changes the text between its {% generation %} tags", fix=_CORRECT)
     return found
 
 
@@ -57,7 +59,7 @@ def within_tags(tagged: Sequence[Span], turn: Span, content: Span, text: str, in
         raise UsageError(
             f"The template's {{% generation %}} tags leave out text of the assistant's turn, message "
             f"{index + 1}",
-            fix="Correct the tags, or remove all of them: answers are then found by comparing.",
+            fix=_CORRECT,
         )
     if learned[-1][1] < turn[1]:
         learned.append((learned[-1][1], turn[1]))
@@ -83,6 +85,6 @@ def check_rest_of_tags(
                 raise UsageError(
                     "The template's {% generation %} tags hold text that is no turn of the assistant",
                     got=rest[:60],
-                    fix="Correct the tags, or remove all of them: answers are then found by comparing.",
+                    fix=_CORRECT,
                 )
             at = max(at, end)

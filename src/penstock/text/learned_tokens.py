@@ -91,7 +91,9 @@ def find_answers(messages: Messages, tools: Sequence[object], renderer: Renderer
     """
     given = json.dumps([list(messages), list(tools)], ensure_ascii=False)
     if found := next((letter for letter in (*MARK, *ANSWER_MARKS) if letter in given), None):
-        raise UsageError("A message has a code point that marks answers here", got=f"U+{ord(found):04X}")
+        raise UsageError(
+            "A message has a code point that marks answers here", got=f"U+{ord(found):04X}", fix="Remove it."
+        )
     render = _with(renderer.render, tools)
     text = render(messages)
     check_tools(tools, text)

@@ -91,7 +91,9 @@ class TemplateProcess:
         try:
             request = json.dumps(wanted)
         except TypeError as error:  # of a column of dates or bytes in Parquet
-            raise UsageError(f"A message or tool has a value that is not JSON: {error}") from None
+            raise UsageError(
+                f"A message or tool has a value that is not JSON: {error}", fix="Write it as text."
+            ) from None
         found = self._answer(request)
         answers = [Answer(index, tuple((a, b) for a, b in spans)) for index, spans in found["answers"]]
         return RenderedChat(found["text"], tuple(answers), found["dropped"])

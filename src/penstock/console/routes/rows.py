@@ -72,7 +72,10 @@ def losses(request: Request, run_id: str, step: int, wanted: RowsWanted) -> Repl
         raise UsageError(why)
     nearest = nearest_before(steps_of(run.folder), step)
     if nearest is None:
-        raise UsageError("The run has no checkpoint, so there is no model to compute losses with")
+        raise UsageError(
+            "The run has no checkpoint, so there is no model to compute losses with",
+            fix="Wait for its first one.",
+        )
     scored: list[RowLosses] = []
     if found.rows:
         key = ModelKey("losses", run.id, nearest, run.name)

@@ -98,15 +98,22 @@ def scrape(server: Server) -> Reading:
         status, content = _fetched(server)
     except (OSError, http.client.HTTPException, UnicodeError) as error:  # of a name that no DNS has
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise PenstockError(f"{server.url} does not answer: {said}") from None
+        raise PenstockError(
+            f"{server.url} does not answer: {said}", fix="Start the server, or correct --server."
+        ) from None
     if status in (401, 403):
         raise PenstockError(
             f"{server.url} wants a key", fix="Give it by PENSTOCK_API_KEY or --server-key-file."
         )
     if status != 200:
-        raise PenstockError(f"{server.url}/metrics answers with status {status}")
+        raise PenstockError(
+            f"{server.url}/metrics answers with status {status}", fix="Give the address of `penstock serve`."
+        )
     if len(content) > _MOST_BYTES:
-        raise PenstockError(f"{server.url}/metrics has more than {_MOST_BYTES:,} bytes")
+        raise PenstockError(
+            f"{server.url}/metrics has more than {_MOST_BYTES:,} bytes",
+            fix="Give the address of `penstock serve`.",
+        )
     reading = reading_of(content.decode(errors="replace"))
     if _OURS not in reading.values:
         raise PenstockError(

@@ -69,7 +69,10 @@ def foreign_manifest(
     name = format or detect(storage.location, sizes)
     shards = _chosen(FORMATS[name].find(sizes), prefix)
     if not shards:
-        raise CorpusError(f"{storage.location} has no files of format {name} ({_seen(sizes)})")
+        raise CorpusError(
+            f"{storage.location} has no files of format {name} ({_seen(sizes)})",
+            fix="Correct the path, or the format behind its colon.",
+        )
     files = _files_of(name, sizes, shards)
     file = f"{name}-{config.fingerprint([_VERSION, dict(options), prefix])}.json"
     found = _read(kept(storage, file))
@@ -214,7 +217,10 @@ def _made(
         done += sizes[name]
     on_progress(total, total)
     if not any(entry.tokens for entry in entries):
-        raise CorpusError(f"Corpus {storage.location} has no tokens in its {len(entries)} {format} files")
+        raise CorpusError(
+            f"Corpus {storage.location} has no tokens in its {len(entries)} {format} files",
+            fix="Leave it out, or write it again.",
+        )
     dtype: Literal["uint16", "uint32"] = "uint32" if "uint32" in dtypes else "uint16"
     eos_id = options.get("eos_id", "none")
     known = max(largest) + 1 if min(largest) >= 0 else np.iinfo(dtype).max + 1

@@ -148,10 +148,16 @@ def _megatron_header(blob: Blob) -> tuple[str, int, int]:
         raise CorpusError(f"{blob.name} is too short for an index", fix="Restore it or make it again.")
     magic, version, code, sequences, marks = HEADER.unpack(blob.read(0, HEADER.size))
     if (magic, version) != (MAGIC, 1):
-        raise CorpusError(f"{blob.name} is no Megatron index of version 1")
+        raise CorpusError(
+            f"{blob.name} is no Megatron index of version 1",
+            fix="Restore it, or write it with Megatron-LM's preprocess_data.py.",
+        )
     dtype = _DTYPES.get(code, f"type {code}")
     if code not in _DTYPES or dtype.startswith("float"):
-        raise CorpusError(f"{blob.name} is of tokens stored as {dtype}, which are no token ids")
+        raise CorpusError(
+            f"{blob.name} is of tokens stored as {dtype}, which are no token ids",
+            fix="Give the .idx of a corpus of tokens.",
+        )
     return dtype, sequences, marks
 
 
@@ -348,7 +354,10 @@ def _nanogpt_header(blob: Blob) -> _Head | None:
     if mark not in {known for known, _ in _MARKS}:
         return None
     if (mark, version) not in _MARKS:
-        raise CorpusError(f"{blob.name} has a header of version {version}, which is not known")
+        raise CorpusError(
+            f"{blob.name} has a header of version {version}, which is not known",
+            fix="Give files of fms-fsdp or nanoGPT, or name the format behind the path.",
+        )
     dtype = _MARKS[mark, version]
     held = whole_items(blob.size - _HEADER_BYTES, dtype, name=blob.name)
     if held != count:

@@ -87,7 +87,10 @@ class LeaderLease:
             if is_written:
                 return True
             # Written in between: by another replica, or by a request of ours that was given up.
-        raise PenstockError(f"Lease {NAME} was written by others {_MOST_CONFLICTS} times in a row")
+        raise PenstockError(
+            f"Lease {NAME} was written by others {_MOST_CONFLICTS} times in a row",
+            fix="Look for another operator that uses it.",
+        )
 
     def _is_of_another(self, spec: dict[str, Any], version: str) -> bool:  # Any: JSON
         """True if another replica has the lease, and was not gone for its duration."""

@@ -86,7 +86,11 @@ def _read_windows(raw: Mapping[str, Any]) -> dict[str, int | None]:  # Any: JSON
     if kinds is not None:
         whole = kinds.count("full_attention")
         if kinds != ["full_attention"] * whole + ["sliding_attention"] * (layers - whole):
-            raise ModelError("layer_types must be full attention first, then sliding attention", got=kinds)
+            raise ModelError(
+                "layer_types must be full attention first, then sliding attention",
+                got=kinds,
+                fix="Other orders are not supported: docs/explanation/models.md.",
+            )
     if whole == layers:
         return {"sliding_window": None, "max_window_layers": 0}
     return {"sliding_window": raw.get("sliding_window", 4096), "max_window_layers": whole}

@@ -235,26 +235,29 @@ def _numbers(folder: Path, kind: str, *, bad: bool = True) -> set[int]:
     return {number for number in found if number <= _MOST_REQUESTS}
 
 
+_ASK_AGAIN = "Remove it, and ask again with `penstock control` or `penstock data mix`."
+
+
 def _read(path: Path, *, most_bytes: int = _MOST_BYTES) -> dict[str, Any]:  # Any: JSON values
     """Read a JSON object from an untrusted file: follows no link, blocks on no pipe."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        raise PenstockError(f"{path.name} cannot be read: {error.strerror}") from None
+        raise PenstockError(f"{path.name} cannot be read: {error.strerror}", fix=_ASK_AGAIN) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise PenstockError(f"{path.name} is not a file")
+            raise PenstockError(f"{path.name} is not a file", fix=_ASK_AGAIN)
         content = os.read(descriptor, most_bytes + 1)
     finally:
         os.close(descriptor)
     if len(content) > most_bytes:
-        raise PenstockError(f"{path.name} has more than {most_bytes:,} bytes")
+        raise PenstockError(f"{path.name} has more than {most_bytes:,} bytes", fix=_ASK_AGAIN)
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path.name} is not valid JSON: {error}") from None
+        raise ConfigError(f"{path.name} is not valid JSON: {error}", fix=_ASK_AGAIN) from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path.name} must contain a JSON object", got=type(value).__name__)
+        raise ConfigError(f"{path.name} must contain a JSON object", got=type(value).__name__, fix=_ASK_AGAIN)
     return value
 
 

@@ -64,7 +64,10 @@ def recipe_of(folder: Path) -> TrainConfig:
     try:
         return config.build(TrainConfig, config.load_json(folder / RECIPE_FILE))
     except PenstockError as error:
-        raise PenstockError(f"{folder / RECIPE_FILE} is damaged: {error}") from None
+        raise PenstockError(
+            f"{folder / RECIPE_FILE} is damaged: {error}",
+            fix="Restore it, or resume the run, which writes it again.",
+        ) from None
 
 
 def open_run(folder: Path, **options: Any) -> OpenRun:

@@ -29,7 +29,10 @@ def writer(engine: Engine, *, num_tokens: int) -> Write:
         while engine.has_work:
             for piece in engine.step():
                 if piece.finish == "error":
-                    raise ModelError(f"The model failed to generate text: {piece.error}")
+                    raise ModelError(
+                        f"The model failed to generate text: {piece.error}",
+                        fix="Try `penstock generate` with this model.",
+                    )
                 written[piece.request_id].extend(piece.token_ids)
         return list(written.values())
 
