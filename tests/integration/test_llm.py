@@ -284,6 +284,18 @@ def test_an_adapter_that_lacks_rows_of_tokens_in_its_template_is_named_in_the_lo
             other.chat([{"role": "user", "content": "the"}], replace(TEN, adapter="from the start"))
 
 
+def test_the_files_of_an_adapter_are_read_while_others_are_answered(adapter, llm, monkeypatch):
+    threads, read = [], text_processor.load_template
+    monkeypatch.setattr(
+        text_processor,
+        "load_template",
+        lambda folder: threads.append(threading.current_thread()) or read(folder),
+    )
+    llm.add_adapter("a", adapter[0])
+    llm.remove_adapter("a")
+    assert threads == [threading.current_thread()]
+
+
 def test_an_adapter_whose_template_is_away_is_not_added(adapter, llm, monkeypatch):
     def fail(folder):
         raise OSError(f"{folder} is away")

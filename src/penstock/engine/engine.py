@@ -150,22 +150,27 @@ class Engine:
             self.scheduler.cancel(sequence.id, finish)
             self._ended.append(self._end(sequence, finish, error))
 
-    def add_adapter(self, name: str, folder: Path) -> None:
+    def add_adapter(self, name: str, folder: Path, *, text_processor: TextProcessor | None = None) -> None:
         """Load an adapter for later requests; call between two steps.
+
+        Args:
+            text_processor: from `TextProcessor.read_adapter`, which takes long; None: it is read here.
 
         Raises:
             InputError, UsageError: the name is taken, or a file of the folder is not valid JSON or no
                 tokenizer.
             ModelError: the folder is not a LoRA adapter of this model.
         """
-        # read first, which takes long: once the runner has the name, other threads make requests of it
-        own = None if self.text_processor is None else self.text_processor.read_adapter(folder)
+        if self.text_processor is None:
+            self.runner.add_adapter(name, folder)
+            return
+        # first: once the runner has the name, other threads make requests of it
+        own = text_processor or self.text_processor.read_adapter(folder)
         self.runner.add_adapter(name, folder)
-        if self.text_processor is not None and own is not None:
-            self.text_processor.adapters[name] = own
-            self._look_for_rows(name, own)
-            if self.grammars is not None:
-                self.grammars.add(name, own, vocab_size=self.vocab_size_of(name))
+        self.text_processor.adapters[name] = own
+        self._look_for_rows(name, own)
+        if self.grammars is not None:
+            self.grammars.add(name, own, vocab_size=self.vocab_size_of(name))
 
     def remove_adapter(self, name: str) -> None:
         """Remove an adapter that no request uses; call between two steps.

@@ -175,7 +175,8 @@ class LLM:
                 tokenizer.
             ModelError: the folder is not a LoRA adapter of this model.
         """
-        self.thread.call(lambda engine: engine.add_adapter(name, Path(folder)))
+        own = self.text_processor.read_adapter(Path(folder))  # here: answers of others need not wait for it
+        self.thread.call(lambda engine: engine.add_adapter(name, Path(folder), text_processor=own))
 
     def remove_adapter(self, name: str) -> None:
         """Remove an adapter.
