@@ -52,6 +52,10 @@ class UnknownKind(PenstockError):
     """The cluster does not serve this kind of object: its controller is not installed."""
 
 
+class LogBrokeOff(PenstockError):
+    """The connection to the log of a pod broke off in the middle; the pod may print on."""
+
+
 class LogLine(NamedTuple):
     """Line of a pod's log."""
 
@@ -162,6 +166,10 @@ class ClusterConnection:
 
         Args:
             follow: go on with lines as they come, until the pod ends or the server closes the connection.
+
+        Raises:
+            LogBrokeOff: the connection broke off; a line of which only the beginning came is left out.
+            PenstockError: the server refuses the log, or is away.
         """
         printed_at = datetime.min.replace(tzinfo=UTC)
         with _refusals(self, f"the log of pod {pod}"):
@@ -196,6 +204,11 @@ class ClusterConnection:
                 response.read()  # for the message
             client.raise_for_status(response)  # type: ignore[no-untyped-call]
             yield from response.iter_bytes()
+        except _httpx().TransportError as error:
+            raise LogBrokeOff(
+                f"The log of pod {pod} broke off: {str(error).strip() or type(error).__name__}",
+                fix="Ask for it again; if that fails too, look at the network and the pod's node.",
+            ) from None
         finally:
             response.close()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
-from penstock.launch.engines.kubernetes_api import LogLine, Object
+from penstock.launch.engines.kubernetes_api import LogBrokeOff, LogLine, Object
 from penstock.launch.engines.kubernetes_state import (
     JOB_KINDS,
     cluster_of,
@@ -127,9 +127,9 @@ def followed(
 class _LogReaders:
     """Threads that read the logs of pods, one each.
 
-    A connection may end long before its pod: servers and proxies close those that carry nothing for a while.
-    So a pod whose log was opened while it ran is read again, from its first line; lines that are earlier than
-    the newest one are passed over, and of those of its microsecond as many as were printed.
+    A connection may end or break off long before its pod: servers and proxies close those that carry nothing
+    for a while. So a pod whose log was opened while it ran is read again, from its first line; lines that are
+    earlier than the newest one are passed over, and of those of its microsecond as many as were printed.
     """
 
     def __init__(self, read: Callable[[str], Iterator[LogLine]]) -> None:
@@ -159,6 +159,8 @@ class _LogReaders:
                 self._count(uid, line.printed_at)
                 self._found.put(line.text)
             self._found.put(_PodRead(uid, is_whole=not is_running))
+        except LogBrokeOff as error:
+            self._found.put(_PodRead(uid, is_whole=False) if is_running else error)
         except BaseException as error:
             self._found.put(error)
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("lightkube")
 
 from penstock.core.errors import PenstockError  # needs the package
-from penstock.launch.engines.kubernetes_api import connect
+from penstock.launch.engines.kubernetes_api import LogBrokeOff, connect
 
 STAMP = "2026-01-01T00:00:00.000001999Z"
 PRINTED_AT = datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=UTC)
@@ -21,6 +21,7 @@ LOGS = {
     "odd": b"failed to watch file\n" + f"{STAMP} a".encode() + b"\xffb\n",
     "empty": b"",
 }
+BROKEN = f"{STAMP} a\n{STAMP} the beginning of".encode()
 REFUSED = {"waiting": 400, "gone": 404, "hidden": 403}
 
 
@@ -38,6 +39,9 @@ class _Handler(BaseHTTPRequestHandler):
         content = LOGS.get(pod, content)
         self.send_response(code)
         self.send_header("Content-Type", "text/plain" if code == 200 else "application/json")
+        if pod == "broken":  # off, before all of it has come
+            content = BROKEN
+            self.send_header("Content-Length", str(len(content) + 1))
         self.end_headers()
         for start in range(len(content)):  # characters come in pieces
             self.wfile.write(content[start : start + 1])
@@ -69,6 +73,14 @@ def test_a_line_of_a_log_ends_where_its_rank_ended_it(cluster, follow):
         (PRINTED_AT, "\u65e5\n"),
     ]
     assert list(cluster.log("empty", follow=follow)) == []
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_a_log_that_breaks_off_in_a_line_has_the_lines_before_it(cluster, follow):
+    lines = cluster.log("broken", follow=follow)
+    assert next(lines) == (PRINTED_AT, "a\n")
+    with pytest.raises(LogBrokeOff, match="The log of pod broken broke off: .*Ask for it again"):
+        next(lines)
 
 
 def test_words_of_the_kubelet_and_bytes_that_are_no_text_are_lines_too(cluster):

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import PenstockError
 from penstock.launch.engines import kubernetes_logs
-from penstock.launch.engines.kubernetes_api import LogLine
+from penstock.launch.engines.kubernetes_api import LogBrokeOff, LogLine
 from penstock.launch.engines.kubernetes_logs import PodsStarted, followed, started_of
 from penstock.launch.pod_node import PROGRESS
 
@@ -121,7 +121,24 @@ def test_a_log_that_stays_open_after_the_end_of_its_job_is_left(monkeypatch):
     ends.set()
 
 
-def test_a_log_that_breaks_off_is_told():
+def broken_after(*texts):
+    yield from printed(*texts)
+    raise LogBrokeOff("the log broke off")
+
+
+def test_a_log_that_breaks_off_while_its_pod_runs_is_read_on():
+    reads = [broken_after(), broken_after("a1"), printed("a1", "a2")]
+    assert list(Pods(*[["a"]] * 100, a=reads).lines()) == ["a1", "a2"]
+
+
+def test_a_log_that_breaks_off_when_the_job_is_over_is_told():
+    lines = Pods(["a"], a=[broken_after("a1")]).lines()
+    assert next(lines) == "a1"
+    with pytest.raises(PenstockError, match="the log broke off"):
+        next(lines)
+
+
+def test_a_log_of_a_cluster_that_is_away_is_told():
     def broken():
         yield from printed("a")
         raise PenstockError("the cluster is gone")
