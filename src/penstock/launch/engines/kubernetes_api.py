@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.core.errors import PenstockError
+from penstock.launch.engines.engine import EngineUnreachable
 
 if TYPE_CHECKING:
     from lightkube import Client
@@ -275,8 +276,8 @@ def _httpx() -> Any:  # the client's HTTP library, under any of its names
     return vars(exceptions)["httpx"]
 
 
-def _unreachable(server: str, error: BaseException) -> PenstockError:
-    return PenstockError(
+def _unreachable(server: str, error: BaseException) -> EngineUnreachable:
+    return EngineUnreachable(
         f"The cluster at {server} cannot be reached: {str(error).strip() or type(error).__name__}",
         fix="Check the network and `kubectl cluster-info`, or name another cluster by KUBECONFIG.",
     )

@@ -1,6 +1,7 @@
 """Logs of a run's pods: lines of a rank, also from pods that start later, and the run's progress."""
 
 import json
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 
 from penstock.core import clock
 from penstock.core.errors import PenstockError
+from penstock.launch.engines.engine import EngineUnreachable
 from penstock.launch.engines.kubernetes_api import LogBrokeOff, LogLine, Object
 from penstock.launch.engines.kubernetes_state import (
     JOB_KINDS,
@@ -26,6 +28,8 @@ from penstock.launch.render.pod_template import labels_of
 
 _ENDED = ("Succeeded", "Failed")
 _LOOK_AT_PODS_S = 2.0
+_MOST_SILENCE_S = 600.0
+"""Seconds without an answer of the cluster after which the job is not waited for."""
 _LAST_LINES_S = 30.0
 """Longest silence of a log after the end of its job; a node that is gone leaves one open for ever."""
 _NONE = (datetime.min.replace(tzinfo=UTC), 0)
@@ -108,11 +112,19 @@ def followed(
         pause_s: seconds between two looks.
 
     Raises:
+        EngineUnreachable: the cluster does not answer at first, or has not for long.
         BaseException: what looking or reading raised.
     """
-    readers = _LogReaders(read)
+    readers, answered_at = _LogReaders(read), -math.inf
     while True:
-        now = look()
+        try:
+            now = look()
+        except EngineUnreachable:  # as an API server that is replaced
+            if clock.monotonic() - answered_at > _MOST_SILENCE_S:
+                raise
+            yield from readers.lines_for(pause_s)
+            continue
+        answered_at = clock.monotonic()
         for uid, name in now.names.items():
             readers.begin(uid, name, is_running=uid in now.running)
         if now.is_over:
@@ -159,7 +171,7 @@ class _LogReaders:
                 self._count(uid, line.printed_at)
                 self._found.put(line.text)
             self._found.put(_PodRead(uid, is_whole=not is_running))
-        except LogBrokeOff as error:
+        except (LogBrokeOff, EngineUnreachable) as error:
             self._found.put(_PodRead(uid, is_whole=False) if is_running else error)
         except BaseException as error:
             self._found.put(error)

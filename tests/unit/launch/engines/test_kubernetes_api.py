@@ -79,7 +79,7 @@ def test_a_line_of_a_log_ends_where_its_rank_ended_it(cluster, follow):
 def test_a_log_that_breaks_off_in_a_line_has_the_lines_before_it(cluster, follow):
     lines = cluster.log("broken", follow=follow)
     assert next(lines) == (PRINTED_AT, "a\n")
-    with pytest.raises(LogBrokeOff, match="The log of pod broken broke off: .*Ask for it again"):
+    with pytest.raises(LogBrokeOff, match=r"The log of pod broken broke off: .*Ask for it again"):
         next(lines)
 
 

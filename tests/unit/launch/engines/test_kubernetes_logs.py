@@ -7,6 +7,7 @@ import pytest
 
 from penstock.core.errors import PenstockError
 from penstock.launch.engines import kubernetes_logs
+from penstock.launch.engines.engine import EngineUnreachable
 from penstock.launch.engines.kubernetes_api import LogBrokeOff, LogLine
 from penstock.launch.engines.kubernetes_logs import PodsStarted, followed, started_of
 from penstock.launch.pod_node import PROGRESS
@@ -138,7 +139,36 @@ def test_a_log_that_breaks_off_when_the_job_is_over_is_told():
         next(lines)
 
 
-def test_a_log_of_a_cluster_that_is_away_is_told():
+class Away:
+    """Looks at pods, of which each with a number in `at` is not answered."""
+
+    def __init__(self, pods, at):
+        self.pods, self.at, self.num_looks = pods, at, 0
+
+    def __call__(self):
+        self.num_looks += 1
+        if self.num_looks in self.at:
+            raise EngineUnreachable("away")
+        return self.pods.look()
+
+
+def test_a_cluster_that_is_away_for_a_moment_ends_nothing():
+    pods = Pods(["a"], ["a"], ["a"], a=[printed("a1"), printed("a1", "a2")])
+    assert list(followed(Away(pods, at=(2, 4)), pods.read, pause_s=0.01)) == ["a1", "a2"]
+
+
+def test_a_cluster_that_is_away_at_first_or_for_long_is_told(monkeypatch):
+    monkeypatch.setattr(kubernetes_logs, "_MOST_SILENCE_S", 0.1)
+    pods = Pods(["a"], ["a"], a=[printed("a1")])
+    with pytest.raises(EngineUnreachable):
+        next(followed(Away(pods, at=(1,)), pods.read))
+    lines = followed(Away(pods, at=range(2, 1000)), pods.read, pause_s=0.01)
+    assert next(lines) == "a1"
+    with pytest.raises(EngineUnreachable):
+        next(lines)
+
+
+def test_a_log_that_cannot_be_read_is_told():
     def broken():
         yield from printed("a")
         raise PenstockError("the cluster is gone")
