@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from penstock.console.runs.run_files import LocalFiles, RunFiles, StoredFiles
@@ -28,6 +28,8 @@ _AGAIN_S = 2.0
 """Seconds after which folders are searched again."""
 _STORED_AGAIN_S = 60.0
 """The same for object stores: a search is one request per folder and run."""
+_MOST_WAIT_S = 1.0
+"""Seconds for which a caller waits for stores that are searched again; then it gets what was found before."""
 _REQUESTS_AT_ONCE = 16
 _PATIENCE_S = 20.0
 """Seconds for all attempts of one request: a reader waits for it."""
@@ -68,13 +70,10 @@ class RunFolders:
 
     def __init__(self, roots: Sequence[Path | str]) -> None:
         self._roots = [Path(root).resolve() for root in roots if not is_remote(str(root))]
-        self._stores = [_store(str(root)) for root in roots if is_remote(str(root))]
+        self._stores = [_StoreSearch(_store(str(root))) for root in roots if is_remote(str(root))]
         self._runs: dict[str, FoundRun] = {}
-        self._named: list[_Named] = []
-        self._stored: dict[str, StoredFiles] = {}
         self._searched = -_AGAIN_S
-        self._stores_searched = -math.inf
-        self._lock, self._stores_lock = Lock(), Lock()
+        self._lock = Lock()
 
     def runs(self) -> list[FoundRun]:
         """Return all runs.
@@ -82,7 +81,10 @@ class RunFolders:
         Raises:
             CorpusError: an object store does not answer, and did not before.
         """
-        stored = self._stored_runs()
+        until = clock.monotonic() + _MOST_WAIT_S
+        for search in [started for store in self._stores if (started := store.begin()) is not None]:
+            search.join(max(0.0, until - clock.monotonic()))
+        stored = [named for store in self._stores for named in store.found]
         with self._lock:
             if clock.monotonic() - self._searched >= _AGAIN_S:
                 self._runs = {run.id: run for run in _told_apart([*_local_runs(self._roots), *stored])}
@@ -100,37 +102,60 @@ class RunFolders:
                 return run
         raise UnknownRun("There is no such run", got=run_id, fix="It may have been deleted: see the list.")
 
-    def _stored_runs(self) -> "list[_Named]":
-        """Return the runs in object stores. One caller searches; the others get what was found before."""
-        is_first = self._stores_searched == -math.inf
-        if not self._stores or clock.monotonic() - self._stores_searched < _STORED_AGAIN_S:
-            return self._named
-        if not self._stores_lock.acquire(blocking=is_first):
-            return self._named
-        try:
-            if is_first and self._stores_searched != -math.inf:  # somebody else was the first
-                return self._named
-            self._named = [
-                self._files(store, *found) for store in self._stores for found in _runs_in_store(store)
-            ]
-        except CorpusError as error:
-            if is_first:
-                raise
-            log.warning("object store is not read reason=%s", error)
-        finally:
-            self._stores_searched = clock.monotonic()
-            self._stores_lock.release()
-        return self._named
-
-    def _files(self, store: "Store", name: str, prefix: str, listed: "dict[str, StoredObject]") -> "_Named":
-        found = StoredFiles(store, prefix, listed)
-        files = self._stored.setdefault(found.location, found)
-        files.list(listed)
-        return name, files
-
 
 _Named = tuple[str, RunFiles]
 """Name below the folder that was searched, and the run's files."""
+
+
+class _StoreSearch:
+    """Search of one object store for runs, at most one at a time."""
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+        self.found: list[_Named] = []
+        """Runs that the last search found that was answered."""
+        self._files: dict[str, StoredFiles] = {}
+        self._searched = -math.inf
+        self._lock = Lock()
+
+    def begin(self) -> Thread | None:
+        """Search again, if it is time to; return the thread that does. The first caller of all waits for it.
+
+        Raises:
+            CorpusError: the store does not answer, and did not before.
+        """
+        is_first = self._searched == -math.inf
+        if clock.monotonic() - self._searched < _STORED_AGAIN_S or not self._lock.acquire(blocking=is_first):
+            return None
+        if not is_first:
+            thread = Thread(target=self._search_again, name="console-search", daemon=True)
+            thread.start()  # which releases the lock
+            return thread
+        try:
+            if self._searched == -math.inf:  # else somebody else was the first
+                self._search()
+        finally:
+            self._searched = clock.monotonic()
+            self._lock.release()
+        return None
+
+    def _search_again(self) -> None:
+        try:
+            self._search()
+        except CorpusError as error:
+            log.warning("object store is not read reason=%s", error)
+        finally:
+            self._searched = clock.monotonic()
+            self._lock.release()
+
+    def _search(self) -> None:
+        found: list[_Named] = []
+        for name, prefix, listed in _runs_in_store(self._store):
+            files = StoredFiles(self._store, prefix, listed)
+            files = self._files.setdefault(files.location, files)
+            files.list(listed)
+            found.append((name, files))
+        self.found = found
 
 
 def id_of(location: str) -> str:
