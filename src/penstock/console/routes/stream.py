@@ -2,7 +2,8 @@
 
 One stream serves all windows of a browser (page/stream.js). It goes on from the cursors of what they have, so
 nothing is missing that is recorded while a page opens, or is not connected; `at` says how far a run was sent.
-Files are looked at four times a second, so a point arrives well within a second of its line.
+Files are looked at four times a second, so a point arrives well within a second of its line; those of runs in
+object stores apart from the others, which do not wait for them.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from penstock.console.runs.discover import FoundRun, UnknownRun
 from penstock.console.runs.events import first_compared, spikes
 from penstock.console.runs.summary import RunRow
 from penstock.console.state import ConsoleState, console_of, finite
+from penstock.core import clock
 from penstock.core.errors import PenstockError
 
 router = APIRouter(prefix="/api")
@@ -65,12 +67,16 @@ def _least(ids: Sequence[str], since: Sequence[str]) -> dict[str, Cursor | None]
 
 
 async def _events(console: ConsoleState, cursors: Mapping[str, Cursor | None]) -> AsyncIterator[str]:
-    watched = [_Watched(console, run_id, since) for run_id, since in cursors.items()]
+    runs = await run_in_threadpool(console.folders.runs)
+    stored = {run.id for run in runs if run.files.is_stored}
+    watched = {run_id: _Watched(console, run_id, since) for run_id, since in cursors.items()}
+    local = _Looks([each for run_id, each in watched.items() if run_id not in stored])
+    remote = _Looks([each for run_id, each in watched.items() if run_id in stored], most_s=_LOOK_EVERY_S)
     rows = _Rows(console, list(cursors))
     yield ": connected\n\n"
     look, quiet = 0, 0
     while not console.is_ending:
-        found = [event for each in watched for event in await run_in_threadpool(each.news)]
+        found = [*await local.news(), *await remote.news()]
         if look % _ROWS_EVERY == 0:
             found += await run_in_threadpool(rows.news)
         quiet = 0 if found else quiet + 1
@@ -131,6 +137,33 @@ class _Watched:
         return found
 
 
+class _Looks:
+    """Looks at some runs, one after the other; a look that takes long is left to go on.
+
+    Args:
+        most_s: seconds to wait for a look; None: to its end.
+    """
+
+    def __init__(self, runs: Sequence[_Watched], *, most_s: float | None = None) -> None:
+        self._runs, self._most_s = runs, most_s
+        self._look: asyncio.Task[News] | None = None
+
+    async def news(self) -> News:
+        """Return what a look found, of this call or an earlier one; nothing while it goes on."""
+        if not self._runs:
+            return []
+        if self._look is None:
+            self._look = asyncio.create_task(run_in_threadpool(self._news))
+        done, _ = await asyncio.wait([self._look], timeout=self._most_s)
+        if not done:
+            return []
+        look, self._look = self._look, None
+        return look.result()
+
+    def _news(self) -> News:
+        return [event for each in self._runs for event in each.news()]
+
+
 class _Rows:
     """Rows of a stream's runs, as they were sent."""
 
@@ -153,9 +186,10 @@ class _Rows:
         if not self._ids:
             yield from self._console.rows(most_s=_LOOK_EVERY_S)
             return
+        until = clock.monotonic() + _LOOK_EVERY_S  # for all of them together
         for run in self._console.folders.runs():
             if run.id in self._ids:
-                yield self._console.row(run, most_s=_LOOK_EVERY_S)
+                yield self._console.row(run, most_s=max(0.0, until - clock.monotonic()))
 
 
 def _has_spike(columns: RunColumns, row: int) -> bool:

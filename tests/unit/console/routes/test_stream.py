@@ -4,7 +4,7 @@ import json
 import shutil
 import socket
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -15,6 +15,8 @@ from penstock.console.access import ConsoleAccess
 from penstock.console.app import build_app
 from penstock.console.routes import stream
 from penstock.console.runs import discover
+from penstock.console.runs.discover import FoundRun
+from penstock.console.runs.run_files import LocalFiles
 from penstock.console.state import ConsoleState
 
 STILL_HERE = ("comment", "still here")
@@ -270,3 +272,39 @@ def test_the_next_stream_after_a_reset_does_not_send_it_again(console):
         console.write("run", *steps(6, 6))
         found = [kind for kind, _ in take_until(events, lambda data: data.get("x", {}).get("step") == 6)]
     assert "reset" not in found
+
+
+class SilentFiles(LocalFiles):
+    """A run in an object store that does not answer until a test lets it."""
+
+    is_stored = True
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.location, self.may_answer = "s3://silent/run", Event()
+
+    def stamp(self, name):
+        assert self.may_answer.wait(60)
+        return super().stamp(name)
+
+    seen = stamp
+
+
+def test_a_store_that_does_not_answer_holds_up_no_points_of_other_runs(console, tmp_path, monkeypatch):
+    console.write("run", {"step": 1, "loss": 3.0})
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "metrics.jsonl").write_text('{"step": 1, "loss": 4.0}\n')
+    run, files = console.run(), SilentFiles(tmp_path / "away")
+    own = console.state.folders.runs()
+    monkeypatch.setattr(console.state.folders, "runs", lambda: [FoundRun("away", "away", files), *own])
+    query = {"runs": f"away,{run['id']}", "since": f"0.0.0.0.0.0,{run['cursor']}"}
+    try:
+        with console.followed(**query) as events:
+            console.write("run", {"step": 2, "loss": 2.5})
+            shown = take_until(events, lambda data: data.get("run") == run["id"])
+            assert next(data["values"]["loss"] for kind, data in shown if kind == "points") == 2.5
+            files.may_answer.set()
+            shown = take_until(events, lambda data: data.get("run") == "away")
+            assert next(data["values"]["loss"] for kind, data in shown if kind == "points") == 4.0
+    finally:
+        files.may_answer.set()
