@@ -199,3 +199,15 @@ def test_a_report_has_the_rows_that_it_is_asked_for(run, tmp_path):
     refused = penstock("report", run, "--rows", 99, "--out", tmp_path / "other.html")
     assert (refused.returncode, "steps 1 to 6" in refused.stderr) == (2, True)
     assert not (tmp_path / "other.html").exists()
+
+
+def test_a_report_of_rows_without_their_corpus_says_what_to_do(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    recipe = json.loads((copy / "config.json").read_text())
+    recipe["data"]["corpora"]["web"]["path"] = str(tmp_path / "elsewhere")
+    (copy / "config.json").write_text(json.dumps(recipe))
+    refused = penstock("report", copy, "--rows", 2)
+    said = " ".join(refused.stderr.split())
+    assert (refused.returncode, (copy / "report.html").exists()) == (1, False)
+    assert f"The rows of step 2 cannot be read: Corpus {tmp_path}/elsewhere does not exist" in said
+    assert "Or leave out --rows" in said

@@ -35,7 +35,7 @@ from penstock.console.runs.run_files import LocalFiles
 from penstock.console.runs.step_rows import FIRST_ROWS, open_rows, rows_as_json
 from penstock.core.config import load_json
 from penstock.core.env import cache_folder
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import CorpusError, PenstockError, UsageError
 from penstock.core.files import TOKENIZER_FILE, checksum, write_atomic
 from penstock.core.units import plural
 from penstock.data.corpus.open import open_corpus
@@ -174,7 +174,13 @@ def _ranks(folder: Path) -> ReportedRanks:
 
 
 def _rows(folder: Path, step: int) -> ReportedRows:
-    opened, found = open_rows(folder, step, offset=0, limit=FIRST_ROWS)
+    try:
+        opened, found = open_rows(folder, step, offset=0, limit=FIRST_ROWS)
+    except CorpusError as error:
+        raise CorpusError(
+            f"The rows of step {step:,} cannot be read: {error}",
+            fix="Or leave out --rows, which needs the corpora where the run's recipe has them.",
+        ) from None
     with closing(RunColumns(LocalFiles(folder), _cache(folder))) as columns:
         columns.update()
         return ReportedRows(found=rows_as_json(opened, found, columns, offset=0))
