@@ -17,6 +17,8 @@ exit codes: 0 ended by a signal, 1 failed, 2 wrong usage
 
 import argparse
 import math
+import os
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -112,7 +114,9 @@ def run(arguments: argparse.Namespace) -> int:
             on_end=console.end,
         )
     console.close()
-    return 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads may still wait for an object store
 
 
 def _is_host_name(text: str) -> bool:
