@@ -119,7 +119,7 @@ def test_a_page_taken_along_has_the_heat_map_and_the_rows_in_view(run, opened, d
     with console(run.parent) as address:
         page = opened(address, device)
         open_view(page, "Rows")
-        page.get_by_label("Step").fill("4")
+        page.get_by_label("Step", exact=True).fill("4")
         page.get_by_role("button", name="Show its rows").click()
         page.get_by_role("button", name="Rows after").click()
         expect(page.get_by_text("Step 4: rows 4 to 7 of 8")).to_be_visible()
