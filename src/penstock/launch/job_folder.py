@@ -15,6 +15,7 @@ pods/               count of failed pods of each node, on Kubernetes (failed_pod
 import json
 import logging
 import os
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -137,7 +138,7 @@ class JobFolder:
 
     def mark_started(self, job: str) -> None:
         """Note that the pods of a job start."""
-        write_json(self.path / "started.json", {"job": job})
+        self._note_job("started.json", job)
 
     def started_job(self) -> str:
         """Return the job whose pods started last; empty: none."""
@@ -145,11 +146,17 @@ class JobFolder:
 
     def mark_finished(self, job: str) -> None:
         """Note that a job has run the last step."""
-        write_json(self.path / "finished.json", {"job": job})
+        self._note_job("finished.json", job)
 
     def finished_job(self) -> str:
         """Return the job that has run the last step; empty: none."""
         return self._job_in("finished.json")
+
+    def _note_job(self, name: str, job: str) -> None:
+        """Write a job into a file that all nodes may write at once, so each under a draft of its own."""
+        draft = self.path / f"{name}.{secrets.token_hex(8)}"
+        write_json(draft, {"job": job})
+        draft.replace(self.path / name)
 
     def _job_in(self, name: str) -> str:
         try:
@@ -159,7 +166,7 @@ class JobFolder:
 
     def mark_examined(self, job: str) -> None:
         """Note that the nodes of a job were examined."""
-        write_json(self.path / "examined.json", {"job": job})
+        self._note_job("examined.json", job)
 
     def examined_job(self) -> str:
         """Return the job whose nodes were examined; empty: none."""

@@ -1,6 +1,7 @@
 """Files of a launched run."""
 
 import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -22,6 +23,18 @@ def test_what_is_written_is_read_back(folder):
     folder.write_spec(spec)
     folder.write_job(job)
     assert (folder.spec(), folder.job(), folder.has_job()) == (spec, job, True)
+
+
+def test_all_nodes_may_note_the_end_of_a_job_at_once(folder):
+    with ThreadPoolExecutor(8) as nodes:
+        for mark, read in (
+            (folder.mark_finished, folder.finished_job),
+            (folder.mark_started, folder.started_job),
+            (folder.mark_examined, folder.examined_job),
+        ):
+            assert list(nodes.map(mark, ["7"] * 200)) == [None] * 200
+            assert read() == "7"
+    assert len(list(folder.path.glob("*.json*"))) == 3, "no draft is left"
 
 
 def test_a_folder_without_a_job_is_told_so(tmp_path):
