@@ -19,6 +19,15 @@ DEVICES = {
 }
 
 
+def page_of(browser, device, *, complaints, is_complaint=lambda said: said.type == "error", **options):
+    """Return a new page of a device, which adds to `complaints` what it says where it fails."""
+    page = browser.new_page(**DEVICES[device], **options)
+    page.set_default_timeout(PATIENCE_MS)
+    page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
+    page.on("pageerror", lambda error: complaints.append(error.stack or str(error)))
+    return page
+
+
 def check_is_usable(page):
     """Check that nothing is cut off at the sides, and that axe finds nothing."""
     found = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")

@@ -16,7 +16,7 @@ import pytest
 from playwright.sync_api import expect
 
 from penstock.train.control.requests import ControlReply, ControlRequest, answer, read_request, submit
-from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
+from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser, page_of
 from tests.e2e.conftest import console, penstock
 from tests.launched import records_of, wait_until
 
@@ -103,10 +103,7 @@ def opened(browser):
     pages, complaints, asked = [], [], set()
 
     def open_page(address, device="desktop"):
-        page = browser.new_page(**DEVICES[device])
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda said: complaints.append(said.text) if is_complaint(said) else None)
-        page.on("pageerror", lambda error: complaints.append(error.stack or str(error)))
+        page = page_of(browser, device, complaints=complaints, is_complaint=is_complaint)
         page.on("request", lambda sent: asked.add(urlsplit(sent.url).netloc) if "://" in sent.url else None)
         page.goto(address)
         pages.append(page)

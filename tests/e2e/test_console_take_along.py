@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 
 from penstock.testing.corpora import write_corpus
 from penstock.text.tokenizer import train_tokenizer
-from tests.browser import DEVICES, PATIENCE_MS, check_is_usable, needs_browser
+from tests.browser import DEVICES, check_is_usable, needs_browser, page_of
 from tests.e2e.conftest import console, penstock
 from tests.launched import wait_until
 
@@ -80,10 +80,7 @@ def opened(browser):
 
     def open_page(address, device="desktop"):
         is_file = address.startswith("file:")
-        page = browser.new_page(**DEVICES[device], offline=is_file)
-        page.set_default_timeout(PATIENCE_MS)
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.on("pageerror", lambda error: complaints.append(error.stack or str(error)))
+        page = page_of(browser, device, complaints=complaints, offline=is_file)
         page.on("dialog", lambda dialog: complaints.append(dialog.message))
         if is_file:
             page.on("request", lambda sent: asked.append(sent.url) if sent.url != address else None)
