@@ -1,4 +1,4 @@
-"""What a chat template leaves out of a conversation: on purpose, which is counted, or else refused."""
+"""Check for text that a chat template drops: reasoning and the like are counted, anything else is refused."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""What a job's pods need for their network cards, by provider: objects, and fields of the pods. Pure."""
+"""Attachment of network cards to a job's pods, by any provider: objects, and fields of the pods. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
