@@ -20,6 +20,7 @@ from pathlib import Path
 
 from penstock.devices.figures import DEVICES
 from penstock.models.llama.config import LlamaConfig
+from penstock.nn.loss_chunks import chunk_tokens
 from penstock.parallel.layout import RankLayout
 from penstock.plan.hardware import Cluster
 from penstock.plan.job import TrainingStep
@@ -97,6 +98,7 @@ def case_of(row: dict[str, str]) -> Case:
         gather=gather,
         reduce="float32" if "titan" in row["system"] or "nanochat" in row["system"] else "bfloat16",
         linear=linear,
+        loss_tokens=chunk_tokens(model.vocab_size),  # of theirs nothing is published
         context_balanced=True,
         stages_balanced=True,
         kernels=_kernels(row),

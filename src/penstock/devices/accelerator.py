@@ -31,13 +31,15 @@ class Kind:
     """Member of torch.profiler.ProfilerActivity that records its kernels; None: only the CPU's."""
     has_graphs: bool = False
     """True if a step can be captured and replayed (engine/model_runner/compiled_steps.py)."""
+    adds_to_float32: bool = False
+    """True if `torch.addmm` adds a product of bfloat16 matrices to a float32 sum, unrounded."""
     has_history: bool = False
     """True if its allocator can record a history."""
 
 
 KINDS: Mapping[str, Kind] = {
     "cpu": Kind(backend="gloo"),
-    "cuda": Kind(backend="nccl", activity="CUDA", has_graphs=True, has_history=True),
+    "cuda": Kind(backend="nccl", activity="CUDA", has_graphs=True, adds_to_float32=True, has_history=True),
     "xpu": Kind(backend="xccl", activity="XPU"),
     "hpu": Kind(backend="hccl", activity="HPU"),
     "npu": Kind(backend="hccl", activity="PrivateUse1"),

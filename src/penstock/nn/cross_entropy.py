@@ -19,9 +19,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from penstock.nn.head import OutputHead, Terms
+from penstock.nn.compiled import fused
+from penstock.nn.head import OutputHead, Terms, Vocabulary, Whole
 from penstock.nn.loss_chunks import chunk_tokens
 from penstock.nn.term_gradients import NUM_TERMS, TermGradients
+from penstock.nn.triton_support import has_triton
 
 
 def cross_entropy(
@@ -43,15 +45,19 @@ def cross_entropy(
         tokens_at_once: chunk size in tokens. None: `chunk_tokens` of the vocabulary.
     """
 
-    def losses(logits: Tensor, part: slice, *, keep: bool) -> Tensor:
-        return _losses(logits, labels[part], head, ignored=ignored, keep=keep)
+    is_fused = isinstance(head.vocabulary, Whole) and has_triton(hidden.device)
+    work = fused(_losses_to_compile) if is_fused else _losses
+
+    def losses(logits: Tensor, part: slice, *, keep: bool) -> tuple[Tensor, Tensor | None]:
+        return work(logits, labels[part], head.vocabulary, head.logits_scaling, ignored=ignored, keep=keep)
 
     return chunked_loss(hidden, head, losses, tokens_at_once=tokens_at_once)
 
 
-Losses = Callable[..., Tensor]
-"""Function (logits [chunk, vocab], slice of the tokens, keep=bool) -> loss of each token [chunk]; with `keep`
-it turns the logits in place into the gradient of the sum of the losses."""
+Losses = Callable[..., tuple[Tensor, Tensor | None]]
+"""Function (logits [chunk, vocab], slice of the tokens, keep=bool) -> loss of each token [chunk] in float32,
+or float64 for such logits; and, with `keep`, the gradient of their sum by the products of the head, in the
+dtype of the logits. It may overwrite the logits."""
 
 
 def chunked_loss(
@@ -63,7 +69,7 @@ def chunked_loss(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "tokens"]]:
     """Return the sum of a loss that is a function of each token's logits, and each token's, as
     `cross_entropy`."""
-    size = tokens_at_once or chunk_tokens(head.weight.shape[0])
+    size = tokens_at_once or chunk_tokens(head.weight.shape[0], on_cpu=hidden.device.type == "cpu")
     wants = torch.is_grad_enabled()  # gradients are always off inside an autograd function
     total, each = _ChunkedLoss.apply(*head.terms(hidden), head, losses, size, wants)  # type: ignore[no-untyped-call]
     return total, each
@@ -81,10 +87,12 @@ class _ChunkedLoss(torch.autograd.Function):
         for start in range(0, len(hidden), size):
             part = slice(start, start + size)
             products = terms.products(part)
-            logits = head.logits(products, terms).to(exact)
-            each[part] = losses(logits, part, keep=any(wanted))
-            if any(wanted):
-                gradients.add(part, logits, products)
+            logits = head.logits(products, terms)
+            if terms.factors is not None:  # their gradient is a sum over tokens
+                logits = logits.to(exact)
+            each[part], slope = losses(logits, part, keep=any(wanted))
+            if slope is not None:
+                gradients.add(part, slope, products)
         ctx.save_for_backward(*gradients.all())
         ctx.dtypes = [term.dtype if term is not None else None for term in terms]
         ctx.mark_non_differentiable(each)
@@ -95,22 +103,55 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         # in place: no other reader exists, and a second copy of the output matrix's gradient is large
         found = (
-            None if gradient is None else gradient.mul_(upstream).to(dtype)
+            None if gradient is None else _scaled(gradient, upstream, dtype)
             for gradient, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         )
         return *found, None, None, None, None
 
 
-def _losses(logits: Tensor, labels: Tensor, head: OutputHead, *, ignored: int, keep: bool) -> Tensor:
-    """Return the loss of each token; with `keep`, turn the logits in place into the gradient of their sum."""
-    vocabulary = head.vocabulary
+def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the gradient times a scalar in a dtype, in one pass."""
+    if gradient.dtype == dtype:
+        return gradient.mul_(factor)
+    return torch.mul(gradient, factor, out=torch.empty_like(gradient, dtype=dtype))
+
+
+def _losses(
+    logits: Tensor, labels: Tensor, vocabulary: Vocabulary, scaling: float, *, ignored: int, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return the loss of each token, and with `keep` the gradient of their sum by `scaling` x logits."""
+    dtype = logits.dtype
+    logits = logits.to(torch.promote_types(dtype, torch.float32))
     seen, own = labels != ignored, labels.long() - vocabulary.first
     here = seen & (own >= 0) & (own < logits.shape[1])
     own = torch.where(here, own, 0)[:, None]
     logits -= vocabulary.largest(logits.amax(1))[:, None]
     picked = vocabulary.total(torch.where(here, logits.gather(1, own)[:, 0], 0.0))
     sums = vocabulary.total(logits.exp_().sum(1))
-    if keep:
-        logits *= (seen / (sums * head.logits_scaling))[:, None]
-        logits.scatter_add_(1, own, (here / -head.logits_scaling).to(logits.dtype)[:, None])
-    return torch.where(seen, sums.log() - picked, 0.0)
+    each = torch.where(seen, sums.log() - picked, 0.0)
+    if not keep:
+        return each, None
+    logits *= (seen / (sums * scaling))[:, None]
+    logits.scatter_add_(1, own, (here / -scaling).to(logits.dtype)[:, None])
+    return each, logits.to(dtype)
+
+
+def _losses_to_compile(
+    logits: Tensor, labels: Tensor, vocabulary: Vocabulary, scaling: float, *, ignored: int, keep: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Return what `_losses` does for a whole vocabulary, written so that the compiler makes one kernel of it.
+
+    Nothing is written in place or scattered: each would be a pass of its own over the logits.
+    """
+    del vocabulary
+    x = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    seen = labels != ignored
+    own = torch.where(seen, labels.long(), 0)[:, None]
+    largest = x.amax(1, keepdim=True)
+    sums = (x - largest).exp().sum(1, keepdim=True)
+    each = torch.where(seen, (sums.log() + largest - x.gather(1, own))[:, 0], 0.0)
+    if not keep:
+        return each, None
+    is_own = torch.arange(x.shape[1], device=x.device)[None] == own
+    slope = ((x - largest).exp() / sums - is_own.to(x.dtype)) / scaling
+    return each, torch.where(seen[:, None], slope, 0.0).to(logits.dtype)

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from penstock.devices import accelerator
 from penstock.nn.head import Terms
 
 NUM_TERMS = len(Terms._fields)
@@ -70,5 +71,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add `a @ b` to a total that may have a wider dtype."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
+    elif accelerator.kind_of(total.device).adds_to_float32:
+        torch.addmm(total, a, b, out_dtype=total.dtype, out=total)
     else:
         total += a @ b

@@ -30,7 +30,7 @@ def token_log_probs(
 
     The result is float32, or float64 if the hidden states are; it can be differentiated once.
     """
-    size = tokens_at_once or chunk_tokens(head.weight.shape[0])
+    size = tokens_at_once or chunk_tokens(head.weight.shape[0], on_cpu=hidden.device.type == "cpu")
     learned = (labels != ignored).nonzero()[:, 0]
     terms = head.terms(hidden[learned])
     found: Tensor = _TokenLogProbs.apply(*terms, head, labels[learned].long(), size)  # type: ignore[no-untyped-call]

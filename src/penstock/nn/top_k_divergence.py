@@ -38,7 +38,7 @@ def top_k_divergence(
         teacher_log_probs: at the same temperature.
     """
 
-    def losses(logits: Tensor, part: slice, *, keep: bool) -> Tensor:
+    def losses(logits: Tensor, part: slice, *, keep: bool) -> tuple[Tensor, Tensor | None]:
         return _losses(
             logits, teacher_ids[part], teacher_log_probs[part], head, temperature=temperature, keep=keep
         )
@@ -48,8 +48,10 @@ def top_k_divergence(
 
 def _losses(
     logits: Tensor, ids: Tensor, log_q: Tensor, head: OutputHead, *, temperature: float, keep: bool
-) -> Tensor:
-    """Return the loss of each token; with `keep`, turn the logits in place into the gradient of their sum."""
+) -> tuple[Tensor, Tensor | None]:
+    """Return the loss of each token and, with `keep`, their sum's gradient by the head's products."""
+    dtype = logits.dtype
+    logits = logits.to(torch.promote_types(dtype, torch.float32))
     vocabulary, log_q = head.vocabulary, log_q.to(logits.dtype)
     own = ids.long() - vocabulary.first
     here = (own >= 0) & (own < logits.shape[1])
@@ -68,8 +70,9 @@ def _losses(
     p_rest = (rest / sums).clamp(min=torch.finfo(logits.dtype).tiny)
     each: Tensor = (q * (log_q - picked + sums.log()[:, None])).sum(1)
     each = each + torch.where(q_rest > 0, q_rest * (q_rest / p_rest).log(), 0.0)
-    if keep:
-        logits *= ((1 - q_rest / p_rest) / sums)[:, None]
-        logits.scatter_add_(1, own, torch.where(here, within / sums[:, None] - q, 0.0))
-        logits /= temperature * head.logits_scaling
-    return each
+    if not keep:
+        return each, None
+    logits *= ((1 - q_rest / p_rest) / sums)[:, None]
+    logits.scatter_add_(1, own, torch.where(here, within / sums[:, None] - q, 0.0))
+    logits /= temperature * head.logits_scaling
+    return each, logits.to(dtype)

@@ -67,6 +67,8 @@ class TrainingStep:
     attention: Attention = "flash"
     """flash: FlashAttention 2. flash3: kernels for Hopper and Blackwell (FlashAttention 3, cuDNN).
     plain: the scores of all token pairs are written to memory, as with T5's biases."""
+    loss_tokens: int = 0
+    """Tokens in a chunk of the loss, for measurements of other trainers; 0: as nn/loss_chunks.py chooses."""
     overlapped: bool = True
     """True if gathers and reductions run beside computing; False: as in stock FSDP2 on CPUs."""
     on_cpu: bool = False

@@ -269,10 +269,12 @@ class Rank:
         """Bytes of a chunk's logits and the gradients of the output matrix and the hidden states."""
         job, model = self.job, self.job.model
         rows, tokens = model.vocab_size // job.layout.tensor, self.pass_tokens
-        at_once = min(tokens, chunk_tokens(rows))
+        at_once = min(tokens, job.loss_tokens or chunk_tokens(rows, on_cpu=job.on_cpu))
         exact = self.c == FLOAT32
         logits = at_once * rows * (FLOAT32 if exact else FLOAT32 + self.c)
-        product = 0 if exact else self.c * rows * model.hidden_size
+        if not job.on_cpu and job.layout.tensor == 1:  # compiled: logits and their gradient, as computed
+            logits = at_once * rows * 2 * self.c
+        product = 0 if exact or not job.on_cpu else self.c * rows * model.hidden_size
         gradient = FLOAT32 * rows * model.hidden_size
         if job.adapter is not None and job.adapter.new_rows:
             product += self.c * rows * model.hidden_size  # frozen and new rows, joined

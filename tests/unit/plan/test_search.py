@@ -85,7 +85,7 @@ def test_some_blocks_compute_again_where_not_all_have_to():
     decided |= {"schedule": "depth_first"}
     decided["window_mib"] = 0.0
     question = replace(QUESTION, decided=decided)
-    mixed = search(question, replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=18.0))).best.job
+    mixed = search(question, replace(CLUSTER, device=replace(DEVICES["A100-40GB"], memory_gib=20.0))).best.job
     modes = mixed.block_modes
     assert len(set(modes)) == 2, modes
     assert list(modes) == sorted(modes, key=["full", "operators", "keep"].index), (

@@ -40,7 +40,8 @@ def top_k_scores(
         ids = torch.zeros(len(labels), k, dtype=torch.int32, device=hidden.device)
         log_probs = torch.zeros(len(labels), k, dtype=torch.float32, device=hidden.device)
         learned = (labels != IGNORED_LABEL).nonzero()[:, 0]
-        for chunk in torch.split(learned, chunk_tokens(len(head.weight))):
+        at_once = chunk_tokens(len(head.weight), on_cpu=learned.device.type == "cpu")
+        for chunk in torch.split(learned, at_once):
             found = (head(hidden[chunk]).float() / temperature).log_softmax(1)[:, :known].topk(k, 1)
             ids[chunk], log_probs[chunk] = found.indices.int(), found.values
         return ids, log_probs

@@ -1,0 +1,40 @@
+"""Functions over large tensors as few fused kernels, by torch.compile."""
+
+import logging
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+log = logging.getLogger(__name__)
+
+_MOST_PROGRAMS = 64
+"""Shapes of one function. torch's limit is 8; beyond it the function would run plain without a word."""
+
+
+@cache
+def fused(function: Callable[P, R]) -> Callable[P, R]:
+    """Return the function, compiled by torch.compile: one program for each of its shapes.
+
+    A function that does not compile runs plain from then on, with a warning.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, _MOST_PROGRAMS)
+    program = torch.compile(function, dynamic=False, fullgraph=True)
+    fails = False
+
+    @wraps(function)
+    def run(*args: P.args, **options: P.kwargs) -> R:
+        nonlocal fails
+        if not fails:
+            try:
+                return program(*args, **options)
+            except (torch._dynamo.exc.TorchDynamoException, torch._inductor.exc.InductorError) as error:
+                fails = True
+                log.warning("%s runs uncompiled: %s", function.__qualname__, str(error).partition("\n")[0])
+        return function(*args, **options)
+
+    return run
