@@ -50,19 +50,12 @@ def test_gradients_of_whole_parameters_add_up_as_those_of_the_plain_model(shape,
         assert differences == [0.0] * len(differences)
 
 
-def test_one_rank_uses_float32_parameters_where_they_lie():
-    def wrapped(_):
-        mesh, model = init_device_mesh("cpu", (1,)), Llama(SHAPE)
-        narrow = Llama(SHAPE).bfloat16()
-        return {
-            "plain": has_work(model, mesh, compute_dtype=torch.float32, offload=False),
-            "converted": has_work(model, mesh, compute_dtype=torch.bfloat16, offload=False),
-            "moved": has_work(model, mesh, compute_dtype=torch.float32, offload=True),
-            "reduced in float32": has_work(narrow, mesh, compute_dtype=torch.bfloat16, offload=False),
-        }
+def test_one_rank_has_work_for_fsdp_only_where_parameters_are_moved():
+    def asked(_):
+        mesh = init_device_mesh("cpu", (1,))
+        return has_work(mesh, offload=False), has_work(mesh, offload=True)
 
-    (found,) = on_ranks(wrapped, ranks=1)
-    assert [name for name, has in found.items() if not has] == ["plain"]
+    assert on_ranks(asked, ranks=1) == [(False, True)]
 
 
 def test_a_reduction_gives_back_what_it_was_given_and_forgets_one_that_failed():

@@ -1,8 +1,8 @@
 """Apply all parallelisms, activation checkpointing, float8 and compilation, in the required order.
 
 From the innermost change to the outermost: the blocks of a stage are sliced; slices of matrices are
-multiplied in 8 bits and recomputed; recomputed blocks are compiled; compiled blocks are gathered and freed as
-one unit.
+multiplied in 8 bits; on a rank that shares parameters with no other, they are cast to the compute dtype;
+blocks are recomputed; recomputed blocks are compiled; compiled blocks are gathered and freed as one unit.
 
 Blocks are compiled one by one, not the model: they are alike, so one program serves all, and the hooks that
 gather and free a block's parameters stay outside of it. As in `recompute`, a block's `forward` is replaced,
@@ -27,6 +27,7 @@ from penstock.parallel.context import spread_context
 from penstock.parallel.layout import ParallelConfig
 from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline, keep_stages, stages_of
+from penstock.parallel.sharding.compute_dtype import compute_blocks_in, compute_in
 from penstock.parallel.sharding.fsdp import has_work, shard
 from penstock.parallel.tensor import ColumnLinear, RowLinear, slice_blocks
 from penstock.parallel.vocab_parallel import finish_with_slices, slice_vocabulary
@@ -36,7 +37,7 @@ class ParallelModel(NamedTuple):
     """A parallelised model."""
 
     stages: list[nn.Module]
-    """Modules with an FSDP root of their own: the model, or this rank's pipeline stages."""
+    """The model, or this rank's pipeline stages; each an FSDP root where parameters are shared."""
     pipeline: Pipeline | None
     """Runs the stages; None: every rank has all blocks."""
 
@@ -62,18 +63,15 @@ def apply(
         adapter: freezes all parameters, and adds adapters to the blocks' linear layers; None: none.
         adapter_dtype: dtype of the adapters' parameters.
     """
-    if mesh.layout.pipeline > 1:
-        keep_stages(model, mesh.pipeline, per_rank=config.stages_per_rank)
-    if mesh.layout.tensor > 1:
-        slice_blocks(model, mesh.state["tensor"])
-        slice_vocabulary(model, mesh.state["tensor"])
-    if mesh.layout.context > 1:
-        spread_context(model, mesh.context, rule=config.context_rule)
+    _keep_part(model, mesh, config)
     if adapter is not None:
         slices = mesh.state["tensor"] if mesh.layout.tensor > 1 else None
         add_adapters(model, adapter, slices, dtype=adapter_dtype)
     if linear != "compute":
         multiply_in_8_bits(model, linear, device=mesh.state.device_type)
+    shares = has_work(mesh.data, offload=config.offload)
+    if not shares:
+        compute_blocks_in(model, compute_dtype)
     if modes:
         recompute(model, modes)
     compile_blocks(model, compiled)
@@ -81,7 +79,19 @@ def apply(
     if mesh.layout.pipeline > 1:
         stages = stages_of(model, mesh.pipeline, per_rank=config.stages_per_rank)
     for stage in stages.values():
-        _share_parameters(stage, mesh, config, compute_dtype)
+        if mesh.layout.tensor > 1:
+            finish_with_slices(stage, mesh.state["tensor"])
+        if not shares:
+            compute_in(stage, compute_dtype, without=cast(nn.ModuleList, stage.layers))
+            continue
+        shard(
+            stage,
+            mesh.data,
+            compute_dtype=compute_dtype,
+            reshard_after_forward=config.reshard_after_forward if mesh.num_shards > 1 else True,
+            offload=config.offload,
+            leave=frozen(stage) if mesh.keeps_frozen_whole else (),
+        )
     if mesh.layout.pipeline == 1:
         return ParallelModel([model], None)
     pipeline = Pipeline(stages, mesh.pipeline, slices=mesh.layout.tensor, dtype=compute_dtype)
@@ -89,21 +99,15 @@ def apply(
     return ParallelModel([*stages.values()], pipeline)
 
 
-def _share_parameters(
-    stage: nn.Module, mesh: Mesh, config: ParallelConfig, compute_dtype: torch.dtype
-) -> None:
+def _keep_part(model: nn.Module, mesh: Mesh, config: ParallelConfig) -> None:
+    """Keep this rank's stages, slices of matrices and slice of each row of a model, in place."""
+    if mesh.layout.pipeline > 1:
+        keep_stages(model, mesh.pipeline, per_rank=config.stages_per_rank)
     if mesh.layout.tensor > 1:
-        finish_with_slices(stage, mesh.state["tensor"])
-    if has_work(stage, mesh.data, compute_dtype=compute_dtype, offload=config.offload):
-        is_cut = mesh.num_shards > 1
-        shard(
-            stage,
-            mesh.data,
-            compute_dtype=compute_dtype,
-            reshard_after_forward=config.reshard_after_forward if is_cut else True,
-            offload=config.offload,
-            leave=frozen(stage) if mesh.keeps_frozen_whole else (),
-        )
+        slice_blocks(model, mesh.state["tensor"])
+        slice_vocabulary(model, mesh.state["tensor"])
+    if mesh.layout.context > 1:
+        spread_context(model, mesh.context, rule=config.context_rule)
 
 
 _MOST_PROGRAMS = 64

@@ -24,13 +24,9 @@ from penstock.devices import accelerator
 from penstock.parallel.sharding.fsdp_private import DefaultReduceScatter
 
 
-def has_work(model: nn.Module, mesh: DeviceMesh, *, compute_dtype: torch.dtype, offload: bool) -> bool:
-    """True if there is anything to gather, reduce, convert or move.
-
-    Otherwise FSDP2 would copy parameters and gradients needlessly.
-    """
-    dtypes = {parameter.dtype for parameter in model.parameters()} | {compute_dtype}
-    return mesh.size() > 1 or offload or dtypes != {torch.float32}
+def has_work(mesh: DeviceMesh, *, offload: bool) -> bool:
+    """True if there is anything to gather, reduce or move; compute_dtype.py casts without FSDP2."""
+    return mesh.size() > 1 or offload
 
 
 def shard(

@@ -1,0 +1,115 @@
+"""A rank that shares parameters with no other trains without FSDP2, to the bit as with it."""
+
+import pytest
+import torch
+from tests.peft_loop import folder_of
+from transformers import Qwen3Config
+
+from penstock.parallel import apply as apply_module
+from penstock.parallel.slices import detached_local
+from penstock.testing.corpora import write_corpus
+from penstock.testing.ranks import on_ranks
+from penstock.testing.training import records_of
+from penstock.train.recipe.load import build_recipe
+from penstock.train.setup import open_state
+
+VOCAB, STEPS = 48, 3
+MODEL = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "model_type": "qwen3",
+}
+WAYS = {
+    "float32": {"compute": "float32"},
+    "bfloat16": {},
+    "micro-batches": {"rows": 1},
+    "tied": {"model": {"tie_word_embeddings": True}, "rows": 2},
+    "masters": {"precision": {"weights": "bfloat16_master"}, "rows": 1},
+    "rounded at random": {"precision": {"weights": "bfloat16_stochastic"}},
+    "adapter": {"tune": {"method": "lora", "rank": 4}, "rows": 1, "starts": True},
+    "int8 base": {"tune": {"method": "lora", "rank": 4, "base": "int8"}, "starts": True},
+    "recomputed": {"recompute": {"policy": "full"}, "rows": 2},
+    "operators recomputed": {"recompute": {"policy": "operators"}},
+    "8 bits": {"precision": {"linear": "float8_rowwise"}},
+    "tensor": {"parallel": {"tensor": 2}, "ranks": 2},
+    "pipeline": {"parallel": {"pipeline": 2}, "ranks": 2, "rows": 2},
+    "tied pipeline": {
+        "parallel": {"pipeline": 2},
+        "ranks": 2,
+        "rows": 2,
+        "model": {"tie_word_embeddings": True},
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    generator = torch.Generator().manual_seed(0)
+    documents = [
+        torch.randint(1, VOCAB, (length,), generator=generator).tolist()
+        for length in torch.randint(1, 60, (200,), generator=generator).tolist()
+    ]
+    return write_corpus(tmp_path_factory.mktemp("corpus"), documents, vocab_size=VOCAB)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    shape = {name: size for name, size in MODEL.items() if name != "model_type"}
+    return folder_of(
+        tmp_path_factory.mktemp("base") / "qwen3", Qwen3Config(**shape, head_dim=8, vocab_size=VOCAB)
+    )
+
+
+def recipe_of(corpus, folder, *, rows=None, model=None, start_from="", **sections):
+    shape = {} if start_from else {"model": MODEL | (model or {})}
+    return build_recipe(
+        {
+            "run": {"dir": str(folder), "steps": STEPS, "start_from": str(start_from)},
+            **shape,
+            "data": {
+                "corpora": {"c": {"path": str(corpus)}},
+                "sequence_length": 24,
+                "global_batch_size": 4,
+                "micro_batch_size": rows,
+            },
+            "optim": {"learning_rate": 5e-3, "clip_norm": 0.5},
+            "schedule": {"rule": "constant"},
+            "compute": "bfloat16",
+        }
+        | sections
+    )
+
+
+def trained(recipe, world, *, with_fsdp):
+    """Return the loss and gradient norm of each step, and the tensors of a checkpoint after the last."""
+    with pytest.MonkeyPatch.context() as patch:
+        if with_fsdp:
+            patch.setattr(apply_module, "has_work", lambda *_, **__: True)
+        state = open_state(recipe, world)
+        records = records_of(state, recipe, world)
+    steps = [(record["loss"], record["grad_norm"]) for record in records if "loss" in record]
+    return steps, {name: detached_local(tensor).clone() for name, tensor in state.tensors().items()}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_and_weights_are_those_of_fsdp_to_the_bit(way, corpus, base, tmp_path):
+    """In bfloat16, but where it says float32."""
+    settings = dict(WAYS[way])
+    ranks, start = settings.pop("ranks", 1), base if settings.pop("starts", False) else ""
+
+    def both(world):
+        return [
+            trained(
+                recipe_of(corpus, tmp_path / str(fsdp), start_from=start, **settings), world, with_fsdp=fsdp
+            )
+            for fsdp in (True, False)
+        ]
+
+    for (their_steps, theirs), (our_steps, ours) in on_ranks(both, ranks=ranks):
+        assert our_steps == their_steps
+        assert ours.keys() == theirs.keys()
+        different = [name for name in theirs if not torch.equal(ours[name], theirs[name])]
+        assert not different
