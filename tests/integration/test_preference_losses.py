@@ -209,7 +209,7 @@ def ours(kind, *, each_row, rows):
         total += loss.item()
     names = model.hugging_face_names(model.config)
     gradients = {names[name]: parameter.grad for name, parameter in model.named_parameters()}
-    return total, gradients, reward_metrics(sums.values())
+    return total, gradients, reward_metrics(sums.sums.tolist())
 
 
 @pytest.fixture(autouse=True)

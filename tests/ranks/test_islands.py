@@ -69,7 +69,8 @@ def test_islands_of_two_ranks_train_as_islands_of_one(corpus, tmp_path, axis):
             torch.testing.assert_close(weight, weights[name], rtol=0, atol=2e-5, msg=name)
 
 
-def plain_sgd(updates, group):
+def plain_sgd(updates, group, divisor):
+    assert divisor == 1.0, "nothing is clipped"
     for one in updates:
         one.weight.sub_(one.gradient, alpha=100 * group["lr"])
 

@@ -1,40 +1,49 @@
-"""Gradient clipping by the global norm, for gradients on any mesh with any placement.
+"""Global norm of gradients on any mesh with any placement, for clipping.
 
 torch's `clip_grad_norm_` stacks the norms of all gradients and fails if they are on different meshes. Here
 every rank adds up the squares it holds, weighting an element that n ranks hold by 1/n, and one all-reduce of
-one number gives the norm.
+one number gives the square of the norm. Nothing here waits for the device.
 """
 
 import math
 from collections.abc import Iterable
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from penstock.parallel.mesh import World
-
 
 @torch.no_grad()
-def clip_gradients(
-    parameters: Iterable[nn.Parameter], largest: float, world: World, *, twice: nn.Parameter | None = None
-) -> float:
-    """Scale the gradients in place to a norm of at most `largest`; every rank must call it.
+def squared_norm(
+    parameters: Iterable[nn.Parameter], device: torch.device, *, twice: nn.Parameter | None = None
+) -> Float64[Tensor, "1"]:
+    """Return this rank's share of the squared norm of the gradients, on a device.
 
     Args:
+        device: device of the ranks' communication; gradients may be offloaded.
         twice: a parameter that another pipeline stage holds too (the tied embedding).
-
-    Returns:
-        The norm before clipping, over all parameters of all ranks.
     """
     found = [(p.grad, 2 if p is twice else 1) for p in parameters if p.grad is not None]
-    held = [_local(gradient) for gradient, _ in found]
-    copies = torch.tensor([num_copies(gradient) * n for gradient, n in found], dtype=torch.float64)
-    norms = torch.stack(torch._foreach_norm(held)).double().cpu()
-    norm = math.sqrt(world.sum((norms.square() / copies).sum().item())[0])
-    if norm > largest:  # False for NaN: the step guard skips that step
-        torch._foreach_mul_(held, largest / (norm + 1e-6))
-    return norm
+    if not found:
+        return torch.zeros(1, dtype=torch.float64, device=device)
+    norms = torch.stack(torch._foreach_norm([_local(gradient) for gradient, _ in found])).double()
+    squares = norms.square()
+    copies = [num_copies(gradient) * n for gradient, n in found]
+    if any(n > 1 for n in copies):  # otherwise nothing is uploaded
+        squares = squares / torch.tensor(copies, dtype=torch.float64, device=squares.device)
+    return squares.sum()[None].to(device)
+
+
+def divisor(norm: float, largest: float) -> float:
+    """Return what gradients of a norm are divided by so that their norm is at most `largest`.
+
+    1.0 if the norm is not finite: the step guard skips that step.
+
+    >>> divisor(0.5, 1.0), divisor(math.nan, 1.0), round(divisor(3.0, 1.5), 4)
+    (1.0, 1.0, 2.0)
+    """
+    return (norm + 1e-6) / largest if largest < norm < math.inf else 1.0
 
 
 def num_copies(gradient: Tensor) -> int:

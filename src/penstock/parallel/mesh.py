@@ -10,6 +10,8 @@ from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from jaxtyping import Float64
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from penstock.core.env import Ranks, num_threads, ranks
@@ -43,15 +45,31 @@ class World:
         """True for rank 0."""
         return self.ranks.rank == 0
 
+    @property
+    def is_alone(self) -> bool:
+        """True if there is no other rank, so that nothing is exchanged."""
+        return self.ranks.world_size == 1
+
     def sum(self, *values: float) -> list[float]:
         """Return the sums over the ranks, in float64; every rank must call it with equally many values."""
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total, group=self.group)
-        sums: list[float] = total.tolist()
+        sums: list[float] = self.add_up(torch.tensor(values, dtype=torch.float64)).tolist()
         return sums
+
+    def add_up(self, values: Float64[Tensor, "n"]) -> Float64[Tensor, "n"]:
+        """Return the sums over the ranks without waiting for them, on the device; every rank must call it.
+
+        A rank alone gets its own values back, on the device that they are on.
+        """
+        if self.is_alone:
+            return values
+        total = values.to(self.device, copy=True)
+        dist.all_reduce(total, group=self.group)
+        return total
 
     def most(self, value: float) -> float:
         """Return the largest value over the ranks; every rank must call it."""
+        if self.is_alone:
+            return float(value)
         found = torch.tensor(value, dtype=torch.float64, device=self.device)
         dist.all_reduce(found, dist.ReduceOp.MAX, group=self.group)
         return found.item()

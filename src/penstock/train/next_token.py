@@ -25,11 +25,9 @@ class CorpusSums:
     labels: Tensor | None = None
     """[corpora] number of labels of each corpus."""
 
-    def values(self) -> list[float]:
-        """Return the loss sums by corpus, then the label counts by corpus."""
-        if self.losses is None or self.labels is None:
-            return []
-        return [*self.losses.sums.tolist(), *self.labels.tolist()]
+    def values(self) -> Sequence[Tensor]:
+        """Return the loss sums by corpus, then the label counts by corpus: [corpora] float64 each."""
+        return [] if self.losses is None or self.labels is None else [self.losses.sums, self.labels]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+from jaxtyping import Float64
 from torch import Tensor
 
 from penstock.nn.head import OutputHead
@@ -17,8 +18,8 @@ Finish = Callable[[Tensor, OutputHead], Tensor]
 class Sums(Protocol):
     """Sums over this rank's share of a step besides its loss, added up over all ranks."""
 
-    def values(self) -> list[float]:
-        """Return the sums; equally many on every rank."""
+    def values(self) -> Sequence[Float64[Tensor, "sums"]]:
+        """Return the sums, on the device; equally many on every rank."""
         ...
 
 

@@ -7,18 +7,20 @@ With islands it averages within an island only, so that an island's gradient is 
 number of islands: their mean is the global gradient.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from penstock.core.errors import CorpusError
-from penstock.parallel.clip import clip_gradients
+from penstock.parallel.clip import divisor, squared_norm
 from penstock.parallel.mesh import World
-from penstock.train.islands.outer_optimizer import norm_of_islands
+from penstock.train.islands.outer_optimizer import mean_of_islands
 from penstock.train.objective import DeviceBatch, Finish
 from penstock.train.state import TrainState
 
@@ -34,7 +36,10 @@ class ControlFlags(NamedTuple):
 
 ALL = slice(None)
 _BY_ROW = ("input_ids", "labels", "position_ids")
-_MODEL_INPUTS = ("input_ids", "position_ids", "cu_seqlens")
+_MODEL_INPUTS = ("input_ids", "position_ids")
+WHOLE_ROWS = "has_whole_rows"
+"""Field of a micro-batch: True if each row is one document, without padding, so that no attention kernel for
+packed documents is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +85,8 @@ def micro_batches(
 ) -> Iterator[DeviceBatch]:
     """Split a batch into micro-batches of `rows` rows on a device; `cu_seqlens` is cut accordingly.
 
+    Whether each row is one document is decided here, on the host, where the ends of the documents are known.
+
     Args:
         sequence_slice: slice of each row for this rank; `cu_seqlens` stays that of whole rows.
         fields: fields to take besides those of every step.
@@ -92,10 +99,11 @@ def micro_batches(
         inside = ends[(ends >= first * length) & (ends <= past * length)] - first * length
         whole = {name: batch[name][first:past] for name in (*_BY_ROW, *fields)}
         part = prepare({**whole, "cu_seqlens": inside})
-        yield {
+        on_device = {
             name: (t if t.ndim == 1 else t[:, sequence_slice]).to(device, non_blocking=True)
             for name, t in part.items()
         }
+        yield {**on_device, WHOLE_ROWS: len(part["cu_seqlens"]) == past - first + 1}
 
 
 def joined(parts: Sequence[DeviceBatch]) -> DeviceBatch:
@@ -111,10 +119,22 @@ def loss_sum(model: torch.nn.Module, part: DeviceBatch, finish: Finish) -> Tenso
     return loss
 
 
-def inputs_of(part: DeviceBatch, finish: Finish, *, scale: float = 1.0) -> DeviceBatch:
+def inputs_of(part: DeviceBatch, finish: Finish, *, scale: float | Tensor = 1.0) -> DeviceBatch:
     """Return the arguments of the model's forward for a micro-batch, which returns `scale` x `finish`."""
     inputs = {name: part[name] for name in _MODEL_INPUTS}
-    return {**inputs, "finish": lambda hidden, head: finish(hidden, head) * scale}
+    return {
+        **inputs,
+        "cu_seqlens": _ends_in_rows(part),
+        "finish": lambda hidden, head: finish(hidden, head) * scale,
+    }
+
+
+def _ends_in_rows(part: DeviceBatch) -> Any:  # Any: a tensor or None, or a tuple of them
+    """Return the ends of documents for the model's forward: None where every row is one document."""
+    ends, whole = part["cu_seqlens"], part[WHOLE_ROWS]
+    if isinstance(ends, tuple):
+        return tuple(None if is_whole else end for end, is_whole in zip(ends, whole, strict=True))
+    return None if whole else ends
 
 
 def passes(
@@ -122,10 +142,14 @@ def passes(
     parts: Sequence[DeviceBatch],
     finish_of: Callable[[DeviceBatch], Finish],
     *,
-    scale: float,
+    scale: Tensor,
     mark: Callable[[str], None],
 ) -> Tensor:
-    """Run the forward and backward passes of all micro-batches; return `scale` x their summed loss."""
+    """Run the forward and backward passes of all micro-batches; return `scale` x their summed loss.
+
+    Args:
+        scale: a float32 scalar, on the host or on the device.
+    """
     if state.pipeline is not None:
         with state.ethernet.step(1):  # the pipeline itself gathers once and reduces once
             total = state.pipeline.step([inputs_of(part, finish_of(part), scale=scale) for part in parts])
@@ -173,10 +197,10 @@ def train_step(
     sequence_slice = state.mesh.sequence_slice(batch["labels"].shape[1])
     objective = state.objective
     count = objective.count(batch, sequence_slice if state.mesh.has_loss else slice(0))
-    global_count, stops, told = world.sum(count, *asked)
+    asked_for = world.add_up(torch.tensor([count, *asked], dtype=torch.float64))
     mark("communication")
     sums = objective.begin_step(state, batch, world, rows=micro_batch_size)
-    scale = num_averaged / max(global_count / copies, 1.0)
+    scale = (num_averaged / (asked_for[0] / copies).clamp(min=1.0)).float()
     parts = [
         *micro_batches(
             batch,
@@ -189,16 +213,18 @@ def train_step(
     ]
     local_loss = passes(state, parts, partial(objective.finish, sums=sums), scale=scale, mark=mark)
     tied = None if state.pipeline is None else state.pipeline.tied
-    grad_norm = clip_gradients(state.model.parameters(), clip_norm, state.mesh.island, twice=tied)
-    if state.mesh.has_islands:
-        grad_norm = norm_of_islands(grad_norm, world)
-    mark("optimizer")
-    summed, *each = (value / copies for value in world.sum(local_loss.item(), *sums.values()))
+    own_square = state.mesh.island.add_up(squared_norm(state.model.parameters(), world.device, twice=tied))
+    square = mean_of_islands(own_square, world) if state.mesh.has_islands else own_square
+    totals = world.add_up(torch.cat([local_loss.double()[None], *sums.values()]))
+    (own_square, square, summed, *each), (global_count, stops, told) = read(
+        torch.cat([own_square, square, totals]), asked_for
+    )
     mark("communication")
-    mean_loss = summed / num_averaged
+    mean_loss, grad_norm = summed / copies / num_averaged, math.sqrt(square)
+    each = [value / copies for value in each]
     skipped = state.guard.judge(mean_loss, grad_norm, step=state.step)
     if not skipped:
-        state.optimizer.step()
+        state.optimizer.step(divisor=divisor(math.sqrt(own_square), clip_norm))
     state.optimizer.zero_grad()
     mark("optimizer")
     return StepResult(
@@ -211,6 +237,17 @@ def train_step(
         count=global_count / copies,
         skipped=skipped,
     )
+
+
+def read(*vectors: Tensor) -> list[list[float]]:
+    """Return the values of float64 vectors; those on one device are copied together, with one wait."""
+    found: list[list[float]] = [[] for _ in vectors]
+    for device in {vector.device for vector in vectors}:
+        here = [index for index, vector in enumerate(vectors) if vector.device == device]
+        values = iter(torch.cat([vectors[index] for index in here]).tolist())
+        for index in here:
+            found[index] = list(islice(values, len(vectors[index])))
+    return found
 
 
 def check_vocabulary(batch: DeviceBatch, vocab_size: int) -> None:

@@ -133,7 +133,7 @@ class Llama(nn.Module):
         """
         if isinstance(input_ids, tuple):
             hidden = self.hidden_of_each(
-                input_ids, cast(MicroBatches, position_ids), cast(MicroBatches, cu_seqlens)
+                input_ids, cast(MicroBatches, position_ids), cast(Sequence[Tensor | None], cu_seqlens)
             )
         else:
             hidden = self.hidden(input_ids, position_ids=position_ids, cu_seqlens=cu_seqlens, cache=cache)
@@ -162,7 +162,7 @@ class Llama(nn.Module):
         return out
 
     def hidden_of_each(
-        self, input_ids: MicroBatches, position_ids: MicroBatches, cu_seqlens: MicroBatches
+        self, input_ids: MicroBatches, position_ids: MicroBatches, cu_seqlens: Sequence[Tensor | None]
     ) -> Float[Tensor, "batches seq hidden"]:
         """Return the normalised hidden states of several micro-batches, concatenated by rows.
 

@@ -14,11 +14,11 @@ The states of the inner optimizer stay with their island. The model of the run, 
 DiLoCo", arXiv:2501.18512; local SGD: Stich, ICLR 2019. schedule.py decides which fragment syncs when.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
+from jaxtyping import Float64
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
@@ -191,7 +191,6 @@ def split_like(flat: Tensor, named: Sequence[Named]) -> tuple[Tensor, ...]:
     return torch.split(flat, [detached_local(parameter).numel() for _, parameter in named])
 
 
-def norm_of_islands(norm: float, world: World) -> float:
-    """Return the root mean square of the islands' gradient norms; every rank must call it with its own
-    norm."""
-    return math.sqrt(world.sum(norm * norm)[0] / world.ranks.world_size)
+def mean_of_islands(squares: Float64[Tensor, "1"], world: World) -> Float64[Tensor, "1"]:
+    """Return the mean of the islands' squared gradient norms; every rank must call it with its island's."""
+    return world.add_up(squares) / world.ranks.world_size

@@ -19,13 +19,15 @@ def init(parameter: Tensor) -> States:
     }
 
 
-def update(updates: Sequence[Update], group: ParamGroup) -> None:
-    """Take one AdamW step for all parameters at once."""
+def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None:
+    """Take one AdamW step for all parameters at once; the kernel divides the gradients, in place."""
     beta1, beta2 = group["betas"]
     held = [one for one in updates if one.weight.numel()]  # a rank may hold no row of a small parameter
     for one in updates:
         if not one.weight.numel():
             one.states["step"] += 1
+    if not held:
+        return
     adamw(
         [one.weight for one in held],
         [one.gradient for one in held],
@@ -34,6 +36,7 @@ def update(updates: Sequence[Update], group: ParamGroup) -> None:
         [],
         [one.states["step"] for one in held],
         fused=True,
+        grad_scale=None if divisor == 1.0 else torch.full((), divisor, device=held[0].weight.device),
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,

@@ -14,7 +14,7 @@ from torch import Tensor
 from penstock.nn.linear.rounding import code_of_zero, from_codes, num_blocks, to_codes
 from penstock.parallel.slices import detached_local, like
 from penstock.train.optim import adamw
-from penstock.train.optim.rule import ParamGroup, States, Update
+from penstock.train.optim.rule import ParamGroup, States, Update, divided
 from penstock.train.recipe.optim_config import BLOCK, SMALLEST, fits_blocks
 
 _OPEN_ON_CPU = 2**18  # numbers decoded at a time: their temporaries fit the processor's cache
@@ -36,15 +36,15 @@ def init(parameter: Tensor) -> States:
     return states
 
 
-def update(updates: Sequence[Update], group: ParamGroup) -> None:
+def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None:
     """Take one AdamW step; small parameters in float32."""
-    adamw.update([one for one in updates if "exp_avg_scales" not in one.states], group)
+    adamw.update([one for one in updates if "exp_avg_scales" not in one.states], group, divisor)
     for one in updates:
         if "exp_avg_scales" in one.states:
-            _update_coded(one, group)
+            _update_coded(one, group, divisor)
 
 
-def _update_coded(one: Update, group: ParamGroup) -> None:
+def _update_coded(one: Update, group: ParamGroup, divisor: float) -> None:
     one.states["step"] += 1
     step = one.states["step"].item()
     codes = {name: detached_local(one.states[name]) for name in one.states if name != "step"}
@@ -53,7 +53,7 @@ def _update_coded(one: Update, group: ParamGroup) -> None:
     for first in range(0, one.weight.shape[0], rows):
         some = slice(first, first + rows)
         part = {name: state[some] for name, state in codes.items()}
-        _move(one.weight[some], one.gradient[some], part, step=step, group=group)
+        _move(one.weight[some], divided(one.gradient[some], divisor), part, step=step, group=group)
 
 
 def _move(weight: Tensor, gradient: Tensor, codes: States, *, step: float, group: ParamGroup) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from penstock.parallel.slices import detached_local
-from penstock.train.optim.rule import ParamGroup, States, Update
+from penstock.train.optim.rule import ParamGroup, States, Update, divided
 from penstock.train.optim.whole_matrices import map_whole
 
 _A, _B, _C = 3.4445, -4.7750, 2.0315  # Jordan's quintic: steep at zero, within [0.7, 1.2] after 5 iterations
@@ -31,13 +31,14 @@ def init(parameter: Tensor) -> States:
     return {"step": torch.zeros(()), "momentum": torch.zeros_like(parameter, dtype=torch.float32)}
 
 
-def update(updates: Sequence[Update], group: ParamGroup) -> None:
+def update(updates: Sequence[Update], group: ParamGroup, divisor: float) -> None:
     """Take one step; every rank of a shard group must call it with the same matrices."""
     directions = []
     for one in updates:
         one.states["step"] += 1
-        momentum = detached_local(one.states["momentum"]).lerp_(one.gradient, 1 - group["momentum"])
-        directions.append(one.gradient.lerp(momentum, group["momentum"]).bfloat16())
+        gradient = divided(one.gradient, divisor)
+        momentum = detached_local(one.states["momentum"]).lerp_(gradient, 1 - group["momentum"])
+        directions.append(gradient.lerp(momentum, group["momentum"]).bfloat16())
     parameters = [one.parameter for one in updates]
     for one, step in zip(updates, map_whole(orthogonal, directions, parameters, cost=_cost), strict=True):
         rate = group["lr"] * _RMS_OF_ADAMW * math.sqrt(max(one.parameter.shape))

@@ -45,13 +45,17 @@ class Optimizer(torch.optim.Optimizer):
                 self.state[parameter] = {**states, **storage.init(parameter)}
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Update every parameter that has a gradient; every rank must call it."""
+    def step(self, closure: Callable[[], float] | None = None, *, divisor: float = 1.0) -> None:  # type: ignore[override]
+        """Update every parameter that has a gradient; every rank must call it.
+
+        Args:
+            divisor: divides the gradients, to clip them; the gradients may be divided in place.
+        """
         assert closure is None, closure
         for group in self.param_groups:
             for parameters in _runs(group["params"], at_once=self.storage.at_once):
                 updates = [self._opened(p, p.grad) for p in parameters if p.grad is not None]
-                RULES[group["rule"]].update(updates, group)
+                RULES[group["rule"]].update(updates, group, divisor)
                 self._close(updates)
 
     def _opened(self, parameter: Tensor, gradient: Tensor) -> Update:

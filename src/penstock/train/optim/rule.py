@@ -32,5 +32,12 @@ class UpdateRule:
 
     init: Callable[[Tensor], States]
     """Returns the states of a parameter before its first step."""
-    update: Callable[[Sequence[Update], ParamGroup], None]
-    """Changes weights and states in place; every rank calls it with the same parameters."""
+    update: Callable[[Sequence[Update], ParamGroup, float], None]
+    """Changes weights and states in place; every rank calls it with the same parameters.
+
+    The last argument divides the gradients: clipping, without a pass over them of its own."""
+
+
+def divided(gradient: Tensor, divisor: float) -> Tensor:
+    """Return the gradient divided by a number; itself if that is 1."""
+    return gradient if divisor == 1.0 else gradient / divisor

@@ -77,7 +77,7 @@ def heldout_preferences(
                 prepare=objective.prepare,
             )
             loss_sum(model, part, objective.finish(part, sums))
-        found += sums.values()
+        found += sums.sums.tolist()
     model.train(was_training)
     each = np.array(world.sum(*found)).reshape(-1, len(NAMES)) / mesh.copies
     terms, losses = each[:, NAMES.index("terms")], each[:, NAMES.index("losses")]

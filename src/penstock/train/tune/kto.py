@@ -75,7 +75,7 @@ class SingleAnswers:
         if state.mesh.has_loss:
             mine = torch.tensor([len(sequences), ratios], dtype=torch.float64, device=world.device)
             sums.sums[NAMES.index("mismatched") :] = mine / num_slices(self.slices)
-        count, total = world.sum(*sums.values()[NAMES.index("mismatched") :])
+        count, total = world.sum(*sums.sums[NAMES.index("mismatched") :].tolist())
         sums.divergence = max(total / max(count, 1.0), 0.0)
         return sums
 

@@ -61,10 +61,9 @@ class RewardSums:
         )
         self.sums[: NAMES.index("mismatched")] += share * torch.cat((*sides, terms))
 
-    def values(self) -> list[float]:
-        """Return the sums."""
-        found: list[float] = self.sums.tolist()
-        return found
+    def values(self) -> Sequence[Tensor]:
+        """Return the sums: [len(NAMES)] float64."""
+        return [self.sums]
 
 
 def reward_metrics(sums: Sequence[float], prefix: str = "") -> Record:
