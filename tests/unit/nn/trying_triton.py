@@ -1,7 +1,10 @@
 """What test_triton_kernels.py runs in processes of their own: on import Triton decides if it interprets."""
 
 import re
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import triton
@@ -10,11 +13,15 @@ from hypothesis import strategies as st
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from penstock.engine.sampling import draw_triton
+from penstock.engine.sampling.filters import choose_plain, settings_tensor
+from penstock.engine.sampling_params import Sampling
 from penstock.nn.kernels import paged_triton
 from penstock.nn.kernels.pages import SCALE_SIZE, row_size
 from penstock.nn.linear import quantized_triton
 from penstock.nn.linear.rounding import GROUP, to_int4, to_int8
 from tests.paged_cases import a_layer, a_step, written_out
+from tests.sampling_cases import numbers, rows, samplings
 
 SINGLES = st.lists(st.integers(1, 100).map(lambda length: (1, length)), max_size=3)
 LONGER = st.lists(
@@ -72,7 +79,29 @@ def products_are_those_of_the_numbers_that_codes_stand_for(num_tokens, outputs, 
     torch.testing.assert_close(out.double(), x.double() @ numbers.double().T, **near)
 
 
+@given(rows(), st.lists(samplings, min_size=5, max_size=5), st.lists(numbers, min_size=5, max_size=5))
+@settings(max_examples=100, deadline=None)
+def the_same_tokens_are_drawn_as_by_plain_torch(logits, chosen, drawn):
+    wanted = settings_tensor(chosen[: len(logits)], drawn[: len(logits)], vocab=logits.shape[1])
+    assert draw_triton.draw(logits, wanted).tolist() == choose_plain(logits, wanted).tolist()
+    assert draw_triton.draw(logits, None).tolist() == choose_plain(logits, None).tolist()
+
+
+def rows_are_drawn_however_they_lie_in_memory():
+    logits = torch.randn(3, 500)
+    wanted = settings_tensor([Sampling(top_p=0.9)] * 3, [0.1, 0.5, 0.9], vocab=500)
+    expected = choose_plain(logits, wanted).tolist()
+    assert draw_triton.draw(logits.T.contiguous().T, wanted).tolist() == expected
+    assert draw_triton.draw(torch.cat([logits, logits], 1)[:, :500], wanted).tolist() == expected
+    logits[0, 7], logits[1], logits[2, 499] = torch.nan, -torch.inf, torch.inf
+    assert draw_triton.draw(logits, wanted).tolist() == [-1] * 3
+    assert draw_triton.draw(logits, None).tolist() == [-1] * 3
+
+
 def interpret():
+    draw_triton.BLOCK = 256  # so that rows have several blocks
+    the_same_tokens_are_drawn_as_by_plain_torch()
+    rows_are_drawn_however_they_lie_in_memory()
     paged_triton.SPLIT = 32
     any_layout_is_attended_as_written_out()
     products_are_those_of_the_numbers_that_codes_stand_for()
@@ -89,6 +118,8 @@ TYPES = {
     torch.int32: "i32",
     torch.int8: "i8",
     torch.uint8: "u8",
+    torch.int64: "i64",
+    torch.float64: "fp64",
 }
 
 
@@ -102,6 +133,7 @@ class Compiler:
         return self.compile
 
     def compile(self, *arguments, **constants):
+        options = {name: constants.pop(name) for name in ("num_warps", "num_stages") if name in constants}
         given = dict(zip(self.kernel.arg_names, arguments, strict=False))
         signature = {name: kind_of(value) for name, value in given.items()} | dict.fromkeys(
             constants, "constexpr"
@@ -113,14 +145,26 @@ class Compiler:
         }
         source = ASTSource(self.kernel, signature, constexprs=constants, attrs=aligned)
         for capability in (80, 90):
-            made = triton.compile(source, target=GPUTarget("cuda", capability, 32))
-            assert made.asm["cubin"]
+            made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            if capability == 90:  # on an A100 attention spills a few
+                assert stack_bytes(made.asm["cubin"]) == 0, f"{self.kernel.__name__} spills registers"
             if constants.get("CODED"):  # rows of codes are aligned to what their scale is
                 widest = max(
                     map(int, re.findall(r"contiguity = (\d+) .*?!tt.ptr<i8>", made.asm["ttgir"])), default=0
                 )
                 assert widest <= SCALE_SIZE, f"{widest} bytes are read at once"
             print(made.metadata.shared)
+
+
+def stack_bytes(cubin):
+    """Return the bytes of a thread's stack, which holds registers that were spilled."""
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        words = [tools / "cuobjdump", "--dump-resource-usage", file.name]
+        found = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", found)[1])
 
 
 def is_aligned(parameter, value):
@@ -140,6 +184,7 @@ def compile_for_gpus():
     for module, names in (
         (paged_triton, ("_attend", "_add_up")),
         (quantized_triton, ("_multiply_int8", "_multiply_int4")),
+        (draw_triton, ("_draw",)),
     ):
         for name in names:
             setattr(module, name, Compiler(getattr(module, name)))
@@ -152,6 +197,10 @@ def compile_for_gpus():
     quantized_triton.linear_int8(x, codes, torch.empty(6144))
     groups = torch.empty(6144, 4096 // GROUP, dtype=torch.bfloat16)
     quantized_triton.linear_int4(x, codes.view(torch.uint8)[:, ::2].contiguous(), groups)
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.empty(64, 128256, dtype=dtype)
+        draw_triton.draw(logits, None)
+        draw_triton.draw(logits, torch.empty(64, 5, dtype=torch.float64))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ arXiv:1904.09751), min-p (Nguyen et al., arXiv:2407.01082). `probabilities` is t
 truncated to an integer. Integer sums are exact in any order, so the same token is sampled in any batch and on
 any device. Each filter keeps the likeliest tokens down to a threshold; weights are laid out as intervals in
 the order of ids, and the token whose interval contains the random number is sampled. On CPUs the C++ operator
-`penstock::draw` does the same without sorting the vocabulary; the torch code here is for machines without a
-compiler and for other devices.
+`penstock::draw` does the same without sorting the vocabulary, on GPUs the kernel of `sampling.draw_triton`.
+The torch code here is for machines without a compiler and for other devices.
 """
 
 import math
@@ -23,6 +23,7 @@ from torch.nn import functional
 
 from penstock.engine.sampling_params import Sampling
 from penstock.nn import native
+from penstock.nn.triton_support import has_triton
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Limits of the temperature in float32; beyond them sampling is greedy, or uniform over possible tokens."""
@@ -66,6 +67,12 @@ def choose(
     is_of_type = logits.dtype in (torch.float32, torch.bfloat16)
     if is_of_type and logits.device.type == "cpu" and native.is_available():
         return torch.ops.penstock.draw(logits, wanted)  # type: ignore[no-any-return]
+    if has_triton(logits.device):
+        from penstock.engine.sampling.draw_triton import draw  # takes a second that CPUs do not spend
+
+        if wanted is not None:  # from page-locked memory, so that the host does not wait
+            wanted = wanted.pin_memory().to(logits.device, non_blocking=True)
+        return draw(logits, wanted)
     return choose_plain(logits, wanted)
 
 
