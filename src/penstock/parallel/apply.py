@@ -18,7 +18,7 @@ from torch import nn
 
 from penstock.core.env import cache_folder, set_compiled_programs
 from penstock.nn.linear.adapter_config import AdapterConfig
-from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, has_native
+from penstock.nn.linear.float8 import RECIPES, Float8TrainingLinear, Multiply, Recipe, has_native
 from penstock.parallel.activation_checkpointing import recompute
 from penstock.parallel.activation_checkpointing_plan import Mode
 from penstock.parallel.adapters import add_adapters, frozen
@@ -29,6 +29,7 @@ from penstock.parallel.mesh import Mesh
 from penstock.parallel.pipeline import Pipeline, keep_stages, stages_of
 from penstock.parallel.sharding.compute_dtype import compute_blocks_in, compute_in
 from penstock.parallel.sharding.fsdp import has_work, shard
+from penstock.parallel.slices import local
 from penstock.parallel.tensor import ColumnLinear, RowLinear, slice_blocks
 from penstock.parallel.vocab_parallel import finish_with_slices, slice_vocabulary
 
@@ -68,7 +69,7 @@ def apply(
         slices = mesh.state["tensor"] if mesh.layout.tensor > 1 else None
         add_adapters(model, adapter, slices, dtype=adapter_dtype)
     if linear != "compute":
-        multiply_in_8_bits(model, linear, device=mesh.state.device_type)
+        multiply_in_8_bits(model, RECIPES[linear], native=has_native(RECIPES[linear], mesh.state.device_type))
     shares = has_work(mesh.data, offload=config.offload)
     if not shares:
         compute_blocks_in(model, compute_dtype)
@@ -133,16 +134,19 @@ def compile_blocks(model: nn.Module, config: CompileConfig, *, backend: str = "i
         block.forward = torch.compile(block.forward, backend=backend, mode=mode, fullgraph=True)
 
 
-def multiply_in_8_bits(model: nn.Module, recipe: str, *, device: str) -> None:
+def multiply_in_8_bits(model: nn.Module, recipe: Recipe, *, native: bool) -> None:
     """Use an 8-bit recipe in the linear layers of the blocks, in place; also in tensor-parallel ones.
 
     Args:
-        recipe: a name in `nn.linear.float8.RECIPES`.
-        device: type of the devices that compute.
+        native: the devices have the instructions; layers that are too small to gain by them are left as they
+            are (`Recipe.pays`). Where products are emulated, no layer is.
     """
-    chosen = RECIPES[recipe]
-    multiply = Multiply(chosen, has_native(chosen, device))
+    multiply = Multiply(recipe, native)
     for module in model.get_submodule("layers").modules():
+        if isinstance(module, nn.Linear) and native:
+            outputs, inputs = local(module.weight).shape
+            if not recipe.pays(outputs=outputs, inputs=inputs):
+                continue
         if type(module) is nn.Linear:
             module.__class__ = Float8TrainingLinear
         if isinstance(module, Float8TrainingLinear | ColumnLinear | RowLinear):

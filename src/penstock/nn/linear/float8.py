@@ -2,10 +2,13 @@
 
 A product sums over one dim of two matrices. Each matrix is cut into groups along that dim (the whole tensor,
 a row, or 32 neighbours of a row for MXFP8), and the numbers of a group are divided by a scale that brings the
-largest into the range of the dtype. A layer has three products, which sum over inputs, outputs and tokens, so
-each matrix is scaled separately for each of its two products:
+largest into the range of the dtype. A layer has three products, which sum over inputs, outputs and tokens:
 
     out = x Wᵀ        gradient of x = g W        gradient of W = gᵀ x
+
+So each matrix is in two of them. With one scale a matrix is rounded once, and its codes are transposed for
+the second product; the codes of x are what is kept for the backward pass. With scales of groups a matrix is
+rounded for each of its products.
 
 Scales are powers of two, held as 8-bit exponents (the e8m0 of the OCP Microscaling specification 1.0, rounded
 up so that nothing overflows). Division by them is exact, and rounding a rounded number again does not change
@@ -47,6 +50,16 @@ class Recipe:
     native: tuple[int, int] | None
     """Smallest compute capability of a GPU with the instructions."""
 
+    def pays(self, *, outputs: int, inputs: int) -> bool:
+        """True if a layer gains more by the instructions than its roundings cost.
+
+        The rule is that of torchao 0.18 (`_auto_filter_for_recipe`), found by timing on H100s. It has none
+        for blocks: they have the rule of whole tensors.
+        """
+        if self.groups == ROW:
+            return outputs > 2048 and inputs > 1024 and (outputs > 4096 or inputs > 2048)
+        return outputs > 1024 or inputs > 4096
+
 
 RECIPES = {
     "float8_tensorwise": Recipe(WHOLE, torch.float8_e5m2, (8, 9)),
@@ -74,6 +87,10 @@ class Scaled:
             return numbers * scales
         return _ungrouped(_grouped(numbers, self.size) * scales.unsqueeze(-1), numbers.shape[1])
 
+    def transposed(self) -> "Scaled":
+        """Return the transposed matrix, row-major; the matrix has one scale."""
+        return Scaled(self.codes.t().contiguous(), self.exponents, len(self.codes))
+
 
 def _grouped(x: Tensor, size: int) -> Tensor:
     """Return [rows, groups, size]; the last group of a row is padded with zeros."""
@@ -92,9 +109,14 @@ def scaled(x: Float[Tensor, "rows columns"], groups: Groups, dtype: torch.dtype)
     grouped = _grouped(x.float(), size)
     largest = grouped.abs().amax(-1)
     exponents = _exponents(largest.amax().view(1, 1) if groups == WHOLE else largest, dtype)
-    shares = grouped * power_of_two(254 - exponents).unsqueeze(-1)
+    return rounded(x, exponents, size, dtype)
+
+
+def rounded(x: Float[Tensor, "rows columns"], exponents: Tensor, size: int, dtype: torch.dtype) -> Scaled:
+    """Round a matrix to a float8 dtype with the exponents of its groups of `size` numbers."""
+    shares = _grouped(x.float(), size) * power_of_two(254 - exponents).unsqueeze(-1)
     # row-major, also of a transposed matrix: the float8 instructions read nothing else
-    codes = _ungrouped(shares, columns).to(dtype, memory_format=torch.contiguous_format)
+    codes = _ungrouped(shares, x.shape[1]).to(dtype, memory_format=torch.contiguous_format)
     return Scaled(codes, exponents, size)
 
 
@@ -114,11 +136,15 @@ def power_of_two(exponents: Tensor) -> Tensor:
     return (exponents.int() << 23).view(torch.float32)
 
 
-def product(a: Scaled, b: Scaled, dtype: torch.dtype, *, native: bool) -> Float[Tensor, "m n"]:
+def product(
+    a: Scaled, b: Scaled, dtype: torch.dtype, *, native: bool, fast: bool = False
+) -> Float[Tensor, "m n"]:
     """Return a bᵀ in `dtype`, summed over columns in float32.
 
     Args:
         native: use the float8 instructions of the device if shapes and `dtype` allow.
+        fast: sum as the instructions do, on Hopper with some 14 bits (arXiv:2412.19437, section 3.3.2); else
+            their partial sums are added up in float32. Of products of blocks nothing changes.
     """
     (m, k), n = a.codes.shape, b.codes.shape[0]
     is_blocked = a.exponents.shape[1] > 1
@@ -128,7 +154,7 @@ def product(a: Scaled, b: Scaled, dtype: torch.dtype, *, native: bool) -> Float[
     if is_blocked:
         return _blocked_product(a, b)
     scales = power_of_two(a.exponents), power_of_two(b.exponents).t()
-    return torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=dtype)
+    return torch._scaled_mm(a.codes, b.codes.t(), *scales, out_dtype=dtype, use_fast_accum=fast)
 
 
 def _blocked_product(a: Scaled, b: Scaled) -> Tensor:
@@ -168,20 +194,35 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: FunctionCtx, x: Tensor, weight: Tensor, groups: Groups, gradient: torch.dtype, native: bool
     ) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.how = (groups, gradient, native)  # type: ignore[attr-defined]
         e4m3 = torch.float8_e4m3fn
-        return product(scaled(x, groups, e4m3), scaled(weight, groups, e4m3), x.dtype, native=native)
+        of_x, of_weight = scaled(x, groups, e4m3), scaled(weight, groups, e4m3)
+        # of the weights only the exponents: codes would stay where FSDP frees the weights
+        kept = (of_x.codes, of_x.exponents) if groups == WHOLE else (x,)
+        ctx.save_for_backward(weight, of_weight.exponents, *kept)
+        ctx.how = (groups, gradient, native, of_weight.size, x.dtype)  # type: ignore[attr-defined]
+        return product(of_x, of_weight, x.dtype, native=native, fast=True)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # Any: torch's context
-        x, weight = ctx.saved_tensors
-        groups, gradient, native = ctx.how
+        weight, exponents, *kept = ctx.saved_tensors
+        groups, gradient, native, size, dtype = ctx.how
         e4m3 = torch.float8_e4m3fn
-        read = scaled(weight, groups, e4m3).values(x.dtype)
-        g_by_outputs, g_by_tokens = scaled(g, groups, gradient), scaled(g.t(), groups, gradient)
-        of_x = product(g_by_outputs, scaled(read.t(), groups, e4m3), x.dtype, native=native)
-        of_weight = product(g_by_tokens, scaled(x.t(), groups, e4m3), x.dtype, native=native)
+        read = rounded(weight, exponents, size, e4m3)
+        g_by_outputs = scaled(g, groups, gradient)
+        if groups == WHOLE:
+            by_outputs, x_by_tokens = (
+                read.transposed(),
+                Scaled(kept[0], kept[1], weight.shape[1]).transposed(),
+            )
+            g_by_tokens = g_by_outputs.transposed()
+        else:
+            by_outputs, x_by_tokens = (
+                scaled(read.values(dtype).t(), groups, e4m3),
+                scaled(kept[0].t(), groups, e4m3),
+            )
+            g_by_tokens = scaled(g.t(), groups, gradient)
+        of_x = product(g_by_outputs, by_outputs, dtype, native=native)
+        of_weight = product(g_by_tokens, x_by_tokens, dtype, native=native)
         return of_x, of_weight, None, None, None
 
 

@@ -271,7 +271,9 @@ class PrecisionConfig:
     linear: Linear = "compute"
     """Precision of the blocks' linear layers, forward and backward: that of `compute`, or 8 bits with a scale
     per tensor, per row, or per 32 numbers of a row (mxfp8). Scales are powers of two. Emulated, and slower,
-    except on GPUs with such instructions."""
+    except on GPUs with such instructions. There a layer stays in `compute` if it is too small to gain, by the
+    rule of torchao: at most 1,024 outputs and 4,096 inputs; with a scale per row also at most 2,048 outputs,
+    1,024 inputs, or 4,096 outputs of 2,048 inputs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,12 +77,15 @@ def test_numbers_that_are_not_finite_are_not_hidden() -> None:
 
 @pytest.mark.parametrize("groups", [WHOLE, ROW])
 @pytest.mark.parametrize("left", [E4M3, E5M2])
-def test_instructions_of_the_device_and_emulation_multiply_alike(groups: int, left: torch.dtype) -> None:
+@pytest.mark.parametrize("fast", [False, True])
+def test_instructions_of_the_device_and_emulation_multiply_alike(
+    groups: int, left: torch.dtype, fast: bool
+) -> None:
     """torch's own float8 product, which has a CPU kernel; 1e-2: both round their result to bfloat16."""
     torch.manual_seed(0)
     a = scaled(torch.randn(32, 48), groups, left)
     b = scaled(torch.randn(64, 48), groups, E4M3)
-    native = product(a, b, torch.bfloat16, native=True)
+    native = product(a, b, torch.bfloat16, native=True, fast=fast)
     torch.testing.assert_close(native, product(a, b, torch.bfloat16, native=False), rtol=1e-2, atol=1e-2)
 
 
@@ -146,6 +149,30 @@ def test_the_three_products_of_a_layer_are_those_of_rounded_matrices(name: str) 
     ):
         assert found is not None
         torch.testing.assert_close(found.double(), wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["float8_tensorwise", "float8_rowwise"])
+def test_a_layer_and_its_gradients_by_instructions_are_those_of_emulation(name: str) -> None:
+    """torch has these products for CPUs too; 1e-2: both round their results to bfloat16."""
+    torch.manual_seed(0)
+    x, weight, g = (torch.randn(*shape).bfloat16() for shape in ((64, 96), (48, 96), (64, 48)))
+    found = []
+    for native in (True, False):
+        inputs = x.clone().requires_grad_(), weight.clone().requires_grad_()
+        out = Multiply(RECIPES[name], native)(*inputs)
+        found.append((out, *torch.autograd.grad(out, inputs, g)))
+    for ours, emulated in zip(*found, strict=True):
+        torch.testing.assert_close(ours, emulated, rtol=1e-2, atol=5e-2)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_small_matrices_do_not_pay(name: str) -> None:
+    """Keys and values of 1B and 8B models do not, the large matrices of an 8B model do."""
+    recipe = RECIPES[name]
+    assert not recipe.pays(outputs=512, inputs=2048)
+    assert not recipe.pays(outputs=1024, inputs=4096)
+    for outputs, inputs in ((4096, 4096), (14336, 4096), (4096, 14336)):
+        assert recipe.pays(outputs=outputs, inputs=inputs)
 
 
 @pytest.mark.parametrize("name", RECIPES)
